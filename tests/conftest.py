@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from support.command_line import CommandLine, clear_environment
+from support.postgres import remove_server
 
 # The machine that runs this is shared and slow at times: an example may take long, a hang is
 # caught by faulthandler_timeout and by fail_after in the tests.
@@ -56,6 +57,13 @@ def the_log_of_each_test():
     yield
     root.handlers[:], level, root.propagate = before
     root.setLevel(level)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_server_of_the_session():
+    """End the PostgreSQL server that a test of this process has started."""
+    yield
+    remove_server()
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ from .fields import (
     ApiVersionStrictness,
     Form,
     Mode,
-    StorageBackend,
     check_form,
     pascal_case,
     split_unix,
@@ -57,12 +56,6 @@ RECONCILIATION_NEEDS_CLIENT = Problem(
 def missing_parts(settings: Settings) -> list[Problem]:
     """Return one problem for each part that is asked for and missing; empty when all are there."""
     asked: list[tuple[bool, tuple[str, ...], str, str]] = [
-        (
-            settings.storage.backend is StorageBackend.POSTGRES,
-            ("Storage", "Backend"),
-            "the PostgreSQL store",
-            "Sqlite",
-        ),
         (
             settings.server.processes > 1,
             ("Server", "Processes"),

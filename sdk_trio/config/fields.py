@@ -44,6 +44,7 @@ class Form(enum.Enum):
     CIDR = "CIDR block or address"
     PROXY = "CIDR block, address, or unix"
     ABSOLUTE_PATH = "absolute path"
+    SCHEMA = "1-63 lowercase letters, digits and _, no digit first"
     SIGNING = "whsec_..., whpk_..., or the text that the upstream signs with"
 
 
@@ -204,6 +205,7 @@ _ROUTE = re.compile(r"/[!-~]*")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ENV_VAR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SLUG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _PHONE = re.compile(r"\+[1-9]\d{1,14}", re.ASCII)
 _EMAIL = re.compile(r"[^\s@<>,;\"]+@[^\s@<>,;\"]+")
 _API_VERSION = re.compile(r"([0-9]{4})-([0-9]{2})(?:-([0-9]{2}))?")
@@ -353,6 +355,12 @@ def _slug(text: str) -> str | None:
     return "must be 1 to 64 lowercase letters, digits and hyphens, with no hyphen at either end"
 
 
+def _schema(text: str) -> str | None:
+    if _SCHEMA.fullmatch(text) and not text.startswith("pg_"):
+        return None
+    return "must be 1 to 63 lowercase letters, digits and _, not begin with a digit or with pg_"
+
+
 def _phone(text: str) -> str | None:
     if _PHONE.fullmatch(text):
         return None
@@ -491,5 +499,6 @@ _CHECKS: dict[Form, Callable[[str], str | None]] = {
     Form.CIDR: _cidr,
     Form.PROXY: _proxy,
     Form.ABSOLUTE_PATH: _absolute_path,
+    Form.SCHEMA: _schema,
     Form.SIGNING: _signing,
 }

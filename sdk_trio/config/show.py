@@ -27,6 +27,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _PATTERNS = {
     Form.ENV_VAR: "^[A-Za-z_][A-Za-z0-9_]*$",
     Form.SLUG: "^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$",
+    Form.SCHEMA: "^[a-z_][a-z0-9_]{0,62}$",
     Form.PHONE: r"^\+[1-9][0-9]{1,14}$",
     Form.ROUTE: "^/",
 }

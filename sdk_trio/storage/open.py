@@ -4,18 +4,21 @@
 ``storage.ports`` says what they do.
 """
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import NotInThisVersionError, Problem
+from ..errors import OptionsValidationError, Problem
 
 if TYPE_CHECKING:
     from ..config import Settings
     from .memory.inbox import MemoryInbox
     from .ports import Inbox, Store
+    from .postgres.connect import PostgresAddress
+    from .postgres.inbox import PostgresInbox
     from .sqlite.inbox import SqliteInbox
 
 #: Duration of a lease without renewal, in seconds, unless the caller gives another.
@@ -44,7 +47,7 @@ async def open_store(
         sole: the caller holds the lock of the data directory, so no other process runs deliveries.
 
     Raises:
-        NotInThisVersionError: the backend is not part of this version.
+        OptionsValidationError: the extra of the backend or its connection string is missing.
         StoreVersionError: the store is of a newer version or of another program.
         StoreUnavailableError: it cannot be opened or written.
 
@@ -71,12 +74,13 @@ async def open_inbox(
 
 async def _open(
     settings: "Settings", owner: str, lease_seconds: float, *, sole: bool
-) -> "MemoryInbox | SqliteInbox":
+) -> "MemoryInbox | SqliteInbox | PostgresInbox":
     await trio.lowlevel.checkpoint()
     backend = str(settings.storage.backend)
     dedup_seconds = settings.webhooks.dedup_retention_hours * 3600.0
     payload_seconds = settings.webhooks.payload_retention_days * 86_400.0
-    # Imported here, because SQLite takes 4 MB, which a store in memory does not need.
+    # Imported here, because SQLite takes 4 MB, which a store in memory does not need, and psycopg
+    # is an extra.
     if backend == "Memory":
         from .memory.inbox import MemoryInbox
 
@@ -102,11 +106,48 @@ async def _open(
             payload_seconds=payload_seconds,
             claims=directory / CLAIMS_NAME if sole else None,
         )
-    raise NotInThisVersionError(
-        [
-            Problem(
-                "Sdk:Storage:Backend",
-                f"{backend} is not part of this version; use Sqlite or Memory",
-            )
-        ]
+    address = postgres_address(settings)
+    from .postgres.inbox import PostgresInbox
+
+    return await PostgresInbox.open(
+        address,
+        owner=owner,
+        lease_seconds=lease_seconds,
+        dedup_seconds=dedup_seconds,
+        payload_seconds=payload_seconds,
     )
+
+
+def postgres_address(
+    settings: "Settings", environ: Mapping[str, str] = os.environ
+) -> "PostgresAddress":
+    """Return the database that the settings name, with the connection string of its variable.
+
+    Raises:
+        OptionsValidationError: the variable is not set, or the extra is not installed.
+    """
+    try:
+        from .postgres.connect import PostgresAddress
+    except ModuleNotFoundError as error:
+        raise OptionsValidationError(
+            [
+                Problem(
+                    "Sdk:Storage:Backend",
+                    f"Postgres needs the module {error.name}: pip install 'sdk-trio[postgres]'",
+                )
+            ]
+        ) from None
+
+    variable = settings.storage.postgres_dsn_env_var
+    dsn = environ.get(variable, "").strip()
+    if not dsn:
+        raise OptionsValidationError(
+            [
+                Problem(
+                    "Sdk:Storage:PostgresDsnEnvVar",
+                    f"names the variable {variable}, which is not set: set it to a connection "
+                    "string, such as postgresql://USER:PASSWORD@HOST/DATABASE",
+                )
+            ]
+        )
+    return PostgresAddress(dsn=dsn, schema=settings.storage.postgres_schema)

@@ -42,7 +42,7 @@ QUICK = ChannelLimits(
 figures = logging.getLogger("figures")
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "memory", "postgres"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
     async with stores_of(request.param, tmp_path) as stores:
         yield stores

@@ -165,7 +165,6 @@ async def _starts_and_stops(runtime):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("Storage__Backend", "Postgres"),
         ("Server__Processes", 2),
         ("Relay__Enabled", True),
     ],

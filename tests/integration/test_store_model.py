@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.loop import Loop
+from support.postgres import open_inbox
 
 from sdk_trio.records.deliveries import (
     Admission,
@@ -283,7 +284,8 @@ class StoreMachine(RuleBasedStateMachine):
 
             return MemoryInbox(owner=owner, shares=shared, **TERMS)
         file = Path(self.directory.name) / "inbox.db"
-        result: Inbox = self.loop(lambda: SqliteInbox.open(file, owner=owner, **TERMS))
+        opening = open_inbox if self.backend == "postgres" else SqliteInbox.open
+        result: Inbox = self.loop(lambda: opening(file, owner=owner, **TERMS))
         return result
 
     def delivery(self, id_: str, body: int, ordered: bool) -> NewDelivery:
@@ -486,14 +488,19 @@ class MemoryMachine(StoreMachine):
     backend = "memory"
 
 
-@pytest.mark.parametrize("machine", [SqliteMachine, MemoryMachine])
+class PostgresMachine(StoreMachine):
+    backend = "postgres"
+
+
+@pytest.mark.parametrize("machine", [SqliteMachine, MemoryMachine, PostgresMachine])
 def test_any_order_of_calls_gives_what_the_model_says(machine: type[StoreMachine]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=EXAMPLES,
+            # Each step is a round trip to another process.
+            max_examples=EXAMPLES // 3 if machine.backend == "postgres" else EXAMPLES,
             stateful_step_count=40,
             deadline=None,
             # Without Phase.explain, which runs for minutes with a store on disk.

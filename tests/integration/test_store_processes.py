@@ -16,7 +16,7 @@ import trio
 from sdk_trio.config import Settings
 from sdk_trio.config.fields import StorageBackend
 from sdk_trio.config.options import StorageOptions
-from sdk_trio.errors import NotInThisVersionError, StoreLockedError, StoreUnavailableError
+from sdk_trio.errors import OptionsValidationError, StoreLockedError, StoreUnavailableError
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, NewDelivery
 from sdk_trio.storage.data_directory import create_data_directory, lock_data_directory
 from sdk_trio.storage.open import open_inbox
@@ -302,7 +302,6 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
 
 def settings(backend: StorageBackend, path: Path) -> Settings:
     settings = Settings.from_mapping({"AccessToken": "none"}, receiver=False)
-    # Evolved, because a backend that is not there is refused among the settings already.
     return attrs.evolve(settings, storage=StorageOptions(backend=backend, path=str(path)))
 
 
@@ -316,8 +315,12 @@ async def test_the_settings_choose_the_store(tmp_path: Path, backend: StorageBac
         await inbox.get("m1")
 
 
-async def test_a_backend_that_is_not_there_yet_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotInThisVersionError, match=r"Sdk:Storage:Backend.*Postgres"):
+async def test_a_database_whose_variable_is_not_set_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
+    monkeypatch.delenv("SDK_POSTGRES_DSN", raising=False)
+    with pytest.raises(OptionsValidationError, match=r"PostgresDsnEnvVar.*SDK_POSTGRES_DSN"):
         async with open_inbox(settings(StorageBackend.POSTGRES, tmp_path), owner="one"):
             pass
 

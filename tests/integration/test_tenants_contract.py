@@ -11,6 +11,7 @@ import attrs
 import pytest
 import trio
 from support.deliveries import settings as settings_of
+from support.postgres import open_inbox
 
 from sdk_trio.errors import (
     IllegalTransitionError,
@@ -53,12 +54,14 @@ class Hosts:
         if self.kind == "memory":
             shares = self.opened[0] if self.opened else None
             self.opened.append(MemoryInbox(owner="o", shares=shares, **TERMS))
+        elif self.kind == "postgres":
+            self.opened.append(await open_inbox(self.file, owner="o", **TERMS))
         else:
             self.opened.append(await SqliteInbox.open(self.file, owner="o", **TERMS))
         return TenantService(SETTINGS, self.opened[-1].tenants, **options)
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "memory", "postgres"])
 async def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Hosts]:
     hosts = Hosts(request.param, tmp_path / "inbox.db")
     yield hosts

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.loop import Loop
+from support.postgres import open_inbox
 
 from sdk_trio import HandlerRegistry, KeyFile, TenantCredentials
 from sdk_trio.config import Secret
@@ -82,7 +83,8 @@ class IsolationMachine(RuleBasedStateMachine):
         if self.backend == "memory":
             return MemoryInbox(owner="one", **TERMS)
         file = Path(self.directory.name) / f"{name}.db"
-        opened: Inbox = self.loop(lambda: SqliteInbox.open(file, owner="one", **TERMS))
+        opening = open_inbox if self.backend == "postgres" else SqliteInbox.open
+        opened: Inbox = self.loop(lambda: opening(file, owner="one", **TERMS))
         return opened
 
     def both(self, sender: str, call: Any) -> Any:
@@ -194,14 +196,19 @@ class MemoryIsolation(IsolationMachine):
     backend = "memory"
 
 
-@pytest.mark.parametrize("machine", [SqliteIsolation, MemoryIsolation])
+class PostgresIsolation(IsolationMachine):
+    backend = "postgres"
+
+
+@pytest.mark.parametrize("machine", [SqliteIsolation, MemoryIsolation, PostgresIsolation])
 def test_a_store_says_of_each_sender_what_it_would_say_without_the_others(
     machine: type[IsolationMachine],
 ) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=15,
+            # Each step is a round trip to another process.
+            max_examples=4 if machine.backend == "postgres" else 15,
             stateful_step_count=30,
             deadline=None,
             phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.deliveries import settings as settings_of
 from support.loop import Loop
+from support.postgres import open_inbox
 
 from sdk_trio.errors import (
     IllegalTransitionError,
@@ -86,7 +87,8 @@ class TenantMachine(RuleBasedStateMachine):
             shared = self.stores[0] if self.stores else None
             return MemoryInbox(owner=f"o{number}", shares=shared, **TERMS)
         file = Path(self.directory.name) / "inbox.db"
-        return self.loop(lambda: SqliteInbox.open(file, owner=f"o{number}", **TERMS))
+        opening = open_inbox if self.backend == "postgres" else SqliteInbox.open
+        return self.loop(lambda: opening(file, owner=f"o{number}", **TERMS))
 
     def service(self, by: int) -> TenantService:
         keys = {"MultiTenant__Enabled": True, **POLICIES[self.policies[by]]}
@@ -430,14 +432,21 @@ class MemoryTenantMachine(TenantMachine):
     backend = "memory"
 
 
-@pytest.mark.parametrize("machine", [SqliteTenantMachine, MemoryTenantMachine])
+class PostgresTenantMachine(TenantMachine):
+    backend = "postgres"
+
+
+@pytest.mark.parametrize(
+    "machine", [SqliteTenantMachine, MemoryTenantMachine, PostgresTenantMachine]
+)
 def test_any_order_of_calls_gives_what_the_model_says(machine: type[TenantMachine]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=EXAMPLES,
+            # Each step is a round trip to another process.
+            max_examples=EXAMPLES // 3 if machine.backend == "postgres" else EXAMPLES,
             stateful_step_count=30,
             deadline=None,
             # Without Phase.explain, which runs for minutes with a store on disk.

@@ -3,6 +3,7 @@
 import attrs
 import pytest
 import trio
+from support.postgres import running_server
 from support.single_tenant import deliver
 
 from sdk_trio.config import Settings
@@ -11,8 +12,10 @@ from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
 from sdk_trio.storage.open import open_store
 
 
-@pytest.fixture(params=["Memory", "Sqlite"])
-async def store(request, tmp_path):
+@pytest.fixture(params=["Memory", "Sqlite", "Postgres"])
+async def store(request, tmp_path, monkeypatch):
+    if request.param == "Postgres":
+        monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
     settings = Settings.from_mapping(
         {"Storage:Backend": request.param, "Storage:Path": str(tmp_path)},
         standalone=True,

@@ -21,6 +21,7 @@ from sdk_trio.records.tenants import (
 )
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from support.postgres import open_inbox
 
 LEASE = 10.0
 TERMS = {"lease_seconds": LEASE, "dedup_seconds": 100.0, "payload_seconds": 40.0}
@@ -28,7 +29,7 @@ TERMS = {"lease_seconds": LEASE, "dedup_seconds": 100.0, "payload_seconds": 40.0
 
 @attrs.define
 class Stores:
-    """Several owners on one store, in memory or in a file."""
+    """Several owners on one store, in memory, in a file or in a database."""
 
     kind: str
     file: Path
@@ -39,6 +40,8 @@ class Stores:
             await trio.lowlevel.checkpoint()
             shares = self.opened[0] if self.opened else None
             self.opened.append(MemoryInbox(owner=owner, shares=shares, **TERMS))
+        elif self.kind == "postgres":
+            self.opened.append(await open_inbox(self.file, owner=owner, **TERMS))
         else:
             self.opened.append(await SqliteInbox.open(self.file, owner=owner, **TERMS))
         return self.opened[-1]

@@ -366,7 +366,6 @@ def test_any_text_in_any_setting_is_allowed_or_a_problem(setting: Any, text: str
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("Storage:Backend", "Postgres"),
         ("Server:Processes", 2),
         ("Relay:Enabled", True),
     ],

@@ -22,7 +22,7 @@ from . import Finding, Level, Report, ranked
 if not describing():
     import trio
 
-    from ...config import Loaded, Settings
+    from ...config import Loaded, Settings, StorageBackend
     from ...storage.examine import Examination
     from ..application import import_registry
     from ..receiver import NobodyThereError
@@ -36,7 +36,13 @@ if not describing():
         check_replication,
     )
     from .settings import check_handlers, check_https, check_secrets, check_settings, check_sources
-    from .store import check_notifications, check_tenants, describe_store, examine_store
+    from .store import (
+        check_database,
+        check_notifications,
+        check_tenants,
+        describe_store,
+        examine_store,
+    )
 
 #: The longest time of one check, and of all together, in seconds: a doctor that hangs on what it
 #: examines finds nothing.
@@ -111,6 +117,9 @@ async def _examine(
     found: list[Examination] = []
 
     async def look_at_store(report: Report) -> None:
+        if settings.storage.backend is StorageBackend.POSTGRES:
+            await check_database(settings, report)
+            return
         examination = await examine_store(settings)
         if examination is not None:
             found.append(examination)

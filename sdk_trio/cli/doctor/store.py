@@ -14,14 +14,14 @@ from ...config import Secret, Settings, StorageBackend, parse_secret
 from ...config.fields import Form
 from ...config.options.notifications import NotificationsOptions, enabled_channels
 from ...config.table import NOTIFICATIONS, is_below, table
-from ...errors import TenantCredentialsError
+from ...errors import StorageError, TenantCredentialsError
 from ...notifications.send import Skipped, credential
 from ...records.channels import CHANNELS, ContactKind, NotificationChannel
 from ...records.deliveries import DeliveryState
 from ...records.notifications import NotificationState
 from ...records.tenants import Tenant, TenantStatus
 from ...storage.examine import Examination, examine
-from ...storage.open import open_store
+from ...storage.open import open_store, postgres_address
 from ...storage.ports import NotificationStore
 from ...storage.sqlite.schema import DATABASE_NAME, VERSION
 from ...tenants.credentials import CredentialReader
@@ -79,6 +79,30 @@ def describe_store(settings: Settings, found: Examination | None, report: Report
     _describe_file(found, report)
     if found.is_current:
         _describe_contents(found, report)
+
+
+async def check_database(settings: Settings, report: Report) -> None:
+    """Report whether the database of Backend Postgres can be used; change nothing in it."""
+    address = postgres_address(settings)
+    where = f"Sdk:Storage:PostgresDsnEnvVar ({settings.storage.postgres_dsn_env_var})"
+    try:
+        found = await trio.to_thread.run_sync(address.examine, abandon_on_cancel=True)
+    except StorageError as error:
+        report.problem(where, str(error), "mend it: until then deliveries are answered 503")
+        await trio.lowlevel.checkpoint()
+        return
+    if not found.syncs:
+        report.problem(
+            where,
+            "its server runs with fsync = off: it forgets acknowledged events when its machine "
+            "loses power",
+            "set fsync to on in postgresql.conf",
+        )
+    what = f"PostgreSQL {found.server}, {size_text(found.size)}"
+    if found.is_current:
+        report.ok(where, f"{what}, the schema {address.schema} is that of this version")
+    else:
+        report.note(where, f"{what}: the next start brings the schema {address.schema} up to date")
 
 
 def _compare_with_receiver(settings: Settings, report: Report) -> None:

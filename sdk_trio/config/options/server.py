@@ -185,6 +185,14 @@ class StorageOptions:
             required=True,
         ),
     )
+    postgres_schema: str = attrs.field(
+        default="sdk_trio",
+        metadata=about(
+            "Schema of Backend Postgres, which holds nothing else.",
+            form=Form.SCHEMA,
+            required=True,
+        ),
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,378 @@
+"""Group commit: the jobs of all tasks go through one connection, many jobs in one transaction.
+
+While one transaction is on its way, further jobs queue up, and the next one takes all of them. A
+lone caller never waits for company; many callers share the round trips and the sync to disk. Jobs
+of one kind (arrivals, starts, ends) that concern different deliveries are one statement together.
+
+Cancellation. A job that was handed over is finished, and its caller gets ``Cancelled`` after that.
+But a server that does not answer must not make a task uncancellable: a cancelled caller waits
+:data:`STALL_SECONDS` at most, any other :data:`ANSWER_SECONDS`.
+
+A server that is away. A transaction that has not reached its COMMIT is run again on a new
+connection, once. If the connection breaks during the COMMIT, nobody knows whether it was made: the
+callers get an error, so that their senders deliver again, and whatever claims they may have are
+given up by the next transaction. Until the server answers, calls are refused at once, and it is
+asked again after pauses that double up to 5 s.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import attrs
+import psycopg
+import trio
+
+from ...base.logs import get_logger
+from ...errors import StoreUnavailableError
+from .connect import CONFLICTS, PostgresAddress, Redial, StoreConnection
+
+T = TypeVar("T")
+
+Job = Callable[[StoreConnection], T]
+
+#: Does many jobs of one kind by one statement: takes their arguments, returns their results.
+Group = Callable[[StoreConnection, Sequence[Any]], Sequence[Any]]
+
+#: The most jobs in one transaction.
+BATCH_LIMIT = 200
+
+#: Time that a caller waits for a server that does not answer, in seconds. A sender of a webhook
+#: gives up after 10.
+ANSWER_SECONDS = 5.0
+
+#: Time that a cancelled caller waits for it, in seconds.
+STALL_SECONDS = 2.0
+
+#: Time for ``close`` to finish the queued jobs, in seconds.
+CLOSE_SECONDS = 4.0
+
+#: The most times that a transaction is run again, where another one has got in its way.
+CONFLICT_LIMIT = 5
+
+_log = get_logger("storage")
+
+_COUNT = """
+INSERT INTO node (id, changes, done) VALUES (%s, 1, %s)
+ON CONFLICT (id) DO UPDATE SET changes = node.changes + 1, done = node.done + excluded.done,
+    seen_at = now()
+"""
+
+# A store that closes leaves its count to the common row.
+_LEAVE = """
+WITH gone AS (DELETE FROM node WHERE id = %s RETURNING done)
+UPDATE node SET done = done + (SELECT coalesce(sum(gone.done), 0) FROM gone) WHERE id = ''
+"""
+
+
+@attrs.define(eq=False)
+class _Entry:
+    """One job on its way, and the event that its caller waits for, if anybody does."""
+
+    job: Job[Any] | None = None
+    group: Group | None = None
+    key: Hashable = None
+    argument: Any = None
+    undo: Callable[[StoreConnection, Any], object] | None = None
+    posted: bool = False
+    value: Any = None
+    error: BaseException | None = None
+    committed: bool = False
+    finished: trio.Event = attrs.field(factory=trio.Event)
+
+
+class _CommitUnknownError(Exception):
+    """The connection broke while the server was making the commit."""
+
+
+class GroupCommit:
+    """Runs jobs in the order of their arrival on one connection, in a thread of Trio's.
+
+    Args:
+        address: the store.
+        node: the name of this open store in the table ``node``.
+    """
+
+    def __init__(self, address: PostgresAddress, node: str) -> None:
+        self._address = address
+        self._node = node
+        self._asked: deque[_Entry] = deque()
+        self._work = trio.Event()
+        self._limiter = trio.CapacityLimiter(1)
+        self._connection: StoreConnection | None = None
+        self._redial = Redial()
+        # Claims of callers that never learned of them, to be given up by the next transaction.
+        self._owed: list[Job[Any]] = []
+        self._closed = False
+        self._ended = trio.Event()
+        # A system task: it lives as long as the open store, and no nursery of a caller does.
+        trio.lowlevel.spawn_system_task(self._run)
+
+    async def submit(
+        self,
+        job: Job[T],
+        *,
+        undo: Callable[[StoreConnection, T], object] | None = None,
+        patient: bool = False,
+    ) -> T:
+        """Run ``job`` in a transaction, and return its result once that is committed.
+
+        Args:
+            job: runs in a thread, within a transaction that it neither begins nor ends; it may run
+                twice, the first time without effect.
+            undo: called with the result in a later transaction, if the caller does not get it.
+            patient: wait without the limit of :data:`ANSWER_SECONDS`.
+
+        Raises:
+            StoreUnavailableError: the server failed, does not answer, or the store is closed.
+            Exception: any other error of ``job``; its effects are rolled back.
+
+        If it is cancelled before the job is handed over, nothing happens; later, the job is
+        finished first.
+        """
+        return cast("T", await self._submit(_Entry(job=job, undo=undo), patient=patient))
+
+    async def gather(
+        self,
+        group: Group,
+        key: Hashable,
+        argument: object,
+        *,
+        undo: Callable[[StoreConnection, Any], object] | None = None,
+    ) -> Any:
+        """Run ``group`` with this and other arguments; otherwise as :meth:`submit`.
+
+        Args:
+            group: always the same object for the same kind of job.
+            key: jobs of the same key run in the order of their arrival.
+            argument: one of those that ``group`` gets.
+            undo: as for :meth:`submit`.
+        """
+        return await self._submit(_Entry(group=group, key=key, argument=argument, undo=undo))
+
+    def post(self, group: Group, key: Hashable, argument: object) -> Hashable:
+        """Have a grouped job done without waiting; an error is logged. Returns its handle."""
+        entry = _Entry(group=group, key=key, argument=argument, posted=True)
+        if not self._closed:
+            self._asked.append(entry)
+            self._work.set()
+        return entry
+
+    def withdraw(self, posted: Hashable) -> bool:
+        """Take back a posted job; return False if it has been handed to the thread already."""
+        try:
+            self._asked.remove(cast("_Entry", posted))
+        except ValueError:
+            return False
+        return True
+
+    async def _submit(self, entry: _Entry, *, patient: bool = False) -> Any:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._closed:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            raise StoreUnavailableError("the store is closed")
+        self._asked.append(entry)
+        self._work.set()
+        try:
+            answered = await _wait(entry.finished, math.inf if patient else ANSWER_SECONDS)
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                # It ends by itself, because _wait has a deadline.
+                await _wait(entry.finished, STALL_SECONDS)
+            self._take_back(entry)
+            raise
+        if not answered:
+            self._take_back(entry)
+            raise StoreUnavailableError(
+                f"the database {self._address.place} has not answered for {ANSWER_SECONDS:g} s; "
+                "it goes on by itself when the server answers"
+            )
+        if entry.error is not None:
+            raise entry.error
+        return entry.value
+
+    def _take_back(self, entry: _Entry) -> None:
+        """Give up the claim of ``entry``, whose caller has left without it."""
+        undo = entry.undo
+        if undo is None or self._closed:
+            return
+
+        def job(connection: StoreConnection) -> None:
+            if entry.committed:
+                undo(connection, entry.value)
+
+        # After the entry itself, which may be on its way still.
+        self._asked.append(_Entry(job=job, posted=True))
+        self._work.set()
+
+    async def close(self) -> None:
+        """Finish what is queued and close the connection; a second call waits for the first.
+
+        Shielded from cancellation for at most :data:`CLOSE_SECONDS`.
+        """
+        self._closed = True
+        self._work.set()
+        with trio.CancelScope(shield=True):
+            # It ends by itself, because _wait has a deadline.
+            await _wait(self._ended, CLOSE_SECONDS)
+        await trio.lowlevel.checkpoint()
+
+    # -- the task that hands batches over ------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            while self._asked:
+                batch = [self._asked.popleft() for _ in range(min(BATCH_LIMIT, len(self._asked)))]
+                await self._in_thread(partial(self._commit, batch))
+                for entry in batch:
+                    if entry.posted and entry.error is not None:
+                        _log.store_unavailable(entry.error)
+                    entry.finished.set()
+            if self._closed:
+                break
+        await self._in_thread(self._leave)
+        self._ended.set()
+
+    async def _in_thread(self, function: Callable[[], None]) -> None:
+        await trio.to_thread.run_sync(function, limiter=self._limiter, abandon_on_cancel=True)
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def _commit(self, batch: Sequence[_Entry]) -> None:
+        """Run ``batch`` in one transaction, or each job in its own when one of them raises."""
+        fresh = conflicts = 0
+        while True:
+            error = self._try(batch)
+            if error is None:
+                return
+            if isinstance(error, psycopg.Error):
+                if error.sqlstate in CONFLICTS and conflicts < CONFLICT_LIMIT:
+                    conflicts += 1
+                    if len(batch) == 1:
+                        continue
+                elif self._connection is None and not fresh:
+                    # The server was restarted since the last transaction: nothing of this one has
+                    # reached its commit.
+                    fresh = 1
+                    continue
+            if len(batch) == 1 or self._connection is None:
+                break
+            for entry in batch:
+                self._commit((entry,))
+            return
+        self._fail(batch, error)
+
+    def _fail(self, batch: Sequence[_Entry], error: Exception) -> None:
+        if isinstance(error, _CommitUnknownError):
+            for entry in batch:
+                if entry.undo is not None:
+                    self._owed.append(partial(_undo, entry.undo, entry.value))
+        if isinstance(error, psycopg.Error):
+            error = self._address.describe(error)
+        for entry in batch:
+            # One exception for each caller: one object raised in several tasks would mix up their
+            # tracebacks.
+            entry.error = (
+                StoreUnavailableError(str(error))
+                if isinstance(error, StoreUnavailableError | _CommitUnknownError)
+                else error
+            )
+
+    def _try(self, batch: Sequence[_Entry]) -> Exception | None:
+        """Return the error for which ``batch`` was rolled back; None if each job has its result."""
+        try:
+            connection = self._connected()
+        except Exception as error:
+            return error
+        committing = False
+        try:
+            with self._address.transaction(connection):
+                connection.changed, connection.done = False, 0
+                for job in self._owed:
+                    job(connection)
+                _perform(connection, batch)
+                if connection.changed:
+                    connection.execute(_COUNT, (self._node, connection.done))
+                committing = True
+        except Exception as error:
+            if connection.useless:
+                self._connection = None
+                if committing:
+                    return _CommitUnknownError(
+                        f"the connection to {self._address.place} broke during a commit; it goes "
+                        "on by itself when the server answers"
+                    )
+            return error
+        self._owed.clear()
+        for entry in batch:
+            entry.committed = True
+        return None
+
+    def _connected(self) -> StoreConnection:
+        if self._connection is not None:
+            return self._connection
+        self._redial.require()
+        try:
+            self._connection = self._address.connect()
+        except StoreUnavailableError as error:
+            self._redial.failed(error)
+            raise
+        self._redial.succeeded()
+        return self._connection
+
+    def _leave(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            with self._address.transaction(connection):
+                connection.execute(_LEAVE, (self._node,))
+        except psycopg.Error as error:
+            _log.store_unavailable(error)
+        connection.close()
+
+
+def _undo(
+    undo: Callable[[StoreConnection, Any], object], value: object, connection: StoreConnection
+) -> None:
+    undo(connection, value)
+
+
+def _perform(connection: StoreConnection, batch: Sequence[_Entry]) -> None:
+    """Do the jobs; those of one group together, as long as the keys are different ones."""
+    gathered: dict[Group, list[_Entry]] = {}
+    keys: set[Hashable] = set()
+    for entry in (*batch, _Entry()):
+        if gathered and (entry.group is None or entry.key in keys):
+            for group, entries in gathered.items():
+                values = group(connection, [each.argument for each in entries])
+                for each, value in zip(entries, values, strict=True):
+                    each.value = value
+            gathered, keys = {}, set()
+        if entry.group is not None:
+            gathered.setdefault(entry.group, []).append(entry)
+            keys.add(entry.key)
+        elif entry.job is not None:
+            entry.value = entry.job(connection)
+
+
+async def _wait(event: trio.Event, seconds: float) -> bool:
+    """Wait for ``event``; False: it was not set in time.
+
+    Real time and not Trio's clock: in tests that clock may run ahead of the server.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()
+    deadline = time.monotonic() + seconds
+    while not event.is_set():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        with trio.move_on_after(left):
+            await event.wait()
+    await trio.lowlevel.cancel_shielded_checkpoint()
+    return event.is_set()

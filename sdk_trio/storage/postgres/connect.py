@@ -1,0 +1,326 @@
+"""Connections to PostgreSQL: how one is made, what it promises, and the errors that people see.
+
+Nothing is kept in a session that a transaction needs, except where the connection is known to be
+our own. Behind a pooler that hands out another server connection for each transaction, every
+transaction sets what it needs, and no statement is prepared.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import psycopg
+from psycopg import sql
+from psycopg.adapt import Buffer
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.string import StrDumper, TextLoader
+
+from ...base.logs import get_logger
+from ...errors import OptionsValidationError, Problem, StoreUnavailableError, StoreVersionError
+from .schema import plan_postgres_migration
+
+#: The oldest server that has everything the statements use, and that its makers still mended when
+#: this was written.
+OLDEST_SERVER = 130_000
+
+#: Time for a statement, in seconds: a lock or a listing that takes longer is given up.
+STATEMENT_SECONDS = 60
+
+# The time that a dial may last, and the time without an answer after which a connection counts as
+# dead. A sender gives up after 10 s, so a server that vanished has to be noticed before.
+_DIAL: dict[str, Any] = {
+    "connect_timeout": 4,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 8000,
+    # Of several hosts, the primary; a standby would refuse every write.
+    "target_session_attrs": "read-write",
+    "application_name": "sdk_trio",
+}
+
+#: SQLSTATEs after which a connection is of no use: shutdown, crash, and a standby that was a
+#: primary or has yet to become one.
+_DEAD = frozenset({"57P01", "57P02", "57P03", "57P05", "25006", "25P03", "08000", "08003", "08006"})
+
+#: SQLSTATEs of a transaction that only has to be run again: serialization failure and deadlock.
+CONFLICTS = frozenset({"40001", "40P01"})
+
+_log = get_logger("storage")
+
+
+# PostgreSQL's text holds no NUL, which JSON and error messages may bring. It is written as SUB and
+# "0", a SUB as SUB and "1".
+class _PackedDumper(StrDumper):
+    def dump(self, obj: str) -> Buffer | None:
+        if "\0" in obj or "\x1a" in obj:
+            obj = obj.replace("\x1a", "\x1a1").replace("\0", "\x1a0")
+        return super().dump(obj)
+
+
+class _PackedLoader(TextLoader):
+    def load(self, data: Buffer) -> Any:
+        text = super().load(data)
+        if isinstance(text, str) and "\x1a" in text:
+            return text.replace("\x1a0", "\0").replace("\x1a1", "\x1a")
+        return text
+
+
+class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that knows what the transaction in progress has changed."""
+
+    #: Whether a statement of :meth:`write` has changed a row.
+    changed = False
+    #: Deliveries that have become done, less those done ones that were removed.
+    done = 0
+    #: Whether a pooler stands between, so that a session lasts for a transaction only.
+    pooled = False
+
+    def write(self, statement: str, values: Any = None) -> "psycopg.Cursor[tuple[Any, ...]]":
+        """Execute a statement that changes rows, and note whether it has."""
+        cursor = self.execute(statement, values)
+        if cursor.rowcount > 0:
+            self.changed = True
+        return cursor
+
+    @property
+    def useless(self) -> bool:
+        """Whether nothing can be done with it any more."""
+        return self.closed or self.broken
+
+
+_EXAMINE = """
+SELECT current_setting('server_version'), current_setting('fsync'),
+    pg_database_size(current_database())
+"""
+
+
+@attrs.frozen(kw_only=True)
+class PostgresExamination:
+    """The findings of a look at the database; ``size`` is that of all of it, in bytes.
+
+    ``syncs``: its server syncs its log to disk. ``is_current``: the schema is that of this version.
+    """
+
+    server: str
+    syncs: bool
+    size: int
+    is_current: bool
+
+
+@attrs.frozen(kw_only=True)
+class PostgresAddress:
+    """The database and the schema of a store; its ``repr`` shows no credential.
+
+    ``dsn`` is a connection string or URI of libpq, ``schema`` a name.
+    """
+
+    dsn: str = attrs.field(repr=False)
+    schema: str = "sdk_trio"
+
+    @property
+    def place(self) -> str:
+        """The host, the database and the schema, without user and password."""
+        known = _read_dsn(self.dsn)
+        host = known.get("host") or known.get("hostaddr") or "the local socket"
+        port = f":{known['port']}" if known.get("port") else ""
+        return f"{known.get('dbname') or 'the default database'} on {host}{port}"
+
+    def connect(self) -> StoreConnection:
+        """Dial, and set what every transaction relies on; blocks.
+
+        Raises:
+            StoreUnavailableError: no server answers, or it refuses.
+            StoreVersionError: the server is too old.
+            OptionsValidationError: the connection string cannot be read.
+        """
+        given = _read_dsn(self.dsn)
+        defaults = {name: value for name, value in _DIAL.items() if name not in given}
+        connection: StoreConnection | None = None
+        try:
+            connection = StoreConnection.connect(
+                make_conninfo(self.dsn, **defaults), autocommit=True
+            )
+            self._prepare(connection)
+        except psycopg.Error as error:
+            if connection is not None:
+                connection.close()
+            raise self.describe(error) from error
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        return connection
+
+    def _prepare(self, connection: StoreConnection) -> None:
+        version = connection.info.server_version
+        if version < OLDEST_SERVER:
+            raise StoreVersionError(
+                f"{self.place} is PostgreSQL {version // 10_000}; the store needs "
+                f"{OLDEST_SERVER // 10_000} or later"
+            )
+        connection.adapters.register_dumper(str, _PackedDumper)
+        connection.adapters.register_loader("text", _PackedLoader)
+        row = connection.execute("SELECT pg_backend_pid()").fetchone()
+        # A pooler makes up the number that it tells its client.
+        connection.pooled = row is not None and row[0] != connection.info.backend_pid
+        if connection.pooled:
+            connection.prepare_threshold = None
+        else:
+            connection.execute(self._settings("SET"))
+
+    def _settings(self, command: str) -> sql.Composed:
+        # With synchronous_commit off, PostgreSQL loses the last commits of a crash, each of which
+        # was answered 200. A stricter setting (remote_apply) of the server's stays.
+        return sql.SQL(
+            "{command} search_path TO {schema};"
+            "{command} statement_timeout TO {seconds};"
+            "{command} idle_in_transaction_session_timeout TO {seconds};"
+            "SELECT set_config('synchronous_commit', 'on', {local}) "
+            "WHERE current_setting('synchronous_commit') = 'off'"
+        ).format(
+            command=sql.SQL(command),
+            schema=sql.Identifier(self.schema),
+            seconds=sql.Literal(f"{STATEMENT_SECONDS}s"),
+            local=sql.Literal(command == "SET LOCAL"),
+        )
+
+    @contextmanager
+    def transaction(self, connection: StoreConnection, *, reading: bool = False) -> Iterator[None]:
+        """Commit at the end of the block; roll back and raise if it raises.
+
+        A connection that cannot be rolled back is closed, so that none is ever left in an open
+        transaction.
+        """
+        begin: sql.SQL | sql.Composed = sql.SQL("BEGIN READ ONLY" if reading else "BEGIN")
+        if connection.pooled:
+            begin = sql.SQL(";").join([begin, self._settings("SET LOCAL")])
+        try:
+            connection.execute(begin)
+            yield
+            connection.execute("COMMIT")
+        except BaseException as error:
+            if isinstance(error, psycopg.Error) and error.sqlstate in _DEAD:
+                connection.close()
+            if not connection.useless:
+                try:
+                    connection.execute("ROLLBACK")
+                except psycopg.Error:
+                    connection.close()
+            raise
+
+    def describe(self, error: psycopg.Error) -> StoreUnavailableError:
+        """Return the error that callers get for one of psycopg's."""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        match error:
+            case psycopg.errors.InsufficientPrivilege():
+                hint = "; let the user create a schema, or create it and give it to the user"
+            case psycopg.errors.DiskFull():
+                hint = "; free space on the server's disk"
+            case psycopg.OperationalError():
+                hint = "; it goes on by itself when the server answers"
+            case _:
+                hint = ""
+        return StoreUnavailableError(f"the database {self.place}: {reason}{hint}")
+
+    def migrate(self, connection: StoreConnection) -> None:
+        """Create or migrate the tables, one process at a time; blocks.
+
+        Raises:
+            StoreVersionError: the schema is newer, or another program's.
+        """
+        place = f"the schema {self.schema} of the database {self.place}"
+        # Most starts find the schema as it is, and must not wait for anybody.
+        with self.transaction(connection):
+            if not self._plan(connection, place):
+                return
+        with self.transaction(connection):
+            connection.execute("SET LOCAL statement_timeout TO 0")
+            name = f"sdk_trio.{self.schema}"
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
+            schema = sql.Identifier(self.schema)
+            found = connection.execute(
+                "SELECT 1 FROM pg_namespace WHERE nspname = %s", (self.schema,)
+            )
+            # Asked first: a user who may only use the schema may not even ask for it to be created.
+            if found.fetchone() is None:
+                connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
+            for statement in self._plan(connection, place):
+                connection.execute(statement)
+
+    def examine(self) -> PostgresExamination:
+        """Look at the database and change nothing; blocks.
+
+        Raises:
+            StoreUnavailableError: no server answers, or it refuses.
+            StoreVersionError: the server is too old, or the schema newer, or another program's.
+        """
+        connection = self.connect()
+        try:
+            with self.transaction(connection, reading=True):
+                plan = self._plan(connection, f"the schema {self.schema} of {self.place}")
+                (server, fsync, size) = connection.execute(_EXAMINE).fetchone() or ("", "", 0)
+        except psycopg.Error as error:
+            raise self.describe(error) from error
+        finally:
+            connection.close()
+        return PostgresExamination(
+            server=server, syncs=fsync == "on", size=size, is_current=not plan
+        )
+
+    def _plan(self, connection: StoreConnection, place: str) -> Sequence[str]:
+        (tables,) = connection.execute(
+            "SELECT count(*) FROM pg_tables WHERE schemaname = %s", (self.schema,)
+        ).fetchone() or (0,)
+        (ours,) = connection.execute("SELECT to_regclass('store')").fetchone() or (None,)
+        version = None
+        if ours is not None:
+            (version,) = connection.execute("SELECT version FROM store").fetchone() or (None,)
+        return plan_postgres_migration(version=version, tables=tables, place=place)
+
+
+def _read_dsn(dsn: str) -> dict[str, Any]:
+    try:
+        return conninfo_to_dict(dsn)
+    except psycopg.Error:
+        # Not its own message, which quotes the text, and with it maybe a password.
+        raise OptionsValidationError(
+            [
+                Problem(
+                    "Sdk:Storage:PostgresDsnEnvVar",
+                    "names a variable that holds no connection string of PostgreSQL: write "
+                    "postgresql://USER:PASSWORD@HOST/DATABASE or host=... dbname=...",
+                )
+            ]
+        ) from None
+
+
+class Redial:
+    """The pause between attempts to reach a server that is away: it doubles, up to 5 s."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._next_at = 0.0
+        self._reason: str | None = None
+
+    def require(self) -> None:
+        """Raise what the last attempt has raised while its pause lasts."""
+        if self._reason is not None and time.monotonic() < self._next_at:
+            raise StoreUnavailableError(self._reason)
+
+    def failed(self, error: StoreUnavailableError) -> None:
+        """Note an attempt that has failed."""
+        pause = min(5.0, 0.1 * 2**self._failures)
+        self._next_at = time.monotonic() + pause
+        self._failures = min(self._failures + 1, 10)
+        if self._reason is None:
+            _log.store_unavailable(error)
+        self._reason = str(error)
+
+    def succeeded(self) -> None:
+        """Note that the server answers."""
+        if self._reason is not None:
+            _log.info("store.answers")
+        self._failures, self._next_at, self._reason = 0, 0.0, None

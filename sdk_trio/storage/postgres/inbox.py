@@ -1,0 +1,384 @@
+"""The inbox in PostgreSQL, which several processes and hosts may have open at the same time."""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import trio
+
+from ...records.deliveries import (
+    Admission,
+    Admitted,
+    AttemptRecord,
+    DeliveryRecord,
+    DeliveryState,
+    Done,
+    Due,
+    EvidenceRecord,
+    NewDelivery,
+    Outcome,
+    Purged,
+    Released,
+)
+from ..admission import LeaseTerms
+from . import leases, reads, writes
+from .commits import CLOSE_SECONDS, GroupCommit
+from .connect import PostgresAddress, StoreConnection
+from .notifications import PostgresNotifications
+from .queries import QueryPool
+from .tenants import PostgresTenants
+from .upgrade import PostgresUpgrade
+
+#: Deliveries that one transaction of the retention removes. A pass over a large store takes many
+#: short transactions, none of which holds a lock for long.
+PURGE_CHUNK = 500
+
+
+class PostgresInbox:
+    """:class:`Inbox` in PostgreSQL; open it with :meth:`open`, end with :meth:`close`.
+
+    All changes of this process go through one :class:`GroupCommit`, reads through a
+    :class:`QueryPool`. A read sees every change whose method has returned.
+
+    Cancellation: a write that has begun is finished, a read is interrupted.
+    """
+
+    #: A database that is away comes back; nothing of this process has to be started anew for it.
+    lost: str | None = None
+
+    def __init__(self, address: PostgresAddress, terms: writes.SharedTerms) -> None:
+        self._terms = terms
+        self._node = str(uuid.uuid4())
+        self._commits = GroupCommit(address, self._node)
+        self._queries = QueryPool(address)
+        self._seen: list[int] | None = None
+        # Starts of runs that were posted without waiting, by key, with the time of the start.
+        self._begun: dict[str, tuple[object, float]] = {}
+        # One object for each kind of job, by which those that go together are found.
+        self._accept = {
+            leased: partial(writes.accept_all, terms, leased) for leased in (True, False)
+        }
+        self._claim = partial(writes.claim_all, terms)
+        self._start = partial(writes.start_all, terms)
+        self._run = partial(writes.run_all, terms)
+        self._finish = partial(writes.finish_all, terms)
+        self.tenants: PostgresTenants = PostgresTenants(self._commits, self._queries)
+        self.upgrade: PostgresUpgrade = PostgresUpgrade(self._commits, self._queries)
+        self.notifications: PostgresNotifications = PostgresNotifications(
+            terms, self._commits, self._queries
+        )
+
+    @classmethod
+    async def open(
+        cls,
+        address: PostgresAddress,
+        *,
+        owner: str,
+        lease_seconds: float,
+        dedup_seconds: float,
+        payload_seconds: float,
+        server_clock: bool = True,
+        shared: bool = True,
+    ) -> "PostgresInbox":
+        """Open the store at ``address``, creating or migrating its schema.
+
+        Args:
+            address: the database and the schema.
+            owner: the name that holds the leases taken here; not empty, unique among living
+                processes of all hosts.
+            lease_seconds: duration of a lease without renewal; above 0.
+            dedup_seconds: time that a finished id is remembered; 0 or more.
+            payload_seconds: time that bodies are kept; 0 or more.
+            server_clock: tell leases by the database's clock; False: by that of each call.
+            shared: others may be alive, so ``recover`` takes only expired leases away.
+
+        Raises:
+            StoreVersionError: the schema is of a newer version or of another program.
+            StoreUnavailableError: no server answers, or it refuses.
+
+        If it is cancelled, nothing stays open.
+        """
+        terms = LeaseTerms(
+            owner=owner,
+            lease_seconds=lease_seconds,
+            dedup_seconds=dedup_seconds,
+            payload_seconds=payload_seconds,
+        )
+        inbox = cls(
+            address, writes.SharedTerms(lease=terms, server_clock=server_clock, shared=shared)
+        )
+        try:
+            await trio.to_thread.run_sync(_migrate, address)
+            await inbox.changed_elsewhere()
+        except BaseException:
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await inbox.close()
+            raise
+        return inbox
+
+    # -- deliveries ------------------------------------------------------------------------------
+
+    async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
+        """See :meth:`Inbox.accept`."""
+        admitted: Admitted = await self._commits.gather(
+            self._accept[leased],
+            delivery.key,
+            delivery,
+            # A caller that is cancelled, or hears of no answer in time, will not run it: with the
+            # lease kept, nobody else would either.
+            undo=partial(self._give_up, delivery) if leased else None,
+        )
+        return admitted
+
+    async def claim(self, delivery: NewDelivery) -> Admitted:
+        """See :meth:`Inbox.claim`."""
+        admitted: Admitted = await self._commits.gather(
+            self._claim, delivery.key, delivery, undo=partial(self._give_up, delivery)
+        )
+        return admitted
+
+    def claim_new(self, delivery: NewDelivery) -> bool:
+        """See :meth:`Inbox.claim_new`; no process knows what the others have written meanwhile."""
+        return False
+
+    async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
+        """See :meth:`Inbox.park`."""
+        terms = self._terms
+        return await self._commits.submit(lambda c: writes.park(c, terms, delivery, reason))
+
+    async def keep_other(self, delivery: NewDelivery) -> None:
+        """See :meth:`Inbox.keep_other`."""
+        await self._commits.submit(lambda c: writes.keep_other(c, delivery))
+
+    def _give_up(
+        self, delivery: NewDelivery, connection: StoreConnection, admitted: Admitted
+    ) -> None:
+        """Release a claim whose caller was cancelled or got an error, and so will not run it."""
+        if admitted.admission is Admission.NEW:
+            now = delivery.received_at
+            writes.finish(connection, self._terms, delivery.key, Released(), now)
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
+        """See :meth:`Inbox.start`. Nothing while another owner holds a live lease."""
+        await self._commits.gather(self._start, key, (key, now, alone))
+
+    async def join(self, key: str) -> None:
+        """See :meth:`Inbox.join`."""
+        terms = self._terms
+        await self._commits.submit(lambda c: writes.join(c, terms, key))
+
+    def begin(self, key: str, *, now: float) -> None:
+        """See :meth:`Inbox.begin`."""
+        self._begun[key] = (self._commits.post(self._start, key, (key, now, False)), now)
+
+    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
+        """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
+        # Checked first: if it is cancelled here, the posted start is not withdrawn.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        terms = self._terms
+        begun = self._begun.pop(key, None)
+        if not isinstance(outcome, Done):
+            await self._commits.submit(lambda c: writes.finish(c, terms, key, outcome, now))
+        # The handler ended before its start was handed over: both are written by one statement.
+        elif begun is not None and self._commits.withdraw(begun[0]):
+            await self._commits.gather(self._run, key, (key, begun[1], now))
+        else:
+            await self._commits.gather(self._finish, key, (key, now))
+
+    async def replay(self, keys: Sequence[str]) -> Sequence[str]:
+        """See :meth:`Inbox.replay`."""
+        return await self._commits.submit(lambda c: writes.replay(c, keys))
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    async def release(self, keys: Sequence[str]) -> None:
+        """See :meth:`Inbox.release`."""
+        terms, ids = self._terms, tuple(keys)
+        await self._commits.submit(lambda c: leases.release(c, terms, ids))
+
+    async def take_due(self, *, limit: int, now: float) -> Due:
+        """See :meth:`Inbox.take_due`."""
+        terms = self._terms
+        return await self._commits.submit(
+            lambda c: leases.take_due(c, terms, limit, now), undo=self._give_back
+        )
+
+    async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.take_suspects`."""
+        terms = self._terms
+        return await self._commits.submit(
+            lambda c: leases.take_suspects(c, terms, limit, now), undo=self._give_back
+        )
+
+    def _give_back(
+        self, connection: StoreConnection, taken: "Due | Sequence[DeliveryRecord]"
+    ) -> None:
+        """Release what a caller that has left would have run."""
+        records = taken.records if isinstance(taken, Due) else taken
+        leases.release(connection, self._terms, [record.key for record in records])
+
+    async def reschedule(self, *, now: float) -> int:
+        """See :meth:`Inbox.reschedule`."""
+        return await self._commits.submit(lambda c: leases.reschedule(c, now))
+
+    async def recover(self) -> int:
+        """See :meth:`Inbox.recover`; in a shared store only leases that have expired are taken."""
+        terms = self._terms
+        return await self._commits.submit(lambda c: leases.recover(c, terms))
+
+    async def renew(self, *, now: float) -> None:
+        """See :meth:`Inbox.renew`."""
+        terms = self._terms
+        await self._commits.submit(lambda c: leases.renew(c, terms, now))
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> DeliveryRecord | None:
+        """See :meth:`Inbox.get`."""
+        return await self._queries.run(lambda c: reads.get(c, key))
+
+    async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.find_by_id`."""
+        return await self._queries.run(lambda c: reads.find_by_id(c, webhook_id, limit))
+
+    async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
+        """See :meth:`Inbox.evidence`."""
+        return await self._queries.run(lambda c: reads.evidence(c, key))
+
+    async def known(self, keys: Sequence[str]) -> frozenset[str]:
+        """See :meth:`Inbox.known`."""
+        return await self._queries.run(lambda c: reads.known(c, tuple(keys)))
+
+    async def attempts(self, key: str) -> Sequence[AttemptRecord]:
+        """See :meth:`Inbox.attempts`."""
+        return await self._queries.run(lambda c: reads.attempts(c, key))
+
+    async def find(
+        self,
+        *,
+        type: str | None = None,
+        state: DeliveryState | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        after_sequence: int | None = None,
+        before_sequence: int | None = None,
+        subject: str | None = None,
+        tenant_id: str | None = None,
+        oldest_first: bool | None = None,
+        limit: int = 50,
+    ) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.find`."""
+        return await self._queries.run(
+            lambda c: reads.find(
+                c,
+                type=type,
+                state=state,
+                since=since,
+                until=until,
+                after_sequence=after_sequence,
+                before_sequence=before_sequence,
+                subject=subject,
+                tenant_id=tenant_id,
+                oldest_first=oldest_first,
+                limit=limit,
+            )
+        )
+
+    async def counts(self) -> dict[DeliveryState, int]:
+        """See :meth:`Inbox.counts`."""
+        return await self._queries.run(reads.counts)
+
+    async def oldest_waiting(self) -> float | None:
+        """See :meth:`Inbox.oldest_waiting`."""
+        return await self._queries.run(reads.oldest_waiting)
+
+    async def changed_elsewhere(self) -> bool:
+        """See :meth:`Inbox.changed_elsewhere`."""
+        owner, shared = self._terms.lease.owner, self._terms.shared
+        *seen, expired = await self._queries.run(
+            lambda c: reads.changes_of_others(c, self._node, owner, shared=shared)
+        )
+        before, self._seen = self._seen, seen
+        return expired or (before is not None and seen != before)
+
+    # -- what is remembered beside deliveries ----------------------------------------------------
+
+    async def read_checkpoint(self, name: str) -> str | None:
+        """See :meth:`Inbox.read_checkpoint`."""
+        return await self._queries.run(lambda c: reads.read_checkpoint(c, name))
+
+    async def write_checkpoint(self, name: str, value: str | None) -> None:
+        """See :meth:`Inbox.write_checkpoint`."""
+        await self._commits.submit(lambda c: writes.write_checkpoint(c, name, value))
+
+    # -- retention and end -----------------------------------------------------------------------
+
+    async def purge(self, *, now: float) -> Purged:
+        """See :meth:`Inbox.purge`. Cancelled, it stops between two transactions."""
+        lease = self._terms.lease
+        old_body = now - lease.payload_seconds
+        # A row goes when neither its body nor its id is needed any more.
+        forgotten = now - max(lease.payload_seconds, lease.dedup_seconds)
+        await self._commits.submit(writes.forget_nodes)
+        delete = writes.delete_deliveries
+        return Purged(
+            bodies=await self._repeat(lambda c: writes.delete_bodies(c, old_body, PURGE_CHUNK)),
+            finished=await self._repeat(
+                lambda c: delete(c, DeliveryState.DONE, forgotten, PURGE_CHUNK)
+            ),
+            parked=await self._repeat(
+                lambda c: delete(c, DeliveryState.PARKED, old_body, PURGE_CHUNK)
+            ),
+        )
+
+    async def _repeat(self, job: Callable[[StoreConnection], tuple[int, int]]) -> int:
+        """Repeat a job until it has found less than :data:`PURGE_CHUNK`; add up what it did."""
+        total = 0
+        while True:
+            found, done = await self._commits.submit(job)
+            total += done
+            if found < PURGE_CHUNK:
+                return total
+
+    async def holdings(self, tenant_id: str) -> Mapping[str, int]:
+        """See :meth:`Inbox.holdings`."""
+        return await self._queries.run(lambda c: reads.holdings(c, tenant_id))
+
+    async def unowned(self) -> Sequence[str]:
+        """See :meth:`Inbox.unowned`."""
+        return await self._queries.run(reads.unowned)
+
+    async def erase(self, tenant_id: str) -> int:
+        """See :meth:`Inbox.erase`."""
+        erased = 0
+        erase = partial(writes.erase, tenant_id=tenant_id, limit=PURGE_CHUNK)
+        while chunk := await self._commits.submit(erase):
+            erased += chunk
+        erase_evidence = partial(writes.erase_evidence, tenant_id=tenant_id, limit=PURGE_CHUNK)
+        while await self._commits.submit(erase_evidence):
+            pass
+        return erased
+
+    async def wipe(self) -> bool:
+        """See :meth:`Inbox.wipe`.
+
+        False: pages and log files are the server's. Its vacuum makes room in pages, and nothing of
+        a client can overwrite what stood in them.
+        """
+        await trio.lowlevel.checkpoint()
+        return False
+
+    async def close(self) -> None:
+        """See :meth:`Inbox.close`."""
+        await self._queries.close()
+        await self._commits.close()
+
+
+def _migrate(address: PostgresAddress) -> None:
+    connection = address.connect()
+    try:
+        address.migrate(connection)
+    finally:
+        connection.close()

@@ -1,0 +1,176 @@
+"""Leases of deliveries in PostgreSQL: taking, renewing, giving up and taking over.
+
+Plain functions of a connection, jobs for :class:`GroupCommit`; :class:`Inbox` describes them. What
+another process is just taking is passed over and not waited for (``SKIP LOCKED``), so any number of
+processes take different deliveries at the same time.
+"""
+
+from collections.abc import Sequence
+
+from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, Due
+from ..admission import CLOCK_SLACK_SECONDS
+from .connect import StoreConnection
+from .reads import by_sequence
+from .schema import UNFINISHED
+from .writes import CLOCK, SharedTerms
+
+# The second condition is for two processes that keep two deliveries of one lane at once: the one
+# with the smaller number may be committed later, when the other runs already.
+_FIRST_IN_LANE = f"""
+(this.lane IS NULL OR NOT EXISTS (
+    SELECT 1 FROM work AS other WHERE other.lane = this.lane AND other.{UNFINISHED}
+        AND (other.sequence < this.sequence OR (%(shared)s AND other.sequence > this.sequence
+            AND other.lease_owner IS NOT NULL AND other.lease_until > {CLOCK}))))
+"""
+
+_TAKE = f"""
+SELECT sequence FROM work AS this WHERE {{which}} AND {_FIRST_IN_LANE}
+ORDER BY sequence LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+"""
+
+_RECEIVED = _TAKE.format(which="queued AND state = 'received' AND lease_owner IS NULL")
+
+_RETRYING = _TAKE.format(
+    which="queued AND state = 'retrying' AND lease_owner IS NULL AND next_attempt_at <= %(now)s"
+)
+
+# A deadline further ahead than any lease lasts was written by a wrong clock.
+_HAS_EXPIRED = f"""
+lease_owner IS NOT NULL AND lease_owner <> %(owner)s
+    AND (lease_until <= {CLOCK} OR lease_until > {CLOCK} + %(seconds)s + {CLOCK_SLACK_SECONDS})
+"""
+
+_EXPIRED = _TAKE.format(which=f"queued AND {UNFINISHED} AND {_HAS_EXPIRED}")
+
+_SUSPECTS = _TAKE.format(
+    which="process_ends > 0 AND state = 'received' AND queued AND lease_owner IS NULL"
+)
+
+_NEXT_DUE = """
+SELECT min(next_attempt_at) FROM work
+WHERE queued AND state = 'retrying' AND lease_owner IS NULL AND next_attempt_at > %(now)s
+"""
+
+_LEASE = f"""
+UPDATE work SET lease_owner = %(owner)s, lease_until = {CLOCK} + %(seconds)s
+WHERE sequence = ANY(%(sequences)s::bigint[])
+"""
+
+_RELEASE = """
+UPDATE work SET lease_owner = NULL, lease_until = NULL
+FROM arrival WHERE arrival.sequence = work.sequence AND delivery_key = ANY(%s::text[])
+    AND lease_owner = %s AND state IN ('received', 'retrying')
+"""
+
+_RENEW = f"""
+UPDATE work SET lease_until = {CLOCK} + %(seconds)s WHERE lease_owner = %(owner)s AND {UNFINISHED}
+"""
+
+_HELD = f"""
+SELECT sequence, state FROM work
+WHERE {UNFINISHED} AND lease_owner IS NOT NULL AND lease_owner <> %(owner)s
+    AND (NOT %(shared)s OR ({_HAS_EXPIRED}))
+FOR UPDATE SKIP LOCKED
+"""
+
+_FREE = """
+UPDATE work SET lease_owner = NULL, lease_until = NULL WHERE sequence = ANY(%s::bigint[])
+"""
+
+# The end of the run is taken from the last renewal of its lease, the last sign of life.
+_RECORD_ENDS = """
+INSERT INTO attempt (sequence, number, started_at, finished_at, error)
+SELECT sequence, attempts, coalesce(started_at, received_at),
+    greatest(coalesce(started_at, received_at), coalesce(lease_until, 0) - %(seconds)s), %(error)s
+FROM work JOIN arrival USING (sequence)
+WHERE sequence = ANY(%(sequences)s::bigint[]) AND state = 'running'
+"""
+
+_CUT_SHORT = """
+UPDATE work SET state = 'received', queued = true, process_ends = process_ends + 1,
+    ran_alone = ran_alone OR %(sole)s, last_error = %(error)s
+WHERE sequence = ANY(%(sequences)s::bigint[]) AND state = 'running'
+"""
+
+# A clock that was ahead when a retry was planned would make it wait for hours after it was set
+# right.
+_RESCHEDULE = """
+UPDATE work SET next_attempt_at = %(now)s, failed_at = %(now)s
+WHERE state = 'retrying' AND queued AND next_attempt_at > %(now)s
+    AND coalesce(failed_at, started_at) > %(latest)s
+"""
+
+
+def take_due(connection: StoreConnection, terms: SharedTerms, limit: int, now: float) -> Due:
+    """Lease due deliveries, oldest arrival first."""
+    # One more than wanted tells whether there are more.
+    values = terms.values(now, limit=limit + 1, shared=terms.shared)
+    found: list[int] = []
+    for statement in (_RECEIVED, _RETRYING):
+        found.extend(sequence for (sequence,) in connection.execute(statement, values))
+    expired = [sequence for (sequence,) in connection.execute(_EXPIRED, values)]
+    found = sorted(found + expired)
+    taken = found[:limit]
+    # The owner has not renewed its lease: its process hangs or is gone, so a run of it counts as
+    # one that ended the process.
+    _cut_short(connection, terms, sorted(set(taken).intersection(expired)), sole=False)
+    records = _lease(connection, terms, taken, now)
+    (next_due_at,) = connection.execute(_NEXT_DUE, values).fetchone() or (None,)
+    return Due(records, more=len(found) > limit, next_due_at=next_due_at)
+
+
+def take_suspects(
+    connection: StoreConnection, terms: SharedTerms, limit: int, now: float
+) -> list[DeliveryRecord]:
+    """Lease deliveries that ran when a process ended, oldest arrival first."""
+    values = terms.values(now, limit=limit, shared=terms.shared)
+    found = [sequence for (sequence,) in connection.execute(_SUSPECTS, values)]
+    return _lease(connection, terms, found, now)
+
+
+def _lease(
+    connection: StoreConnection, terms: SharedTerms, sequences: Sequence[int], now: float
+) -> list[DeliveryRecord]:
+    if not sequences:
+        return []
+    connection.write(_LEASE, terms.values(now, sequences=list(sequences)))
+    return by_sequence(connection, sequences)
+
+
+def _cut_short(
+    connection: StoreConnection, terms: SharedTerms, sequences: Sequence[int], *, sole: bool
+) -> None:
+    """Put runs of other owners back to ``received``, because their processes have ended."""
+    if sequences:
+        values = terms.values(0.0, sequences=list(sequences), error=PROCESS_ENDED, sole=sole)
+        connection.write(_RECORD_ENDS, values)
+        connection.write(_CUT_SHORT, values)
+
+
+def release(connection: StoreConnection, terms: SharedTerms, keys: Sequence[str]) -> None:
+    """Give up leases of ours whose run was never started."""
+    connection.write(_RELEASE, (list(keys), terms.lease.owner))
+
+
+def renew(connection: StoreConnection, terms: SharedTerms, now: float) -> None:
+    """Extend all leases of ours."""
+    # Not a change that others have to look for.
+    connection.execute(_RENEW, terms.values(now))
+
+
+def recover(connection: StoreConnection, terms: SharedTerms) -> int:
+    """Take away the leases of other owners, in a shared store the expired ones; count them."""
+    values = terms.values(0.0, shared=terms.shared)
+    held = connection.execute(_HELD, values).fetchall()
+    sequences = [sequence for sequence, _ in held]
+    # If the dead process held nothing else, this run has ended it, and needs no quarantine to prove
+    # that (ADR 23).
+    _cut_short(connection, terms, sequences, sole=len(held) == 1)
+    connection.write(_FREE, (sequences,))
+    return len(held)
+
+
+def reschedule(connection: StoreConnection, now: float) -> int:
+    """Make due the retries that were decided in the future; return their number."""
+    values = {"now": now, "latest": now + CLOCK_SLACK_SECONDS}
+    return connection.write(_RESCHEDULE, values).rowcount

@@ -1,0 +1,630 @@
+"""Everything that changes the inbox in PostgreSQL: plain functions of a connection.
+
+Each is a job for :class:`GroupCommit`: it runs within a transaction that it neither begins nor
+ends. The functions whose names end in ``all`` do many jobs by one statement; a :data:`Group` is one
+of them with its first arguments. :class:`Inbox` describes what each means. Only a ``retrying`` row
+has ``next_attempt_at``.
+
+Several processes write at once. A statement that decides by the state of a row and changes it is
+one statement, or has locked the row before.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ...records.deliveries import (
+    MOST_EVIDENCE,
+    Admission,
+    Admitted,
+    Dead,
+    DeliveryState,
+    Done,
+    NewDelivery,
+    Outcome,
+    Parked,
+    Released,
+    Retry,
+)
+from ..admission import (
+    ACCEPTING,
+    CLAIMING,
+    PARKING,
+    AdmissionRule,
+    Change,
+    ExistingState,
+    Known,
+    LeaseTerms,
+    standing_of,
+)
+from .connect import StoreConnection
+from .schema import UNFINISHED
+
+
+@attrs.frozen(kw_only=True)
+class SharedTerms:
+    """The terms of a store that several processes may have open.
+
+    ``server_clock``: leases are told by the database's clock, so that it does not matter how far
+    the clocks of the hosts differ; otherwise by the ``now`` of each call. ``shared``: others may be
+    alive, so only leases that have expired are taken away.
+    """
+
+    lease: LeaseTerms
+    server_clock: bool = True
+    shared: bool = True
+
+    def values(self, now: float, **more: object) -> dict[str, Any]:
+        """Return the parameters of a statement that has to do with leases."""
+        return {
+            "now": now,
+            "server": self.server_clock,
+            "owner": self.lease.owner,
+            "seconds": self.lease.lease_seconds,
+            **more,
+        }
+
+
+def lease_clock(now: str) -> str:
+    """Return SQL of the time by which leases are told, where ``now`` is SQL of the caller's."""
+    return f"(CASE WHEN %(server)s THEN extract(epoch FROM statement_timestamp()) ELSE {now} END)"
+
+
+#: SQL of the time by which leases are told.
+CLOCK = lease_clock("%(now)s::float8")
+
+# Deliveries of one subject of one tenant have the same lane, those that need no order have none. A
+# digest, because a subject may be longer than an index takes in.
+_LANE = """
+CASE WHEN {ordered} THEN substring(sha256(convert_to(
+    coalesce({tenant_id}, '') || chr(31) || {subject}, 'UTF8')) FOR 16) END
+"""
+
+
+def lane(ordered: str, tenant_id: str, subject: str) -> str:
+    """Return SQL of the lane of a delivery, from SQL of its columns."""
+    return _LANE.format(ordered=ordered, tenant_id=tenant_id, subject=subject)
+
+
+# -- admission ---------------------------------------------------------------------------------
+
+# A delivery that a tenant has signed and that came before signers were kept has a row under its id
+# alone, and no second one.
+_INSERT_ALL = f"""
+WITH brought AS (
+    SELECT * FROM unnest(%(keys)s::text[], %(ids)s::text[], %(signers)s::text[], %(types)s::text[],
+        %(times)s::float8[], %(signed)s::bigint[], %(subjects)s::text[], %(tenants)s::text[],
+        %(raws)b::bytea[], %(ordered)s::boolean[]
+    ) WITH ORDINALITY AS each (delivery_key, webhook_id, signer, type, received_at, signed_at,
+        subject, tenant_id, raw, ordered, number)
+), kept AS (
+    INSERT INTO arrival (delivery_key, webhook_id, signer, type, received_at, signed_at, subject,
+        tenant_id, raw)
+    SELECT delivery_key, webhook_id, signer, type, received_at, signed_at, subject, tenant_id, raw
+    FROM brought WHERE NOT (brought.signer <> '' AND EXISTS (
+        SELECT 1 FROM arrival AS old WHERE old.delivery_key = brought.webhook_id
+            AND old.signer IS NULL AND old.tenant_id = brought.signer))
+    ORDER BY number
+    ON CONFLICT (delivery_key) DO NOTHING RETURNING sequence, delivery_key
+), opened AS (
+    INSERT INTO work (sequence, state, queued, ordered, lane, attempts, started_at, lease_owner,
+        lease_until)
+    SELECT kept.sequence, %(state)s, %(queued)s, brought.ordered,
+        {lane("brought.ordered", "brought.tenant_id", "brought.subject")},
+        %(running)s::int, CASE WHEN %(running)s = 1 THEN brought.received_at END,
+        CASE WHEN %(leased)s THEN %(owner)s END,
+        CASE WHEN %(leased)s THEN {lease_clock("brought.received_at")} + %(seconds)s END
+    FROM kept JOIN brought USING (delivery_key)
+)
+SELECT delivery_key FROM kept
+"""
+
+_KNOWN = f"""
+SELECT sequence, state, queued, attempts, finished_at,
+    CASE WHEN lease_owner <> %(owner)s THEN lease_until END, process_ends, earlier_attempts, raw,
+    {CLOCK}::float8
+FROM delivery WHERE delivery_key = %(key)s OR (%(signer)s <> '' AND delivery_key = %(id)s
+    AND signer IS NULL AND tenant_id = %(signer)s)
+ORDER BY delivery_key LIMIT 1
+"""
+
+_LOCK = "SELECT 1 FROM arrival WHERE sequence = %s FOR NO KEY UPDATE"
+_LOCK_STATE = "SELECT 1 FROM work WHERE sequence = %s FOR UPDATE"
+
+_READMIT = f"""
+UPDATE work SET state = %(state)s, queued = %(queued)s, attempts = %(attempts)s,
+    earlier_attempts = %(earlier)s, ordered = %(ordered)s,
+    lane = {lane("%(ordered)s", "arrival.tenant_id", "arrival.subject")},
+    started_at = %(started_at)s,
+    lease_owner = CASE WHEN %(leased)s THEN %(owner)s END,
+    lease_until = CASE WHEN %(leased)s THEN {CLOCK} + %(seconds)s END,
+    next_attempt_at = NULL, finished_at = NULL, ran_alone = false,
+    process_ends = CASE WHEN %(restart)s THEN 0 ELSE process_ends END,
+    last_error = CASE WHEN %(restart)s THEN NULL ELSE last_error END
+FROM arrival WHERE work.sequence = %(sequence)s AND arrival.sequence = %(sequence)s
+"""
+
+_SIGN = """
+UPDATE arrival SET delivery_key = %(key)s, signer = %(signer)s
+WHERE sequence = %(sequence)s AND (delivery_key <> %(key)s OR signer IS DISTINCT FROM %(signer)s)
+"""
+
+_SEQUENCE = "SELECT sequence FROM arrival WHERE delivery_key = %(key)s"
+
+_SAY_WHY = f"UPDATE work SET last_error = %(reason)s WHERE sequence = ({_SEQUENCE})"
+
+#: The most times that an admission is decided, as the row may change in between.
+_TRIES = 10
+
+
+def accept_all(
+    terms: SharedTerms, leased: bool, connection: StoreConnection, brought: Sequence[NewDelivery]
+) -> list[Admitted]:
+    """Keep deliveries of different keys for our own workers."""
+    received = DeliveryState.RECEIVED
+    return _admit_all(connection, terms, brought, ACCEPTING, received, leased)
+
+
+def claim_all(
+    terms: SharedTerms, connection: StoreConnection, brought: Sequence[NewDelivery]
+) -> list[Admitted]:
+    """Claim deliveries of different keys for inline runs."""
+    return _admit_all(connection, terms, brought, CLAIMING, DeliveryState.RUNNING, True)
+
+
+def park(
+    connection: StoreConnection, terms: SharedTerms, delivery: NewDelivery, reason: str | None
+) -> Admitted:
+    """Keep ``delivery`` without running it, and why."""
+    parked = DeliveryState.PARKED
+    (admitted,) = _admit_all(connection, terms, [delivery], PARKING, parked, False)
+    if admitted.admission is Admission.NEW and reason is not None:
+        connection.write(_SAY_WHY, {"reason": reason, "key": delivery.key})
+    return admitted
+
+
+def _admit_all(
+    connection: StoreConnection,
+    terms: SharedTerms,
+    brought: Sequence[NewDelivery],
+    rulings: Mapping[ExistingState, AdmissionRule],
+    state: DeliveryState,
+    leased: bool,
+) -> list[Admitted]:
+    new = _insert_all(connection, terms, brought, state, leased)
+    return [
+        Admitted(Admission.NEW)
+        if each.key in new
+        else _admit_known(connection, terms, each, rulings, state, leased)
+        for each in brought
+    ]
+
+
+def _insert_all(
+    connection: StoreConnection,
+    terms: SharedTerms,
+    brought: Sequence[NewDelivery],
+    state: DeliveryState,
+    leased: bool,
+) -> set[str]:
+    """Insert deliveries; return the keys of those that were not known."""
+    rows = connection.write(
+        _INSERT_ALL,
+        terms.values(
+            0.0,
+            keys=[each.key for each in brought],
+            ids=[each.webhook_id for each in brought],
+            signers=[each.signer for each in brought],
+            types=[each.type for each in brought],
+            times=[float(each.received_at) for each in brought],
+            signed=[each.timestamp for each in brought],
+            subjects=[each.subject for each in brought],
+            tenants=[each.tenant_id for each in brought],
+            raws=[each.raw for each in brought],
+            ordered=[each.ordered for each in brought],
+            state=state,
+            queued=state is DeliveryState.RECEIVED,
+            running=int(state is DeliveryState.RUNNING),
+            leased=leased,
+        ),
+    )
+    return {key for (key,) in rows}
+
+
+def _admit_known(
+    connection: StoreConnection,
+    terms: SharedTerms,
+    delivery: NewDelivery,
+    rulings: Mapping[ExistingState, AdmissionRule],
+    state: DeliveryState,
+    leased: bool,
+) -> Admitted:
+    """Decide on a delivery whose key is known.
+
+    It is decided without a lock first, because most redeliveries change nothing, and once more
+    behind a lock if something is to be changed.
+    """
+    values = terms.values(
+        delivery.received_at, key=delivery.key, id=delivery.webhook_id, signer=delivery.signer
+    )
+    locked: int | None = None
+    for _ in range(_TRIES):
+        row = connection.execute(_KNOWN, values).fetchone()
+        if row is None:
+            # It was removed after the insert had met it.
+            if _insert_all(connection, terms, [delivery], state, leased):
+                return Admitted(Admission.NEW)
+            continue
+        sequence, known_state, queued, attempts, finished_at, until, ends, earlier, raw, clock = row
+        known = Known(
+            DeliveryState(known_state),
+            queued,
+            attempts,
+            finished_at,
+            terms.lease.live(until, now=clock),
+            ends,
+        )
+        standing = standing_of(
+            known, now=delivery.received_at, dedup_seconds=terms.lease.dedup_seconds
+        )
+        ruling = rulings[standing]
+        if ruling.change is Change.NOTHING or sequence == locked:
+            break
+        connection.execute(_LOCK, (sequence,))
+        connection.execute(_LOCK_STATE, (sequence,))
+        locked = sequence
+    else:
+        raise AssertionError("a locked row does not change")
+    if ruling.change is Change.REPLACE:
+        forget(connection, [sequence])
+        _insert_all(connection, terms, [delivery], state, leased)
+        return Admitted(Admission.NEW)
+    # After the payload retention there is nothing to compare with, and no reason to suspect the
+    # sender.
+    same_body = raw is None or raw == delivery.raw
+    if not same_body:
+        _keep_other(connection, sequence, delivery)
+    if ruling.change is Change.NOTHING:
+        return Admitted(ruling.admission, attempts, same_body)
+    restart = ruling.change is Change.RESTART
+    # A record that was given up begins anew: its earlier attempts are kept apart, so that the
+    # number of allowed ones is whole again.
+    before = 0 if restart else attempts
+    earlier += attempts - before
+    running = state is DeliveryState.RUNNING
+    values.update(
+        sequence=sequence,
+        state=state,
+        queued=state is DeliveryState.RECEIVED,
+        attempts=before + running,
+        earlier=earlier,
+        ordered=delivery.ordered,
+        started_at=delivery.received_at if running else None,
+        leased=leased,
+        restart=restart,
+    )
+    connection.write(_READMIT, values)
+    connection.write(_SIGN, values)
+    return Admitted(ruling.admission, before, same_body, earlier)
+
+
+# -- other bodies under one key ----------------------------------------------------------------
+
+# A sender decides how many bodies come under one key, so no more than a few are kept, and equal
+# ones once.
+_KEEP_OTHER = f"""
+INSERT INTO evidence (sequence, digest, received_at, address, raw, tenant_id)
+SELECT %(sequence)s, %(digest)s, %(received_at)s, %(address)s, %(raw)s, %(tenant_id)s
+WHERE (SELECT count(*) FROM evidence WHERE sequence = %(sequence)s) < {MOST_EVIDENCE}
+ON CONFLICT DO NOTHING
+"""
+
+_FIRST_BODY = "SELECT sequence, raw FROM arrival WHERE delivery_key = %s AND raw IS NOT NULL"
+
+
+def keep_other(connection: StoreConnection, delivery: NewDelivery) -> None:
+    """Keep the body of ``delivery`` beside the first one of its key, if it is another one."""
+    for sequence, raw in connection.execute(_FIRST_BODY, (delivery.key,)).fetchall():
+        if raw != delivery.raw:
+            _keep_other(connection, sequence, delivery)
+
+
+def _keep_other(connection: StoreConnection, sequence: int, delivery: NewDelivery) -> None:
+    connection.write(
+        _KEEP_OTHER,
+        {
+            "sequence": sequence,
+            "digest": hashlib.sha256(delivery.raw).digest(),
+            "received_at": delivery.received_at,
+            "address": delivery.address,
+            "raw": delivery.raw,
+            "tenant_id": delivery.tenant_id,
+        },
+    )
+
+
+# -- runs and their ends -----------------------------------------------------------------------
+
+_FREE_FOR_US = f"""
+work.{UNFINISHED} AND (work.lease_owner IS NULL OR work.lease_owner = %(owner)s
+    OR work.lease_until <= {{clock}})
+"""
+
+_START_ALL = f"""
+UPDATE work SET state = 'running', attempts = work.attempts + 1, started_at = each.now,
+    ran_alone = each.alone, next_attempt_at = NULL, lease_owner = %(owner)s,
+    lease_until = {lease_clock("each.now")} + %(seconds)s
+FROM unnest(%(keys)s::text[], %(times)s::float8[], %(alone)s::boolean[])
+    AS each (delivery_key, now, alone) JOIN arrival USING (delivery_key)
+WHERE work.sequence = arrival.sequence AND {_FREE_FOR_US.format(clock=lease_clock("each.now"))}
+"""
+
+_STATE = (
+    "sequence, queued, ordered, attempts, earlier_attempts, process_ends, ran_alone, started_at, "
+    "finished_at, last_error"
+)
+
+# A run that ended before its start was handed over is one statement instead of two (ADR 11).
+_RUN_ALL = f"""
+WITH gone AS (
+    DELETE FROM work USING unnest(%(keys)s::text[], %(begun)s::float8[], %(times)s::float8[])
+        AS each (delivery_key, begun, now) JOIN arrival USING (delivery_key)
+    WHERE work.sequence = arrival.sequence
+        AND {_FREE_FOR_US.format(clock=lease_clock("each.begun"))}
+    RETURNING work.*, each.begun, each.now
+)
+INSERT INTO ended ({_STATE})
+SELECT sequence, queued, ordered, attempts + 1, earlier_attempts, process_ends, ran_alone, begun,
+    now, last_error FROM gone
+"""
+
+# A run that has lost its lease to another owner changes nothing: the other one's run counts.
+_FINISH_ALL = f"""
+WITH gone AS (
+    DELETE FROM work USING unnest(%(keys)s::text[], %(times)s::float8[])
+        AS each (delivery_key, now) JOIN arrival USING (delivery_key)
+    WHERE work.sequence = arrival.sequence AND work.lease_owner = %(owner)s AND work.{UNFINISHED}
+    RETURNING work.*, each.now
+)
+INSERT INTO ended ({_STATE})
+SELECT sequence, queued, ordered, attempts, earlier_attempts, process_ends, ran_alone, started_at,
+    now, last_error FROM gone
+"""
+
+_OURS = f"sequence = ({_SEQUENCE}) AND lease_owner = %(owner)s AND {UNFINISHED}"
+
+_FAIL = f"""
+UPDATE work SET state = %(state)s, queued = %(queued)s, next_attempt_at = %(at)s,
+    failed_at = %(failed_at)s, finished_at = %(finished_at)s, last_error = %(error)s,
+    lease_owner = NULL, lease_until = NULL
+WHERE {_OURS} RETURNING sequence, attempts, started_at
+"""
+
+_CUT_SHORT = f"""
+UPDATE work SET attempts = attempts - (state = 'running')::int, state = 'received',
+    started_at = NULL, next_attempt_at = NULL, lease_owner = NULL, lease_until = NULL
+WHERE {_OURS}
+"""
+
+_SET_ASIDE = f"""
+UPDATE work SET state = 'parked', queued = false, next_attempt_at = NULL,
+    last_error = coalesce(%(reason)s, last_error), lease_owner = NULL, lease_until = NULL
+WHERE {_OURS}
+"""
+
+_JOIN = f"UPDATE work SET ran_alone = false WHERE {_OURS}"
+
+_INSERT_ATTEMPT = """
+INSERT INTO attempt (sequence, number, started_at, finished_at, error, place, traceback)
+VALUES (%s, %s, %s, %s, %s, %s, %s)
+"""
+
+# Nothing that another process holds is put back, and nothing whose body the retention has removed:
+# it could not be run.
+_REPLAY = """
+UPDATE work SET state = 'received', queued = true,
+    earlier_attempts = earlier_attempts + attempts, attempts = 0, process_ends = 0,
+    ran_alone = false, next_attempt_at = NULL, started_at = NULL, finished_at = NULL,
+    last_error = NULL
+FROM arrival WHERE arrival.sequence = work.sequence
+    AND arrival.delivery_key = ANY(%s::text[]) AND arrival.raw IS NOT NULL
+    AND state IN ('dead', 'parked', 'retrying') AND lease_owner IS NULL
+RETURNING arrival.delivery_key
+"""
+
+#: A start: the key, the time and whether no other run is beside it.
+Start = tuple[str, float, bool]
+
+#: A whole run that ended well: the key, and the times of its start and its end.
+Run = tuple[str, float, float]
+
+
+def start_all(
+    terms: SharedTerms, connection: StoreConnection, starts: Sequence[Start]
+) -> list[None]:
+    """Begin runs: one more attempt. Nothing when another owner holds a live lease."""
+    keys, times, alone = (list(column) for column in zip(*starts, strict=True))
+    connection.write(_START_ALL, terms.values(0.0, keys=keys, times=times, alone=alone))
+    return [None] * len(starts)
+
+
+def run_all(terms: SharedTerms, connection: StoreConnection, runs: Sequence[Run]) -> list[None]:
+    """Record whole runs that ended well."""
+    keys, begun, times = (list(column) for column in zip(*runs, strict=True))
+    values = terms.values(0.0, keys=keys, begun=begun, times=times)
+    connection.done += connection.write(_RUN_ALL, values).rowcount
+    return [None] * len(runs)
+
+
+def finish_all(
+    terms: SharedTerms, connection: StoreConnection, ends: Sequence[tuple[str, float]]
+) -> list[None]:
+    """Record that runs of ours ended well; nothing where the lease is not ours any more."""
+    keys, times = (list(column) for column in zip(*ends, strict=True))
+    values = terms.values(0.0, keys=keys, times=times)
+    connection.done += connection.write(_FINISH_ALL, values).rowcount
+    return [None] * len(ends)
+
+
+def join(connection: StoreConnection, terms: SharedTerms, key: str) -> None:
+    """Note that a run of ours is not alone any more."""
+    connection.write(_JOIN, {"key": key, "owner": terms.lease.owner})
+
+
+def finish(
+    connection: StoreConnection, terms: SharedTerms, key: str, outcome: Outcome, now: float
+) -> None:
+    """Record the outcome of a run of ours; do nothing if its lease is not ours any more."""
+    ours = {"key": key, "owner": terms.lease.owner}
+    match outcome:
+        case Done():
+            finish_all(terms, connection, [(key, now)])
+        case Retry(at):
+            retrying = {"state": DeliveryState.RETRYING, "queued": at is not None, "at": at}
+            _fail(connection, {**ours, **retrying, "finished_at": None}, outcome, now)
+        case Dead():
+            dead = {"state": DeliveryState.DEAD, "queued": False, "at": None}
+            _fail(connection, {**ours, **dead, "finished_at": now}, outcome, now)
+        case Released():
+            connection.write(_CUT_SHORT, ours)
+        case Parked(reason):
+            connection.write(_SET_ASIDE, {**ours, "reason": reason})
+
+
+def _fail(
+    connection: StoreConnection, values: Mapping[str, object], outcome: Retry | Dead, now: float
+) -> None:
+    failed_at = now if isinstance(outcome, Retry) else None
+    failed = connection.write(
+        _FAIL, {**values, "failed_at": failed_at, "error": outcome.error}
+    ).fetchall()
+    # Its last failed run was the end of a process, which recovery has recorded; a second record
+    # would count it twice.
+    if isinstance(outcome, Dead) and outcome.recorded:
+        return
+    told = (outcome.error, outcome.place, outcome.traceback)
+    for sequence, attempts, started_at in failed:
+        begun = now if started_at is None else started_at
+        # A body that cannot be decoded is dead without a run; it is recorded as the first attempt.
+        connection.write(_INSERT_ATTEMPT, (sequence, max(attempts, 1), begun, now, *told))
+
+
+def replay(connection: StoreConnection, keys: Sequence[str]) -> Sequence[str]:
+    """Put dead, parked and waiting deliveries back; return the keys that were."""
+    put_back = {key for (key,) in connection.write(_REPLAY, (list(keys),))}
+    return [key for key in keys if key in put_back]
+
+
+# -- retention ---------------------------------------------------------------------------------
+
+# Each condition is that of an index.
+_OLD = """
+SELECT sequence FROM ended WHERE {which} AND finished_at < %s ORDER BY finished_at LIMIT %s
+FOR UPDATE SKIP LOCKED
+"""
+
+_OLD_WHOLE, _OLD_BARE = _OLD.format(which="NOT bare"), _OLD.format(which="bare")
+
+_OLD_PARKED = """
+SELECT work.sequence FROM work JOIN arrival USING (sequence)
+WHERE state = 'parked' AND received_at < %s LIMIT %s FOR UPDATE OF work SKIP LOCKED
+"""
+
+_DROP_BODIES = """
+UPDATE arrival SET raw = NULL WHERE sequence = ANY(%s::bigint[]) AND raw IS NOT NULL
+"""
+
+
+def delete_bodies(connection: StoreConnection, before: float, limit: int) -> tuple[int, int]:
+    """Delete bodies of deliveries that were done before that time.
+
+    Returns the number of deliveries that were looked at, up to ``limit``, and that of the bodies.
+    """
+    sequences = [row[0] for row in connection.execute(_OLD_WHOLE, (before, limit))]
+    if not sequences:
+        return 0, 0
+    connection.write("DELETE FROM evidence WHERE sequence = ANY(%s::bigint[])", (sequences,))
+    connection.write(
+        "UPDATE ended SET bare = true WHERE sequence = ANY(%s::bigint[])", (sequences,)
+    )
+    return len(sequences), connection.write(_DROP_BODIES, (sequences,)).rowcount
+
+
+def delete_deliveries(
+    connection: StoreConnection, state: DeliveryState, before: float, limit: int
+) -> tuple[int, int]:
+    """Delete deliveries whole that were done, or are parked and arrived, before that time."""
+    old = (_OLD_WHOLE, _OLD_BARE) if state is DeliveryState.DONE else (_OLD_PARKED,)
+    sequences: list[int] = []
+    for statement in old:
+        rows = connection.execute(statement, (before, limit - len(sequences)))
+        sequences += [sequence for (sequence,) in rows]
+    forget(connection, sequences)
+    return len(sequences), len(sequences)
+
+
+def forget(connection: StoreConnection, sequences: Sequence[int]) -> None:
+    """Delete deliveries whole, whatever their state."""
+    if not sequences:
+        return
+    numbers = (list(sequences),)
+    for table in ("evidence", "attempt", "work", "arrival"):
+        connection.write(f"DELETE FROM {table} WHERE sequence = ANY(%s::bigint[])", numbers)
+    gone = connection.write("DELETE FROM ended WHERE sequence = ANY(%s::bigint[])", numbers)
+    connection.done -= gone.rowcount
+
+
+_OF_TENANT = """
+SELECT sequence FROM arrival WHERE tenant_id = %s ORDER BY sequence LIMIT %s FOR UPDATE
+"""
+
+
+def erase(connection: StoreConnection, tenant_id: str, limit: int | None) -> int:
+    """Delete up to ``limit`` deliveries of a tenant whole; count them."""
+    rows = connection.execute(_OF_TENANT, (tenant_id, limit))
+    sequences = [sequence for (sequence,) in rows]
+    forget(connection, sequences)
+    return len(sequences)
+
+
+_EVIDENCE_OF = (
+    "DELETE FROM evidence WHERE id IN (SELECT id FROM evidence WHERE tenant_id = %s LIMIT %s)"
+)
+
+
+def erase_evidence(connection: StoreConnection, tenant_id: str, limit: int | None) -> int:
+    """Delete up to ``limit`` bodies of the tenant's that came under others' keys; count them."""
+    return connection.write(_EVIDENCE_OF, (tenant_id, limit)).rowcount
+
+
+_LEFT_LONG_AGO = """
+WITH gone AS (
+    DELETE FROM node WHERE id <> '' AND seen_at < now() - interval '1 day' RETURNING done
+)
+UPDATE node SET done = done + (SELECT sum(gone.done) FROM gone)
+WHERE id = '' AND EXISTS (SELECT 1 FROM gone)
+"""
+
+
+def forget_nodes(connection: StoreConnection) -> None:
+    """Remove the rows of stores that ended without closing, and keep what they have counted."""
+    connection.execute(_LEFT_LONG_AGO)
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+#: Keeps a value under a name.
+KEEP_CHECKPOINT = """
+INSERT INTO checkpoint (name, value) VALUES (%s, %s)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+"""
+
+
+def write_checkpoint(connection: StoreConnection, name: str, value: str | None) -> None:
+    """Keep ``value`` under ``name``; None forgets it."""
+    if value is None:
+        connection.write("DELETE FROM checkpoint WHERE name = %s", (name,))
+    else:
+        connection.write(KEEP_CHECKPOINT, (name, value))

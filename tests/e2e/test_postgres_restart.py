@@ -1,0 +1,176 @@
+"""Several receivers on one PostgreSQL server: what was answered 200 is handled, whoever dies."""
+
+import collections
+import os
+import signal
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+
+import attrs
+import pytest
+import trio
+from support.daemon import Daemon, Place
+from support.deliveries import SECRET
+from support.postgres import PostgresServer, binaries
+from support.wire import Wire
+
+from sdk_trio.testing import sign_delivery
+
+APPLICATION = """
+import os, trio, sdk_trio
+from sdk_trio.events import OrderPaidEvent
+
+handlers = sdk_trio.HandlerRegistry()
+log = os.open(os.environ["HANDLED"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+@handlers.on(OrderPaidEvent, enqueue=True)
+async def handle(event):
+    await trio.sleep(0.002)
+    os.write(log, event.webhook_id.encode() + b"\\n")
+"""
+
+
+@pytest.fixture
+def server():
+    pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
+    programs = binaries()
+    if programs is None:
+        pytest.skip("no PostgreSQL server is installed: apt-get install postgresql")
+    server = PostgresServer(programs)
+    server.start()
+    yield server
+    server.remove()
+
+
+@attrs.define
+class Hosts:
+    """Hosts with a receiver each, that share a database and the file of what was handled."""
+
+    server: PostgresServer
+    dsn: str
+    handled_file: object
+
+    def handled(self) -> collections.Counter[str]:
+        text = self.handled_file.read_text() if self.handled_file.exists() else ""
+        return collections.Counter(text.split())
+
+    def place(self, name: str) -> Place:
+        directory = self.handled_file.parent / name
+        directory.mkdir()
+        (directory / "application.py").write_text(APPLICATION)
+        place = Place(directory)
+        place.environ.update(
+            SDK_POSTGRES_DSN=self.dsn,
+            SDK__STORAGE__BACKEND="Postgres",
+            HANDLED=str(self.handled_file),
+        )
+        return place
+
+    def execute(self, statement: str) -> list[tuple]:
+        return self.server.execute(statement, self.dsn.rpartition("=")[2])
+
+    def states(self) -> dict[str, int]:
+        return dict(self.execute("SELECT state, count(*) FROM sdk_trio.delivery GROUP BY state"))
+
+    def leases(self) -> dict[str, int]:
+        return dict(
+            self.execute(
+                "SELECT lease_owner, count(*) FROM sdk_trio.work WHERE lease_owner IS NOT NULL "
+                "GROUP BY lease_owner"
+            )
+        )
+
+
+@pytest.fixture
+def hosts(server, tmp_path):
+    return Hosts(server, server.empty(), tmp_path / "handled")
+
+
+@attrs.define
+class Sender:
+    """Delivers ids to one receiver, as long as one does not answer 200, again."""
+
+    daemon: Daemon
+    pending: collections.deque
+    acknowledged: set
+    refused: collections.Counter = attrs.Factory(collections.Counter)
+
+    async def run(self) -> None:
+        while self.pending:
+            try:
+                with await Wire.connect(self.daemon.receiver) as wire:
+                    while self.pending:
+                        await self._deliver(wire, self.pending.popleft())
+            except (OSError, trio.BrokenResourceError):
+                if self.daemon.process.poll() is not None:
+                    return
+                await trio.sleep(0.02)
+
+    async def _deliver(self, wire: Wire, webhook_id: str) -> None:
+        answered = False
+        try:
+            answer = await wire.post(
+                sign_delivery("order.paid", secret=SECRET, webhook_id=webhook_id)
+            )
+            answered = answer.status == 200
+            if not answered:
+                self.refused[answer.status] += 1
+        finally:
+            (self.acknowledged.add if answered else self.pending.append)(webhook_id)
+        if not answered:
+            await trio.sleep(0.05)
+
+
+def readiness(daemon: Daemon) -> int:
+    try:
+        with urllib.request.urlopen(f"{daemon.admin}/readyz", timeout=20) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+async def until(condition, seconds=60):
+    with trio.fail_after(seconds):
+        while not condition():
+            await trio.sleep(0.02)
+
+
+async def until_ready(daemon, status):
+    with trio.fail_after(60):
+        while await trio.to_thread.run_sync(readiness, daemon) != status:
+            await trio.sleep(0.1)
+
+
+async def test_a_server_that_is_killed_and_a_host_that_dies_lose_nothing_acknowledged(hosts):
+    ids = [f"m{number}" for number in range(900)]
+    pending, acknowledged = collections.deque(ids), set()
+    with ExitStack() as stack:
+        one = stack.enter_context(hosts.place("one").daemon("--app", "application:handlers"))
+        two = stack.enter_context(hosts.place("two").daemon("--app", "application:handlers"))
+        senders = [Sender(each, pending, acknowledged) for each in (one, two)]
+        async with trio.open_nursery() as nursery:
+            for sender in senders:
+                for _ in range(4):
+                    nursery.start_soon(sender.run)
+            await until(lambda: len(acknowledged) > 200)
+            hosts.server.kill()
+            # While it is away, senders are told to come again, and load balancers to go elsewhere.
+            await until(lambda: all(sender.refused[503] for sender in senders))
+            await until_ready(one, 503)
+            await trio.to_thread.run_sync(hosts.server.start)
+            await until(lambda: len(acknowledged) > 500)
+            os.kill(two.process.pid, signal.SIGKILL)
+        assert acknowledged == set(ids)
+        assert {status for sender in senders for status in sender.refused} <= {503}
+        await until_ready(one, 200)
+        # The other host's leases are left, which would end after 75 s.
+        await until(lambda: len(hosts.leases()) <= 1)
+        hosts.execute("UPDATE sdk_trio.work SET lease_until = 0")
+        await until(lambda: set(hosts.handled()) >= acknowledged)
+        await until(lambda: hosts.states() == {"done": len(ids)})
+    handled = hosts.handled()
+    repeated = {webhook_id for webhook_id, times in handled.items() if times > 1}
+    # Run twice is only what ran when the server or its host went away, and had not been recorded.
+    assert len(repeated) < 60

@@ -1,0 +1,34 @@
+"""``doctor`` says whether the database can be used, and changes nothing in it."""
+
+import pytest
+from support.doctor import Doctor
+from support.postgres import running_server
+
+
+@pytest.fixture
+def doctor(command_line, monkeypatch):
+    doctor = Doctor(command_line, monkeypatch)
+    doctor.set("Storage__Backend", "Postgres")
+    return doctor
+
+
+def test_a_database_is_looked_at_and_left_as_it_is(doctor, monkeypatch):
+    server = running_server()
+    dsn = server.empty()
+    monkeypatch.setenv("SDK_POSTGRES_DSN", dsn)
+    found = doctor.alone()
+    found.one("store", "note", "the next start brings the schema sdk_trio up to date")
+    # The tests' own server does not sync.
+    found.one("store", "problem", "fsync = off")
+    schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'sdk_trio'"
+    assert server.execute(schemas, dsn.rpartition("=")[2]) == [(0,)]
+    monkeypatch.setenv("SDK_POSTGRES_DSN", server.fresh())
+    doctor.alone().one("store", "ok", "is that of this version")
+
+
+def test_a_database_that_is_away_is_a_problem_without_the_password(doctor, monkeypatch):
+    running_server()
+    monkeypatch.setenv("SDK_POSTGRES_DSN", "postgresql://u:hunter2@127.0.0.1:1/db")
+    found = doctor.alone()
+    found.one("store", "problem", "127.0.0.1")
+    assert "hunter2" not in found.text

@@ -1,0 +1,477 @@
+"""What the store on PostgreSQL promises beyond the contract of every store."""
+
+import random
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from support.ports import free_port
+from support.postgres import PostgresServer, running_server
+
+from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, StoreVersionError
+from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.records.tenants import AuditAction, AuditRecord
+
+HOUR = 3600.0
+TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
+
+
+@attrs.frozen
+class Database:
+    """A database of the session's server."""
+
+    server: PostgresServer
+    dsn: str
+
+    @property
+    def name(self) -> str:
+        return self.dsn.rpartition("=")[2]
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.server.execute(statement, self.name)
+
+    def connections(self) -> list[tuple[Any, ...]]:
+        """The process and the state of each connection of a store."""
+        return self.server.execute(
+            "SELECT pid, state FROM pg_stat_activity "
+            f"WHERE datname = '{self.name}' AND application_name = 'sdk_trio'"
+        )
+
+    def end_connections(self) -> None:
+        self.server.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            f"WHERE datname = '{self.name}'"
+        )
+
+    @asynccontextmanager
+    async def open(self, owner: str = "one", dsn: str = "", **terms: float) -> AsyncIterator[Any]:
+        from sdk_trio.storage.postgres.connect import PostgresAddress
+        from sdk_trio.storage.postgres.inbox import PostgresInbox
+
+        address = PostgresAddress(dsn=dsn or self.dsn)
+        inbox = await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms})
+        try:
+            yield inbox
+        finally:
+            with trio.move_on_after(30, shield=True):
+                await inbox.close()
+
+
+@pytest.fixture
+def database() -> Database:
+    server = running_server()
+    return Database(server, server.fresh())
+
+
+@pytest.fixture
+def empty() -> Database:
+    server = running_server()
+    return Database(server, server.empty())
+
+
+def delivery(webhook_id: str = "m1", *, at: float = 1000.0, **fields: Any) -> NewDelivery:
+    return NewDelivery(webhook_id, "order.paid", b'{"type":"order.paid"}', 7, at, **fields)
+
+
+# -- several hosts -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [-HOUR, HOUR])
+async def test_leases_are_told_by_the_clock_of_the_database(
+    database: Database, ahead: float
+) -> None:
+    async with database.open("one") as one, database.open("two") as two:
+        assert (await one.claim(delivery("inline", at=1000))).admission is Admission.NEW
+        await one.accept(delivery("queued", at=1000), leased=True)
+        await one.start("queued", now=1000)
+        again = await two.claim(delivery("inline", at=1000 + ahead))
+        assert again.admission is Admission.RUNNING
+        await two.start("queued", now=1000 + ahead)
+        assert not (await two.take_due(limit=9, now=1000 + ahead)).records
+        record = await two.get("queued")
+        assert record.attempts == 1
+
+
+async def test_a_host_that_starts_takes_nothing_from_one_that_lives(database: Database) -> None:
+    async with database.open("one") as one:
+        await one.accept(delivery("m1"), leased=True)
+        await one.start("m1", now=1000)
+        async with database.open("two") as two:
+            assert await two.recover() == 0
+        await one.finish("m1", Done(), now=1001)
+        assert (await one.counts())[DeliveryState.DONE] == 1
+
+
+async def test_what_a_dead_host_held_is_noticed_and_run_by_another(database: Database) -> None:
+    async with database.open("one", lease_seconds=0.2) as one, database.open("two") as two:
+        await one.accept(delivery("m1"), leased=True)
+        await one.start("m1", now=1000)
+        await two.changed_elsewhere()
+        with trio.fail_after(30):
+            while not await two.changed_elsewhere():
+                await trio.sleep(0.01)
+        (record,) = (await two.take_due(limit=9, now=1001)).records
+        assert (record.state, record.process_ends) == (DeliveryState.RECEIVED, 1)
+        # Nobody has told the first one, and its late end changes nothing.
+        await one.finish("m1", Done(), now=1002)
+        assert (await two.get("m1")).state is DeliveryState.RECEIVED
+
+
+async def test_two_of_one_subject_that_two_hosts_keep_never_run_at_once(
+    database: Database,
+) -> None:
+    async with database.open("one") as one, database.open("two") as two:
+        for name in ("m1", "m2"):
+            await one.accept(delivery(name, subject="s", ordered=True), leased=False)
+        # As if the first had been committed after the second was taken.
+        database.execute("UPDATE sdk_trio.work SET lane = NULL WHERE sequence = 1")
+        database.execute("UPDATE sdk_trio.work SET lease_owner = 'x' WHERE sequence = 1")
+        (record,) = (await two.take_due(limit=9, now=1001)).records
+        assert record.webhook_id == "m2"
+        database.execute(
+            "UPDATE sdk_trio.work SET lease_owner = NULL, "
+            "lane = (SELECT lane FROM sdk_trio.work WHERE sequence = 2) WHERE sequence = 1"
+        )
+        assert not (await one.take_due(limit=9, now=1001)).records
+        await two.finish("m2", Done(), now=1002)
+        (record,) = (await one.take_due(limit=9, now=1003)).records
+        assert record.webhook_id == "m1"
+
+
+async def test_hosts_that_work_at_once_run_each_delivery_once(database: Database) -> None:
+    runs: Counter[str] = Counter()
+
+    async def host(name: str) -> None:
+        async with database.open(name) as inbox:
+            for number in range(40):
+                # Half of them come to both.
+                told = delivery(f"m{number if number % 2 else f'{name}{number}'}")
+                await inbox.accept(told, leased=False)
+            while records := (await inbox.take_due(limit=7, now=1001)).records:
+                for record in records:
+                    await inbox.start(record.key, now=1001)
+                    runs[record.key] += 1
+                    await inbox.finish(record.key, Done(), now=1002)
+
+    async with trio.open_nursery() as nursery:
+        for name in ("one", "two", "three"):
+            nursery.start_soon(host, name)
+    assert set(runs.values()) == {1}
+    async with database.open() as inbox:
+        assert (await inbox.counts())[DeliveryState.DONE] == len(runs) == 80
+
+
+# -- the schema --------------------------------------------------------------------------------
+
+
+async def test_hosts_that_start_at_once_make_one_schema(empty: Database) -> None:
+    async def open_one(number: int) -> None:
+        async with empty.open(f"host {number}") as inbox:
+            await inbox.accept(delivery(f"m{number}"), leased=False)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(open_one, number)
+    async with empty.open() as inbox:
+        assert (await inbox.counts())[DeliveryState.RECEIVED] == 5
+
+
+async def test_a_schema_of_a_newer_version_is_refused(empty: Database) -> None:
+    async with empty.open():
+        pass
+    empty.execute("UPDATE sdk_trio.store SET version = 999")
+    with pytest.raises(StoreVersionError, match=r"version 999.*install the version"):
+        async with empty.open():
+            pass
+
+
+async def test_a_schema_of_another_program_is_refused_and_left_alone(empty: Database) -> None:
+    empty.execute("CREATE SCHEMA sdk_trio CREATE TABLE theirs (a int)")
+    with pytest.raises(StoreVersionError, match=r"another program.*PostgresSchema"):
+        async with empty.open():
+            pass
+    tables = empty.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'sdk_trio'")
+    assert tables == [("theirs",)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE sdk_trio.audit SET reason = 'another'",
+        "DELETE FROM sdk_trio.audit",
+        "TRUNCATE sdk_trio.audit",
+    ],
+)
+async def test_nobody_changes_the_audit_trail(database: Database, statement: str) -> None:
+    import psycopg
+
+    async with database.open() as inbox:
+        row = AuditRecord(
+            tenant_id="t",
+            tenant_identifier="t",
+            action=AuditAction.REFUSED,
+            actor="a",
+            occurred_at=1.0,
+        )
+        await inbox.tenants.note(row)
+        with pytest.raises(psycopg.Error, match="append-only"):
+            database.execute(statement)
+        (kept,) = await inbox.tenants.audit()
+        assert attrs.evolve(kept, sequence=0) == row
+
+
+# -- the connection ----------------------------------------------------------------------------
+
+
+async def test_connections_that_the_server_has_ended_are_replaced_unnoticed(
+    database: Database,
+) -> None:
+    async with database.open() as inbox:
+        for number in range(3):
+            await inbox.accept(delivery(f"m{number}"), leased=True)
+            assert await inbox.get(f"m{number}") is not None
+            database.end_connections()
+        assert (await inbox.counts())[DeliveryState.RECEIVED] == 3
+
+
+async def test_a_database_that_only_reads_is_away_until_it_writes_again(
+    empty: Database,
+) -> None:
+    async with empty.open() as inbox:
+        empty.execute(f"ALTER DATABASE {empty.name} SET default_transaction_read_only = on")
+        empty.end_connections()
+        with pytest.raises(StoreUnavailableError, match="read-only"):
+            await inbox.accept(delivery(), leased=True)
+        empty.server.execute(f"ALTER DATABASE {empty.name} RESET default_transaction_read_only")
+        with trio.fail_after(30):
+            while True:
+                try:
+                    await inbox.accept(delivery(), leased=True)
+                    break
+                except StoreUnavailableError:
+                    await trio.sleep(0.05)
+
+
+@pytest.mark.parametrize("call", ["accept", "claim"])
+async def test_a_claim_whose_commit_nobody_has_heard_of_is_given_up(
+    database: Database, call: str
+) -> None:
+    server = database.server
+    async with database.open() as inbox:
+        # A standby that never answers: the commit is made, and its answer does not come.
+        server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        server.execute("SELECT pg_reload_conf()")
+        try:
+            async with trio.open_nursery() as nursery:
+
+                async def fail() -> None:
+                    calls = {"accept": partial(inbox.accept, leased=True), "claim": inbox.claim}
+                    with pytest.raises(StoreUnavailableError, match="during a commit"):
+                        await calls[call](delivery())
+
+                nursery.start_soon(fail)
+                waiting = (
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    f"WHERE wait_event = 'SyncRep' AND datname = '{database.name}'"
+                )
+                with trio.fail_after(30):
+                    while not server.execute(waiting):
+                        await trio.sleep(0.02)
+        finally:
+            server.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            server.execute("SELECT pg_reload_conf()")
+        kept = await inbox.get("m1")
+        assert kept is not None
+        await inbox.write_checkpoint("next", "transaction")
+        async with database.open("two") as two:
+            if call == "accept":
+                (record,) = (await two.take_due(limit=9, now=1001)).records
+                assert record.key == "m1"
+            else:
+                assert (await two.claim(delivery())).admission is not Admission.RUNNING
+
+
+async def test_commits_are_durable_where_the_server_would_not_make_them_so(
+    empty: Database,
+) -> None:
+    empty.server.execute(f"ALTER DATABASE {empty.name} SET synchronous_commit = off")
+    async with empty.open() as inbox:
+        shown = await inbox._commits.submit(
+            lambda c: c.execute("SHOW synchronous_commit").fetchone()
+        )
+        assert shown == ("on",)
+
+
+@pytest.mark.parametrize(
+    "dsn", ["host=/nowhere passwort=hunter2 dbname=x", "hunter2", "postgresql://u:hunter2@[/x"]
+)
+async def test_a_connection_string_that_cannot_be_used_is_not_quoted(
+    database: Database, dsn: str
+) -> None:
+    with pytest.raises((OptionsValidationError, StoreUnavailableError)) as caught:
+        async with database.open(dsn=dsn):
+            pass
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_a_password_is_in_no_message_and_no_repr(database: Database) -> None:
+    from sdk_trio.storage.postgres.connect import PostgresAddress
+
+    dsn = f"postgresql://user:hunter2@127.0.0.1:{free_port()}/db"
+    assert "hunter2" not in repr(PostgresAddress(dsn=dsn))
+    with pytest.raises(StoreUnavailableError, match=r"db on 127\.0\.0\.1") as caught:
+        async with database.open(dsn=dsn):
+            pass
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_cancelling_at_random_leaves_no_connection_and_no_open_transaction(
+    database: Database,
+) -> None:
+    dice = random.Random(7)
+    async with database.open() as inbox:
+
+        async def call(number: int) -> None:
+            key = f"m{number % 50}"
+            with trio.move_on_after(dice.random() * 0.02):
+                match number % 5:
+                    case 0:
+                        await inbox.accept(delivery(key), leased=True)
+                    case 1:
+                        await inbox.start(key, now=1000)
+                    case 2:
+                        await inbox.finish(key, Retry(1001, "no"), now=1000)
+                    case 3:
+                        await inbox.take_due(limit=5, now=1002)
+                    case 4:
+                        await inbox.find(limit=50)
+
+        for round_ in range(30):
+            async with trio.open_nursery() as nursery:
+                for number in range(round_, round_ + 40):
+                    nursery.start_soon(call, number)
+        with trio.fail_after(30):
+            # One writes, and at most four read.
+            while any(state != "idle" for _, state in database.connections()):
+                await trio.sleep(0.01)
+        assert len(database.connections()) <= 5
+        await inbox.accept(delivery("last"), leased=True)
+        assert await inbox.get("last") is not None
+    with trio.fail_after(30):
+        while database.connections():  # the server notices in its own time
+            await trio.sleep(0.01)
+
+
+# -- costs -------------------------------------------------------------------------------------
+
+_FINISHED = """
+INSERT INTO sdk_trio.arrival
+    (delivery_key, webhook_id, signer, type, received_at, signed_at, raw)
+SELECT 'd' || n, 'd' || n, '', 't', n, n, 'x' FROM generate_series(1, 20000) AS n;
+INSERT INTO sdk_trio.ended (sequence, queued, ordered, attempts, earlier_attempts, process_ends,
+    ran_alone, started_at, finished_at)
+SELECT sequence, true, false, 1, 0, 0, false, received_at, received_at FROM sdk_trio.arrival;
+ANALYZE;
+"""
+
+
+async def test_no_daily_work_reads_the_finished_deliveries(database: Database) -> None:
+    database.execute(_FINISHED)
+
+    def read() -> Counter[str]:
+        # Rows that were read, by table; they are counted when a connection ends.
+        rows = database.execute(
+            "SELECT relname, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) "
+            "FROM pg_stat_user_tables WHERE schemaname = 'sdk_trio'"
+        )
+        return Counter(dict(rows))
+
+    before = read()
+    async with database.open(dedup_seconds=1e9) as inbox:
+        for number in range(20):
+            key = f"m{number}"
+            await inbox.accept(delivery(key, subject="s", ordered=number % 2 == 0), leased=False)
+        for _ in range(3):
+            for record in (await inbox.take_due(limit=5, now=1001)).records:
+                await inbox.start(record.key, now=1001)
+                await inbox.finish(record.key, Done(), now=1002)
+            await inbox.accept(delivery("d7"), leased=False)
+            await inbox.counts()
+            await inbox.oldest_waiting()
+            await inbox.changed_elsewhere()
+            await inbox.renew(now=1001)
+            await inbox.recover()
+            await inbox.find(limit=20)
+            await inbox.find(state=DeliveryState.RECEIVED, limit=20)
+            await inbox.purge(now=1003)
+    with trio.fail_after(30):
+        while not (used := read() - before)["work"]:
+            await trio.sleep(0.05)
+    assert max(used.values()) < 10_000, f"a query reads what is finished: {used}"
+
+
+# -- a pooler in between -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def pooler(database: Database) -> Iterator[str]:
+    """PgBouncer in transaction mode with one connection to the server; its connection string."""
+    program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
+    if program is None:
+        pytest.skip("no pgbouncer is installed: apt-get install pgbouncer")
+    server = database.server
+    directory = Path(tempfile.mkdtemp(prefix="sdk-pooler-"))
+    directory.chmod(0o755)
+    port = free_port()
+    settings = directory / "pgbouncer.ini"
+    settings.write_text(
+        f"[databases]\n* = host={server.directory} user=owner\n[pgbouncer]\n"
+        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+        "pool_mode = transaction\ndefault_pool_size = 2\n"
+    )
+    settings.chmod(0o644)
+    process = subprocess.Popen(
+        [program, str(settings)], user=server.user, stderr=subprocess.PIPE, cwd=directory
+    )
+    yield f"host=127.0.0.1 port={port} user=owner dbname={database.name}"
+    process.terminate()
+    process.communicate(timeout=30)
+    shutil.rmtree(directory)
+
+
+async def test_a_pooler_that_changes_connections_changes_nothing(
+    database: Database, pooler: str
+) -> None:
+    async def opened(name: str) -> None:
+        with trio.fail_after(60):
+            while True:
+                try:
+                    async with database.open(name, dsn=pooler) as inbox:
+                        await work(name, inbox)
+                        return
+                except StoreUnavailableError:  # it starts yet
+                    await trio.sleep(0.05)
+
+    async def work(name: str, inbox: Any) -> None:
+        assert await inbox._commits.submit(lambda c: c.pooled)
+        for number in range(15):
+            key = f"{name}-{number}"
+            await inbox.accept(delivery(key), leased=True)
+            await inbox.start(key, now=1000)
+            assert (await inbox.get(key)).attempts == 1
+            await inbox.finish(key, Done(), now=1001)
+
+    async with trio.open_nursery() as nursery:
+        for name in ("one", "two", "three"):
+            nursery.start_soon(opened, name)
+    async with database.open() as inbox:
+        assert (await inbox.counts())[DeliveryState.DONE] == 45

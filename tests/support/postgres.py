@@ -1,0 +1,186 @@
+"""A PostgreSQL server of the tests' own, and a database for each test."""
+
+import functools
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_NUMBERS = itertools.count()
+
+#: Databases that are used in turn; no test needs as many at once.
+_KEPT = 8
+
+# The trigger that keeps the audit trail sleeps meanwhile. The rest is as after the migration.
+_EMPTY = """
+DO $$
+DECLARE each text;
+BEGIN
+    SET LOCAL session_replication_role = replica;
+    FOR each IN SELECT tablename FROM pg_tables WHERE schemaname = 'sdk_trio'
+        AND tablename NOT IN ('store', 'node', 'counter')
+    LOOP
+        EXECUTE format('DELETE FROM sdk_trio.%I', each);
+    END LOOP;
+    FOR each IN SELECT sequencename FROM pg_sequences WHERE schemaname = 'sdk_trio'
+    LOOP
+        EXECUTE format('ALTER SEQUENCE sdk_trio.%I RESTART', each);
+    END LOOP;
+    DELETE FROM sdk_trio.node WHERE id <> '';
+    UPDATE sdk_trio.node SET changes = 0, done = 0;
+    UPDATE sdk_trio.counter SET value = 0;
+END $$
+"""
+
+# Tests look at what is committed, and no test pulls the plug of the machine.
+_SETTINGS = {
+    "listen_addresses": "",  # its socket is in its directory
+    "fsync": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "32MB",
+    "max_connections": "100",
+    "autovacuum_naptime": "5s",
+}
+
+
+def binaries() -> Path | None:
+    """The directory of the server's programs; None if there is none on this machine."""
+    candidates = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
+    if found := shutil.which("initdb"):
+        candidates.append(Path(found).parent)
+    return next((each for each in candidates if (each / "initdb").exists()), None)
+
+
+class PostgresServer:
+    """A server in a directory of its own, as a user without rights, on a port of its own."""
+
+    def __init__(self, programs: Path) -> None:
+        self.programs = programs
+        self.directory = Path(tempfile.mkdtemp(prefix="sdk-pg-"))
+        # The server refuses to run as root.
+        self.user = "postgres" if os.geteuid() == 0 else None
+        if self.user is not None:
+            known = pwd.getpwnam(self.user)
+            os.chown(self.directory, known.pw_uid, known.pw_gid)
+        self.data = self.directory / "data"
+        self._template: str | None = None
+        self._created: list[str] = []
+        self._places: dict[Path, str] = {}
+        self._run("initdb", "-D", str(self.data), "-U", "owner", "-A", "trust", "-E", "UTF8", "-N")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        finished = subprocess.run(
+            [str(self.programs / program), *arguments],
+            user=self.user,
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert finished.returncode == 0, f"{program}: {finished.stdout}{finished.stderr}"
+
+    def start(self) -> None:
+        settings = {**_SETTINGS, "unix_socket_directories": self.directory}
+        options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
+        log = str(self.directory / "log")
+        self._run("pg_ctl", "start", "-w", "-D", str(self.data), "-l", log, "-o", options)
+
+    def stop(self, mode: str = "immediate") -> None:
+        self._run("pg_ctl", "stop", "-w", "-D", str(self.data), "-m", mode)
+
+    def kill(self) -> None:
+        """End the server as a crash does, and wait until nothing of it is left."""
+        pid = int((self.data / "postmaster.pid").read_text().splitlines()[0])
+        os.kill(pid, signal.SIGKILL)
+        # Its children notice that by themselves; a new server waits for the last of them.
+        deadline = time.monotonic() + 30
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def dsn(self, database: str = "postgres") -> str:
+        return f"host={self.directory} user=owner dbname={database}"
+
+    def execute(self, statement: str, database: str = "postgres") -> list[tuple]:
+        import psycopg
+
+        with psycopg.connect(self.dsn(database), autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def empty(self) -> str:
+        """The connection string of a new database without any table."""
+        name = f"test_{next(_NUMBERS)}"
+        self.execute(f"CREATE DATABASE {name}")
+        return self.dsn(name)
+
+    def fresh(self) -> str:
+        """The connection string of a new database that has the schema already."""
+        if self._template is None:
+            from sdk_trio.storage.postgres.connect import PostgresAddress
+
+            address = PostgresAddress(dsn=self.empty())
+            connection = address.connect()
+            address.migrate(connection)
+            self._template = connection.info.dbname
+            connection.close()
+        if len(self._created) < _KEPT:
+            name = f"test_{next(_NUMBERS)}"
+            self.execute(f"CREATE DATABASE {name} TEMPLATE {self._template}")
+        else:
+            # Emptied in a tenth of the time in which a new one is made.
+            name = self._created.pop(0)
+            self.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                f"WHERE datname = '{name}'"
+            )
+            self.execute(_EMPTY, name)
+        self._created.append(name)
+        return self.dsn(name)
+
+    def database_of(self, place: Path) -> str:
+        """The connection string of the database that stands for a file: always the same one."""
+        if place not in self._places:
+            self._places[place] = self.fresh()
+        return self._places[place]
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@functools.cache
+def running_server() -> PostgresServer:
+    """The one server of this process; it is started at the first call."""
+    pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
+    programs = binaries()
+    if programs is None:
+        pytest.skip("no PostgreSQL server is installed: apt-get install postgresql")
+    server = PostgresServer(programs)
+    server.start()
+    return server
+
+
+def remove_server() -> None:
+    """Remove what :func:`running_server` has started."""
+    if running_server.cache_info().currsize:
+        running_server().remove()
+
+
+async def open_inbox(place: Path, *, owner: str, **terms: float) -> Any:
+    """Open the inbox that stands for a file, as the contracts of the stores expect it: with the
+    clock of its callers, and as the only one that is alive.
+    """
+    from sdk_trio.storage.postgres.connect import PostgresAddress
+    from sdk_trio.storage.postgres.inbox import PostgresInbox
+
+    address = PostgresAddress(dsn=running_server().database_of(place))
+    return await PostgresInbox.open(address, owner=owner, server_clock=False, shared=False, **terms)
