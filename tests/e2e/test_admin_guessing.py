@@ -80,7 +80,7 @@ def test_a_replay_leaves_who_did_it_from_where_and_to_what(place, actor):
         order = {"ids": [*ids, "unknown"]} | ({} if actor is None else {"actor": actor})
         answer = httpx.post(f"{daemon.admin}/api/events/replay", json=order, headers=bearer(TOKEN))
         assert answer.json()["replayed"] == 2
-        [record] = daemon.logged("admin.replayed")
+        record = daemon.wait_for("admin.replayed")
         assert record["actor"] == (actor or "admin token")
         assert record["address"] == "127.0.0.1"
         assert sorted(record["webhook_ids"]) == sorted(ids)

@@ -145,7 +145,7 @@ async def test_what_needs_a_restart_is_named_and_the_rest_applies(manager):
         assert reloaded["changed"] == (applied if count == 1 else [])
     sender = Senders(await manager.url())
     assert [await sender._attempt(name) for name in "ab"] == [200, 429]
-    assert manager.logged("webhook.received")  # of level Debug
+    await manager.wait_for("webhook.received")  # of level Debug
     assert await manager.stop(daemon) == 0
 
 
