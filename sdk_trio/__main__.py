@@ -38,6 +38,7 @@ def main() -> int:
     a traceback of whatever is being imported, or none and no end: an exception that is raised in a
     callback of an import is printed and forgotten.
     """
+    _open_standard_streams()
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) is signal.SIG_DFL:
         signal.signal(hangup, HeldSignal())
@@ -46,6 +47,17 @@ def main() -> int:
     from .cli.main import main as run
 
     return run()
+
+
+def _open_standard_streams() -> None:
+    """Lead standard streams that the caller has closed (``2>&-``) to the null device.
+
+    Python has None in their place, which nobody can write to. Their numbers would go to the next
+    files that are opened, such as the store's, and what a library says to number 2 would end there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 if __name__ == "__main__":

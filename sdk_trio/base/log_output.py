@@ -179,12 +179,13 @@ def _without_waiting(write: Callable[[bytes], int]) -> Callable[[bytes], int]:
 
 
 def _waiting(take: Callable[[bytes], int], descriptor: int) -> Callable[[bytes], int]:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-
     def push(data: bytes) -> int:
         taken = take(data)
         if not taken:
+            # One object for each wait: of an object that a thread waits on while the process forks,
+            # the child has a copy that stays in use for ever, and refuses the child's own wait.
+            poll = select.poll()
+            poll.register(descriptor, select.POLLOUT)
             poll.poll(RETRY_SECONDS * 1000)
         return taken
 

@@ -93,7 +93,7 @@ class Logger:
         self, level: int, event: str, fields: dict[str, object], *, exc_info: bool = False
     ) -> None:
         """Hand the event to stdlib logging as a readable message, its fields in ``record.sdk``."""
-        shown = (f"{key}={value!r}" for key, value in fields.items() if key != "traceback")
+        shown = (f"{key}={_shown(value)}" for key, value in fields.items() if key != "traceback")
         message = " ".join([event, *shown])
         if "traceback" in fields:
             message += "\n" + str(fields["traceback"]).rstrip()
@@ -129,7 +129,7 @@ def _written(logger: logging.Logger, level: int, event: str, fields: dict[str, o
     try:
         line = handler.lines.of_event(level, logger.name, event, fields)
     except Exception:
-        return False  # such as a repr that fails, which the standard library reports
+        return False  # such as a number of 5000 digits, which the long way shows as well
     handler.output.write(level, line)
     return True
 
@@ -200,8 +200,39 @@ class Throttle:
         return found
 
 
-#: Makes JSON of what is neither a text nor a whole number.
-_encode_json = JSONEncoder(default=repr).encode
+def _shown(value: object) -> str:
+    """Return the ``repr`` of a value, or a text in its place: no event fails for what it tells."""
+    try:
+        return repr(value)
+    except Exception as failure:  # it may be anybody's class
+        return f"(no text: its repr raised {type(failure).__name__})"
+
+
+_encode_json = JSONEncoder(default=_shown, allow_nan=False).encode
+
+#: Half of a pair of surrogates, behind what has to be passed over to find it.
+_escape = re.compile(r"\\ud[89ab]..\\ud[c-f]..|\\(ud[89a-f]..)|\\.")
+
+
+def _json_of(value: object) -> str:
+    """Return a value as JSON that every reader takes; as its ``repr`` where JSON has no such value.
+
+    That is a number that is none or endless, a name that is no text, a circle.
+    """
+    try:
+        text = _encode_json(value)
+    except (ValueError, TypeError, RecursionError):
+        text = encode_basestring_ascii(_shown(value))
+    return _without_halves(text) if "\\ud" in text else text
+
+
+def _without_halves(text: str) -> str:
+    """Return JSON in which half a pair of surrogates, as in undecodable file names, is six letters.
+
+    jq and others refuse the escape of such a half, and would read no further line.
+    """
+    return _escape.sub(lambda found: f"\\\\{found[1]}" if found[1] else found[0], text)
+
 
 #: Names that a line has already; a field of such a name takes its place.
 _HEAD = frozenset({"event", "level", "logger", "timestamp"})
@@ -241,6 +272,8 @@ class _Quoted(dict[str, str]):
 
     def __missing__(self, text: str) -> str:
         quoted = encode_basestring_ascii(text)
+        if "\\ud" in quoted:
+            quoted = _without_halves(quoted)
         if len(text) <= self.LONGEST:
             if len(self) >= self.MOST:
                 self.clear()
@@ -249,7 +282,10 @@ class _Quoted(dict[str, str]):
 
 
 class _JsonLines:
-    """Renders events as JSON lines, as ``json.dumps`` writes them, in a fraction of its time."""
+    """Renders events as JSON lines, as ``json.dumps`` writes them, in a fraction of its time.
+
+    Other than there, each line is strict JSON (RFC 8259), whatever its values are.
+    """
 
     #: The most beginnings that are kept; there are as many as places that log, some two hundred.
     MOST = 1024
@@ -270,11 +306,11 @@ class _JsonLines:
             elif value.__class__ is int:
                 line += f", {quoted[key]}: {value}"
             else:
-                line += f", {quoted[key]}: {_encode_json(value)}"
+                line += f", {quoted[key]}: {_json_of(value)}"
         return f'{line}, "timestamp": "{_now()}"}}\n'
 
     def _head(self, level: int, logger: str, event: str) -> str:
-        head = _encode_json({"event": event, "level": level_name(level), "logger": logger})[:-1]
+        head = _json_of({"event": event, "level": level_name(level), "logger": logger})[:-1]
         if len(self._heads) >= self.MOST:
             self._heads.clear()
         self._heads[level, logger, event] = head
@@ -282,7 +318,8 @@ class _JsonLines:
 
     def of_keys(self, event: Mapping[str, Any]) -> str:
         """Return the line of an event whose keys are in order."""
-        return _encode_json(event) + "\n"
+        members = [f"{self._quoted[key]}: {_json_of(value)}" for key, value in event.items()]
+        return f"{{{', '.join(members)}}}\n"
 
 
 class _ConsoleLines:
@@ -442,7 +479,7 @@ def _console_value(value: object) -> str:
         return ",".join(map(_console_value, value)) or "-"
     if isinstance(value, str) and _is_bare(value):
         return _visible(value)
-    return _visible(repr(value))
+    return _visible(_shown(value))
 
 
 def _visible(text: str) -> str:

@@ -135,10 +135,13 @@ class HeadTemplate:
     application's to keep that in.
     """
 
-    __slots__ = ("_head", "_lines", "_varying", "memo", "varying")
+    __slots__ = ("_head", "_headers", "_lines", "_varying", "memo", "varying")
 
     def __init__(self, lines: list[bytes], head: RequestHead, places: Iterable[int] = ()) -> None:
         self._head = head
+        # The application has the list of the head itself, and may change it: middleware that adds a
+        # header does.
+        self._headers = head.headers.copy()
         self._lines = lines
         #: The number of the line, the request line being 0; what stands before its value; its name.
         self._varying: list[tuple[int, bytes, bytes]] = []
@@ -156,7 +159,7 @@ class HeadTemplate:
         if len(lines) != len(self._lines):
             return None
         known = self._head
-        headers = known.headers.copy()
+        headers = self._headers.copy()
         length = known.length
         values: list[bytes] = []
         for place, prefix, name in self._varying:

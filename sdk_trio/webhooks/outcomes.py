@@ -146,12 +146,8 @@ def must_run_alone(ends: int, *, attempts: int, max_attempts: int) -> bool:
 
 def retry_after_of(error: BaseException) -> float | None:
     """Return the longest delay, in seconds, that an error or one in its group asked for."""
-    if isinstance(error, RetryLater):
-        return error.seconds
-    if isinstance(error, BaseExceptionGroup):
-        asked = [retry_after_of(part) for part in error.exceptions]
-        return max((seconds for seconds in asked if seconds is not None), default=None)
-    return None
+    asked = [part.seconds for part in _leaves(error) if isinstance(part, RetryLater)]
+    return max(asked, default=None)
 
 
 def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
@@ -162,11 +158,13 @@ def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
     The text can be stored and logged whatever the exception is: its ``__str__`` may raise, or
     return characters that UTF-8 cannot encode (a file name with undecodable bytes).
     """
-    if isinstance(error, BaseExceptionGroup):
-        text = "; ".join(describe_error(part, secrets) for part in error.exceptions)
-    else:
-        message = _message_of(error)
-        text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    texts = [
+        f"{type(part).__name__}: {message}"
+        if (message := _message_of(part))
+        else type(part).__name__
+        for part in _leaves(error)
+    ]
+    text = "; ".join(texts)
     for secret in secrets:
         text = text.replace(secret, MASK)
     return text if len(text) <= MAX_ERROR_LENGTH else text[: MAX_ERROR_LENGTH - 1] + "…"
@@ -184,14 +182,26 @@ def parked_reason(tenant: "Tenant | None", gone: str | None = None) -> str:
     )
 
 
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Return the exceptions of a group in their order; of no group, the exception itself."""
+    # Without recursion: nurseries of a task that calls itself nest groups as deep as it went.
+    waiting = [error]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, BaseExceptionGroup):
+            waiting += reversed(found.exceptions)
+        else:
+            yield found
+
+
 def _message_of(error: BaseException) -> str:
     try:
-        message = str(error)
+        # The method of str itself: what __str__ returns may be of anybody's class.
+        return str.encode(str(error), "utf-8", "backslashreplace").decode("utf-8")
     except BaseException as failure:  # noqa: ASYNC103 - whatever it raises is its own
         if is_interrupt(failure):
             raise
         return f"(no text: its __str__ raised {type(failure).__name__})"  # noqa: ASYNC104 - the text stands for it
-    return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 # -- which part of an exception belongs to the handler ------------------------------------------
@@ -213,7 +223,10 @@ def divide(
 ) -> tuple[BaseException | None, BaseException | None]:
     """Return the part of an exception or group for which ``belongs`` is true, and the rest."""
     if isinstance(error, BaseExceptionGroup):
-        return error.split(belongs)
+        try:
+            return error.split(belongs)
+        except RecursionError:
+            return None, error  # too deep to be divided: all of it is the handler's
     return (error, None) if belongs(error) else (None, error)
 
 
@@ -268,7 +281,10 @@ def traceback_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
     The end is kept, because that is where the exception and its message stand.
     """
-    text = "".join(traceback.format_exception(error))
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception as failure:  # too deep a group, or a class with an attribute that raises
+        text = f"(no traceback: making it raised {type(failure).__name__})\n{describe_error(error)}"
     for secret in secrets:
         text = text.replace(secret, MASK)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")

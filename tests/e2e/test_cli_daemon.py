@@ -225,6 +225,28 @@ def deliver_slow_one(workplace: Workplace, seconds: float) -> str:
     return signed.webhook_id
 
 
+def test_a_daemon_without_standard_streams_gives_their_numbers_to_no_file(workplace):
+    # By the shell, as those who start a daemon from a script do it.
+    closed = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *COMMAND, "run", "--standalone")
+    workplace.environment |= {
+        "SDK__WEBHOOKS__SECRET": SECRET,
+        "SDK__SERVER__BIND": "127.0.0.1:0",
+        "SDK__WEBHOOKS__REQUIREHTTPS": "false",
+    }
+    daemon = subprocess.Popen(closed, cwd=workplace.directory, env=workplace.environment, text=True)
+    workplace.daemons.append(daemon)
+    record = workplace.directory / "sdk-data" / "runtime.json"
+    wait_until(lambda: record.exists() or daemon.poll() is not None)
+    assert daemon.poll() is None
+    assert {os.readlink(f"/proc/{daemon.pid}/fd/{number}") for number in range(3)} == {os.devnull}
+    signed = sign_delivery("order.paid", secret=SECRET)
+    answer = httpx.post(
+        json.loads(record.read_text())["url"], content=signed.body, headers=signed.headers
+    )
+    assert answer.status_code == 200
+    assert end(daemon) == 0
+
+
 def test_the_first_signal_drains_and_the_second_one_forces(workplace):
     daemon = start_run(workplace, "--standalone")
     webhook_id = deliver_slow_one(workplace, 60)

@@ -586,19 +586,55 @@ class UnspeakableError(Exception):
         raise RuntimeError("no text")
 
 
-@pytest.mark.parametrize("error", [ValueError("file \udcff"), ValueError("\0"), UnspeakableError()])
+class OddText(str):
+    def encode(self, *_):
+        raise RuntimeError("no bytes")
+
+
+class OddTextError(Exception):
+    def __str__(self):
+        return OddText("odd")
+
+
+class UnfathomableError(Exception):
+    def __getattribute__(self, name):
+        if name in ("__notes__", "__cause__"):
+            raise RuntimeError(name)
+        return super().__getattribute__(name)
+
+
+def nested(depth):
+    """The error of a task that has called itself in nurseries, so deep."""
+    error = ValueError("at the bottom")
+    for _ in range(depth):
+        error = ExceptionGroup("nursery", [error])
+    return error
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        pytest.param(lambda: ValueError("file \udcff"), "ValueError", id="no UTF-8"),
+        pytest.param(lambda: ValueError("\0"), "ValueError", id="NUL"),
+        pytest.param(UnspeakableError, "UnspeakableError", id="no text"),
+        pytest.param(OddTextError, "OddTextError: odd", id="a text of its own class"),
+        pytest.param(UnfathomableError, "UnfathomableError", id="attributes that raise"),
+        pytest.param(lambda: nested(500), "ValueError: at the bottom", id="500 deep"),
+        pytest.param(lambda: nested(3000), "ValueError: at the bottom", id="3000 deep"),
+    ],
+)
 @pytest.mark.parametrize("enqueue", [False, True])
 async def test_an_error_whose_text_cannot_be_kept_is_a_failure_like_any_other(
-    store, error, enqueue
+    store, make, name, enqueue
 ):
     async def handler(event):
         if event.webhook_id == "bad":
-            raise error
+            raise make()
 
     handlers = registry(handler, enqueue=enqueue)
     async with serving(handlers, Webhooks__Queue__MaxAttempts=1, **store) as app:
         delivered = await app.deliver("order.paid", webhook_id="bad")
         assert delivered.status == (200 if enqueue else 500)
         assert delivered.state is (DeliveryState.DEAD if enqueue else DeliveryState.RETRYING)
-        assert type(error).__name__ in delivered.error
+        assert name in delivered.error
         assert (await app.deliver("order.paid")).state is DeliveryState.DONE

@@ -285,10 +285,31 @@ def test_a_line_is_the_same_byte_for_byte_as_json_dumps_makes_it(
             logging.getLogger("sdk_trio.webhooks").removeFilter(let_pass)
     expected = as_the_standard_library_writes_it(level, event, fields, microseconds)
     if shape == "Json":
-        line = json.dumps(expected, default=repr)
+        members = (f"{json.dumps(name)}: {strict(value)}" for name, value in expected.items())
+        line = f"{{{', '.join(members)}}}"
+        json.loads(line, parse_constant=pytest.fail)
     else:
         line = render_console(expected, colors=False)
     assert stream.getvalue() == line + "\n"
+
+
+def strict(value):
+    """A value as JSON, if JSON has it and every reader takes it, else its repr."""
+    try:
+        return json.dumps(without_surrogates(value), default=repr, allow_nan=False)
+    except ValueError:
+        return json.dumps(repr(value))
+
+
+def without_surrogates(value):
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case list():
+            return [*map(without_surrogates, value)]
+        case dict():
+            return {name: without_surrogates(each) for name, each in value.items()}
+    return value
 
 
 def let_pass(record):
@@ -394,10 +415,52 @@ def test_a_record_of_somebody_else_is_a_line_as_well():
     assert (line["event"], line["logger"]) == ("of mine", "sdk_trio.application")
 
 
-def test_what_cannot_be_shown_does_not_fail_who_logs(capsys):
+class MuteError(Exception):
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+    __str__ = __repr__
+
+
+def circle():
+    found = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({(1, 2): 3}, "{(1, 2): 3}"),
+        (float("nan"), "nan"),
+        ([1.5, float("-inf")], "[1.5, -inf]"),
+        (circle(), "[[...]]"),
+        (MuteError(), "(no text: its repr raised RuntimeError)"),
+        ([MuteError()], ["(no text: its repr raised RuntimeError)"]),
+        ({MuteError(): 1}, "(no text: its repr raised RuntimeError)"),
+        pytest.param(10**5000, "(no text: its repr raised ValueError)", id="5000 digits"),
+        ("a\ud800b\U0001f600", "a\\ud800b\U0001f600"),
+        ("\\ud800", "\\ud800"),
+    ],
+)
+def test_whatever_a_value_is_the_line_is_strict_json_and_nothing_fails(value, shown, capsys):
     stream = io.StringIO()
     logs.configure(stream=stream)
-    logs.get_logger("webhooks").info("x", value={(1, 2): 3})
+    log = logs.get_logger("webhooks")
+    log.info("directly", value=value)
+    log._log(logging.WARNING, "as a record", {"value": value})
+    lines = [json.loads(x, parse_constant=pytest.fail) for x in stream.getvalue().splitlines()]
+    assert [(line["event"], line["value"]) for line in lines] == [
+        ("directly", shown),
+        ("as a record", shown),
+    ]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_message_that_cannot_be_made_does_not_fail_who_logs(capsys):
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    logging.getLogger("sdk_trio.application").info("%d", "no number")
     assert stream.getvalue() == ""
     assert "TypeError" in capsys.readouterr().err
     logs.get_logger("webhooks").info("next")

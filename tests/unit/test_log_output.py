@@ -324,6 +324,60 @@ def test_a_forked_child_repeats_nothing_and_loses_nothing():
     assert events[0] == "before"
 
 
+FORK_BESIDE_A_WAIT = """
+import fcntl, os, select
+from pathlib import Path
+from sdk_trio.base import logs
+
+def let_the_thread_wait():
+    asleep = 0
+    while asleep < 100 and (thread := output._thread):
+        state = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+        asleep = asleep + 1 if state.rpartition(")")[2].split()[0] == "S" else 0
+
+reading, writing = os.pipe()
+told, telling = os.pipe()
+fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+logs.configure(format="Json", stream=os.fdopen(writing, "w"))
+log = logs.get_logger("webhooks")
+output = logs._installed.handler.output
+while not output._size:
+    log.info("fill", text="x" * 100)
+let_the_thread_wait()
+child = os.fork()
+if child == 0:
+    os.close(reading)
+    log.info("child")
+    try:
+        let_the_thread_wait()
+    finally:
+        os.write(telling, b".")
+    output.flush(30)
+    os._exit(0)
+os.read(told, 1)
+found = b""
+while not os.waitpid(child, os.WNOHANG)[0]:
+    if select.select([reading], [], [], 0.01)[0]:
+        found += os.read(reading, 65536)
+while output._size or select.select([reading], [], [], 0)[0]:
+    found += os.read(reading, 65536)
+print(found.decode(), end="")
+"""
+
+
+def test_a_child_that_is_forked_while_a_line_waits_gets_its_own_lines_out():
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK_BESIDE_A_WAIT],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.stderr == ""
+    events = [json.loads(line)["event"] for line in ended.stdout.splitlines()]
+    assert events.count("child") == 1
+    assert set(events) == {"fill", "child"}
+
+
 EXIT = """
 import sys
 from sdk_trio.base import logs

@@ -341,3 +341,14 @@ def test_what_is_accepted_of_a_chunked_body_h11_reads_alike(parts):
         theirs += event.data
     assert ours == theirs
     assert decoder.complete == isinstance(event, h11.EndOfMessage)
+
+
+def test_what_an_application_does_to_its_headers_stays_out_of_the_next_request():
+    data = ALIKE % (b"a", b"1")
+    first = read_head(data, LIMITS, None)
+    expected = list(first.headers)
+    first.headers.insert(0, (b"x-user", b"the first request's"))
+    second = read_head(data, LIMITS, first.template)
+    assert second.headers == expected
+    second.headers.clear()
+    assert read_head(data, LIMITS, second.template).headers == expected
