@@ -131,8 +131,8 @@ class ClaimsFile:
         self.ended: dict[str, EndedRun] = {}
         content = bytearray(_MAGIC.ljust(_SIZE, b"\0"))
         for run in left[-MOST_ENDED:]:
-            # What an earlier start has found is counted already: such a key runs no more before its
-            # claim is in the store, and is not in this file any more then.
+            # An end that an earlier start has found is counted already: such a key runs no more
+            # before its claim is in the store, and is not in this file any more then.
             slot, ends = self._free.pop(), run.ends or 1
             record = _record(run.key.encode(), ends, run.begun)
             content[slot * _SLOT : slot * _SLOT + len(record)] = record
