@@ -273,11 +273,8 @@ def _lock_database_directory(directory: Path, pid_file: Path) -> Iterator[None]:
         return
     import fcntl
 
-    # Links are resolved: the write-ahead log stands beside the real file, so two processes that
-    # share a database share that directory.
-    place = os.path.dirname(os.path.realpath(directory / DATABASE_NAME))
     try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = _open_database_directory(directory)
     except OSError:
         yield  # one that cannot be read cannot be locked
         return
@@ -296,6 +293,47 @@ def _lock_database_directory(directory: Path, pid_file: Path) -> Iterator[None]:
                     ) from None
             time.sleep(0.05)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def _open_database_directory(directory: Path) -> int:
+    # Links are resolved: the write-ahead log stands beside the real file, so two processes that
+    # share a database share that directory.
+    place = os.path.dirname(os.path.realpath(directory / DATABASE_NAME))
+    return os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def refuse_other_runtime(directory: Path) -> None:
+    """Raise if another process runs on the store, which is of an earlier version.
+
+    That process is of the earlier version, too. It could write nothing any more into a store that a
+    command has brought up to date beside it, and would refuse every delivery until its restart.
+    Where the system has no lock of directories, nothing is noticed.
+
+    Raises:
+        StoreLockedError: another process holds the lock of the directory.
+    """
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        descriptor = _open_database_directory(directory)
+    except OSError:
+        return
+    try:
+        # Shared, and given back at once: a runtime that starts in this moment tries again.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = _holder(directory / PID_NAME, descriptor)
+        # The upgrade from a single tenant holds the lock itself.
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES) and holder != f"process {os.getpid()}":
+            raise StoreLockedError(
+                f"the store in {directory} is of an earlier version, as is {holder}, which runs on "
+                "it and could write nothing any more if this brought the store up to date: restart "
+                "that process with this version, then repeat this"
+            ) from None
     finally:
         os.close(descriptor)
 

@@ -7,6 +7,7 @@
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -49,6 +50,7 @@ async def open_store(
     Raises:
         OptionsValidationError: the extra of the backend or its connection string is missing.
         StoreVersionError: the store is of a newer version or of another program.
+        StoreLockedError: it is of an earlier version, and a runtime of that version uses it.
         StoreUnavailableError: it cannot be opened or written.
 
     Cancelled, what was begun is finished and closed; see :meth:`Inbox.close`.
@@ -92,7 +94,7 @@ async def _open(
             payload_seconds=payload_seconds,
         )
     if backend == "Sqlite":
-        from .data_directory import create_data_directory
+        from .data_directory import create_data_directory, refuse_other_runtime
         from .sqlite.claims import CLAIMS_NAME
         from .sqlite.inbox import SqliteInbox
         from .sqlite.schema import DATABASE_NAME
@@ -105,6 +107,7 @@ async def _open(
             dedup_seconds=dedup_seconds,
             payload_seconds=payload_seconds,
             claims=directory / CLAIMS_NAME if sole else None,
+            before_migration=None if sole else partial(refuse_other_runtime, directory),
         )
     address = postgres_address(settings)
     from .postgres.inbox import PostgresInbox

@@ -76,6 +76,25 @@ def test_a_kill_between_the_end_of_the_run_and_its_commit_is_counted(daemon, fau
         assert b"unanswered-1" not in claims_of(daemon)
 
 
+def test_an_end_is_counted_once_however_often_the_process_starts_before_the_redelivery(
+    daemon, faults
+):
+    """Counted at each start, an event would be given up after one crash and a few deployments."""
+    with running(daemon):
+        wait_until_unawaited(daemon)
+        log = daemon.directory / "data" / "inbox.db-wal"
+        die_with(daemon, "unanswered-1", faults, hanging("write", log))
+        for _ in range(5):
+            assert daemon.start(), daemon.log()
+            daemon.signal(SIGKILL)
+            daemon.ended()
+        assert daemon.start(), daemon.log()
+        assert daemon.deliver("unanswered-1", inline=True) == 200
+        record = daemon.wait_for_state("unanswered-1", "done")
+        assert (record["attempts"], record["process_ends"]) == (2, 1)
+        assert daemon.runs("unanswered-1") == 2
+
+
 def test_a_kill_between_write_and_sync_leaves_the_run_recorded(daemon, faults):
     """What was written is in the page cache, which only the machine's death takes."""
     with running(daemon):

@@ -1,6 +1,7 @@
 """The SQLite store among processes: killed in the middle, changed from beside, locked."""
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -12,11 +13,18 @@ import apsw
 import attrs
 import pytest
 import trio
+from support.daemon import Place
+from support.store_seven import make_store_seven
 
 from sdk_trio.config import Settings
 from sdk_trio.config.fields import StorageBackend
 from sdk_trio.config.options import StorageOptions
-from sdk_trio.errors import OptionsValidationError, StoreLockedError, StoreUnavailableError
+from sdk_trio.errors import (
+    EXIT_UNAVAILABLE,
+    OptionsValidationError,
+    StoreLockedError,
+    StoreUnavailableError,
+)
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, NewDelivery
 from sdk_trio.storage.data_directory import create_data_directory, lock_data_directory
 from sdk_trio.storage.open import open_inbox
@@ -209,6 +217,52 @@ async def test_who_opens_a_store_that_another_brings_up_to_date_waits_for_it(
     told = [record.sdk for record in caplog.records]  # type: ignore[attr-defined] # ours
     assert [event for event, _ in told] == ["store.migrating", "store.migrated"]
     assert (told[0][1]["before"], told[0][1]["after"]) == (1, VERSION)
+
+
+HOLDER = """
+import sys, time
+from sdk_trio.storage.data_directory import lock_data_directory
+with lock_data_directory(sys.argv[1]):
+    print('locked', flush=True)
+    time.sleep(600)
+"""
+
+
+def version_of(file: Path) -> int:
+    connection = apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return int(connection.pragma("user_version"))
+    finally:
+        connection.close()
+
+
+def test_a_command_changes_no_store_under_a_runtime_of_an_earlier_version(tmp_path: Path) -> None:
+    """That one would answer 503 to every delivery until it is restarted."""
+    place = Place(tmp_path)
+    place.data.mkdir(mode=0o700)
+    file = place.data / "inbox.db"
+    make_store_seven(file)
+    file.chmod(0o600)
+    command = [sys.executable, "-c", HOLDER, str(place.data)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as runtime:
+        assert runtime.stdout is not None
+        assert runtime.stdout.readline() == b"locked\n"
+        ran = place.run("events", "list")
+        assert (ran.returncode, version_of(file)) == (EXIT_UNAVAILABLE, 7), ran
+        assert f"process {runtime.pid}" in ran.stderr
+        runtime.kill()
+    ran = place.run("events", "list", "--format", "json")
+    assert (ran.returncode, version_of(file)) == (0, VERSION), ran
+    assert len(json.loads(ran.stdout)) == 11
+
+
+async def test_who_holds_the_lock_may_bring_its_store_up_to_date(tmp_path: Path) -> None:
+    """As the upgrade from a single tenant does, which is a command."""
+    with lock_data_directory(tmp_path / "data") as directory:
+        make_store_seven(directory / "inbox.db")
+        async with open_inbox(settings(StorageBackend.SQLITE, directory), owner="one") as inbox:
+            assert sum((await inbox.counts()).values()) == 11
+    assert version_of(directory / "inbox.db") == VERSION
 
 
 async def test_opening_a_new_file_at_once_from_several_sides(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ FILTERS = st.fixed_dictionaries(
         "type": st.sampled_from(["common", "rare", "newest", "never"]),
         "state": st.sampled_from(DeliveryState),
         "tenant_id": st.sampled_from(["acme", "bolt", "nobody"]),
-        "subject": st.sampled_from(["s-7", "twin-12345678", "other-12345678", "never"]),
+        "subject": st.sampled_from(["s-7", "twin-12345678", "other-12345678", "many", "never"]),
         "since": st.floats(990.0, 1000.0 + ROWS),
         "until": st.floats(990.0, 1000.0 + ROWS),
         "after_sequence": st.integers(0, ROWS),
@@ -36,6 +36,8 @@ FILTERS = st.fixed_dictionaries(
 
 def delivery(number: int) -> NewDelivery:
     subject = {7: "s-7", 8: "s-7", 2000: "twin-12345678", 2001: "other-12345678"}.get(number)
+    if number % 2:
+        subject = subject or "many"
     kinds = {5: "rare", BLOCK + 9: "rare", ROWS - 1: "newest"}
     return NewDelivery(
         f"m{number}",
@@ -112,6 +114,9 @@ def test_a_listing_finds_what_a_look_at_every_row_finds(
         {"tenant_id": "bolt"},
         {"subject": "s-7"},
         {"subject": "never"},
+        {"subject": "many", "type": "never"},
+        {"subject": "many", "before_sequence": 30},
+        {"subject": "many", "after_sequence": 2 * BLOCK - 30},
         {"since": 1e9},
         {"until": 0.0},
         {"state": DeliveryState.DEAD, "type": "rare"},

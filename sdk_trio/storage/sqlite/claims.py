@@ -38,7 +38,7 @@ MOST_ENDED = SLOTS // 4
 
 _MAGIC = b"sdk-trio claims 1\n"
 
-# Sum over the rest, number of processes that ended in the run (0: it is running), length of the
+# Sum over the rest, number of counted ends of the process (0: not looked at yet), length of the
 # key, and the time at which the run began, in Unix seconds. A key has at most 293 bytes.
 _HEAD = struct.Struct("<IHHd")
 _SLOT = 320
@@ -131,7 +131,9 @@ class ClaimsFile:
         self.ended: dict[str, EndedRun] = {}
         content = bytearray(_MAGIC.ljust(_SIZE, b"\0"))
         for run in left[-MOST_ENDED:]:
-            slot, ends = self._free.pop(), run.ends + 1
+            # An end that an earlier start has found is counted already: such a key runs no more
+            # before its claim is in the store, and is not in this file any more then.
+            slot, ends = self._free.pop(), run.ends or 1
             record = _record(run.key.encode(), ends, run.begun)
             content[slot * _SLOT : slot * _SLOT + len(record)] = record
             self.ended[run.key] = EndedRun(run.key, ends, run.begun, slot)

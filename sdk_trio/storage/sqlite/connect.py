@@ -8,6 +8,7 @@ committed write could vanish. Other processes are fine.
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -118,8 +119,15 @@ def _is_full(file: str) -> bool:
     return found.f_bavail * found.f_frsize < _NO_ROOM or no_inodes
 
 
-def connect_writer(file: str) -> apsw.Connection:
+def connect_writer(
+    file: str, before_migration: Callable[[], None] | None = None
+) -> apsw.Connection:
     """Open ``file`` for writing, create or migrate its tables, and return the connection.
+
+    Args:
+        file: the database.
+        before_migration: called before a store of an earlier version is changed; an error of it
+            leaves that as it is.
 
     Raises:
         StoreVersionError: the file is of another program or of a newer version.
@@ -133,7 +141,7 @@ def connect_writer(file: str) -> apsw.Connection:
     connection = apsw.Connection(file)
     try:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
-        _migrate(connection, file)
+        _migrate(connection, file, before_migration)
         _use_log(connection)
         for statement in _WRITER:
             connection.execute(statement)
@@ -207,7 +215,9 @@ def clear_log(connection: apsw.Connection, seconds: float) -> bool:
     return True
 
 
-def _migrate(connection: apsw.Connection, file: str) -> None:
+def _migrate(
+    connection: apsw.Connection, file: str, before_migration: Callable[[], None] | None
+) -> None:
     # Nearly every start ends here, without asking for the write lock.
     if not _plan(connection, file):
         return
@@ -223,6 +233,9 @@ def _migrate(connection: apsw.Connection, file: str) -> None:
         is_new = connection.execute("SELECT count(*) = 0 FROM sqlite_schema").get
         told = {"file": file, "before": before, "after": VERSION}
         statements = _plan(connection, file)
+        # Not before the lock: another process may have been about to bring it up to date.
+        if statements and not is_new and before_migration is not None:
+            before_migration()
         if statements and not is_new:
             # It may take a while, in which nothing else is said.
             _log.info("store.migrating", **told, bytes=os.path.getsize(file))

@@ -101,6 +101,7 @@ class SqliteInbox:
         dedup_seconds: float,
         payload_seconds: float,
         claims: str | os.PathLike[str] | None = None,
+        before_migration: Callable[[], None] | None = None,
     ) -> "SqliteInbox":
         """Open the database file ``path``, creating or migrating its tables.
 
@@ -113,6 +114,7 @@ class SqliteInbox:
             payload_seconds: time that bodies are kept; 0 or more.
             claims: the claims file, for the one process that runs deliveries: :meth:`claim_new`
                 needs it. None: every claim is waited for.
+            before_migration: called, in a thread, before a file of an earlier version is changed.
 
         Raises:
             StoreVersionError: the file is of a newer version or of another program.
@@ -129,7 +131,7 @@ class SqliteInbox:
         file = os.fspath(path)
         committer = Committer(
             file,
-            partial(connect_writer, file),
+            partial(connect_writer, file, before_migration),
             partial(describe_failure, file=file),
             name="sdk_trio-inbox",
         )

@@ -83,8 +83,8 @@ def remove_blocks(connection: apsw.Connection, sequences: Sequence[int]) -> None
             connection.execute("DELETE FROM block_with WHERE block = ?", (block,))
 
 
-#: The most sequences that a search by state or subject takes at once.
-_CANDIDATES = 10_000
+# Conditions on the sequence itself.
+_BOUNDS = ("sequence > ?", "sequence < ?")
 
 
 def search(
@@ -133,15 +133,6 @@ def _ranges(
 def _indexed_ranges(
     connection: apsw.Connection, conditions: Mapping[str, object], indexed: int, order: str
 ) -> Iterator[tuple[int, int]]:
-    subject = conditions.get("subject = ?")
-    if subject is not None:
-        query = (
-            "SELECT sequence FROM subject_end WHERE bucket IN (SELECT number FROM bucket) "
-            f"AND text = substr(?, -8) ORDER BY sequence {order}"
-        )
-        for (sequence,) in cast("Any", connection.execute(query, (subject,)).fetchall()):
-            yield sequence, sequence
-        return
     clauses = {
         "type = ?": "number IN (SELECT block FROM block_with WHERE kind = 'type' AND value = ?)",
         "tenant_id = ?": "number IN (SELECT block FROM block_with "
@@ -150,6 +141,23 @@ def _indexed_ranges(
         "received_at < ?": "first_at < ?",
     }
     given = {clauses[text]: value for text, value in conditions.items() if text in clauses}
+    subject = conditions.get("subject = ?")
+    if subject is not None:
+        # Each is read by itself, and a subject may have many, so the other conditions are asked
+        # first as far as they are known without the rows.
+        bounds = {text: value for text, value in conditions.items() if text in _BOUNDS}
+        within = "".join(f" AND {text}" for text in bounds)
+        if given:
+            meeting = f"SELECT number FROM block WHERE {' AND '.join(given)}"
+            within += f" AND sequence >> {BLOCK_BITS} IN ({meeting})"
+        query = (
+            "SELECT sequence FROM subject_end WHERE bucket IN (SELECT number FROM bucket) "
+            f"AND text = substr(?, -8){within} ORDER BY sequence {order}"
+        )
+        bindings = (subject, *bounds.values(), *given.values())
+        for (sequence,) in cast("Any", connection.execute(query, bindings).fetchall()):
+            yield sequence, sequence
+        return
     if not given:
         yield 0, indexed
         return
