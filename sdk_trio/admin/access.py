@@ -159,7 +159,7 @@ class Pacer:
 
     def __init__(self, *, per_second: float, burst: int) -> None:
         self._bucket = TokenBucket(per_second=per_second, burst=burst)
-        self.waiting = 0
+        self.waiting: int = 0
 
     async def turn(self) -> None:  # noqa: ASYNC910 - sending the answer is a checkpoint
         """Wait for a turn; if it is cancelled, the turn is used up."""

@@ -208,7 +208,7 @@ COMMANDS = (
 
 #: Examples at the end of each command's help, by its words; they are command lines without the
 #: program's name.
-EXAMPLES = {
+EXAMPLES: dict[str, tuple[str, ...]] = {
     "run": (
         "run --standalone --app app:handlers",
         "run -c appsettings.json -p 9000 --app app:handlers",

@@ -74,10 +74,10 @@ class Http2Connection:
         self._wire = wire
         self._released = released
         self.created = created
-        self.idle_since = created
-        self.in_use = 0
-        self.is_closed = False
-        self.is_draining = False
+        self.idle_since: float = created
+        self.in_use: int = 0
+        self.is_closed: bool = False
+        self.is_draining: bool = False
         self._streams: dict[int, Stream] = {}
         self._h2 = CorrectedProtocol()
         self._settings_arrived = trio.Event()

@@ -114,7 +114,7 @@ class CorrectedProtocol(h2.connection.H2Connection):
 
     def __init__(self) -> None:
         super().__init__(CONFIG)
-        self.encoder = FieldEncoder()
+        self.encoder: FieldEncoder = FieldEncoder()
 
     @property
     def has_data_to_send(self) -> bool:
@@ -197,16 +197,16 @@ class Stream:
     )
 
     def __init__(self, stream_id: int, *, opened: float, upload_ended: bool) -> None:
-        self.id = stream_id
-        self.opened = opened
-        self.upload_ended = upload_ended
+        self.id: int = stream_id
+        self.opened: float = opened
+        self.upload_ended: bool = upload_ended
         self.headers: tuple[int, Headers] | None = None
         self.chunks: list[bytes] = []
-        self.unacknowledged = 0
-        self.ended = False
+        self.unacknowledged: int = 0
+        self.ended: bool = False
         self.error: NetworkError | None = None
-        self.arrival = trio.Event()
-        self.window = Bell()
+        self.arrival: trio.Event = trio.Event()
+        self.window: Bell = Bell()
 
     def open_window(self) -> None:
         """Wake the upload, if one waits for the server's window."""

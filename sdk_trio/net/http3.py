@@ -123,11 +123,11 @@ class Http3Connection:
         self._received_at = trio.current_time()
         self._error: NetworkError | None = None
         self._incident = Incident()
-        self.created = trio.current_time()
-        self.idle_since = self.created
-        self.in_use = 0
-        self.is_closed = False
-        self.is_draining = False
+        self.created: float = trio.current_time()
+        self.idle_since: float = self.created
+        self.in_use: int = 0
+        self.is_closed: bool = False
+        self.is_draining: bool = False
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run the connection until it ends; report the start once the handshake is complete.
@@ -429,7 +429,7 @@ class _Stream:
         self.upload_ended = False
         self.upload_refused = False
         self.error: NetworkError | None = None
-        self.arrival = trio.Event()
+        self.arrival: trio.Event = trio.Event()
 
     def fail(self, error: NetworkError) -> None:
         """End with ``error``; each stream raises a new one, so that tracebacks stay apart."""

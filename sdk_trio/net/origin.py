@@ -27,11 +27,11 @@ class Waiter:
     __slots__ = ("arrival", "began", "connection", "error", "timeouts")
 
     def __init__(self, timeouts: Timeouts) -> None:
-        self.timeouts = timeouts
-        self.began = trio.current_time()
+        self.timeouts: Timeouts = timeouts
+        self.began: float = trio.current_time()
         self.connection: Http1Connection | Http2Connection | None = None
         self.error: NetworkError | None = None
-        self.arrival = trio.Event()
+        self.arrival: trio.Event = trio.Event()
 
 
 class ConnectionAttempt:
@@ -57,15 +57,15 @@ class ConnectionAttempt:
     )
 
     def __init__(self, *, patience: float, limit: float) -> None:
-        self.began = trio.current_time()
-        self.since = self.began
-        self.patience = patience
-        self.incident = Incident()
-        self.scope = trio.CancelScope(deadline=self.began + limit)
-        self.watch = trio.CancelScope()
-        self.is_overdue = False
-        self.is_given_up = False
-        self.is_second = False
+        self.began: float = trio.current_time()
+        self.since: float = self.began
+        self.patience: float = patience
+        self.incident: Incident = Incident()
+        self.scope: trio.CancelScope = trio.CancelScope(deadline=self.began + limit)
+        self.watch: trio.CancelScope = trio.CancelScope()
+        self.is_overdue: bool = False
+        self.is_given_up: bool = False
+        self.is_second: bool = False
         self.address: str | None = None
 
 
@@ -89,16 +89,16 @@ class OriginConnections:
     )
 
     def __init__(self, origin: Origin, server: "OriginServer") -> None:
-        self.origin = origin
-        self.server = server
+        self.origin: Origin = origin
+        self.server: OriginServer = server
         self.idle: list[Http1Connection] = []  # the most recently used last, and used first
         self.active: set[Http1Connection] = set()
         self.multiplexed: list[Http2Connection] = []
         self.attempts: list[ConnectionAttempt] = []
-        self.promising = 0  # the number of attempts that are not overdue
-        self.patience = 0.0  # of the next attempt, in seconds
-        self.connect_seconds = 0.0  # the time that the last successful attempt took
-        self.dial_after = 0.0
+        self.promising: int = 0  # the number of attempts that are not overdue
+        self.patience: float = 0.0  # of the next attempt, in seconds
+        self.connect_seconds: float = 0.0  # the time that the last successful attempt took
+        self.dial_after: float = 0.0
         self.given_up: ConnectionAttempt | None = None  # the next attempt takes its slot
         # None until the first connection has negotiated. It decides how many connections are
         # opened at a time: one for each request with HTTP/1.1, one for all with HTTP/2.
@@ -114,4 +114,4 @@ class OriginServer:
 
     def __init__(self) -> None:
         self.lanes: dict[Origin, OriginConnections] = {}
-        self.slots_taken = 0
+        self.slots_taken: int = 0

@@ -81,7 +81,7 @@ class Snapshot:
             # Only the replicator may copy the log into the database. We might be the last
             # connection to close, which would checkpoint.
             self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            self.settled = self._let_commits_end()
+            self.settled: bool = self._let_commits_end()
             self._connection.execute("BEGIN")
             # SQLite's transaction begins with its first read.
             self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()

@@ -271,7 +271,7 @@ class Debounce:
 
     def __init__(self, window: float) -> None:
         self.window = window
-        self.due_at = math.inf
+        self.due_at: float = math.inf
 
     def note(self, now: float) -> None:
         """Note a change: it is due with the first one since the last :meth:`take`.

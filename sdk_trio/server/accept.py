@@ -127,8 +127,8 @@ class Acceptor:
         self.direct: DirectApp | None = cast("DirectApp", app) if hasattr(app, _DIRECT) else None
         self.limits = limits
         self.note_refusal = note_refusal
-        self.now = trio.current_time()
-        self.draining = False
+        self.now: float = trio.current_time()
+        self.draining: bool = False
         self._places = places
         self._certificate = certificate
         #: A dict for its order: connections in the order in which they were accepted.

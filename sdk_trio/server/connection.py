@@ -84,8 +84,8 @@ class Http1Request:
         self._patience = connection.limits.body_seconds
         self._body_ended = False  # the application has received all of it
         self._answer: AnswerHead | None = None
-        self.begun = False
-        self.answered = False
+        self.begun: bool = False
+        self.answered: bool = False
         self._to_send = 0
         self.error: RequestError | None = None
 
@@ -432,20 +432,20 @@ class Http1ServerConnection:
         self._idle_since = around.now
         self._interrupted = False
         self._exchange: Http1Request | None = None
-        self.limits = around.limits
-        self.expiry = RequestDeadline(around.limits.sweep_seconds)
-        self.client = client
-        self.server = server
+        self.limits: Limits = around.limits
+        self.expiry: RequestDeadline = RequestDeadline(around.limits.sweep_seconds)
+        self.client: Address = client
+        self.server: Address = server
         #: The last answer that an application gave whole, the template of its request, and what
         #: was made of it.
         self.kept_answer: _KeptAnswer = _NO_ANSWER
         self._pending = sock.pending if isinstance(sock, TlsSocket) else None
         self.scheme = "http" if self._pending is None else "https"
-        self.read_deadline = around.now + self.limits.first_byte_seconds
-        self.write_deadline = inf
-        self.waiting = False
+        self.read_deadline: float = around.now + self.limits.first_byte_seconds
+        self.write_deadline: float = inf
+        self.waiting: bool = False
         #: Nothing more is read or sent: the client has left, or the connection has to end.
-        self.ended = False
+        self.ended: bool = False
 
     # -- for the acceptor --------------------------------------------------------------------
 

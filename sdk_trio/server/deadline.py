@@ -36,7 +36,7 @@ class RequestDeadline:
     def renew(self) -> None:
         """Make a new scope: an old one that was cancelled cancels everything within it."""
         self._at = inf
-        self.scope = trio.CancelScope()
+        self.scope: trio.CancelScope = trio.CancelScope()
         #: Whether the scope was cancelled: every further wait inside it would be cancelled, too.
         self.spent = False
         #: Whether the last block was cut short by its deadline.

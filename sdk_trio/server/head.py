@@ -512,8 +512,8 @@ class ChunkedBody:
     """
 
     def __init__(self) -> None:
-        self.complete = False
-        self.rest = b""
+        self.complete: bool = False
+        self.rest: bytes = b""
         self._left = 0  # bytes of the present chunk that have not arrived
         self._closing = False  # the line end after a chunk is due
         self._overhead = 0.0  # bytes of lines and line ends, less the body's share

@@ -169,7 +169,7 @@ class Endpoint:
         )
         self._rules = Rules.of(settings)
         self.secret_usage: SecretUsage = SecretUsage(len(options.all_secrets), clock())
-        self.verification = WebhookVerification(settings, self.secret_usage)
+        self.verification: WebhookVerification = WebhookVerification(settings, self.secret_usage)
         #: The ways of verified deliveries; None: the receiver does not run, and they are refused.
         self.ways: Ways | None = None
         #: True from the beginning of the drain on: verified deliveries are refused.

@@ -72,11 +72,11 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     """A connection that knows what the transaction in progress has changed."""
 
     #: Whether a statement of :meth:`write` has changed a row.
-    changed = False
+    changed: bool = False
     #: Deliveries that have become done, less those done ones that were removed.
-    done = 0
+    done: int = 0
     #: Whether a pooler stands between, so that a session lasts for a transaction only.
-    pooled = False
+    pooled: bool = False
 
     def write(self, statement: str, values: Any = None) -> "psycopg.Cursor[tuple[Any, ...]]":
         """Execute a statement that changes rows, and note whether it has."""

@@ -193,7 +193,8 @@ class Committer(trio.abc.Instrument):
         self._watching = trio.CancelScope()
         self._connection: apsw.Connection | None = None
         #: The numbers of connections that it has opened, and of transactions that it has begun.
-        self.connections = self.transactions = 0
+        self.connections: int = 0
+        self.transactions: int = 0
         # Whether its transactions are synced now; a new connection syncs them.
         self._synced = True
         # Holds a read transaction during each commit, which keeps other processes from clearing

@@ -91,7 +91,7 @@ class StoreFile:
 
     def __init__(self, file: str, connection: apsw.Connection) -> None:
         # The name that the next process will use; SQLite's own name has all links resolved.
-        self.file = os.path.abspath(file)
+        self.file: str = os.path.abspath(file)
         self._log = connection.filename_wal
         self._index = f"{self._log.removesuffix('-wal')}-shm"
         self._page_size = int(connection.pragma("page_size"))

@@ -40,7 +40,7 @@ class KnownKeys:
     def __init__(self) -> None:
         self._generations: list[bytearray] = []
         #: The number of keys that were added and new.
-        self.added = 0
+        self.added: int = 0
         self._grow(FIRST_GENERATION)
 
     def _grow(self, keys: int) -> None:
