@@ -189,7 +189,7 @@ class PostgresInbox:
 
     async def replay(self, keys: Sequence[str]) -> Sequence[str]:
         """See :meth:`Inbox.replay`."""
-        return await self._commits.submit(lambda c: writes.replay(c, keys))
+        return await self._commits.submit(lambda c: writes.replay(c, tuple(dict.fromkeys(keys))))
 
     # -- leases ----------------------------------------------------------------------------------
 
