@@ -357,11 +357,12 @@ if child == 0:
     os._exit(0)
 os.read(told, 1)
 found = b""
-while not os.waitpid(child, os.WNOHANG)[0]:
+ended = False
+# The bytes may be read before the thread has counted them as written.
+while not ended or output._size or select.select([reading], [], [], 0)[0]:
+    ended = ended or bool(os.waitpid(child, os.WNOHANG)[0])
     if select.select([reading], [], [], 0.01)[0]:
         found += os.read(reading, 65536)
-while output._size or select.select([reading], [], [], 0)[0]:
-    found += os.read(reading, 65536)
 print(found.decode(), end="")
 """
 
