@@ -49,10 +49,11 @@ class Pipe:
         """Read until nothing is left to be written."""
         found = b""
         while True:
-            # In this order: what leaves the buffer after the first look is found by the second, and
-            # lines that the thread has taken out but not written yet come within its patience.
-            over = not self.output._size and not self.output._dropped
-            if select.select([self.read_end], [], [], 0.3 if over else 0.001)[0]:
+            # In this order: what leaves the buffer after the first look is found by the second. With
+            # the lock, because the thread takes the number of dropped lines to make a line of it.
+            with self.output._lock:
+                over = not self.output._size and not self.output._dropped
+            if select.select([self.read_end], [], [], 0.0 if over else 0.001)[0]:
                 found += os.read(self.read_end, 65536)
             elif over:
                 return found.decode().splitlines(keepends=True)
