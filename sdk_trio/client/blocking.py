@@ -21,13 +21,13 @@ import httpx
 import outcome
 import trio
 
+from ..base.breaker import BreakerState
 from ..config import Settings
 from .answers import broken_by_closing
 from .call import NO_OPTIONS, UNSET, Call, CallOptions, OptionFields, Query
 from .client import Client, HookType
 from .export import CsvExport, CsvRows
 from .layers import ClientCounters
-from .layers.breaker import BreakerState
 from .layers.retry import BudgetPolicy
 from .operation import description_of, signature_of
 from .operations.synchronous import SyncResources

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, Unpack
 import attrs
 import httpx
 
+from ..base.breaker import CircuitBreaker
 from ..base.logs import get_logger
 from ..config import Settings
 from ..net.transport import URL_KEY as PROXY_URL_KEY
@@ -31,7 +32,6 @@ from .call import (
 )
 from .errors import NotFoundError, UnprocessableEntityError, without_frames
 from .layers import AttemptHook, ClientCounters
-from .layers.breaker import CircuitBreaker
 from .layers.retry import BudgetPolicy
 from .operations import Resources
 from .pipeline import ClientConfig, Pipeline, RequestSources, plan_of, token_warning

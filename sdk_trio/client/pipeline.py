@@ -21,6 +21,7 @@ import httpx
 import trio
 
 from .._version import __version__
+from ..base.breaker import BreakerPolicy, BreakerState
 from ..base.http import DEFAULT_PORTS
 from ..base.logs import get_logger
 from ..base.telemetry import find_tracer
@@ -52,7 +53,7 @@ from .layers import (
 )
 from .layers.admission import AdmissionLayer, Limiters, LimitPolicy, RateGate
 from .layers.attempt import AttemptLayer
-from .layers.breaker import BreakerLayer, BreakerPolicy, Breakers, BreakerState
+from .layers.breaker import BreakerLayer, Breakers
 from .layers.retry import BudgetPolicy, HedgeLayer, RetryBudget, RetryLayer, RetryPolicy
 
 MILLISECONDS = 1000.0

@@ -20,6 +20,7 @@ from support.upstreams import (
 )
 from support.waiting import PATIENCE_SECONDS, until
 
+from sdk_trio.base.breaker import BreakerState
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import (
     AttemptTimeoutError,
@@ -29,7 +30,6 @@ from sdk_trio.client.errors import (
     FailureKind,
 )
 from sdk_trio.client.layers import AttemptKind
-from sdk_trio.client.layers.breaker import BreakerState
 from sdk_trio.config.options import ResilienceOptions
 from sdk_trio.net import http2, pool
 from sdk_trio.net.transport import Transport

@@ -13,11 +13,11 @@ import trio
 import trio.testing
 from hypothesis import strategies as st
 
+from sdk_trio.base.breaker import BreakerPolicy, BreakerState
 from sdk_trio.base.http import IDEMPOTENT_METHODS
 from sdk_trio.client.call import Call, CallOptions
 from sdk_trio.client.errors import CallError
 from sdk_trio.client.layers.admission import LimitPolicy
-from sdk_trio.client.layers.breaker import BreakerPolicy, BreakerState
 from sdk_trio.client.layers.retry import BudgetPolicy, RetryPolicy
 from sdk_trio.client.pipeline import ClientConfig, Pipeline, RequestSources
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import trio
 
+from sdk_trio.base.breaker import BreakerState
 from sdk_trio.client.call import CallOptions
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import (
@@ -19,7 +20,6 @@ from sdk_trio.client.errors import (
     OutcomeUnknownError,
     UnprocessableEntityError,
 )
-from sdk_trio.client.layers.breaker import BreakerState
 from sdk_trio.config import Mode, Secret, Settings
 from sdk_trio.errors import NotRunningError
 

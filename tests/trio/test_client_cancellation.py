@@ -21,9 +21,9 @@ from support.client_stories import (
     seeds,
 )
 
+from sdk_trio.base.breaker import BreakerPolicy, BreakerState
 from sdk_trio.client.errors import ServerError
 from sdk_trio.client.layers import AttemptKind
-from sdk_trio.client.layers.breaker import BreakerPolicy, BreakerState
 from sdk_trio.client.layers.retry import BudgetPolicy, RetryPolicy
 
 

@@ -12,6 +12,7 @@ import trio
 import trio.lowlevel
 
 from sdk_trio import errors as all_errors
+from sdk_trio.base.breaker import BreakerState
 from sdk_trio.client import errors
 from sdk_trio.client.call import CallOptions
 from sdk_trio.client.client import Client
@@ -27,7 +28,6 @@ from sdk_trio.client.errors import (
     ServerError,
     UnexpectedAnswerError,
 )
-from sdk_trio.client.layers.breaker import BreakerState
 from sdk_trio.client.pipeline import RequestSources
 from sdk_trio.config import Settings
 

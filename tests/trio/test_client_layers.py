@@ -23,6 +23,7 @@ from support.client_stories import (
     play,
 )
 
+from sdk_trio.base.breaker import BreakerPolicy, BreakerState
 from sdk_trio.client.errors import (
     CallError,
     CircuitOpenError,
@@ -31,7 +32,6 @@ from sdk_trio.client.errors import (
     RateLimitedError,
     ServerError,
 )
-from sdk_trio.client.layers.breaker import BreakerPolicy, BreakerState
 from sdk_trio.client.layers.retry import BudgetPolicy
 
 ok_or_not = st.sampled_from([200, 404, 503, 500, httpx.ReadError, httpx.ConnectError, "break"])

@@ -19,9 +19,9 @@ from support.client_stories import (
     seeds,
 )
 
+from sdk_trio.base.breaker import BreakerState
 from sdk_trio.client.errors import CallError, OutcomeUnknownError
 from sdk_trio.client.layers import AttemptKind
-from sdk_trio.client.layers.breaker import BreakerState
 from sdk_trio.client.layers.retry import BudgetPolicy
 
 #: A budget that runs dry, and no breaker that would keep it from doing so.

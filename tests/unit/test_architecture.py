@@ -115,7 +115,7 @@ SMALL = {
 #: contract in pyproject.toml instead.
 DECISIONS = {
     "sdk_trio.client.layers.admission": "LimitPolicy RateLimiter",
-    "sdk_trio.client.layers.breaker": "BreakerPolicy CircuitBreaker outcome_of_status",
+    "sdk_trio.client.layers.breaker": "outcome_of_status",
     "sdk_trio.client.layers.retry": "RetryPolicy RetryBudget may_retry_status may_retry_failure",
     "sdk_trio.client.pages": "Page read_page with_page start_page",
     "sdk_trio.client.pipeline": "ClientConfig plan_of join_base origin_of token_problem",

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from sdk_trio.client.layers.breaker import (
+from sdk_trio.base.breaker import (
     PROBE_HINT_SECONDS,
     AttemptOutcome,
     BreakerPolicy,

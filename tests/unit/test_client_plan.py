@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdk_trio.client.layers.breaker import BreakerPolicy
+from sdk_trio.base.breaker import BreakerPolicy
 from sdk_trio.client.pipeline import join_base, origin_of, plan_of, token_problem, token_warning
 from sdk_trio.config import BUNDLED_API_VERSION, Mode, Secret, Settings
 from sdk_trio.config.options import ResilienceOptions, UpstreamOptions
