@@ -8,6 +8,7 @@ transaction sets what it needs, and no statement is prepared.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -68,6 +69,14 @@ class _PackedLoader(TextLoader):
         return text
 
 
+class UnreplicatedError(StoreUnavailableError):
+    """The server has committed, and warns that no synchronous standby has got it.
+
+    It says so when its wait for the standby is cancelled (by an operator, by a time limit, by its
+    own shutdown). A failover would lose what was answered 200 then.
+    """
+
+
 class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     """A connection that knows what the transaction in progress has changed."""
 
@@ -77,6 +86,8 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     done: int = 0
     #: Whether a pooler stands between, so that a session lasts for a transaction only.
     pooled: bool = False
+    #: Whether the server has warned since the transaction began.
+    warned: bool = False
 
     def write(self, statement: str, values: Any = None) -> "psycopg.Cursor[tuple[Any, ...]]":
         """Execute a statement that changes rows, and note whether it has."""
@@ -161,6 +172,7 @@ class PostgresAddress:
                 f"{self.place} is PostgreSQL {version // 10_000}; the store needs "
                 f"{OLDEST_SERVER // 10_000} or later"
             )
+        connection.add_notice_handler(partial(_note_warning, connection))
         connection.adapters.register_dumper(str, _PackedDumper)
         connection.adapters.register_loader("text", _PackedLoader)
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
@@ -200,7 +212,13 @@ class PostgresAddress:
         try:
             connection.execute(begin)
             yield
+            connection.warned = False
             connection.execute("COMMIT")
+            if connection.warned:
+                raise UnreplicatedError(
+                    f"no standby has confirmed a commit of {self.place}: its wait was cut short; "
+                    "look at the replication (pg_stat_replication)"
+                )
         except BaseException as error:
             if isinstance(error, psycopg.Error) and error.sqlstate in _DEAD:
                 connection.close()
@@ -279,6 +297,11 @@ class PostgresAddress:
         if ours is not None:
             (version,) = connection.execute("SELECT version FROM store").fetchone() or (None,)
         return plan_postgres_migration(version=version, tables=tables, place=place)
+
+
+def _note_warning(connection: StoreConnection, notice: psycopg.errors.Diagnostic) -> None:
+    if notice.severity_nonlocalized == "WARNING":
+        connection.warned = True
 
 
 def _read_dsn(dsn: str) -> dict[str, Any]:
