@@ -197,6 +197,21 @@ COMMANDS = (
         "notifications:retry",
         "retry_arguments",
     ),
+    Command(
+        "storage status",
+        "show the store's version, sizes and rows",
+        "storage:show_status",
+        "status_arguments",
+    ),
+    Command(
+        "storage check", "look for damage in the store", "storage:check_store", "check_arguments"
+    ),
+    Command(
+        "storage migrate",
+        "move the store from SQLite to PostgreSQL",
+        "storage:migrate",
+        "migrate_arguments",
+    ),
     Command("openapi", "print the OpenAPI document", "settings:openapi", "openapi_arguments"),
     Command(
         "completion",
@@ -275,6 +290,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "notify list": ("notify list --state failed",),
     "notify show": ("notify show 17-email",),
     "notify retry": ("notify retry 17-email",),
+    "storage status": ("storage status", "storage status -f json"),
+    "storage check": ("storage check",),
+    "storage migrate": (
+        "storage migrate --from sqlite --to postgres --dry-run",
+        "storage migrate --from sqlite --to postgres",
+    ),
     "openapi": ("openapi", "openapi --admin"),
     "completion": ('eval "$(sdk-trio completion bash)"', "completion fish | source"),
 }
@@ -285,6 +306,7 @@ GROUPS = {
     "events": "the inbox: what came, what became of it, what to run again",
     "replication": "the replication of the tenants' databases",
     "secrets": "webhook secrets",
+    "storage": "the store: its version and sizes, its check, its move to PostgreSQL",
     "notify": "messages to site managers: what they say, what became of them",
     "tenant credentials": "where a tenant's own access token and webhook secrets are",
     "tenant": "tenants: who they are, where they stand, who changed that",
@@ -299,7 +321,7 @@ number when it was cut short. Every command is described in docs/reference/comma
 """
 
 #: Commands that the documentation names and that this version does not contain.
-NOT_IN_THIS_VERSION = frozenset({"listen", "storage"})
+NOT_IN_THIS_VERSION = frozenset({"listen"})
 
 _HELP = frozenset({"-h", "--help"})
 

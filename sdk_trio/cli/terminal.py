@@ -88,6 +88,15 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def size_text(size: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
 def program_name(*, elsewhere: bool = False) -> str:
     """Return how this program is called in a shell, so that printed commands work as they are.
 

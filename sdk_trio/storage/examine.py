@@ -1,15 +1,29 @@
-"""Read-only examination of a store in SQLite for ``doctor``, also beside a running daemon."""
+"""Read-only examination of a store in SQLite, also beside a running daemon.
+
+:func:`examine` is for ``doctor``, :func:`sqlite_status` and :func:`check_sqlite` are for
+``storage status`` and ``storage check``, as are their like in ``storage.postgres.examine``.
+"""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
 import attrs
 
+from ..errors import StoreVersionError
 from ..records.deliveries import DeliveryState
 from .sqlite.arrivals import sequence_of
 from .sqlite.connect import connect_reader, describe_failure
-from .sqlite.schema import APPLICATION_ID, NOT_DONE, UNFINISHED, VERSION
+from .sqlite.schema import (
+    APPLICATION_ID,
+    BUCKET_BITS,
+    NOT_DONE,
+    UNFINISHED,
+    VERSION,
+    plan_migration,
+)
 
 #: Instructions of SQLite's virtual machine between two looks at the clock.
 _STEPS = 20_000
@@ -64,20 +78,26 @@ def examine(file: Path, *, now: float, check_seconds: float, besides: str = "") 
     Raises:
         StoreUnavailableError: it cannot be opened or read.
     """
+    with _looking(file) as connection:
+        checked, damage = _check(connection, check_seconds)
+        known = Examination(
+            file=str(file),
+            application_id=connection.pragma("application_id"),
+            version=connection.pragma("user_version"),
+            file_size=file.stat().st_size,
+            wal_size=_size(file.with_name(f"{file.name}-wal")),
+            checked=checked,
+            damage=damage,
+        )
+        return _with_contents(connection, known, now, besides) if known.is_current else known
+
+
+@contextmanager
+def _looking(file: Path) -> Iterator[apsw.Connection]:
     try:
         connection = connect_reader(str(file))
         try:
-            checked, damage = _check(connection, check_seconds)
-            known = Examination(
-                file=str(file),
-                application_id=connection.pragma("application_id"),
-                version=connection.pragma("user_version"),
-                file_size=file.stat().st_size,
-                wal_size=_size(file.with_name(f"{file.name}-wal")),
-                checked=checked,
-                damage=damage,
-            )
-            return _with_contents(connection, known, now, besides) if known.is_current else known
+            yield connection
         finally:
             connection.close()
     except apsw.Error as error:
@@ -147,3 +167,162 @@ def _growth(connection: apsw.Connection, size: int, now: float) -> float | None:
     if hours < 1:
         return None
     return size * (last - start + 1) / (last - first + 1) / (hours / 24)
+
+
+# -- storage status and storage check ------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class StoreStatus:
+    """The answer of ``storage status``; sizes are bytes.
+
+    ``version`` is that of the schema (None: there is none yet), ``known_version`` that of this
+    program; the next start brings it there by ``statements``, or is refused by ``refusal``.
+    ``log_size`` is that of SQLite's write-ahead log, ``free`` the room in the file that is used
+    again, ``dead_rows`` those that PostgreSQL's vacuum has yet to remove; None: not of this engine.
+    """
+
+    backend: str
+    place: str
+    engine: str
+    version: int | None
+    known_version: int
+    statements: int
+    refusal: str | None
+    size: int
+    rows: dict[str, int]
+    log_size: int | None = None
+    free: int | None = None
+    dead_rows: int | None = None
+
+    @property
+    def next_start(self) -> str:
+        """The effect of the next start on the schema, in words."""
+        if self.refusal is not None:
+            return f"is refused: {self.refusal}"
+        if self.version == self.known_version:
+            return "changes nothing"
+        found = "makes the schema" if self.version is None else f"brings version {self.version}"
+        return f"{found} to version {self.known_version} by {self.statements} statements"
+
+
+@attrs.frozen
+class CheckResult:
+    """A rule of ``storage check``, and what breaks it; None: nothing does."""
+
+    rule: str
+    found: str | None
+
+
+def sqlite_status(file: Path) -> StoreStatus:
+    """Return the version and the sizes of the store in ``file``, and count its rows; blocks.
+
+    Raises:
+        StoreUnavailableError: it cannot be opened or read.
+    """
+    with _looking(file) as connection:
+        names = [
+            str(name)
+            for (name,) in connection.execute(
+                "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
+                "ORDER BY name"
+            )
+        ]
+        version = connection.pragma("user_version")
+        try:
+            statements = len(
+                plan_migration(
+                    application_id=connection.pragma("application_id"),
+                    user_version=version,
+                    empty=not names,
+                    file=str(file),
+                )
+            )
+            refusal = None
+        except StoreVersionError as error:
+            statements, refusal = 0, str(error)
+        return StoreStatus(
+            backend="Sqlite",
+            place=str(file),
+            engine=f"SQLite {apsw.sqlite_lib_version()}",
+            version=version or None,
+            known_version=VERSION,
+            statements=statements,
+            refusal=refusal,
+            size=file.stat().st_size,
+            log_size=_size(file.with_name(f"{file.name}-wal")),
+            free=connection.pragma("freelist_count") * connection.pragma("page_size"),
+            rows={name: _number(connection, f"SELECT count(*) FROM {name}") for name in names},
+        )
+
+
+def _number(connection: apsw.Connection, statement: str) -> int:
+    return int(str(connection.execute(statement).get))
+
+
+def _orphans(table: str, of: str) -> str:
+    return (
+        f"SELECT count(*) FROM {table} WHERE NOT EXISTS "
+        f"(SELECT 1 FROM {of} WHERE {of}.sequence = {table}.sequence)"
+    )
+
+
+# Each counts rows that break a rule of the schema.
+_RULES = {
+    "what is open has arrived": _orphans("open", "arrival"),
+    "what has ended has arrived": _orphans("outcome", "arrival"),
+    "nothing is open and has ended": "SELECT count(*) FROM open JOIN outcome USING (sequence)",
+    "each body belongs to a delivery": _orphans("body", "arrival"),
+    "each attempt belongs to a delivery": _orphans("attempt", "arrival"),
+    "each other body belongs to a delivery": _orphans("evidence", "arrival"),
+    # One that leads nowhere belongs to a bucket that is about to be emptied. A missing one is a
+    # redelivery that runs again.
+    "each delivery is found by its key": f"""
+SELECT count(*) FROM arrival WHERE sequence <= (SELECT number FROM tally WHERE name = 'indexed')
+    AND NOT EXISTS (SELECT 1 FROM key WHERE key.bucket = arrival.sequence >> {BUCKET_BITS}
+        AND key.hash = arrival.hash AND key.sequence = arrival.sequence)
+""",
+    "the count of deliveries is right": """
+SELECT abs(max(coalesce((SELECT max(sequence) FROM arrival), 0),
+               (SELECT number FROM tally WHERE name = 'last'))
+    - (SELECT number FROM tally WHERE name = 'removed') - (SELECT count(*) FROM arrival))
+""",
+    "the counts of dead and parked deliveries are right": """
+SELECT sum(number <> (SELECT count(*) FROM open WHERE state = name)) FROM tally
+WHERE name IN ('dead', 'parked')
+""",
+    "each message belongs to a transition": _orphans("notification", "outbox"),
+}
+
+
+def check_sqlite(file: Path, tell: Callable[[str], None]) -> list[CheckResult]:
+    """Look for damage of the file, and check the rules between its rows; blocks.
+
+    It reads the whole file, so of a large one it takes as long as a copy would; deliveries go on.
+
+    Args:
+        file: the database.
+        tell: called with what is looked at next.
+
+    Raises:
+        StoreUnavailableError: it cannot be opened or read.
+        StoreVersionError: it is no store of this version.
+    """
+    with _looking(file) as connection:
+        version = connection.pragma("user_version")
+        is_ours = connection.pragma("application_id") == APPLICATION_ID
+        if not is_ours or abs(version) != VERSION:
+            raise StoreVersionError(
+                f"{file} is no store of version {VERSION}: 'storage status' shows what it is"
+            )
+        # One moment for all of them.
+        connection.execute("BEGIN")
+        tell("integrity_check")
+        lines = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(5)")]
+        damage = None if lines == ["ok"] else "; ".join(lines)
+        results = [CheckResult("the file is whole", damage)]
+        for rule, statement in _RULES.items():
+            tell(rule)
+            count = _number(connection, statement)
+            results.append(CheckResult(rule, f"{count} rows break it" if count else None))
+        return results

@@ -88,6 +88,17 @@ def hosts(server, tmp_path):
     return Hosts(server, server.empty(), tmp_path / "handled")
 
 
+@pytest.fixture
+def standby(server):
+    """A standby without which the server acknowledges no commit."""
+    standby = PostgresServer(server.programs, primary=server)
+    standby.start()
+    server.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    server.execute("SELECT pg_reload_conf()")
+    yield standby
+    standby.remove()
+
+
 @attrs.define
 class Sender:
     """Delivers ids to one receiver, as long as one does not answer 200, again."""
@@ -173,4 +184,42 @@ async def test_a_server_that_is_killed_and_a_host_that_dies_lose_nothing_acknowl
     handled = hosts.handled()
     repeated = {webhook_id for webhook_id, times in handled.items() if times > 1}
     # Run twice is only what ran when the server or its host went away, and had not been recorded.
+    assert len(repeated) < 60
+
+
+async def test_a_standby_that_is_promoted_has_everything_that_was_acknowledged(
+    server, standby, tmp_path
+):
+    database = server.empty().rpartition("=")[2]
+    both = f"host={server.directory},{standby.directory} user=owner dbname={database}"
+    hosts = Hosts(server, both, tmp_path / "handled")
+    ids = [f"m{number}" for number in range(600)]
+    pending, acknowledged = collections.deque(ids), set()
+    with ExitStack() as stack:
+        daemons = [
+            stack.enter_context(hosts.place(name).daemon("--app", "application:handlers"))
+            for name in ("one", "two")
+        ]
+        senders = [Sender(each, pending, acknowledged) for each in daemons]
+        async with trio.open_nursery() as nursery:
+            for sender in senders:
+                for _ in range(4):
+                    nursery.start_soon(sender.run)
+            await until(lambda: len(acknowledged) > 200)
+            server.kill()
+            for daemon in daemons:
+                await until_ready(daemon, 503)
+            at_the_failure = set(acknowledged)
+            # A standby answers, but takes no write: it is not what they look for.
+            await until(lambda: all(sender.refused[503] for sender in senders))
+            assert acknowledged == at_the_failure
+            await trio.to_thread.run_sync(standby.promote)
+            for daemon in daemons:
+                await until_ready(daemon, 200)
+        assert acknowledged == set(ids)
+        assert {status for sender in senders for status in sender.refused} <= {503}
+        hosts.server = standby
+        await until(lambda: set(hosts.handled()) >= acknowledged)
+        await until(lambda: hosts.states() == {"done": len(ids)})
+    repeated = [webhook_id for webhook_id, times in hosts.handled().items() if times > 1]
     assert len(repeated) < 60

@@ -32,3 +32,16 @@ def test_a_database_that_is_away_is_a_problem_without_the_password(doctor, monke
     found = doctor.alone()
     found.one("store", "problem", "127.0.0.1")
     assert "hunter2" not in found.text
+
+
+def test_a_reader_that_keeps_dead_rows_is_named(doctor, monkeypatch):
+    import psycopg
+
+    server = running_server()
+    dsn = server.fresh()
+    monkeypatch.setenv("SDK_POSTGRES_DSN", dsn)
+    monkeypatch.setattr("sdk_trio.cli.doctor.store.LONG_READ_SECONDS", 0.0)
+    with psycopg.connect(dsn, application_name="report") as reader:
+        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT count(*) FROM sdk_trio.work")
+        doctor.alone().one("store", "warning", f"the session {reader.info.backend_pid} (report)")

@@ -78,6 +78,18 @@ def empty() -> Database:
     return Database(server, server.empty())
 
 
+@pytest.fixture
+def standby() -> Iterator[PostgresServer]:
+    """A standby that follows a server of its own, asynchronously."""
+    primary = PostgresServer(running_server().programs)
+    primary.start()
+    standby = PostgresServer(primary.programs, primary=primary)
+    standby.start()
+    yield standby
+    standby.remove()
+    primary.remove()
+
+
 def delivery(webhook_id: str = "m1", *, at: float = 1000.0, **fields: Any) -> NewDelivery:
     return NewDelivery(webhook_id, "order.paid", b'{"type":"order.paid"}', 7, at, **fields)
 
@@ -298,6 +310,70 @@ async def test_a_claim_whose_commit_nobody_has_heard_of_is_given_up(
                 assert record.key == "m1"
             else:
                 assert (await two.claim(delivery())).admission is not Admission.RUNNING
+
+
+async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_not_acknowledged(
+    database: Database,
+) -> None:
+    server = database.server
+    async with database.open() as inbox:
+        server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        server.execute("SELECT pg_reload_conf()")
+        try:
+            async with trio.open_nursery() as nursery:
+
+                async def fail(webhook_id: str) -> None:
+                    with pytest.raises(StoreUnavailableError, match="no standby has confirmed"):
+                        await inbox.accept(delivery(webhook_id), leased=True)
+
+                # Both in one transaction.
+                for webhook_id in ("m1", "m2"):
+                    nursery.start_soon(fail, webhook_id)
+                # As an operator does who wonders about a statement that takes so long: the server
+                # answers that it has committed, and warns that no standby has it.
+                cancel = (
+                    "SELECT pg_cancel_backend(pid) FROM pg_stat_activity "
+                    f"WHERE wait_event = 'SyncRep' AND datname = '{database.name}'"
+                )
+                with trio.fail_after(30):
+                    while not server.execute(cancel):
+                        await trio.sleep(0.02)
+        finally:
+            server.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            server.execute("SELECT pg_reload_conf()")
+        # The claims that nobody knows of are given up, so that a redelivery finds them free.
+        await inbox.write_checkpoint("next", "transaction")
+        async with database.open("two") as two:
+            assert len((await two.take_due(limit=9, now=1001)).records) == 2
+
+
+async def test_asynchronous_replication_loses_what_the_standby_had_not_got(
+    standby: PostgresServer,
+) -> None:
+    primary = standby.primary
+    name = primary.empty().rpartition("=")[2]
+    database = Database(
+        primary, f"host={primary.directory},{standby.directory} user=owner dbname={name}"
+    )
+    async with database.open() as inbox:
+        await inbox.accept(delivery("early"), leased=False)
+        reached = "SELECT pg_current_wal_lsn() <= replay_lsn FROM pg_stat_replication"
+        with trio.fail_after(30):
+            while primary.execute(reached) != [(True,)]:
+                await trio.sleep(0.02)
+        await trio.to_thread.run_sync(standby.stop)
+        assert (await inbox.accept(delivery("late"), leased=False)).admission is Admission.NEW
+        primary.kill()
+        await trio.to_thread.run_sync(standby.start)
+        await trio.to_thread.run_sync(standby.promote)
+        with trio.fail_after(30):
+            while True:
+                try:
+                    kept = await inbox.known(["early", "late"])
+                    break
+                except StoreUnavailableError:
+                    await trio.sleep(0.05)
+        assert kept == {"early"}
 
 
 async def test_commits_are_durable_where_the_server_would_not_make_them_so(

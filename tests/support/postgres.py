@@ -62,8 +62,10 @@ def binaries() -> Path | None:
 class PostgresServer:
     """A server in a directory of its own, as a user without rights, on a port of its own."""
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self, programs: Path, primary: "PostgresServer | None" = None) -> None:
+        """A new server, or with ``primary`` a standby that follows that one, which runs."""
         self.programs = programs
+        self.primary = primary
         self.directory = Path(tempfile.mkdtemp(prefix="sdk-pg-"))
         # The server refuses to run as root.
         self.user = "postgres" if os.geteuid() == 0 else None
@@ -74,7 +76,12 @@ class PostgresServer:
         self._template: str | None = None
         self._created: list[str] = []
         self._places: dict[Path, str] = {}
-        self._run("initdb", "-D", str(self.data), "-U", "owner", "-A", "trust", "-E", "UTF8", "-N")
+        data = ("-D", str(self.data))
+        if primary is None:
+            self._run("initdb", *data, "-U", "owner", "-A", "trust", "-E", "UTF8", "-N")
+        else:
+            place = ("-h", str(primary.directory), "-U", "owner")
+            self._run("pg_basebackup", *data, *place, "-R", "-N", "-c", "fast")
 
     def _run(self, program: str, *arguments: str) -> None:
         finished = subprocess.run(
@@ -97,14 +104,25 @@ class PostgresServer:
     def stop(self, mode: str = "immediate") -> None:
         self._run("pg_ctl", "stop", "-w", "-D", str(self.data), "-m", mode)
 
+    @property
+    def pid(self) -> int:
+        return int((self.data / "postmaster.pid").read_text().splitlines()[0])
+
+    @property
+    def runs(self) -> bool:
+        return Path(f"/proc/{self.pid}").exists()
+
     def kill(self) -> None:
         """End the server as a crash does, and wait until nothing of it is left."""
-        pid = int((self.data / "postmaster.pid").read_text().splitlines()[0])
-        os.kill(pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
         # Its children notice that by themselves; a new server waits for the last of them.
         deadline = time.monotonic() + 30
-        while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        while self.runs and time.monotonic() < deadline:
             time.sleep(0.02)
+
+    def promote(self) -> None:
+        """Make a standby the primary, and wait until it is."""
+        self._run("pg_ctl", "promote", "-w", "-D", str(self.data))
 
     def dsn(self, database: str = "postgres") -> str:
         return f"host={self.directory} user=owner dbname={database}"
@@ -153,7 +171,8 @@ class PostgresServer:
         return self._places[place]
 
     def remove(self) -> None:
-        self.stop()
+        if self.runs:
+            self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -82,6 +82,8 @@ IMPORTS = tuple(imports(FILES))
 #: without. Elsewhere an import stands at the top of its file.
 DOORS = {
     "sdk_trio.__main__": "the command line, after the help has been printed",
+    "sdk_trio.cli.doctor.store": "PostgreSQL, an extra",
+    "sdk_trio.cli.storage": "PostgreSQL, an extra",
     "sdk_trio.cli.doctor.run": "the checks of the network, which need the client",
     "sdk_trio.cli.notifications": "channels, where a message is sent",
     "sdk_trio.cli.run": "the upgrade from a single tenant",

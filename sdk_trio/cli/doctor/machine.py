@@ -27,6 +27,7 @@ from ...server.tls import load_certificate
 from ...storage.data_directory import exposure, visibility
 from ..receiver import NobodyThereError, find
 from ..sign import DEV_SECRET_NAME
+from ..terminal import size_text
 from . import Report
 
 #: OpenSSL's error codes for a certificate outside of its time (X509_V_ERR_...).
@@ -279,15 +280,6 @@ def check_disk(settings: Settings, report: Report, growth_per_day: float | None 
             "however many bytes are free",
             "remove files that nobody needs (df -i shows where)",
         )
-
-
-def size_text(size: float) -> str:
-    """Return a number of bytes for people."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
 
 
 def check_descriptors(settings: Settings, report: Report) -> None:

@@ -26,8 +26,9 @@ from ...storage.ports import NotificationStore
 from ...storage.sqlite.schema import DATABASE_NAME, VERSION
 from ...tenants.credentials import CredentialReader
 from ..receiver import NobodyThereError, find
+from ..terminal import size_text
 from . import Report
-from .machine import STORAGE_PATH, size_text
+from .machine import STORAGE_PATH
 
 #: The event that ``doctor`` delivers to the running receiver, always the same.
 # A known id is answered 200 without a handler, so that probing again does nothing.
@@ -42,6 +43,9 @@ LARGE_LOG_BYTES = 160 * 1024 * 1024
 
 #: The age in seconds from which an unfinished event is reported: older than usual retries last.
 OLD_EVENT_SECONDS = 86_400.0
+
+#: The age in seconds from which a reader of the database is reported: dead rows stay until it ends.
+LONG_READ_SECONDS = 900.0
 
 #: The most tenants whose credentials and recipients are looked at.
 MOST_TENANTS = 1000
@@ -84,9 +88,11 @@ def describe_store(settings: Settings, found: Examination | None, report: Report
 async def check_database(settings: Settings, report: Report) -> None:
     """Report whether the database of Backend Postgres can be used; change nothing in it."""
     address = postgres_address(settings)
+    from ...storage.postgres.examine import examine_postgres
+
     where = f"Sdk:Storage:PostgresDsnEnvVar ({settings.storage.postgres_dsn_env_var})"
     try:
-        found = await trio.to_thread.run_sync(address.examine, abandon_on_cancel=True)
+        found = await trio.to_thread.run_sync(examine_postgres, address, abandon_on_cancel=True)
     except StorageError as error:
         report.problem(where, str(error), "mend it: until then deliveries are answered 503")
         await trio.lowlevel.checkpoint()
@@ -97,6 +103,14 @@ async def check_database(settings: Settings, report: Report) -> None:
             "its server runs with fsync = off: it forgets acknowledged events when its machine "
             "loses power",
             "set fsync to on in postgresql.conf",
+        )
+    if found.holder is not None and found.holder[1] > LONG_READ_SECONDS:
+        name, age = found.holder
+        report.warning(
+            where,
+            f"the {name} has read for {age / 60:.0f} minutes, and {sum(found.dead.values())} dead "
+            "rows wait for its end: looking for due events costs more with each of them",
+            "end it (pg_terminate_backend, ROLLBACK PREPARED), or let it read a standby",
         )
     what = f"PostgreSQL {found.server}, {size_text(found.size)}"
     if found.is_current:
@@ -148,6 +162,12 @@ def _describe_file(found: Examination, report: Report) -> None:
             where,
             "it is a database of another program",
             f"set {STORAGE_PATH} to a directory of its own",
+        )
+    elif found.version < 0:
+        report.problem(
+            where,
+            "it was moved to PostgreSQL by 'storage migrate'",
+            "set Sdk:Storage:Backend to Postgres",
         )
     elif found.version > VERSION:
         report.problem(

@@ -28,7 +28,7 @@ import trio
 
 from ...base.logs import get_logger
 from ...errors import StoreUnavailableError
-from .connect import CONFLICTS, PostgresAddress, Redial, StoreConnection
+from .connect import CONFLICTS, PostgresAddress, Redial, StoreConnection, UnreplicatedError
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class _Entry:
 
 
 class _CommitUnknownError(Exception):
-    """The connection broke while the server was making the commit."""
+    """The connection broke while the server was making the commit, or no standby has it."""
 
 
 class GroupCommit:
@@ -260,7 +260,12 @@ class GroupCommit:
                     # reached its commit.
                     fresh = 1
                     continue
-            if len(batch) == 1 or self._connection is None:
+            # A batch that may have been committed is not run again.
+            if (
+                len(batch) == 1
+                or isinstance(error, _CommitUnknownError)
+                or self._connection is None
+            ):
                 break
             for entry in batch:
                 self._commit((entry,))
@@ -299,6 +304,8 @@ class GroupCommit:
                 if connection.changed:
                     connection.execute(_COUNT, (self._node, connection.done))
                 committing = True
+        except UnreplicatedError as error:
+            return _CommitUnknownError(str(error))
         except Exception as error:
             if connection.useless:
                 self._connection = None

@@ -8,6 +8,7 @@ transaction sets what it needs, and no statement is prepared.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -68,6 +69,14 @@ class _PackedLoader(TextLoader):
         return text
 
 
+class UnreplicatedError(StoreUnavailableError):
+    """The server has committed, and warns that no synchronous standby has got it.
+
+    It says so when its wait for the standby is cancelled (by an operator, by a time limit, by its
+    own shutdown). A failover would lose what was answered 200 then.
+    """
+
+
 class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     """A connection that knows what the transaction in progress has changed."""
 
@@ -77,6 +86,8 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     done: int = 0
     #: Whether a pooler stands between, so that a session lasts for a transaction only.
     pooled: bool = False
+    #: Whether the server has warned since the transaction began.
+    warned: bool = False
 
     def write(self, statement: str, values: Any = None) -> "psycopg.Cursor[tuple[Any, ...]]":
         """Execute a statement that changes rows, and note whether it has."""
@@ -89,25 +100,6 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     def useless(self) -> bool:
         """Whether nothing can be done with it any more."""
         return self.closed or self.broken
-
-
-_EXAMINE = """
-SELECT current_setting('server_version'), current_setting('fsync'),
-    pg_database_size(current_database())
-"""
-
-
-@attrs.frozen(kw_only=True)
-class PostgresExamination:
-    """The findings of a look at the database; ``size`` is that of all of it, in bytes.
-
-    ``syncs``: its server syncs its log to disk. ``is_current``: the schema is that of this version.
-    """
-
-    server: str
-    syncs: bool
-    size: int
-    is_current: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -161,6 +153,7 @@ class PostgresAddress:
                 f"{self.place} is PostgreSQL {version // 10_000}; the store needs "
                 f"{OLDEST_SERVER // 10_000} or later"
             )
+        connection.add_notice_handler(partial(_note_warning, connection))
         connection.adapters.register_dumper(str, _PackedDumper)
         connection.adapters.register_loader("text", _PackedLoader)
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
@@ -200,7 +193,13 @@ class PostgresAddress:
         try:
             connection.execute(begin)
             yield
+            connection.warned = False
             connection.execute("COMMIT")
+            if connection.warned:
+                raise UnreplicatedError(
+                    f"no standby has confirmed a commit of {self.place}: its wait was cut short; "
+                    "look at the replication (pg_stat_replication)"
+                )
         except BaseException as error:
             if isinstance(error, psycopg.Error) and error.sqlstate in _DEAD:
                 connection.close()
@@ -234,7 +233,7 @@ class PostgresAddress:
         place = f"the schema {self.schema} of the database {self.place}"
         # Most starts find the schema as it is, and must not wait for anybody.
         with self.transaction(connection):
-            if not self._plan(connection, place):
+            if not self.plan(connection, place):
                 return
         with self.transaction(connection):
             connection.execute("SET LOCAL statement_timeout TO 0")
@@ -247,38 +246,33 @@ class PostgresAddress:
             # Asked first: a user who may only use the schema may not even ask for it to be created.
             if found.fetchone() is None:
                 connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
-            for statement in self._plan(connection, place):
+            for statement in self.plan(connection, place):
                 connection.execute(statement)
 
-    def examine(self) -> PostgresExamination:
-        """Look at the database and change nothing; blocks.
+    def plan(self, connection: StoreConnection, place: str) -> Sequence[str]:
+        """Return the statements that bring the schema up to date; see ``plan_postgres_migration``.
 
         Raises:
-            StoreUnavailableError: no server answers, or it refuses.
-            StoreVersionError: the server is too old, or the schema newer, or another program's.
+            StoreVersionError: the schema is newer, or another program's, or being filled.
         """
-        connection = self.connect()
-        try:
-            with self.transaction(connection, reading=True):
-                plan = self._plan(connection, f"the schema {self.schema} of {self.place}")
-                (server, fsync, size) = connection.execute(_EXAMINE).fetchone() or ("", "", 0)
-        except psycopg.Error as error:
-            raise self.describe(error) from error
-        finally:
-            connection.close()
-        return PostgresExamination(
-            server=server, syncs=fsync == "on", size=size, is_current=not plan
-        )
-
-    def _plan(self, connection: StoreConnection, place: str) -> Sequence[str]:
         (tables,) = connection.execute(
             "SELECT count(*) FROM pg_tables WHERE schemaname = %s", (self.schema,)
         ).fetchone() or (0,)
-        (ours,) = connection.execute("SELECT to_regclass('store')").fetchone() or (None,)
-        version = None
-        if ours is not None:
-            (version,) = connection.execute("SELECT version FROM store").fetchone() or (None,)
+        version = self.version(connection)
         return plan_postgres_migration(version=version, tables=tables, place=place)
+
+    def version(self, connection: StoreConnection) -> int | None:
+        """Return the version of the schema, below 0 while a move fills it; None without one."""
+        (ours,) = connection.execute("SELECT to_regclass('store')").fetchone() or (None,)
+        if ours is None:
+            return None
+        (version,) = connection.execute("SELECT version FROM store").fetchone() or (0,)
+        return int(version)
+
+
+def _note_warning(connection: StoreConnection, notice: psycopg.errors.Diagnostic) -> None:
+    if notice.severity_nonlocalized == "WARNING":
+        connection.warned = True
 
 
 def _read_dsn(dsn: str) -> dict[str, Any]:

@@ -324,7 +324,8 @@ def plan_postgres_migration(*, version: int | None, tables: int, place: str) -> 
     """Return the statements that bring a schema up to date; none if it is.
 
     Args:
-        version: the number in its table ``store``; None if it has no such table.
+        version: the number in its table ``store``, below 0 while another store is moved into it;
+            None if it has no such table.
         tables: the number of its tables.
         place: the database and the schema, for the message.
 
@@ -335,6 +336,11 @@ def plan_postgres_migration(*, version: int | None, tables: int, place: str) -> 
         raise StoreVersionError(
             f"{place} holds tables of another program; name a schema of its own in "
             "Sdk:Storage:PostgresSchema"
+        )
+    if version is not None and version < 0:
+        raise StoreVersionError(
+            f"{place} is being filled by 'storage migrate', which has not come to its end: repeat "
+            "that command, and start when it is done"
         )
     if version is not None and version > VERSION:
         raise StoreVersionError(

@@ -585,7 +585,7 @@ def plan_migration(
 
     Args:
         application_id: the database's ``PRAGMA application_id``.
-        user_version: its ``PRAGMA user_version``.
+        user_version: its ``PRAGMA user_version``; below 0 it was moved to another store.
         empty: whether it has no tables at all, as a new file.
         file: its path, for the message.
 
@@ -599,6 +599,11 @@ def plan_migration(
             f"{file} is a SQLite database of another program (application id "
             f"{application_id:#x}); set Sdk:Storage:Path to a directory of its own, or move the "
             "file away"
+        )
+    if user_version < 0:
+        raise StoreVersionError(
+            f"{file} was moved to PostgreSQL by 'storage migrate': set Sdk:Storage:Backend to "
+            "Postgres; what the database there has got since would be missing here"
         )
     if user_version > VERSION:
         raise StoreVersionError(

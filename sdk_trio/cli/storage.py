@@ -1,0 +1,196 @@
+"""``storage``: the store's version and sizes, its check, and its move to PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from ..errors import EXIT_FAILURE, StoreUnavailableError
+from .parse import UsageError, add_format, describing
+
+if not describing():
+    import attrs
+
+    from ..base import logs
+    from ..config import Settings, StorageBackend
+    from ..storage.data_directory import keep_files_private, lock_data_directory
+    from ..storage.examine import CheckResult, StoreStatus, check_sqlite, sqlite_status
+    from ..storage.open import postgres_address
+    from ..storage.sqlite.schema import DATABASE_NAME
+    from .settings import load
+    from .store import why_unreachable
+    from .terminal import ByteProgress, print_json, print_rows, say, size_text
+
+_ENGINES = ("sqlite", "postgres")
+
+
+def status_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``storage status``."""
+    add_format(parser)
+
+
+def check_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``storage check``."""
+    add_format(parser)
+
+
+def migrate_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``storage migrate``."""
+    parser.add_argument(
+        "--from", dest="from_engine", required=True, choices=_ENGINES, help="where the store is"
+    )
+    parser.add_argument(
+        "--to", dest="to_engine", required=True, choices=_ENGINES, help="where it is moved"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what would be moved")
+    parser.add_argument(
+        "--anew", action="store_true", help="remove what an earlier move has copied, begin again"
+    )
+    add_format(parser)
+
+
+def show_status(arguments: Namespace) -> int:
+    """Print the version, the sizes and the rows of the store; change nothing.
+
+    Raises:
+        StorageError: there is none, or it cannot be read.
+    """
+    settings = load(arguments)
+    _require_reachable(settings)
+    if settings.storage.backend is StorageBackend.POSTGRES:
+        address = postgres_address(settings)
+        from ..storage.postgres.examine import postgres_status
+
+        status = postgres_status(address)
+    else:
+        status = sqlite_status(_file(settings))
+    shown = {**attrs.asdict(status), "next_start": status.next_start}
+    if arguments.format == "json":
+        print_json(shown)
+    else:
+        print_rows(_status_rows(status), ("what", "value"), as_json=False)
+    return 0 if status.refusal is None else EXIT_FAILURE
+
+
+def _status_rows(status: StoreStatus) -> list[dict[str, Any]]:
+    known = f"of this program: {status.known_version}"
+    told: dict[str, Any] = {
+        "store": status.place,
+        "engine": status.engine,
+        "version": f"{'none yet' if status.version is None else status.version} ({known})",
+        "next start": status.next_start,
+        "size": size_text(status.size),
+    }
+    if status.log_size is not None:
+        told["write-ahead log"] = size_text(status.log_size)
+    if status.free is not None:
+        told["free in the file"] = size_text(status.free)
+    if status.dead_rows is not None:
+        told["dead rows, about"] = status.dead_rows
+    about = "" if status.dead_rows is None else ", about"
+    told |= {f"rows of {name}{about}": count for name, count in status.rows.items()}
+    return [{"what": what, "value": value} for what, value in told.items()]
+
+
+def check_store(arguments: Namespace) -> int:
+    """Check the store, print each rule, and return 1 if one is broken; change nothing.
+
+    Raises:
+        StorageError: there is none of this version, or it cannot be read.
+    """
+    settings = load(arguments)
+    _require_reachable(settings)
+    progress = ByteProgress()
+    try:
+        if settings.storage.backend is StorageBackend.POSTGRES:
+            address = postgres_address(settings)
+            from ..storage.postgres.examine import check_postgres
+
+            results = check_postgres(address, lambda rule: progress.show(rule, 0))
+        else:
+            results = check_sqlite(_file(settings), lambda rule: progress.show(rule, 0))
+    finally:
+        progress.end()
+    print_rows(
+        [_checked(each) for each in results],
+        ("check", "ok", "found"),
+        as_json=arguments.format == "json",
+    )
+    broken = [each for each in results if each.found is not None]
+    if broken:
+        say("stop the receiver, keep a copy of the store, and restore a backup")
+    return EXIT_FAILURE if broken else 0
+
+
+def _checked(result: CheckResult) -> dict[str, Any]:
+    return {"check": result.rule, "ok": result.found is None, "found": result.found}
+
+
+def migrate(arguments: Namespace) -> int:
+    """Move the store from one engine to another, or with ``--dry-run`` show what would be moved.
+
+    Killed at any point, it goes on when it is repeated. Every row is compared at the end.
+
+    Raises:
+        UsageError: it is no move from SQLite to PostgreSQL.
+        StoreLockedError: a runtime works on one of the stores.
+        StorageError: one of them cannot be used, or the rows differ.
+    """
+    if (arguments.from_engine, arguments.to_engine) != _ENGINES:
+        raise UsageError("a store is moved --from sqlite --to postgres; there is no other way yet")
+    keep_files_private()
+    settings = load(arguments)
+    logs.configure(level="Error", format=settings.logging.format)
+    file = _file(settings)
+    if not file.exists():
+        raise StoreUnavailableError(
+            f"there is no store at {file.absolute()}: name its data directory with "
+            "--set Sdk:Storage:Path=..."
+        )
+    address = postgres_address(settings)
+    from ..storage.transfer import plan_transfer, transfer
+
+    as_json = arguments.format == "json"
+    if arguments.dry_run:
+        plan = plan_transfer(file, address)
+        rows = [{"table": name, "rows": count} for name, count in plan.rows.items()]
+        if as_json:
+            print_json({**attrs.asdict(plan), "rows": rows})
+        else:
+            print_rows(rows, ("table", "rows"), as_json=False)
+            say(f"from {plan.source} ({size_text(plan.size)}) to {plan.target}")
+            if plan.copied is not None:
+                say(f"an earlier move has come to: {plan.copied}")
+            say("nothing was changed" if plan.refusal is None else f"refused: {plan.refusal}")
+        return 0 if plan.refusal is None else EXIT_FAILURE
+    progress = ByteProgress()
+    try:
+        # The lock is the proof that no receiver of this host works on either.
+        with lock_data_directory(settings.storage.path):
+            moved = transfer(
+                file,
+                address,
+                anew=arguments.anew,
+                report=lambda step, table, done, total: progress.show(
+                    f"{step} {table}: {done} of {total}", 0
+                ),
+            )
+    finally:
+        progress.end()
+    rows = [{"table": name, "rows": count} for name, count in moved.rows.items()]
+    print_rows(rows, ("table", "rows"), as_json=as_json)
+    say(f"moved to {address.place}, and every row compared")
+    say("set Sdk:Storage:Backend to Postgres before the next start; the old file is left as it is")
+    return 0
+
+
+def _file(settings: Settings) -> Path:
+    return Path(os.fspath(settings.storage.path)) / DATABASE_NAME
+
+
+def _require_reachable(settings: Settings) -> None:
+    missing = why_unreachable(settings)
+    if missing is not None:
+        raise StoreUnavailableError(missing)
