@@ -114,6 +114,9 @@ class WorkerPool:
         self._place_freed = Bell()
         self._feeder_blocked = False
         self._closed = False
+        # No deadline: it ends with the workers, for which Trio waits in any case, and as long as a
+        # plain function is in its thread nobody else may take its event.
+        self._renewing = trio.CancelScope(shield=True)
         self.ended: trio.Event = trio.Event()
 
     @property
@@ -192,19 +195,36 @@ class WorkerPool:
 
     # -- running -----------------------------------------------------------------------------
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(  # noqa: ASYNC128 - _run_workers calls it
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Run workers, feeder and lease renewal until :meth:`close` and the channel is empty.
 
         After a crash, events that may have caused it run first. Cancelled, the workers release
-        their events; those in the channel stay in the store.
+        their events; those in the channel stay in the store. A plain function in its thread is
+        waited for, also after a cancellation: ``webhook.still_running`` names it then.
         """
         with self._receive, self._send:
             async with trio.open_nursery() as background:
                 background.start_soon(self._keep_leases)
                 background.start_soon(self._watch_clock)
+                background.start_soon(self._watch_threads)
                 # Set before the start is reported, so that no inline delivery can run beside a
                 # suspect.
                 self._runner.quarantined = self._after_crash
+                try:
+                    await self._run_workers(background, task_status=task_status)
+                finally:
+                    self._renewing.cancel()
+                background.cancel_scope.cancel()
+        self.ended.set()
+
+    async def _run_workers(
+        self, background: trio.Nursery, *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        async with trio.open_nursery() as apart:
+            self._runner.apart = apart
+            try:
                 task_status.started()
                 async with trio.open_nursery() as workers:
                     if self._after_crash:
@@ -212,8 +232,9 @@ class WorkerPool:
                     background.start_soon(self._feed)
                     for _ in range(self._workers):
                         workers.start_soon(self._work)
-                background.cancel_scope.cancel()
-        self.ended.set()
+            finally:
+                # In the body of its nursery, which so cannot have closed: nobody finds it closed.
+                self._runner.apart = None
 
     @property
     def closed(self) -> bool:
@@ -455,9 +476,17 @@ class WorkerPool:
             self._want_feed()
 
     async def _keep_leases(self) -> None:
-        while True:
-            await trio.sleep(RENEW_SECONDS)
-            try:
-                await self._inbox.renew(now=self._clock())
-            except StoreUnavailableError as error:
-                _log.store_unavailable(error, retry_in=RENEW_SECONDS)
+        with self._renewing:
+            while True:
+                await trio.sleep(RENEW_SECONDS)
+                try:
+                    await self._inbox.renew(now=self._clock())
+                except StoreUnavailableError as error:
+                    _log.store_unavailable(error, retry_in=RENEW_SECONDS)
+
+    async def _watch_threads(self) -> None:
+        """Name the plain functions that are still at work when the drain is cut short."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._runner.tell_threads()

@@ -6,71 +6,41 @@ handler that cannot run would cost the sender's attempts.
 
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, Generic, TypeVar, cast, get_args, get_origin
+from typing import Any, Protocol, TypeVar, cast, get_args, get_origin, overload
 
 import attrs
+import trio
 
 from ..errors import HandlerRegistrationError, MissingHandlersError
 from ..events import DEFAULT_CATALOG, Catalog, Event, EventType
 from ..events.decoding import Documents
+from .handler import (
+    CoroutineHandler,
+    Handler,
+    Kind,
+    Surrounding,
+    ThreadHandler,
+    WebhookHandlerBase,
+    kind_of,
+    name_of,
+    needed_parameters,
+    signature_of,
+    takes_services,
+)
 from .outcomes import describe_error, is_interrupt
 from .services import Services
 
+__all__ = ["BoundHandler", "BoundHandlers", "HandlerRegistry", "Registration", "WebhookHandlerBase"]
+
 E = TypeVar("E", bound=Event[Any])
-H = TypeVar("H")
+C = TypeVar("C", bound=WebhookHandlerBase[Any])
+H = TypeVar("H", bound=Handler[Any])
+R = TypeVar("R", bound=Awaitable[Any] | WebhookHandlerBase[Any] | None)
 
 #: The types without a handler that a start names; ``doctor`` lists all.
 _MOST_NAMED = 3
-
-
-class WebhookHandlerBase(Generic[E]):
-    """Base of a handler for one event type: derive from it and implement ``handle_core``.
-
-    One object serves every delivery of its type, several at the same time, so state of one event
-    belongs into local variables. Delivery is at-least-once: make ``handle_core`` idempotent, with
-    ``event.key`` as the key (``event.webhook_id`` is enough where there is one sender).
-    """
-
-    async def handle_core(self, event: E) -> None:
-        """Handle one verified event; returning means that it is done.
-
-        Any exception counts as a failed attempt, ``SystemExit`` and its like as well;
-        :class:`~sdk_trio.RetryLater` also says when to try again. Inline handlers are cancelled
-        after ``InlineTimeoutSeconds``, which is a failed attempt, and enqueued ones when a
-        shutdown's drain timeout ends; exceptions because of the latter cost no attempt.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not implement handle_core")
-
-    async def on_error(self, event: E, error: Exception) -> None:
-        """Hook: called after ``handle_core`` raised ``error``, before the attempt is recorded.
-
-        A BaseException that is no Exception, such as ``SystemExit``, comes as the cause of a
-        :class:`~sdk_trio.errors.HandlerAbortedError`. Exceptions of this hook are logged and change
-        nothing else. The default does nothing.
-        """
-
-
-class _FunctionHandler(WebhookHandlerBase[Any]):
-    """Adapts ``async def handler(event)`` or ``async def handler(event, services)``."""
-
-    def __init__(
-        self, name: str, function: Callable[..., Awaitable[None]], services: Services[Any]
-    ) -> None:
-        self._function = function
-        self._arguments = (services,) if _positional_count(function) == 2 else ()
-        signature = inspect.signature(function)
-        try:
-            signature.bind(None, *self._arguments)
-        except TypeError:
-            raise HandlerRegistrationError(
-                f"{name}{signature}: a handler function takes the event, or the event and the "
-                "services."
-            ) from None
-
-    async def handle_core(self, event: Event[Any]) -> None:
-        await self._function(event, *self._arguments)
 
 
 @attrs.frozen
@@ -83,6 +53,7 @@ class Registration:
 
     name: str
     handler: object
+    kind: Kind
     enqueue: bool
     ordered: bool
     run_when_suspended: bool = True
@@ -92,13 +63,18 @@ class Registration:
 
 @attrs.frozen
 class BoundHandler:
-    """A handler that is ready to run."""
+    """A handler that is ready to run.
+
+    ``threads`` limits how many plain functions run at once; a run takes a place before it begins.
+    None: it is no plain function.
+    """
 
     name: str
     handler: WebhookHandlerBase[Any]
     enqueue: bool
     ordered: bool
     run_when_suspended: bool = True
+    threads: trio.CapacityLimiter | None = None
 
 
 @attrs.frozen
@@ -121,6 +97,19 @@ class BoundHandlers:
         return self.by_type.get(event_type, self.fallback)
 
 
+class Registrar(Protocol[E]):
+    """The decorator that ``@handlers.on(OrderPaidEvent)`` is: it returns what it is given."""
+
+    @overload
+    def __call__(self, handler: type[C], /) -> type[C]: ...
+    @overload
+    def __call__(self, handler: Callable[[E], R], /) -> Callable[[E], R]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[E, Services[Any]], R], /
+    ) -> Callable[[E, Services[Any]], R]: ...
+
+
 class HandlerRegistry:
     """The handlers of an application, one for each event type.
 
@@ -133,11 +122,12 @@ class HandlerRegistry:
         self._registrations: dict[str, Registration] = {}
         self._fallback: Registration | None = None
         self._ignored: set[str] = set()
+        self._around: list[Surrounding] = []
 
     def register(
         self,
         event_class: type[E],
-        handler: object,
+        handler: Handler[E],
         *,
         enqueue: bool = False,
         ordered: bool = False,
@@ -148,8 +138,9 @@ class HandlerRegistry:
         Args:
             event_class: a class of the catalogue, such as ``OrderPaidEvent``.
             handler: an instance of :class:`WebhookHandlerBase`; or a factory (a class included)
-                that takes nothing or the :class:`Services` and returns one; or an ``async``
-                function of the event, or of the event and the services.
+                that takes nothing or the :class:`Services` and returns one; or a function of the
+                event, or of the event and the services. An ``async`` one runs in the event loop, a
+                plain one in a thread, ``Queue:Threads`` of them at once.
             enqueue: commit the event to the inbox, answer 200, and run the handler in a worker
                 with local retries. Advised from about 5 seconds of work, because senders give up
                 on a delivery after some 10.
@@ -187,8 +178,8 @@ class HandlerRegistry:
         enqueue: bool = False,
         ordered: bool = False,
         run_when_suspended: bool = True,
-    ) -> Callable[[H], H]:
-        """Decorate an ``async`` function or a handler class: :meth:`register` as a decorator.
+    ) -> Registrar[E]:
+        """Decorate a function or a handler class: :meth:`register` as a decorator.
 
         Raises:
             HandlerRegistrationError: at once, if ``event_class`` is no class of the catalogue: as
@@ -203,7 +194,7 @@ class HandlerRegistry:
             )
         self._wire_type(event_class)
 
-        def decorate(handler: H) -> H:
+        def decorate(handler: Any) -> Any:
             self.register(
                 event_class,
                 handler,
@@ -249,6 +240,21 @@ class HandlerRegistry:
             HandlerRegistrationError: a class is not in the catalogue.
         """
         self._ignored.update(map(self._wire_type, event_classes))
+
+    def around_threads(self, surrounding: Surrounding) -> Surrounding:
+        """Enter a context manager around each run of a plain function, in its thread.
+
+        For what belongs to a thread or to one piece of work: connections, sessions, the locale. It
+        is a decorator, too.
+
+        Args:
+            surrounding: takes the event and returns a context manager, as a generator function
+                under ``contextlib.contextmanager`` does. What it raises fails the run; if it
+                swallows the function's exception, the event is done. The one given first is the
+                outermost.
+        """
+        self._around.append(surrounding)
+        return surrounding
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the wire types that have a handler."""
@@ -307,13 +313,15 @@ class HandlerRegistry:
         Raises:
             HandlerRegistrationError: a factory raised, or returned no handler.
         """
+        threads = trio.CapacityLimiter(services.settings.webhooks.queue.threads)
+        around = tuple(self._around)
         return BoundHandlers(
             catalog=self.catalog,
             by_type={
-                wire_type: _bind(registration, services)
+                wire_type: _bind(registration, services, threads, around)
                 for wire_type, registration in self._registrations.items()
             },
-            fallback=_bind(self._fallback, services) if self._fallback else None,
+            fallback=_bind(self._fallback, services, threads, around) if self._fallback else None,
         )
 
     def _lacking(self) -> list[EventType]:
@@ -334,72 +342,49 @@ class HandlerRegistry:
 def _registration(
     handler: object, *, enqueue: bool, ordered: bool, run_when_suspended: bool
 ) -> Registration:
-    name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
+    name = name_of(handler)
     if ordered and not enqueue:
         raise HandlerRegistrationError(
             f"{name}: ordered=True needs enqueue=True, because only the queue keeps an order."
         )
+    kind = kind_of(handler)
     if isinstance(handler, type) and issubclass(handler, WebhookHandlerBase):
         _require_handle_core(name, handler)
-    if not callable(handler) and not isinstance(handler, WebhookHandlerBase):
-        raise HandlerRegistrationError(
-            f"{name} is no handler: give a WebhookHandlerBase, a factory of one, or an async "
-            "function of the event."
-        )
-    if inspect.isfunction(handler) and _is_unawaited(handler):
-        raise HandlerRegistrationError(
-            f"{name} is no coroutine function: write `async def {handler.__name__}"
-            f"{_names(handler)}`. A plain function is taken for a factory, and a factory takes "
-            "nothing or one parameter `services`."
-        )
-    return Registration(name, handler, enqueue, ordered, run_when_suspended)
+    if kind in (Kind.COROUTINE, Kind.THREAD):
+        takes_services(name, cast("Callable[..., object]", handler))
+    return Registration(name, handler, kind, enqueue, ordered, run_when_suspended)
 
 
-def _is_unawaited(function: Callable[..., object]) -> bool:
-    """Say whether a function is a handler whose ``async`` was forgotten, and no factory.
-
-    A factory is called at the start with the services. A handler that was taken for one would run
-    then, with the services in the place of an event.
-    """
-    if inspect.iscoroutinefunction(inspect.unwrap(function)):
-        return False
-    needed = [one for one in _positional(function) if one.default is inspect.Parameter.empty]
-    if len(needed) != 1:
-        return bool(needed)
-    (parameter,) = needed
-    # An annotation may be a text, a class or one with arguments: its name is in each of these.
-    return parameter.name != "services" and "Services" not in str(parameter.annotation)
-
-
-def _names(function: Callable[..., object]) -> str:
-    return f"({', '.join(parameter.name for parameter in _positional(function))})"
-
-
-def _bind(registration: Registration, services: Services[Any]) -> BoundHandler:
-    handler = registration.handler
-    if isinstance(handler, WebhookHandlerBase):
-        built: object = handler
-    elif inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - the method itself is asked for
-    ):
-        function = cast("Callable[..., Awaitable[None]]", handler)
-        built = _FunctionHandler(registration.name, function, services)
-    else:
-        factory = cast("Callable[..., object]", handler)
-        built = _build(registration.name, registration.place, factory, services)
+def _bind(
+    registration: Registration,
+    services: Services[Any],
+    threads: trio.CapacityLimiter,
+    around: Sequence[Surrounding],
+) -> BoundHandler:
+    name, given = registration.name, cast("Any", registration.handler)
+    match registration.kind:
+        case Kind.INSTANCE:
+            built: object = given
+        case Kind.COROUTINE:
+            built = CoroutineHandler(name, given, services)
+        case Kind.THREAD:
+            built = ThreadHandler(name, given, services, around)
+        case Kind.FACTORY:
+            built = _build(name, registration.place, given, services)
     if not isinstance(built, WebhookHandlerBase):
         raise HandlerRegistrationError(
-            f"{registration.place}: {registration.name} returned {type(built).__name__}, which is "
-            "no WebhookHandlerBase. A handler function must be `async def`."
+            f"{registration.place}: {name} returned {type(built).__name__}, which is no "
+            "WebhookHandlerBase. A function that handles events takes the event."
         )
-    _require_handle_core(registration.name, type(built))
+    _require_handle_core(name, type(built))
     _require_event_class(registration, type(built))
     return BoundHandler(
-        registration.name,
+        name,
         built,
         registration.enqueue,
         registration.ordered,
         registration.run_when_suspended,
+        threads if registration.kind is Kind.THREAD else None,
     )
 
 
@@ -411,7 +396,8 @@ def _require_handle_core(name: str, handler_class: type[WebhookHandlerBase[Any]]
         or inspect.iscoroutinefunction(inspect.unwrap(function))
     ):
         raise HandlerRegistrationError(
-            f"{name} does not implement `async def handle_core(self, event)`."
+            f"{name} does not implement `async def handle_core(self, event)`; work that waits "
+            "without await is a plain function of the event, which runs in a thread."
         )
 
 
@@ -452,7 +438,7 @@ def _users_line() -> str:
 def _build(
     name: str, place: str, factory: Callable[..., object], services: Services[Any]
 ) -> object:
-    arguments = (services,) if _positional_count(factory) else ()
+    arguments = (services,) if needed_parameters(signature_of(name, factory)) else ()
     try:
         return factory(*arguments)
     except BaseException as error:  # SystemExit from a factory is its fault, not a wish to stop
@@ -461,13 +447,3 @@ def _build(
         raise HandlerRegistrationError(  # noqa: ASYNC104 - no loop cancels a start's factories
             f"{place}: building the handler {name} failed: {describe_error(error)}"
         ) from error
-
-
-def _positional_count(function: Callable[..., object]) -> int:
-    """Count the positional parameters without a default that a call must give."""
-    return sum(one.default is inspect.Parameter.empty for one in _positional(function))
-
-
-def _positional(function: Callable[..., object]) -> list[inspect.Parameter]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [one for one in inspect.signature(function).parameters.values() if one.kind in kinds]

@@ -94,12 +94,26 @@ class _Flight:
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
-    """A handler at work: its name, its event, and when it began (``time.perf_counter``)."""
+    """A handler at work: its name, its event, and when it began (``time.perf_counter``).
+
+    ``threaded`` says that it is a plain function in a thread, which nothing can stop.
+    """
 
     handler: str
     webhook_id: str
     begun: float
     key: str
+    threaded: bool = False
+
+
+@attrs.define
+class _Apart:
+    """An inline run in a task of its own, and how it ended for the request that waits."""
+
+    ended: trio.Event = attrs.Factory(trio.Event)
+    answer: Answer | None = None
+    error: Exception | None = None
+    awaited: bool = True
 
 
 @attrs.frozen
@@ -191,6 +205,9 @@ class DeliveryRunner:
         self._flights: dict[str, _Flight] = {}
         # By key. Other threads read it, to name the handlers that keep a daemon from ending.
         self._runs: dict[str, Run] = {}
+        #: The nursery of inline runs of plain functions, which may outlast their requests; None
+        #: while the queue does not run, and then they are refused.
+        self.apart: trio.Nursery | None = None
         #: True while an event that may have ended the process runs alone; inline deliveries are
         #: answered 503 meanwhile, so that nothing else can end the process.
         self.quarantined = False
@@ -213,13 +230,15 @@ class DeliveryRunner:
         tenant: "Tenant | None" = None,
         *,
         expiry: Expiry | None = None,
+        placed: bool = False,
     ) -> Answer:
         """Run ``handler`` before the sender is answered, and return the answer.
 
         A second delivery of a key whose first is still running waits for that one's outcome.
-        Cancelled in the middle of a run, it releases the claim and the attempt does not count.
-        ``tenant`` is the delivery's as it was on its arrival, ``expiry`` the server's own deadline,
-        where it has one.
+        Cancelled in the middle of a run, it releases the claim and the attempt does not count; a
+        plain function goes on in its thread, and its outcome is recorded. ``tenant`` is the
+        delivery's as it was on its arrival, ``expiry`` the server's own deadline, where it has one.
+        ``placed``: a plain function has its place among the threads.
         """
         delivery = arrival.delivery
         # For the host's own deliveries the key is the id. A plain field costs less than the
@@ -229,7 +248,9 @@ class DeliveryRunner:
         if flight is not None:
             return await self._wait_for(flight, delivery)
         if self.quarantined:
-            return await self._refuse_beside_suspect(delivery)
+            return await self._refuse("quarantine", delivery)
+        if handler.threads is not None and not placed:
+            return await self._run_apart(arrival, handler, tenant)
         # No await between the look-up and this line: two deliveries cannot both be the first.
         flight = self._flights[key] = _Flight(delivery.raw)
         try:
@@ -255,15 +276,81 @@ class DeliveryRunner:
             if flight.settled is not None:
                 flight.settled.set()
 
-    async def _refuse_beside_suspect(self, delivery: NewDelivery) -> Answer:
+    async def _refuse(self, cause: str, delivery: NewDelivery) -> Answer:
         self._counters.count("refused")
-        extra = self._throttle.fields("quarantine")
+        extra = self._throttle.fields(cause)
         if extra is not None:
-            _log.warning(
-                "webhook.refused", cause="quarantine", webhook_id=delivery.webhook_id, **extra
-            )
+            _log.warning("webhook.refused", cause=cause, webhook_id=delivery.webhook_id, **extra)
         await trio.lowlevel.checkpoint()
         return _BUSY
+
+    async def _run_apart(
+        self, arrival: VerifiedDelivery, handler: BoundHandler, tenant: "Tenant | None"
+    ) -> Answer:
+        """Run a plain function in a task of its own, and wait for it as long as a sender does.
+
+        A thread cannot be stopped, so the run may outlast the request: its claim stands until it
+        ends, and its outcome is recorded then. Redeliveries find the one or the other.
+        """
+        if self.apart is None:
+            return await self._refuse("draining", arrival.delivery)
+        run = _Apart()
+        self.apart.start_soon(self._run_placed, run, arrival, handler, tenant)
+        try:
+            with trio.move_on_after(self._inline.seconds):
+                await run.ended.wait()
+        finally:
+            run.awaited = False
+        if run.error is not None:
+            raise run.error
+        if run.answer is None:
+            self._tell_still_running(self._runs.get(arrival.delivery.key))
+        return run.answer or _BUSY
+
+    async def _run_placed(  # noqa: ASYNC910 - taking a place is a checkpoint, or it raises
+        self,
+        run: "_Apart",
+        arrival: VerifiedDelivery,
+        handler: BoundHandler,
+        tenant: "Tenant | None",
+    ) -> None:
+        """Run inline once there is a place among the threads; without one nothing is claimed."""
+        assert handler.threads is not None
+        try:
+            with trio.move_on_after(self._inline.seconds) as patience:
+                async with handler.threads:
+                    patience.deadline = inf
+                    run.answer = await self.run_inline(arrival, handler, tenant, placed=True)
+            if patience.cancelled_caught:
+                run.answer = await self._refuse("threads", arrival.delivery)
+        except Exception as error:
+            # The request answers for it, as it does for a run in its own task.
+            run.error = error
+            if not run.awaited:
+                if not isinstance(error, StoreUnavailableError):
+                    raise
+                _log.store_unavailable(error, webhook_id=arrival.delivery.webhook_id)
+                await trio.lowlevel.checkpoint()
+        finally:
+            run.ended.set()
+
+    def tell_threads(self) -> None:
+        """Log each plain function that is at work; at the end of a drain nothing can stop it."""
+        for run in self.runs:
+            if run.threaded:
+                self._tell_still_running(run)
+
+    def _tell_still_running(self, run: Run | None) -> None:
+        if run is None:
+            return
+        _log.warning(
+            "webhook.still_running",
+            webhook_id=run.webhook_id,
+            handler=run.handler,
+            seconds=round(self._stopwatch() - run.begun, 1),
+            hint="its thread cannot be stopped: the event stays claimed until it ends, and is not "
+            "run beside it",
+        )
 
     async def land(self) -> None:
         """Wait until no inline run is in progress, so that each has recorded how it ended."""
@@ -312,7 +399,13 @@ class DeliveryRunner:
     # -- queued ------------------------------------------------------------------------------
 
     async def run_queued(
-        self, arrival: VerifiedDelivery, *, attempt: int, fresh: bool = False, alone: bool = False
+        self,
+        arrival: VerifiedDelivery,
+        *,
+        attempt: int,
+        fresh: bool = False,
+        alone: bool = False,
+        placed: bool = False,
     ) -> Outcome:
         """Run an event of the queue as run number ``attempt``; record and return its outcome.
 
@@ -320,10 +413,20 @@ class DeliveryRunner:
         counted. Only the first run of a ``fresh`` event, which this process has just accepted,
         does not wait for that: see docs/adr/0011-first-start-is-not-waited-for.md. When the store
         fails, the outcome is held in memory and written once the store answers. Cancelled, it
-        releases an unfinished event, and the attempt does not count. ``alone`` says that no other
-        run is in progress.
+        releases an unfinished event, and the attempt does not count; a plain function goes on in
+        its thread, and its outcome is recorded. ``alone`` says that no other run is in progress,
+        ``placed`` that a plain function has its place among the threads.
         """
         delivery = arrival.delivery
+        handler = self.handlers.find(delivery.type)
+        if handler is not None and handler.threads is not None and not placed:
+            await self._take_place(handler.threads, delivery)
+            try:
+                return await self.run_queued(
+                    arrival, attempt=attempt, fresh=fresh, alone=alone, placed=True
+                )
+            finally:
+                handler.threads.release()
         outcome: Outcome = Released()
         try:
             tenant = await self._start(delivery, fresh=fresh, alone=alone)
@@ -332,8 +435,7 @@ class DeliveryRunner:
             await trio.lowlevel.checkpoint()
             self._report(delivery, attempt, outcome)
             return outcome
-        # Handler and tenant count as they are now: time has passed since the event was accepted.
-        handler = self.handlers.find(delivery.type)
+        # The tenant counts as it is now: time has passed since the event was accepted.
         if delivery.tenant_id is not None and self._is_orphan(delivery, tenant):
             outcome = Dead(
                 f"its tenant {delivery.tenant_id} is not known here: it was purged, and "
@@ -346,6 +448,17 @@ class DeliveryRunner:
             return outcome
         await self._end(delivery, attempt, outcome, self._queued)
         return outcome
+
+    async def _take_place(self, threads: trio.CapacityLimiter, delivery: NewDelivery) -> None:
+        """Wait for a place among the threads before the run begins and counts."""
+        placed = False
+        try:
+            await threads.acquire()
+            placed = True
+        finally:
+            if not placed:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._release(delivery.key)
 
     async def _start(self, delivery: NewDelivery, *, fresh: bool, alone: bool) -> "Tenant | None":
         """Record that a run of a queued event begins, and return its tenant as it is now.
@@ -572,7 +685,9 @@ class DeliveryRunner:
     async def _call(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
         """Run user code; every exception of its own becomes a :class:`Failure`."""
         begun = self._stopwatch()
-        self._runs[event.key] = Run(handler.name, event.webhook_id, begun, event.key)
+        self._runs[event.key] = Run(
+            handler.name, event.webhook_id, begun, event.key, handler.threads is not None
+        )
         try:
             try:
                 await handler.handler.handle_core(event)

@@ -87,6 +87,38 @@ def test_an_inline_handler_in_a_thread_is_left_behind_as_well(daemon):
         assert (record["state"], record["attempts"]) == ("received", 0)
 
 
+def test_plain_functions_in_their_threads_are_named_left_behind_and_run_again(daemon):
+    daemon.settings["Webhooks:InlineTimeoutSeconds"] = "0.3"
+    sent = {"queued-1": ("order.updated", 200), "inline-1": ("order.refunded", 503)}
+    with running(daemon):
+        for _ in range(2):  # a redelivery is answered, and does not run beside the first one
+            for webhook_id, (event_type, status) in sent.items():
+                assert daemon.deliver(webhook_id, event_type=event_type) == status
+                wait_until(lambda name=webhook_id: daemon.runs(name), daemon.log)
+        daemon.signal(signal.SIGTERM)
+        assert daemon.ended() == 1
+        (left,) = events_of(daemon, "runtime.left_behind")
+        assert {(run["handler"], run["webhook_id"]) for run in left["runs"]} == {
+            ("plain", webhook_id) for webhook_id in sent
+        }
+        told = {line["webhook_id"] for line in events_of(daemon, "webhook.still_running")}
+        assert told == set(sent)
+        (report,) = events_of(daemon, "runtime.stopped")
+        assert (report["persisted"], set(report["ids"])) == (2, set(sent))
+        for webhook_id in sent:
+            assert daemon.runs(webhook_id) == 1
+            record = daemon.record(webhook_id)
+            assert (record["state"], record["attempts"]) == ("received", 0)
+        daemon.environment["PLAIN"] = "0"
+        daemon.start()
+        # The sender of the inline one was never told 200, so it delivers again.
+        assert daemon.deliver("inline-1", event_type="order.refunded") == 200
+        for webhook_id in sent:
+            daemon.wait_for_state(webhook_id, "done")
+            assert daemon.runs(webhook_id) == 2
+            assert daemon.record(webhook_id)["process_ends"] == 0
+
+
 @needs_proc
 @pytest.mark.parametrize("kind", ["thread", "shield", "swallow", "block"])
 def test_a_second_signal_ends_it_at_once_whatever_runs(daemon, kind):

@@ -106,6 +106,20 @@ def test_pyright_finds_every_mistake_and_no_other(
     assert sorted(found) == wrong_lines(text), said
 
 
+def test_pyright_refuses_the_same_handlers_as_mypy(
+    installed: Path, pyright: tuple[str, str]
+) -> None:
+    text = (ROOT / "tests/typing/handlers_typing.py").read_text()
+    refused = [n for n, line in enumerate(text.splitlines(), 1) if "type: ignore[" in line]
+    assert len(refused) == 13
+    file = installed / "program.py"
+    file.write_text(re.sub(r" *# type: ignore\[.*", "", text))
+    said = run(*pyright, "--outputjson", str(file), cwd=installed)
+    errors = json.loads(said)["generalDiagnostics"]
+    found = {e["range"]["start"]["line"] + 1 for e in errors if e["severity"] == "error"}
+    assert sorted(found) == refused, said
+
+
 # --- the whole package ---------------------------------------------------------------------------
 
 

@@ -18,11 +18,14 @@ from .ports import free_port
 from .waiting import PATIENCE_SECONDS, wait_until
 
 #: What a webhook id begins with says what its handler does; ``order.paid`` is enqueued,
-#: ``order.created`` is inline.
+#: ``order.created`` is inline. The handlers of ``order.updated`` (enqueued) and ``order.refunded``
+#: (inline) are plain functions, which wait in their threads.
 APPLICATION = """
 import asyncio, ctypes, os, re, signal, sys, threading, time
 import trio, sdk_trio
-from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
+from sdk_trio.events import (
+    OrderCreatedEvent, OrderPaidEvent, OrderRefundedEvent, OrderUpdatedEvent
+)
 
 handlers = sdk_trio.HandlerRegistry()
 log = os.open(os.environ["RUNS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -140,6 +143,14 @@ async def queued(event):
 @handlers.on(OrderCreatedEvent)
 async def inline(event):
     await handle(event)
+
+
+@handlers.on(OrderUpdatedEvent, enqueue=True)
+@handlers.on(OrderRefundedEvent)
+def plain(event):
+    note("begun", event)
+    time.sleep(float(os.environ.get("PLAIN", "600")))
+    note("ended", event)
 """
 
 
@@ -198,13 +209,14 @@ class Daemon:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/hooks/sdk"
 
-    def deliver(self, webhook_id: str, *, inline: bool = False) -> int | None:
+    def deliver(
+        self, webhook_id: str, *, inline: bool = False, event_type: str | None = None
+    ) -> int | None:
         """Send a delivery; return the status, None if the process ended instead."""
         import httpx
 
-        delivery = sign_delivery(
-            "order.created" if inline else "order.paid", secret=SECRET, webhook_id=webhook_id
-        )
+        event_type = event_type or ("order.created" if inline else "order.paid")
+        delivery = sign_delivery(event_type, secret=SECRET, webhook_id=webhook_id)
         try:
             answer = httpx.post(
                 self.url, headers=delivery.headers, content=delivery.body, timeout=PATIENCE_SECONDS

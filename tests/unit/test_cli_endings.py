@@ -199,10 +199,10 @@ handlers = HandlerRegistry()
     ("name", "code", "line", "message"),
     [
         (
-            "unawaited",
-            "@handlers.on(OrderPaidEvent)\ndef grant(event):\n    print('called')\n",
+            "generator",
+            "@handlers.on(OrderPaidEvent)\ndef grant(event):\n    yield\n",
             5,
-            "grant is no coroutine function: write `async def grant(event)`.",
+            "grant is a generator function, and nobody would iterate over what it returns",
         ),
         (
             "bare",

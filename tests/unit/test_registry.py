@@ -21,6 +21,7 @@ from sdk_trio.events import (
     RefundUpdatedEvent,
 )
 from sdk_trio.webhooks import HandlerRegistry, Services, WebhookHandlerBase, WebhookReceiver
+from sdk_trio.webhooks.handler import ThreadHandler
 
 E = TypeVar("E", bound=Event[Any])
 
@@ -69,8 +70,16 @@ def annotated_factory(given: Services):
     return Grant(given)
 
 
-def synchronous(event):
-    return None
+def declared_factory(given) -> Grant:
+    return Grant(given)
+
+
+def declared_in_words(given) -> "Grant":
+    return Grant(given)
+
+
+class NotAHandler:
+    pass
 
 
 def services_of():
@@ -227,12 +236,6 @@ def test_a_class_without_handle_core_is_refused_at_once_and_an_instance_at_the_l
             bound(handler)
 
 
-def test_a_synchronous_function_is_refused_by_its_name():
-    with pytest.raises(HandlerRegistrationError, match="async def") as caught:
-        bound(synchronous)
-    assert "synchronous" in str(caught.value)
-
-
 def test_a_handler_whose_handle_core_is_synchronous_is_refused():
     class Synchronous(WebhookHandlerBase[OrderPaidEvent]):
         def handle_core(self, event):
@@ -259,7 +262,7 @@ def test_a_decorator_around_handle_core_is_nobodys_business():
 
 
 @pytest.mark.parametrize(
-    "factory", [lambda: None, lambda: "x", lambda services: 7, lambda a, b: Grant()]
+    "factory", [lambda: None, lambda: "x", lambda services: 7, dict, NotAHandler]
 )
 def test_a_factory_of_something_else_is_refused(factory):
     with pytest.raises(HandlerRegistrationError):
@@ -371,18 +374,6 @@ def test_a_fallback_leaves_nothing_to_tell_at_the_start():
     assert handlers.incomplete() is None
 
 
-def test_a_function_without_async_is_refused_before_it_is_called():
-    handlers = HandlerRegistry()
-
-    def grant(event, services):
-        raise AssertionError("it was called")
-
-    with pytest.raises(HandlerRegistrationError, match=r"write `async def grant\(event, services"):
-        handlers.register(OrderPaidEvent, grant)
-    with pytest.raises(HandlerRegistrationError, match="no coroutine function"):
-        handlers.fallback(grant)
-
-
 @pytest.mark.parametrize(
     "factory",
     [
@@ -391,12 +382,109 @@ def test_a_function_without_async_is_refused_before_it_is_called():
         make_grant,
         make_with_services,
         annotated_factory,
+        declared_factory,
+        declared_in_words,
+        lambda services=None: Grant(services),
+        functools.partial(make_with_services, "given"),
     ],
 )
-def test_a_factory_is_none_of_them(factory):
+def test_a_factory_is_called_once_at_the_start(factory):
+    handler = bound(factory)
+    assert isinstance(handler, Grant)
+
+
+# -- functions in threads -----------------------------------------------------------------------
+
+
+class Shop:
+    def on_paid(self, event):
+        """Nothing."""
+
+    @staticmethod
+    def on_created(event):
+        """Nothing."""
+
+    def __call__(self, event):
+        """Nothing."""
+
+
+def wrapped(function):
+    @functools.wraps(function)
+    def wrapper(*arguments):
+        return function(*arguments)
+
+    return wrapper
+
+
+def takes_both(event, services):
+    """Nothing."""
+
+
+def with_default(event=None):
+    """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("plain", "name"),
+    [
+        (lambda event: None, "<lambda>"),
+        (lambda paid: None, "<lambda>"),
+        (takes_both, "takes_both"),
+        (with_default, "with_default"),
+        (Shop().on_paid, "Shop.on_paid"),
+        (Shop.on_created, "Shop.on_created"),
+        (staticmethod(takes_both), "takes_both"),
+        (Shop(), "Shop"),
+        (functools.partial(takes_both, services=None), "takes_both"),
+        (functools.partial(functools.partial(takes_both), services=None), "takes_both"),
+        ([].append, "list.append"),
+        (lambda *arguments: None, "<lambda>"),
+        (wrapped(takes_both), "takes_both"),
+    ],
+)
+def test_a_plain_function_of_an_event_runs_in_a_thread_and_is_not_called_at_the_start(plain, name):
     handlers = HandlerRegistry()
-    handlers.register(OrderPaidEvent, factory)
-    assert handlers.bind(services_of()).find("order.paid") is not None
+    handlers.register(OrderPaidEvent, plain)
+    found = handlers.bind(services_of()).find("order.paid")
+    assert isinstance(found.handler, ThreadHandler)
+    assert name in found.name
+    assert found.threads.total_tokens == 16
+
+
+@pytest.mark.parametrize(
+    "awaited", [function, Callable_(), wrapped(function), functools.partial(with_services)]
+)
+def test_a_coroutine_function_runs_in_the_loop(awaited):
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, awaited)
+    assert handlers.bind(services_of()).find("order.paid").threads is None
+
+
+def generates(event):
+    yield
+
+
+async def generates_later(event):
+    yield
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (generates, "generates is a generator function"),
+        (generates_later, "generates_later is a generator function"),
+        (functools.partial(generates), "generates is a generator function"),
+        (lambda a, b, c: None, "takes the event, or the event and the services"),
+        (lambda event, *, other: None, "takes the event, or the event and the services"),
+        (classmethod(takes_both), "is no handler"),
+        (iter, "iter has no signature"),
+    ],
+)
+def test_what_cannot_be_called_with_an_event_is_refused_at_once(handler, message):
+    with pytest.raises(HandlerRegistrationError, match=message):
+        HandlerRegistry().register(OrderPaidEvent, handler)
+    with pytest.raises(HandlerRegistrationError, match=message):
+        HandlerRegistry().fallback(handler)
 
 
 def test_a_complete_registry_lacks_nothing():

@@ -21,6 +21,17 @@ class QueueOptions:
     # While as many runs hang as there are workers, no other queued event runs: tenants share them,
     # too.
     workers: int = attrs.field(default=8, metadata=about("Worker tasks.", minimum=1, maximum=1024))
+    # As many as the workers of the queue and as many again for inline deliveries, so that neither
+    # waits for the other; each may hold a connection of a database, of which there are 100 in a
+    # PostgreSQL as it is installed.
+    threads: int = attrs.field(
+        default=16,
+        metadata=about(
+            "Handlers written as plain functions that run at once, each in a thread.",
+            minimum=1,
+            maximum=1024,
+        ),
+    )
     max_attempts: int = attrs.field(
         default=8,
         metadata=about("Attempts before an event is a dead letter.", minimum=1),

@@ -1,0 +1,267 @@
+"""Handlers: their base class, and functions in its place.
+
+A coroutine function runs in the event loop. A plain function runs in a thread, because nobody can
+know whether it waits, and what waits in the loop stops everything else. A factory is called once,
+at the start.
+"""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from enum import Enum
+from typing import Any, Generic, TypeAlias, TypeVar, cast
+
+import trio
+
+from ..errors import HandlerRegistrationError
+from ..events import Event
+from .services import Services
+
+E = TypeVar("E", bound=Event[Any])
+E_contra = TypeVar("E_contra", bound=Event[Any], contravariant=True)
+
+#: Called in the thread of a plain function, with its event: the block of the context manager that
+#: it returns is the run.
+Surrounding: TypeAlias = Callable[[Any], AbstractContextManager[object]]
+
+
+class WebhookHandlerBase(Generic[E_contra]):
+    """Base of a handler for one event type: derive from it and implement ``handle_core``.
+
+    One object serves every delivery of its type, several at the same time, so state of one event
+    belongs into local variables. Delivery is at-least-once: make ``handle_core`` idempotent, with
+    ``event.key`` as the key (``event.webhook_id`` is enough where there is one sender).
+    """
+
+    async def handle_core(self, event: E_contra) -> None:
+        """Handle one verified event; returning means that it is done.
+
+        Any exception counts as a failed attempt, ``SystemExit`` and its like as well;
+        :class:`~sdk_trio.RetryLater` also says when to try again. Inline handlers are cancelled
+        after ``InlineTimeoutSeconds``, which is a failed attempt, and enqueued ones when a
+        shutdown's drain timeout ends; exceptions because of the latter cost no attempt.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement handle_core")
+
+    async def on_error(self, event: E_contra, error: Exception) -> None:
+        """Hook: called after ``handle_core`` raised ``error``, before the attempt is recorded.
+
+        A BaseException that is no Exception, such as ``SystemExit``, comes as the cause of a
+        :class:`~sdk_trio.errors.HandlerAbortedError`. Exceptions of this hook are logged and change
+        nothing else. The default does nothing.
+        """
+
+
+#: A function that handles an event: a coroutine function, or a plain one, which runs in a thread.
+HandlerFunction: TypeAlias = (
+    Callable[[E], Awaitable[Any] | None] | Callable[[E, Services[Any]], Awaitable[Any] | None]
+)
+#: A function, or a class, that makes a handler.
+HandlerFactory: TypeAlias = (
+    Callable[[], WebhookHandlerBase[E]] | Callable[[Services[Any]], WebhookHandlerBase[E]]
+)
+#: All that can be registered for an event class.
+Handler: TypeAlias = WebhookHandlerBase[E] | HandlerFunction[E] | HandlerFactory[E]
+
+
+class Kind(Enum):
+    """The ways in which a registered object is used."""
+
+    INSTANCE = "instance"
+    FACTORY = "factory"
+    COROUTINE = "coroutine"
+    THREAD = "thread"
+
+
+def kind_of(handler: object) -> Kind:
+    """Decide how a handler is used, by its form alone: it is not called.
+
+    A plain function that takes nothing, that takes one parameter which is named ``services`` or
+    annotated ``Services``, or whose annotation says that it returns a handler, is a factory.
+
+    Raises:
+        HandlerRegistrationError: it is no handler.
+    """
+    if isinstance(handler, WebhookHandlerBase):
+        return Kind.INSTANCE
+    name = name_of(handler)
+    if not callable(handler):
+        raise HandlerRegistrationError(
+            f"{name} is no handler: give a function of the event, a WebhookHandlerBase, or a "
+            "factory of one."
+        )
+    if isinstance(handler, type):
+        return Kind.FACTORY
+    if _is(handler, inspect.isgeneratorfunction) or _is(handler, inspect.isasyncgenfunction):
+        raise HandlerRegistrationError(
+            f"{name} is a generator function, and nobody would iterate over what it returns: "
+            "write it without yield."
+        )
+    if _is(handler, inspect.iscoroutinefunction):
+        return Kind.COROUTINE
+    return Kind.FACTORY if _is_factory(name, handler) else Kind.THREAD
+
+
+def name_of(handler: object) -> str:
+    """Return the name of a handler for messages; that of the function inside of a ``partial``."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__qualname__", None) or type(handler).__qualname__
+
+
+def _is(function: Callable[..., object], test: Callable[[object], bool]) -> bool:
+    # A decorator with functools.wraps is a plain function, and returns what the inner one returns.
+    called = getattr(function, "__call__", None)  # noqa: B004 - the method itself is asked for
+    return test(function) or test(called) or test(inspect.unwrap(function))
+
+
+def _is_factory(name: str, function: Callable[..., object]) -> bool:
+    signature = signature_of(name, function)
+    made = signature.return_annotation
+    if isinstance(made, str):  # written so, or by `from __future__ import annotations`
+        made = getattr(inspect.unwrap(function), "__globals__", {}).get(made)
+    if isinstance(made, type) and issubclass(made, WebhookHandlerBase):
+        return True
+    if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in signature.parameters.values()):
+        return False
+    needed = needed_parameters(signature)
+    possible = needed or positional_parameters(signature)
+    if len(possible) != 1:
+        return not possible
+    # An annotation may be a text, a class or one with arguments: its name is in each of these.
+    return possible[0].name == "services" or "Services" in str(possible[0].annotation)
+
+
+def signature_of(name: str, function: Callable[..., object]) -> inspect.Signature:
+    """Return the signature of a handler or factory.
+
+    Raises:
+        HandlerRegistrationError: it has none that Python knows, as some functions in C.
+    """
+    try:
+        return inspect.signature(function)
+    except (ValueError, TypeError) as error:
+        raise HandlerRegistrationError(
+            f"{name} has no signature that could be looked at: write `lambda event: {name}(...)`."
+        ) from error
+
+
+def positional_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """Return the parameters that can be given by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [one for one in signature.parameters.values() if one.kind in kinds]
+
+
+def needed_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """Return the positional parameters without a default, which a call must give."""
+    empty = inspect.Parameter.empty
+    return [one for one in positional_parameters(signature) if one.default is empty]
+
+
+def takes_services(name: str, function: Callable[..., object]) -> bool:
+    """Say whether a handler function takes the services besides the event.
+
+    Raises:
+        HandlerRegistrationError: it can be called neither with the event nor with both.
+    """
+    signature = signature_of(name, function)
+    both = len(needed_parameters(signature)) == 2
+    try:
+        signature.bind(*((None, None) if both else (None,)))
+    except TypeError:
+        raise HandlerRegistrationError(
+            f"{name}{signature}: a handler function takes the event, or the event and the services."
+        ) from None
+    return both
+
+
+class CoroutineHandler(WebhookHandlerBase[Any]):
+    """Adapts ``async def handler(event)`` or ``async def handler(event, services)``."""
+
+    def __init__(
+        self, name: str, function: Callable[..., Awaitable[None]], services: Services[Any]
+    ) -> None:
+        self._function = function
+        self._arguments = (services,) if takes_services(name, function) else ()
+
+    async def handle_core(self, event: Event[Any]) -> None:
+        """Await the function."""
+        await self._function(event, *self._arguments)
+
+
+class ThreadHandler(WebhookHandlerBase[Any]):
+    """Adapts ``def handler(event)`` or ``def handler(event, services)``, which runs in a thread.
+
+    Args:
+        name: the handler's name, which the thread has while it runs.
+        function: the function.
+        services: given to a function of two parameters.
+        around: each is entered in the thread before the function, the first one outermost.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., None],
+        services: Services[Any],
+        around: Sequence[Surrounding] = (),
+    ) -> None:
+        self._name = name
+        self._function = function
+        self._arguments = (services,) if takes_services(name, function) else ()
+        self._around = around
+
+    async def handle_core(self, event: Event[Any]) -> None:
+        """Run the function in a thread, with the context variables of this task.
+
+        Nothing can stop a thread: cancelled, this waits until the function has ended, so that the
+        event is neither recorded as failed nor run a second time while the first run goes on. A
+        function that calls ``trio.from_thread.check_cancelled()`` ends at a cancellation.
+        """
+        # No limiter here: the runner has taken a place before the event was claimed.
+        await trio.to_thread.run_sync(
+            self._run, event, limiter=_PLACE_TAKEN, thread_name=self._name
+        )
+
+    def _run(self, event: Event[Any]) -> None:
+        returned: object = None
+        with ExitStack() as stack:
+            for surrounding in self._around:
+                stack.enter_context(surrounding(event))
+            returned = self._function(event, *self._arguments)
+        if returned is not None:
+            _refuse_result(self._name, returned)
+
+
+def _refuse_result(name: str, returned: object) -> None:
+    """Fail a run whose work was only prepared; any other result is not looked at."""
+    if inspect.iscoroutine(returned):
+        returned.close()  # or Python warns of it a second time
+    if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
+        raise TypeError(
+            f"{name} returned a {type(returned).__name__} that nobody awaits in a thread: write "
+            "`async def`"
+        )
+    if inspect.isgenerator(returned):
+        raise TypeError(f"{name} returned a generator that nobody iterates over")
+    if isinstance(returned, WebhookHandlerBase):
+        raise TypeError(
+            f"{name} returned a handler: the parameter of a factory is named `services`, or "
+            f"annotated so; `-> {type(returned).__name__}` will do as well"
+        )
+
+
+class _PlaceTaken:
+    """Limits nothing: the place among the threads has been taken already."""
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        """Return at once."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    def release_on_behalf_of(self, borrower: object) -> None:
+        """Do nothing."""
+
+
+# Trio takes whatever has these two methods, and its annotation says less.
+_PLACE_TAKEN = cast("trio.CapacityLimiter", _PlaceTaken())
