@@ -82,6 +82,8 @@ IMPORTS = tuple(imports(FILES))
 #: without. Elsewhere an import stands at the top of its file.
 DOORS = {
     "sdk_trio.__main__": "the command line, after the help has been printed",
+    "sdk_trio.admin.app": "the feed, for the first listener",
+    "sdk_trio.admin.console": "messages, where there are any",
     "sdk_trio.cli.doctor.run": "the checks of the network, which need the client",
     "sdk_trio.cli.notifications": "channels, where a message is sent",
     "sdk_trio.cli.run": "the upgrade from a single tenant",
@@ -91,6 +93,7 @@ DOORS = {
     "sdk_trio.cli.sign": "the store, where a secret is looked for beside it",
     "sdk_trio.client.pipeline": "tracing, an extra",
     "sdk_trio.net.http3_origins": "HTTP/3, an extra",
+    "sdk_trio.runtime.console": "views, when somebody asks for them",
     "sdk_trio.runtime.runtime": "client, admin address, replication, data directory",
     "sdk_trio.runtime.wiring": "client, admin address, notifications, simulator",
     "sdk_trio.server.serve": "hypercorn",
