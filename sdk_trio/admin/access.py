@@ -13,6 +13,7 @@
 requests delays none of them.
 """
 
+import base64
 import hmac
 import ipaddress
 import os
@@ -101,15 +102,7 @@ class Access:
 
     def check_change(self, headers: Mapping[str, str]) -> Refusal | None:
         """Refuse a changing call that another site's page sent, or that nobody may make."""
-        # Browsers send it with every request, and no page can set it. Programs send neither of the
-        # two.
-        site = headers.get("sec-fetch-site", "none")
-        origin = headers.get("origin")
-        own = (
-            origin is None
-            or origin.casefold().partition("://")[2] == headers.get("host", "").casefold()
-        )
-        if site not in ("none", "same-origin") or not own:
+        if _is_of_another_site(headers):
             return Refusal(403, "a changing call may not come from a page of another site")
         if self.read_only:
             return Refusal(403, "nothing can be changed here: Sdk:Admin:ReadOnly is true")
@@ -118,6 +111,54 @@ class Access:
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return Refusal(415, "the body must be application/json")
         return None
+
+    def check_feed(self, headers: Mapping[str, str]) -> Refusal | None:
+        """Refuse a listener without the token, and one on a page of another site.
+
+        A browser sends cookies and no ``Authorization`` with WebSocket, and lets a page connect to
+        any address, so the ``Origin`` is checked here (RFC 6455, 10.2) and the token may come as
+        a subprotocol.
+        """
+        if _is_of_another_site(headers):
+            return Refusal(403, "the feed may not be read by a page of another site")
+        if "authorization" in headers:
+            return self.check_token(headers)
+        given = _token_in(headers.get("sec-websocket-protocol", ""))
+        if given is None:
+            return self.check_token(headers)
+        if self.has_token({"authorization": f"Bearer {given}"}):
+            return None
+        return Refusal(401, "the token in Sec-WebSocket-Protocol is wrong", guessed=True)
+
+
+#: The subprotocol of the feed, and the beginning of the one that carries the token: a browser's
+#: only way to send one with WebSocket. A value in the address would stand in logs of proxies.
+FEED_PROTOCOL = "sdk-trio.feed"
+TOKEN_PROTOCOL = "sdk-trio.token."
+
+
+def _token_in(protocols: str) -> str | None:
+    """Return the token among subprotocols, in base64url; None if there is none."""
+    for name in map(str.strip, protocols.split(",")):
+        if name.startswith(TOKEN_PROTOCOL):
+            text = name.removeprefix(TOKEN_PROTOCOL)
+            try:
+                padded = text + "=" * (-len(text) % 4)
+                return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+            except ValueError:
+                return ""
+    return None
+
+
+def _is_of_another_site(headers: Mapping[str, str]) -> bool:
+    # Browsers send it with every request, and no page can set it. Programs send neither of the two.
+    site = headers.get("sec-fetch-site", "none")
+    origin = headers.get("origin")
+    own = (
+        origin is None
+        or origin.casefold().partition("://")[2] == headers.get("host", "").casefold()
+    )
+    return site not in ("none", "same-origin") or not own
 
 
 def is_address(name: str) -> bool:

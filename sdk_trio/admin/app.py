@@ -8,29 +8,49 @@ work. None of them looks at the upstream, whose faults no restart would mend.
 import platform
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
 
-from ..base.http import Receive, Scope, Send
+from ..base.http import UPGRADE, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
 from ..base.telemetry import Check, CheckSource, Sample
-from ..errors import NotRunningError, StoreUnavailableError
+from ..errors import (
+    InvalidTenantError,
+    NotRunningError,
+    StoreUnavailableError,
+    TenantsDisabledError,
+    UnknownTenantError,
+)
 from .access import Access, Pacer, Refusal, header_map
 from .api import (
     EVENTS,
+    Actions,
     BadQueryError,
     EventAnswerer,
     Reply,
     document,
+    parameters,
     parse_list,
     parse_replay,
     parse_show,
     problem,
 )
+from .console import (
+    DOCTOR_SECONDS,
+    ConsoleAnswerer,
+    ConsoleSource,
+    MissingPartError,
+    SecretsStayHereError,
+)
 from .metrics import CONTENT_TYPE, UnknownMetricError, expose, metric_of
+from .series import STEP_SECONDS, Series
 from .status import RunningProgram, StatusProviders, StoreObserver
+
+if TYPE_CHECKING:
+    from .feed import Feed
 
 _log = get_logger("admin")
 
@@ -63,7 +83,12 @@ MOST_REPORTED = 100
 
 PROBES = ("/livez", "/readyz")
 REPLAY = f"{EVENTS}/replay"
-LATER = ("/", "/feed")
+TRIGGER = f"{EVENTS}/trigger"
+RETRY = "/api/notifications/retry"
+RELAY_SECRET = "/api/relay/secret"
+TENANTS = "/api/tenants"
+FEED = "/feed"
+LATER = ("/",)
 
 
 def is_ready(checks: Iterable[Check]) -> bool:
@@ -101,15 +126,26 @@ class _Request:
     query: bytes
     headers: dict[str, str]
     body: bytes | None
+    address: str | None = None
+
+
+@attrs.frozen
+class _Route:
+    """An address: what answers it, in which time, and whether it changes something."""
+
+    answer: Callable[[], Awaitable[Reply]]
+    changes: bool = False
+    seconds: float = CALL_SECONDS
 
 
 class AdminApp:
-    """Probes, metrics and the API of one running program.
+    """Probes, metrics, the API and the feed of one running program.
 
     Args:
         observed: the program.
         sources: the checks and samples of the parts; may grow while it runs.
         access: the rights; :meth:`listen_at` gives it the real addresses.
+        console: the parts that the console shows.
         version: of this package.
         clock: returns Unix seconds.
         started_at: when the process started, in Unix seconds.
@@ -122,6 +158,7 @@ class AdminApp:
         observed: RunningProgram,
         sources: StatusProviders,
         access: Access,
+        console: ConsoleSource,
         *,
         version: str,
         clock: Callable[[], float] = time.time,
@@ -134,7 +171,13 @@ class AdminApp:
         self._clock = clock
         self._started_at = clock() if started_at is None else started_at
         self._store = StoreObserver(observed.stores, clock=clock)
-        self._events = EventAnswerer(observed)
+        self._source = console
+        self._actions = Actions(clock)
+        self._events = EventAnswerer(observed, self._actions, console.sign)
+        self._console = ConsoleAnswerer(console, self._actions)
+        self._series = Series()
+        self._feed: Feed | None = None
+        self._nursery: trio.Nursery | None = None
         self._pacers = {
             probe: Pacer(per_second=REQUESTS_PER_SECOND, burst=BURST) for probe in (True, False)
         }
@@ -152,8 +195,13 @@ class AdminApp:
         self._access = attrs.evolve(self._access, allowed_hosts=allowed_hosts, read_only=read_only)
 
     async def run(self) -> None:
-        """Look at the store on behalf of all requests, until cancelled."""
-        await self._store.run()
+        """Look at the store on behalf of all requests, and note the charts, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._store.run)
+            self._nursery = nursery
+            while True:
+                self._series.note(self._part_samples(), self._clock())
+                await trio.sleep(STEP_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI ``http`` request."""
@@ -167,13 +215,58 @@ class AdminApp:
             scope["query_string"],
             header_map(scope["headers"]),
             body,
+            _address_of(scope),
         )
+        if request.path == FEED:
+            await self._serve_feed(request, scope, send)
+            return
         refusal = self._refusal(request)
         if refusal is None:
-            reply = await self._answer(request, _address_of(scope))
+            reply = await self._answer(request)
         else:
-            reply = await self._refuse(refusal, _address_of(scope))
+            reply = await self._refuse(refusal, request.address)
         await reply.send(send)
+
+    async def _serve_feed(self, request: _Request, scope: Scope, send: Send) -> None:
+        """Hand the connection over to WebSocket, or say why not."""
+        if request.body is None:
+            refusal: Refusal | None = Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes")
+        else:
+            refusal = self._access.check_host(request.headers)
+            refusal = refusal or self._access.check_feed(request.headers)
+        reply: Reply | None
+        if refusal is not None:
+            reply = await self._refuse(refusal, request.address)
+        elif request.method != "GET":
+            reply = problem(405, "this path is read", (b"allow", b"GET"))
+        else:
+            reply = await self._upgrade(request, scope)
+        if reply is not None:
+            await reply.send(send)
+
+    async def _upgrade(self, request: _Request, scope: Scope) -> Reply | None:
+        # Loaded for the first listener: most receivers never have one.
+        from .feed import Feed, TooManyListenersError, parse_feed
+
+        try:
+            if self._nursery is None:
+                raise NotRunningError("the admin address is starting")
+            if self._feed is None:
+                self._feed = Feed(self._observed, self._source, self._version, clock=self._clock)
+                self._nursery.start_soon(self._feed.run)
+            query = parse_feed(request.query)
+            tenant_id = await self._events.tenant_id(query.tenant)
+            upgrade = scope["extensions"].get(UPGRADE)
+            if query.relay:
+                self._source.relay(request.address)
+            if upgrade is None or upgrade.protocol != b"websocket":
+                return problem(426, "this address speaks WebSocket", (b"upgrade", b"websocket"))
+            await self._feed.serve(upgrade, query, tenant_id=tenant_id, address=request.address)
+        except TooManyListenersError as error:
+            return problem(503, str(error), (b"retry-after", b"5"))
+        except Exception as error:
+            return self._failure(error, CALL_SECONDS)
+        return None
 
     # -- what is allowed ---------------------------------------------------------------------
 
@@ -207,8 +300,12 @@ class AdminApp:
         refusal = self._access.check_host(request.headers)
         if refusal is None and self._needs_token(request.path):
             refusal = self._access.check_token(request.headers)
-        if refusal is None and request.path == REPLAY and request.method == "POST":
-            refusal = self._access.check_change(request.headers)
+        if refusal is None and request.method == "POST":
+            route = self._find(request)
+            if route is not None and route.changes:
+                # A dry run of a replay is a changing call as well, for whoever may send it: its
+                # answer shows what the store holds to a page of another site.
+                refusal = self._access.check_change(request.headers)
         return refusal
 
     def _needs_token(self, path: str) -> bool:
@@ -223,44 +320,96 @@ class AdminApp:
 
     # -- what is answered --------------------------------------------------------------------
 
-    async def _answer(self, request: _Request, address: str | None) -> Reply:
+    async def _answer(self, request: _Request) -> Reply:
         if request.path in LATER:
-            return problem(404, "not in this version: the console and its feed")
+            return problem(404, "not in this version: the console")
+        route = self._find(request)
+        if route is None:
+            return problem(404, "there is nothing at this path")
+        if route.changes and request.method != "POST":
+            return problem(405, "this path changes", (b"allow", b"POST"))
+        if not route.changes and request.method not in ("GET", "HEAD"):
+            return problem(405, "this path is read", (b"allow", b"GET, HEAD"))
         try:
-            with trio.fail_after(CALL_SECONDS):
-                if request.path == REPLAY:
-                    if request.method != "POST":
-                        return problem(405, "this path changes", (b"allow", b"POST"))
-                    order = parse_replay(request.body or b"")
-                    return await self._events.replay(order, address=address)
-                reply = self._find(request)
-                if reply is None:
-                    return problem(404, "there is nothing at this path")
-                if request.method not in ("GET", "HEAD"):
-                    return problem(405, "this path is read", (b"allow", b"GET, HEAD"))
-                return await reply()
-        except BadQueryError as error:
-            return problem(400, str(error))
-        except (NotRunningError, StoreUnavailableError) as error:
-            return problem(503, str(error), (b"retry-after", b"5"))
-        except trio.TooSlowError:
-            return problem(
-                503, f"the store took longer than {CALL_SECONDS:g} s", (b"retry-after", b"5")
-            )
+            with trio.fail_after(route.seconds):
+                return await route.answer()
+        except Exception as error:
+            return self._failure(error, route.seconds)
 
-    def _find(self, request: _Request) -> Callable[[], Awaitable[Reply]] | None:
+    def _failure(self, error: Exception, seconds: float) -> Reply:
+        """Return the answer of an error that has a meaning here; raise any other one again."""
+        match error:
+            case BadQueryError() | InvalidTenantError():
+                return problem(400, str(error))
+            case MissingPartError() | UnknownTenantError() | TenantsDisabledError():
+                return problem(404, str(error))
+            case SecretsStayHereError():
+                return problem(403, str(error))
+            case NotRunningError() | StoreUnavailableError():
+                return problem(503, str(error), (b"retry-after", b"5"))
+            case trio.TooSlowError():
+                reason = f"the store took longer than {seconds:g} s"
+                return problem(503, reason, (b"retry-after", b"5"))
+        raise error
+
+    def _find(self, request: _Request) -> _Route | None:
         path = request.path
         if path in PROBES or path == "/healthz":
-            return lambda: self._probe(request)
+            return _Route(lambda: self._probe(request))
         if path == "/metrics":
-            return self._metrics
-        if path == "/api/status":
-            return self._status
+            return _Route(self._metrics)
+        body, address = request.body or b"", request.address
+        if path == REPLAY:
+            return _Route(
+                lambda: self._events.replay(parse_replay(body), address=address), changes=True
+            )
+        return self._find_console(request) or self._find_event(request)
+
+    def _find_event(self, request: _Request) -> _Route | None:
+        path, query = request.path, request.query
         if path == EVENTS:
-            return lambda: self._events.list(parse_list(request.query))
+            return _Route(lambda: self._events.list(parse_list(query)))
         if path.startswith(f"{EVENTS}/") and path != f"{EVENTS}/":
             webhook_id = path.removeprefix(f"{EVENTS}/")
-            return lambda: self._events.show(webhook_id, body=parse_show(request.query))
+            return _Route(
+                lambda: self._events.show(
+                    webhook_id, body=parse_show(query), address=request.address
+                )
+            )
+        return None
+
+    def _find_console(self, request: _Request) -> _Route | None:
+        console, query = self._console, request.query
+        body, address = request.body or b"", request.address
+        routes: dict[str, _Route] = {
+            "/api/status": _Route(self._status),
+            "/api/overview": _Route(self._overview),
+            "/api/dead": _Route(lambda: self._dead(query)),
+            "/api/rejections": _Route(lambda: console.rejections(query)),
+            "/api/settings": _Route(console.settings),
+            "/api/replication": _Route(console.replication),
+            "/api/types": _Route(console.types),
+            "/api/actions": _Route(console.actions),
+            "/api/doctor": _Route(console.doctor, seconds=DOCTOR_SECONDS),
+            "/api/relay": _Route(lambda: console.relay(address, self._newest)),
+            "/api/notifications": _Route(lambda: console.messages(query)),
+            "/api/notifications/preview": _Route(lambda: console.preview(query)),
+            TENANTS: _Route(lambda: console.tenants(query)),
+            TRIGGER: _Route(lambda: console.trigger(body, address), changes=True),
+            RETRY: _Route(lambda: console.retry_messages(body, address), changes=True),
+            RELAY_SECRET: _Route(lambda: console.relay_secret(body, address), changes=True),
+        }
+        if (found := routes.get(request.path)) is not None:
+            return found
+        name, slash, rest = request.path.removeprefix(f"{TENANTS}/").partition("/")
+        if not request.path.startswith(f"{TENANTS}/") or not name:
+            return None
+        if not slash:
+            return _Route(lambda: console.tenant(name))
+        if rest == "audit":
+            return _Route(lambda: console.audit(name, query))
+        if rest == "transition":
+            return _Route(lambda: console.change_tenant(name, body, address), changes=True)
         return None
 
     async def _probe(self, request: _Request) -> Reply:
@@ -310,6 +459,52 @@ class AdminApp:
             },
         )
 
+    async def _overview(self) -> Reply:
+        await self._store.wait_for_figures()
+        figures, source = self._store.figures, self._source
+        events = figures and {str(state): count for state, count in figures.events.items()}
+        tenants = figures and figures.tenants
+        checks, told = self._checks(), self._observed.status()
+        lag = [
+            sample.value
+            for sample in self._part_samples()
+            if sample.name == "sdk_replication_lag_seconds"
+        ]
+        return document(
+            200,
+            {
+                "at": self._clock(),
+                "version": self._version,
+                "state": self._observed.state,
+                "status": status_of(checks),
+                "started_at": self._started_at,
+                "uptime_seconds": self._uptime(),
+                "development": source.development,
+                "read_only": self._access.read_only,
+                "features": list(source.features),
+                "queue": {
+                    "depth": told["queue_depth"],
+                    "capacity": told["queue_capacity"],
+                    "oldest_seconds": self._store.oldest_seconds(),
+                },
+                "events": events,
+                "tenants": tenants and {str(status): count for status, count in tenants.items()},
+                "circuit": source.circuit,
+                # Infinite while a replica was never in step, which JSON cannot say.
+                "replication_lag_seconds": lag[0] if lag and lag[0] < inf else None,
+                "series": {"step_seconds": STEP_SECONDS, "points": self._series.steps},
+                "checks": checks_document(checks, details=True),
+            },
+        )
+
+    async def _dead(self, query: bytes) -> Reply:
+        given = parameters(query, ("type", "tenant"))
+        return await self._events.dead_groups(type=given.get("type"), tenant=given.get("tenant"))
+
+    async def _newest(self) -> int:
+        newest = await self._observed.stores()[0].find(limit=1)
+        return newest[0].sequence if newest else 0
+
     def _checks(self) -> list[Check]:
         return [self._store.check(), *map(self._ask, self._sources.checks)]
 
@@ -331,6 +526,9 @@ class AdminApp:
         for reason, count in self._token_refusals.items():
             yield Sample("sdk_admin_token_refusals_total", (("reason", reason),), count)
         yield from self._store.samples()
+        yield from self._part_samples()
+
+    def _part_samples(self) -> Iterator[Sample]:
         for source in self._sources.samples:
             # A failing part must not hide the metrics of all the others.
             try:

@@ -49,6 +49,10 @@ Headers = Sequence[Header]
 #: do not.
 SHORTCUT: Final = "sdk_trio.shortcut"
 
+#: The key in ``scope["extensions"]`` of a request that asks to change its protocol (RFC 9110, 7.8);
+#: its value is a :class:`ProtocolUpgrade`. Other requests have no such key.
+UPGRADE: Final = "sdk_trio.upgrade"
+
 #: A whole answer: status, headers and body.
 Whole = tuple[int, Headers, bytes]
 
@@ -78,6 +82,23 @@ class Expiry(Protocol):
         """Limit a block to so many seconds.
 
         The server sends ``answer`` if the time passes and the application gives no answer.
+        """
+        ...
+
+
+class ProtocolUpgrade(Protocol):
+    """A request that asks for another protocol on its connection."""
+
+    @property
+    def protocol(self) -> bytes:
+        """Return the value of the ``Upgrade`` header, in lower case."""
+        ...
+
+    def take_over(self) -> Any:
+        """Return the connection as a ``trio.abc.Stream`` that begins with the request's head.
+
+        From then on the server neither reads nor answers on it; when the application returns, the
+        connection is closed.
         """
         ...
 

@@ -22,7 +22,7 @@ from ..errors import (
     UnknownTenantError,
 )
 from ..records.channels import CHANNELS, ContactKind
-from ..records.states import RETRIABLE, NotificationState, TenantStatus, Transition
+from ..records.states import RETRIABLE, NotificationState, Transition
 from .parse import UsageError, add_format, describing, moment_text, parse_count
 
 if not describing():
@@ -32,10 +32,18 @@ if not describing():
     from ..config.fields import Form, check_form
     from ..config.options.notifications import enabled_channels, measure_sms
     from ..config.table import NOTIFICATIONS
-    from ..notifications.send import Again, Ambiguous, Outcome, Refused, Sent, Skipped
+    from ..notifications.send import (
+        Again,
+        Ambiguous,
+        Outcome,
+        Refused,
+        Sent,
+        Skipped,
+        sample_record,
+    )
     from ..notifications.templates import Message, render, template_of
     from ..records.notifications import NotificationId, NotificationRecord, parse_notification_id
-    from ..records.tenants import OutboxRecord, Tenant
+    from ..records.tenants import OutboxRecord
     from ..storage.open import open_store
     from ..storage.ports import NotificationStore, Store
     from ..tenants.service import TenantService
@@ -385,10 +393,6 @@ def _print(
 
 # -- notify preview, notify test -----------------------------------------------------------------
 
-#: The status of a made-up tenant before each transition.
-# All others begin with an active tenant.
-_BEFORE = {Transition.REACTIVATED: TenantStatus.SUSPENDED}
-
 
 def preview_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``notify preview``."""
@@ -414,7 +418,7 @@ def preview(arguments: Namespace) -> int:
     settings = load(arguments)
     transition = Transition(arguments.transition)
     tenant = find_tenant(arguments, arguments.tenant) if arguments.tenant else None
-    record = sample_record(transition, tenant, reason=arguments.reason)
+    record = sample_record(transition, tenant, now=time.time(), reason=arguments.reason)
     templates = settings.multi_tenant.notifications.templates
     message = render(template_of(templates, transition), record)
     if arguments.format == "json":
@@ -434,38 +438,6 @@ def preview(arguments: Namespace) -> int:
     else:
         _print_message(message)
     return 0
-
-
-def sample_record(
-    transition: Transition, tenant: Tenant | None = None, *, reason: str | None = None
-) -> OutboxRecord:
-    """Return the record of a transition that has not taken place, of a tenant or a made-up one."""
-    now = time.time()
-    if tenant is None:
-        tenant = Tenant(
-            id=str(uuid.uuid4()),
-            identifier="example",
-            name="Example Ltd",
-            status=_BEFORE.get(transition, TenantStatus.ACTIVE),
-            created_at=now,
-        )
-        reason = reason or "invoice 2026-117 is unpaid"
-    new = TenantStatus.ACTIVE if transition is Transition.REACTIVATED else TenantStatus(transition)
-    return OutboxRecord(
-        delivery_id=str(uuid.uuid4()),
-        tenant_id=tenant.id,
-        tenant_identifier=tenant.identifier,
-        tenant_name=tenant.name,
-        transition=transition,
-        previous_status=tenant.status,
-        new_status=new,
-        reason=reason,
-        actor="cli",
-        occurred_at=now,
-        site_manager_email=tenant.site_manager_email,
-        site_manager_email_verified=tenant.site_manager_email_verified,
-        site_manager_phone=tenant.site_manager_phone,
-    )
 
 
 def _print_message(message: Message) -> None:
@@ -578,7 +550,7 @@ def _record(arguments: Namespace, settings: Settings) -> OutboxRecord:
         if wrong is not None:
             raise UsageError(f"--to {wrong}")
     return attrs.evolve(
-        sample_record(Transition.SUSPENDED),
+        sample_record(Transition.SUSPENDED, now=time.time()),
         # Whoever gets the message must not take it for a real suspension.
         tenant_name="A test tenant that does not exist",
         tenant_identifier="test",

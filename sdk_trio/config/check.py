@@ -62,7 +62,6 @@ def missing_parts(settings: Settings) -> list[Problem]:
             "more than one receiver process",
             "1",
         ),
-        (settings.relay.enabled, ("Relay", "Enabled"), "the relay", "false"),
     ]
     return [
         Problem(full_key(path), f"not in this version: {part}; remove the key or set it to {value}")

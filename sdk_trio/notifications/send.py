@@ -9,6 +9,7 @@ and not by their words, which may quote the message.
 import json
 import re
 import traceback
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from ..config.options.notifications import NotificationsOptions
 from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
 from ..net.poster import PostAnswer
 from ..records.notifications import NotificationState, SendResult
-from ..records.tenants import OutboxRecord
+from ..records.tenants import OutboxRecord, Tenant, TenantStatus, Transition
 from .templates import cut, one_line
 
 _log = get_logger("notifications")
@@ -410,3 +411,45 @@ def interrupted(*, repeatable: bool, reason: str, now: float) -> SendResult:
 
 def _cut(reason: str) -> str:
     return reason if len(reason) <= MAX_REASON_LENGTH else reason[: MAX_REASON_LENGTH - 1] + "…"
+
+
+# A made-up tenant is active before every other transition.
+_BEFORE = {Transition.REACTIVATED: TenantStatus.SUSPENDED}
+
+
+def sample_record(
+    transition: Transition, tenant: Tenant | None = None, *, now: float, reason: str | None = None
+) -> OutboxRecord:
+    """Return the record of a transition that has not taken place, of a tenant or a made-up one.
+
+    Args:
+        transition: the transition.
+        tenant: whose it would be; None: one that is made up.
+        now: when it would be, in Unix seconds.
+        reason: why; None: a made-up reason for a made-up tenant.
+    """
+    if tenant is None:
+        tenant = Tenant(
+            id=str(uuid.uuid4()),
+            identifier="example",
+            name="Example Ltd",
+            status=_BEFORE.get(transition, TenantStatus.ACTIVE),
+            created_at=now,
+        )
+        reason = reason or "invoice 2026-117 is unpaid"
+    new = TenantStatus.ACTIVE if transition is Transition.REACTIVATED else TenantStatus(transition)
+    return OutboxRecord(
+        delivery_id=str(uuid.uuid4()),
+        tenant_id=tenant.id,
+        tenant_identifier=tenant.identifier,
+        tenant_name=tenant.name,
+        transition=transition,
+        previous_status=tenant.status,
+        new_status=new,
+        reason=reason,
+        actor="cli",
+        occurred_at=now,
+        site_manager_email=tenant.site_manager_email,
+        site_manager_email_verified=tenant.site_manager_email_verified,
+        site_manager_phone=tenant.site_manager_phone,
+    )

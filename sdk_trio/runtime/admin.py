@@ -10,7 +10,7 @@ the alerts show.
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -19,23 +19,21 @@ from ..admin.access import Access, AdminToken, is_of_this_machine, provide_token
 from ..admin.app import AdminApp
 from ..admin.status import StatusProviders, TenantCounts
 from ..base.logs import get_logger
-from ..base.telemetry import Check, Sample
+from ..base.telemetry import Check
 from ..config import Settings, StorageBackend
 from ..config.check import ADMIN_TOKEN, token_fault
 from ..errors import OptionsValidationError, Problem, UnknownTenantError
-from ..replication.health import HealthState, ReplicationHealth
+from ..replication.health import HealthState
 from ..server.limits import Limits
 from ..server.listen import BindError
 from ..server.serve import Server
 from ..storage.data_directory import lock_data_directory
 from ..storage.ports import Inbox
 from ..webhooks.companion import keep
+from .console import ObservedRuntime, Overseen, RuntimeConsole, Scheduled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..replication.verification import VerificationState
-    from ..webhooks import WebhookReceiver
+    pass
 
 
 #: Tenants that a check names; it counts the others.
@@ -52,77 +50,6 @@ LIVE_KEYS = ("Sdk:Admin:ReadOnly", "Sdk:Admin:AllowedHosts")
 #: Time for requests in progress when the address closes, in seconds. It closes last, and a query
 #: must not lengthen a shutdown.
 GRACEFUL_SECONDS = 1.0
-
-
-class Overseen(Protocol):
-    """The part of replication that the check reads."""
-
-    @property
-    def health(self) -> ReplicationHealth | None:
-        """Return the last result, None before the first look."""
-        ...
-
-
-class Scheduled(Protocol):
-    """The part of the verification that the check reads."""
-
-    @property
-    def state(self) -> "VerificationState":
-        """Return the results of the runs so far."""
-        ...
-
-
-class BoundAddresses(Protocol):
-    """The addresses of a runtime that has started."""
-
-    @property
-    def receiver(self) -> tuple[str, ...]:
-        """Return the receiver's addresses."""
-        ...
-
-
-class ObservedRuntime(Protocol):
-    """The part of :class:`~sdk_trio.Runtime` that the admin address shows.
-
-    The runtime makes its admin server; a class here that named the runtime would close a circle.
-    """
-
-    settings: Settings
-    receiver: "WebhookReceiver"
-
-    @property
-    def started(self) -> BoundAddresses | None:
-        """Return the real addresses; None before the start."""
-        ...
-
-    @property
-    def ready(self) -> bool:
-        """Return whether deliveries are to be sent here."""
-        ...
-
-    @property
-    def draining(self) -> bool:
-        """Return whether a stop has begun."""
-        ...
-
-    @property
-    def has_client(self) -> bool:
-        """Return whether the runtime is full stack."""
-        ...
-
-    @property
-    def replication(self) -> Overseen | None:
-        """Return how replication stands; None where there is none."""
-        ...
-
-    @property
-    def verification(self) -> Scheduled | None:
-        """Return how the verification of replicas stands; None where there is none."""
-        ...
-
-    def samples(self) -> "Sequence[Sample]":
-        """Return the metrics of every part but the admin address."""
-        ...
 
 
 def check_replication(overseen: Overseen | None) -> Check:
@@ -162,6 +89,8 @@ class AdminServer:
     def __init__(self, runtime: ObservedRuntime, *, clock: Callable[[], float] = time.time) -> None:
         self.sources: StatusProviders = StatusProviders()
         self.token: AdminToken | None = None
+        #: The parts that the console shows.
+        self.console: RuntimeConsole = RuntimeConsole(runtime, clock=clock)
         self._runtime = runtime
         self._clock = clock
         self._app: AdminApp | None = None
@@ -189,7 +118,9 @@ class AdminServer:
         options = self._runtime.settings.admin
         self.token = token = provide_token(self._runtime.settings)
         access = Access(token.value, (), options.allowed_hosts, options.read_only)
-        app = AdminApp(self, self.sources, access, version=__version__, clock=self._clock)
+        app = AdminApp(
+            self, self.sources, access, self.console, version=__version__, clock=self._clock
+        )
         self._app = app
         server = Server(
             app,

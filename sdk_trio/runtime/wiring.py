@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ..tenants.tenancy import TenantRuntime
     from ..webhooks.companion import BackgroundTask
     from ..webhooks.simulator import Simulator
-    from .admin import AdminServer, ObservedRuntime
+    from .admin import AdminServer
+    from .console import ObservedRuntime
     from .notifications import ChannelFactory, Notifier
 
 

@@ -200,7 +200,7 @@ class Acceptor:
         while self._idle:
             connection = self._idle.popleft()
             if connection.idle_since is not None and not connection.ended:
-                connection.give_way()
+                connection.stop_reading()
                 return True
         return False
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import trio
 
-from ..base.http import SHORTCUT, App, DirectApp, Header, Whole
+from ..base.http import SHORTCUT, UPGRADE, App, DirectApp, Header, Whole
 from ..base.logs import get_logger
 from .deadline import RequestDeadline
 from .head import (
@@ -36,6 +36,7 @@ from .head import (
 )
 from .limits import Expired, Limits, NoteRefusal
 from .tls import TlsSocket
+from .upgrade import UpgradedStream, head_bytes
 
 _DISCONNECT = {"type": "http.disconnect"}
 
@@ -93,6 +94,9 @@ class Http1Request:
         """Return the ASGI scope, with the same values as hypercorn's."""
         head = self._head
         path, _, query = head.target.partition(b"?")
+        extensions: dict[str, Any] = {SHORTCUT: self}
+        if head.upgrade:
+            extensions[UPGRADE] = self
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.1"},
@@ -107,7 +111,7 @@ class Http1Request:
             "client": self._connection.client,
             "server": self._connection.server,
             "state": {},
-            "extensions": {SHORTCUT: self},
+            "extensions": extensions,
         }
 
     @property
@@ -115,6 +119,19 @@ class Http1Request:
         """The path, decoded, as in the scope."""
         path = self._head.target.partition(b"?")[0].decode("ascii")
         return unquote(path) if "%" in path else path
+
+    @property
+    def protocol(self) -> bytes:
+        """The protocol that the client offers to change to."""
+        return self._head.upgrade
+
+    def take_over(self) -> UpgradedStream:
+        """Return the connection as a stream; see :class:`~sdk_trio.base.http.ProtocolUpgrade`."""
+        # Begun and never answered: the connection ends with the application's return.
+        self.begun = self._body_ended = True
+        connection, head = self._connection, self._head
+        beginning = head_bytes(head.target, head.headers, head.upgrade)
+        return UpgradedStream(connection, beginning + connection.take(len(connection.buffer)))
 
     # -- the request -------------------------------------------------------------------------
 
@@ -476,11 +493,6 @@ class Http1ServerConnection:
             return None
         return self._idle_since
 
-    def give_way(self) -> None:
-        """End an idle connection now, so that another one gets its place."""
-        self.read_deadline = -inf
-        trio.lowlevel.notify_closing(self._descriptor)
-
     def sweep(self, now: float) -> None:
         """Wake the connection if a deadline has passed, or if it idles while the server ends."""
         if (
@@ -678,6 +690,11 @@ class Http1ServerConnection:
                 # A request whose bytes arrived before the drain began is served, later ones not.
                 if idle and self._around.draining:
                     raise Expired from None
+
+    def stop_reading(self) -> None:
+        """End the wait of a reader with :class:`Expired`, and every later one."""
+        self.read_deadline = -inf
+        trio.lowlevel.notify_closing(self._descriptor)
 
     async def send(self, data: bytes) -> None:
         """Send all of ``data``. If the client has left or is too slow, the connection ends."""

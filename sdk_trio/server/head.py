@@ -6,9 +6,10 @@ lengths, lengths beside a transfer coding, folded lines, line feeds without carr
 space before a colon. h11 accepts some of these; what both accept they read alike.
 
 A later minor version is read as 1.1 (RFC 9110, 2.5). A target in absolute form is read as its path,
-and its authority replaces the Host header (RFC 9112, 3.2.2). An ``Upgrade`` is ignored: the
-application does not see the header (RFC 9110, 7.8). A body is read by its length or by its chunks
-(RFC 9112, 7.1), with the same strictness.
+and its authority replaces the Host header (RFC 9112, 3.2.2). An ``Upgrade`` is passed over: the
+application does not see the header (RFC 9110, 7.8), and the connection offers the change to one
+that looks for it. A body is read by its length or by its chunks (RFC 9112, 7.1), with the same
+strictness.
 
 Both servers of this package, this one and hypercorn, answer with the same bytes: the order and form
 of an answer's headers are h11's, and ``tests/integration/test_server_conformance.py`` runs on both.
@@ -110,6 +111,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     ``method`` is in capitals, as with hypercorn. ``length`` is the body's in bytes; None: it is in
     the chunked coding. ``target`` is in origin form; only ``*`` and URLs that are not HTTP's stay
     as they were sent. ``template`` is what it was compared with, see :func:`read_head`.
+    ``upgrade`` is the protocol that the client offers to change to, in lower case; empty: none.
     """
 
     method: str
@@ -120,6 +122,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     keep_alive: bool
     expects_continue: bool
     template: "HeadTemplate | None" = None
+    upgrade: bytes = b""
 
 
 class HeadTemplate:
@@ -305,7 +308,8 @@ def _decide(
     length: int | None = 0
     lengths = codings = 0
     keep_alive = modern  # HTTP/1.0 gets one answer for each connection, as with h11
-    expects_continue = upgrade = False
+    expects_continue = changes = False
+    upgrade: bytes | None = None
     for name, value in decisive:
         if name == b"host":
             hosts += 1
@@ -322,10 +326,13 @@ def _decide(
             if value != b"chunked":
                 raise RequestError(501, "the transfer coding is not supported")
         elif name == b"connection":
-            if b"close" in _tokens(value):
+            tokens = _tokens(value)
+            changes = changes or b"upgrade" in tokens
+            if b"close" in tokens:
                 keep_alive = False
         elif name == b"upgrade":
-            upgrade = True
+            # Two of them are two offers, of which the application understands neither.
+            upgrade = value.lower() if upgrade is None else b""
         elif name == b"expect" and b"100-continue" in _tokens(value):
             expects_continue = modern
     if hosts > 1 or (modern and not hosts):
@@ -336,10 +343,15 @@ def _decide(
         if not modern:
             raise RequestError(400, "HTTP/1.0 has no transfer codings")
         length = None
-    if upgrade:
+    if upgrade is not None:
         headers = [header for header in headers if header[0] != b"upgrade"]
     version = "1.1" if modern else "1.0"
-    return RequestHead(method, target, version, headers, length, keep_alive, expects_continue)
+    head = RequestHead(method, target, version, headers, length, keep_alive, expects_continue)
+    # HTTP/1.0 has no upgrade, a body would stand before the other protocol, and a header that
+    # Connection does not name was meant for somebody on the way (RFC 9110, 7.8).
+    if upgrade and changes and modern and method == "GET" and length == 0:
+        return msgspec.structs.replace(head, upgrade=upgrade)
+    return head
 
 
 def check_beginning(data: bytes | bytearray, limits: Limits, seen: int = 0) -> None:

@@ -70,6 +70,11 @@ class Inbox(Protocol):
         """
         ...
 
+    @property
+    def in_order(self) -> bool:
+        """Whether sequences appear in their order: none below one that was seen comes later."""
+        ...
+
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
         """Keep ``delivery`` for our own workers, before the sender is answered 200.
 

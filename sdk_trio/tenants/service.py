@@ -685,6 +685,24 @@ class TenantService:
 
     # -- subscriptions -----------------------------------------------------------------------
 
+    async def transitions(self, *, after: int, limit: int = 100) -> Sequence[OutboxRecord]:
+        """List transitions whose sequence is above ``after``, oldest first."""
+        return await self._store.outbox(after_sequence=after, limit=limit)
+
+    async def newest_transition(self) -> int:
+        """Return the sequence of the newest transition, 0 without any."""
+        await trio.lowlevel.checkpoint()
+        newest, reach = 0, 1
+        # The outbox is read upwards alone. Steps that double, and halve again, find its end in some
+        # forty reads of one row.
+        while reach:
+            rows = await self._store.outbox(after_sequence=newest + reach - 1, limit=1)
+            if rows:
+                newest, reach = rows[0].sequence, reach * 2
+            else:
+                reach = reach // 2
+        return newest
+
     def subscribe(self, *, after: int = 0) -> AbstractContextManager[TransitionFeed]:
         """Return a block with a feed of the transitions after that sequence, none left out.
 

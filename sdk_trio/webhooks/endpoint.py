@@ -13,7 +13,16 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
-from ..base.http import SHORTCUT, DirectRequest, Expiry, Receive, RequestTemplate, Scope, Send
+from ..base.http import (
+    SHORTCUT,
+    DirectRequest,
+    Expiry,
+    Headers,
+    Receive,
+    RequestTemplate,
+    Scope,
+    Send,
+)
 from ..base.logs import Throttle, get_logger
 from ..config import Secret, Settings
 from ..errors import StoreUnavailableError
@@ -24,7 +33,7 @@ from .arrival import VerifiedDelivery
 from .body import Bodies, Unread, send_early
 from .counters import Counters
 from .queue import WorkerPool
-from .rejections import LINES, SECONDS, Rejection, Rejections, claimed_id
+from .rejections import LINES, SECONDS, Rejection, Rejections, claimed_id, claimed_type
 from .run import DeliveryRunner
 from .screen import (
     SCREENED_HEADERS,
@@ -331,7 +340,9 @@ class Endpoint:
                 documents=None if self.ways is None else self.ways.documents,
             )
             if isinstance(verified, Unverified):
-                refused = self._reject(verified.cause, verified.detail, request, **verified.fields)
+                refused = self._reject(
+                    verified.cause, verified.detail, request, body, **verified.fields
+                )
                 await trio.lowlevel.checkpoint()
                 return refused
             webhook_id = verified.delivery.webhook_id
@@ -347,7 +358,7 @@ class Endpoint:
             # The cause has been logged where it arose. This line says that the sender was asked to
             # deliver again.
             cause = "handler" if answer.status == answers.HANDLER_FAILED.status else "later"
-            self._note("webhook.refused", cause, answer, request)
+            self._note("webhook.refused", cause, answer, request, body)
         return answer
 
     async def _route(self, arrival: VerifiedDelivery, expiry: Expiry | None) -> Answer:
@@ -382,20 +393,35 @@ class Endpoint:
 
     # -- refusals ----------------------------------------------------------------------------
 
-    def _reject(self, cause: str, detail: str, request: WebhookRequest, **fields: object) -> Answer:
+    def _reject(
+        self,
+        cause: str,
+        detail: str,
+        request: WebhookRequest,
+        body: bytes | None = None,
+        **fields: object,
+    ) -> Answer:
         self._counters.count("rejected")
-        self._note("webhook.rejected", cause, answers.INVALID, request, detail=detail, **fields)
+        self._note(
+            "webhook.rejected", cause, answers.INVALID, request, body, detail=detail, **fields
+        )
         return answers.INVALID
 
     def _refuse(
         self, cause: str, answer: Answer, request: WebhookRequest, **fields: object
     ) -> Answer:
         self._counters.count("refused")
-        self._note("webhook.refused", cause, answer, request, **fields)
+        self._note("webhook.refused", cause, answer, request, None, **fields)
         return answer
 
     def _note(
-        self, event: str, cause: str, answer: Answer, request: WebhookRequest, **fields: object
+        self,
+        event: str,
+        cause: str,
+        answer: Answer,
+        request: WebhookRequest,
+        body: bytes | None,
+        **fields: object,
     ) -> None:
         self._rejections.note(
             Rejection(
@@ -405,8 +431,15 @@ class Endpoint:
                 request.origin.address,
                 claimed_id(request.headers),
                 tuple(fields.items()),
+                None if body is None else claimed_type(body),
+                _declared_size(request.headers) if body is None else len(body),
             )
         )
+
+
+def _declared_size(headers: Headers) -> int | None:
+    size = describe_body(headers)[1]
+    return None if size < 0 else size
 
 
 def _report_contradiction(peer: str | None) -> None:

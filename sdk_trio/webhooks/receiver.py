@@ -30,7 +30,7 @@ from .endpoint import Endpoint, Ways
 from .janitor import Janitor
 from .queue import WorkerPool
 from .registry import HandlerRegistry
-from .rejections import Rejections
+from .rejections import RejectionRing, Rejections
 from .run import CLEANUP_SECONDS, DeliveryRunner, Run
 from .services import Services
 
@@ -204,6 +204,23 @@ class WebhookReceiver:
                 "there are no tenants: the receiver does not run, or MultiTenant:Enabled is false"
             )
         return self._running.tenancy
+
+    @property
+    def whole_store(self) -> Store:
+        """The open store with its other parts; raises :class:`NotRunningError` as :attr:`store`."""
+        if self._running is None or self._running.store is None:
+            raise NotRunningError("the receiver does not run, or was given an inbox alone")
+        return self._running.store
+
+    @property
+    def handlers(self) -> HandlerRegistry:
+        """The handlers by event type."""
+        return self._registry
+
+    @property
+    def rejected(self) -> RejectionRing:
+        """The last requests that were not answered 200."""
+        return self._rejections.ring
 
     @property
     def queue_depth(self) -> int:

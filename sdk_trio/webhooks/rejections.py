@@ -1,12 +1,18 @@
-"""Counts and log lines of requests that are not answered 200.
+"""Counts, log lines and the last ones of requests that are not answered 200.
 
 Anybody can have requests refused, as often as they like, so each cause is logged a few times in a
 while, and one line at the end says how many were left out. A verified delivery that could not be
 taken is noted here as well, beside the log event that gives the reason.
+
+The last ones are kept in a ring, so that the admin address can say why a sender gets its 400. It
+holds what the request claimed, bounded, and nothing of its body but the type.
 """
 
-from collections.abc import Callable
-from typing import Final
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import attrs
 import trio
@@ -41,7 +47,8 @@ class Rejection:
 
     ``event`` is ``webhook.rejected`` (a verification failed) or ``webhook.refused``. ``address`` is
     the sender's, None if unknown. ``webhook_id`` is the sender's claim, if it has the form of an
-    id. ``fields`` are further log fields; nothing of a body is among them.
+    id; ``type`` is its claim, too. ``size`` is that of the body in bytes, where it is known.
+    ``fields`` are further log fields; nothing of a body is among them.
     """
 
     event: str
@@ -50,6 +57,83 @@ class Rejection:
     address: str | None
     webhook_id: str | None
     fields: tuple[tuple[str, object], ...] = ()
+    type: str | None = None
+    size: int | None = None
+
+
+#: Rejections that are kept: about a quarter of a megabyte.
+KEPT: Final = 500
+
+#: The most characters of a detail that are kept.
+_DETAIL_CHARACTERS: Final = 300
+
+#: Fields of the log that tell what the tenant was said to be.
+_TENANT_FIELDS: Final = ("tenant", "claimed_tenant")
+
+
+class RejectionRing:
+    """The last :data:`KEPT` rejections, with their number and time.
+
+    Args:
+        clock: returns Unix seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._kept: deque[tuple[int, float, Rejection]] = deque(maxlen=KEPT)
+        self._causes: Counter[str] = Counter()
+        self._total = 0
+
+    def add(self, rejection: Rejection) -> None:
+        """Keep a rejection in place of the oldest one."""
+        self._total += 1
+        self._causes[rejection.cause] += 1
+        self._kept.append((self._total, self._clock(), rejection))
+
+    @property
+    def total(self) -> int:
+        """Return how many there were since the start: the ``seq`` of the newest."""
+        return self._total
+
+    @property
+    def causes(self) -> Mapping[str, int]:
+        """Return how many there were of each cause."""
+        return self._causes
+
+    def newest(self, *, cause: str | None, before: int | None, limit: int) -> list[dict[str, Any]]:
+        """Return up to ``limit`` of those that are kept, newest first, as JSON.
+
+        Args:
+            cause: only those of this cause.
+            before: only those with a smaller ``seq``.
+            limit: at most so many.
+        """
+        found: list[dict[str, Any]] = []
+        for seq, at, rejection in reversed(self._kept):
+            if len(found) == limit:
+                break
+            if cause in (None, rejection.cause) and (before is None or seq < before):
+                found.append(_listed(seq, at, rejection))
+        return found
+
+
+def _listed(seq: int, at: float, rejection: Rejection) -> dict[str, Any]:
+    fields = dict(rejection.fields)
+    detail = fields.get("detail")
+    tenant = next((str(fields[name]) for name in _TENANT_FIELDS if name in fields), None)
+    return {
+        "seq": seq,
+        "at": at,
+        "event": rejection.event,
+        "cause": rejection.cause,
+        "status": rejection.status,
+        "address": rejection.address,
+        "webhook_id": rejection.webhook_id,
+        "type": rejection.type,
+        "size": rejection.size,
+        "detail": None if detail is None else str(detail)[:_DETAIL_CHARACTERS],
+        "tenant": tenant,
+    }
 
 
 class Rejections:
@@ -68,10 +152,13 @@ class Rejections:
             else Throttle(lines=LINES, seconds=SECONDS, clock=clock)
         )
         self._left_out = trio.Event()
+        #: The last ones, for the admin address.
+        self.ring: RejectionRing = RejectionRing()
 
     def note(self, rejection: Rejection) -> None:
         """Count a rejection, and log it unless its cause has been logged often enough."""
         self._counters.count_refusal(rejection.cause)
+        self.ring.add(rejection)
         suppressed = self._throttle.admit(rejection.cause)
         if suppressed is None:
             self._left_out.set()
@@ -123,3 +210,15 @@ def claimed_id(headers: Headers) -> str | None:
         if name == ID_HEADER:
             return value.decode("ascii") if is_valid_id(value) else None
     return None
+
+
+# Found without decoding: nothing of a stranger's body is decoded before its signature is verified.
+# The type stands at the beginning of what senders write, and further bytes are not looked at.
+_find_type = re.compile(rb'"type"\s*+:\s*+"([\x20\x21\x23-\x5b\x5d-\x7e]{1,256})"').search
+_TYPE_WITHIN: Final = 1024
+
+
+def claimed_type(body: bytes) -> str | None:
+    """Return the type that the beginning of an unverified body claims, None if it claims none."""
+    match = _find_type(body, 0, _TYPE_WITHIN)
+    return None if match is None else match[1].decode("ascii")

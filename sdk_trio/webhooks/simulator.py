@@ -121,7 +121,7 @@ class Simulator:
         if not isinstance(overrides, dict):
             return _json(400, {"error": "the body must be a JSON object: it is merged into data"})
         try:
-            return await self._simulate(event_type, overrides)
+            return await self.simulate(event_type, overrides)
         except UnknownEventTypeError as error:
             return _json(404, {"error": str(error)})
         except RecursionError:
@@ -143,7 +143,18 @@ class Simulator:
         secrets = self.settings.webhooks.all_secrets
         return next((secret for secret in secrets if secret.made_for_tests), None)
 
-    async def _simulate(self, event_type: str, overrides: dict[str, Any]) -> Answer:
+    async def simulate(self, event_type: str, overrides: dict[str, Any]) -> Answer:
+        """Post one signed sample to the receiver and return the answer for who asked.
+
+        Args:
+            event_type: of the sample.
+            overrides: merged into its ``data``.
+
+        Raises:
+            UnknownEventTypeError: there is no sample of the type.
+            RecursionError: ``overrides`` is nested too deeply.
+            DeliveryFailedError: the receiver gave no answer.
+        """
         webhooks = self.settings.webhooks
         now = self._clock()
         webhook_id = f"msg_{uuid.uuid4().hex}"

@@ -104,10 +104,16 @@ class TracedEndpoint(Endpoint):
         return await super()._route(arrival, expiry)
 
     def _note(
-        self, event: str, cause: str, answer: Answer, request: WebhookRequest, **fields: object
+        self,
+        event: str,
+        cause: str,
+        answer: Answer,
+        request: WebhookRequest,
+        body: bytes | None,
+        **fields: object,
     ) -> None:
         get_current_span().set_attribute(f"sdk.{event}", str(cause))
-        super()._note(event, cause, answer, request, **fields)
+        super()._note(event, cause, answer, request, body, **fields)
 
 
 class TracedRunner(DeliveryRunner):

@@ -390,10 +390,9 @@ async def test_an_order_that_is_not_understood_changes_nothing(order):
 
 async def test_what_is_not_there_is_said_plainly():
     async with administered() as admin:
-        for path in ("/", "/feed"):
-            answer = await admin.get(path)
-            assert answer.status_code == 404
-            assert "not in this version" in answer.json()["error"]
+        answer = await admin.get("/")
+        assert answer.status_code == 404
+        assert "not in this version" in answer.json()["error"]
         assert (await admin.get("/nothing")).status_code == 404
         assert (await admin.get("/api/nothing", TOKEN)).status_code == 404
         assert (await admin.get("/api/events/nothing", TOKEN)).status_code == 404
@@ -570,13 +569,13 @@ async def test_a_wish_for_another_protocol_is_answered_as_plain_http():
     async with administered() as admin:
         with await RawWire.connect(admin.runtime.started.admin[0]) as wire:
             await wire.send(
-                b"GET /feed HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+                b"GET /livez HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
                 b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
                 b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
             )
             answer = await wire.answer()
-        assert answer.status == 404
-        assert b"not in this version" in answer.body
+        assert answer.status == 200
+        assert b"alive" in answer.body
 
 
 async def test_switched_off_there_is_none():

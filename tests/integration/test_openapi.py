@@ -102,4 +102,9 @@ def test_the_command_prints_either_document(command_line):
     assert set(answer.document["paths"]) == {
         *("/livez", "/readyz", "/healthz", "/metrics"),
         *("/api/status", "/api/events", "/api/events/{webhook_id}", "/api/events/replay"),
+        *("/api/overview", "/api/dead", "/api/rejections", "/api/settings", "/api/doctor"),
+        *("/api/tenants", "/api/tenants/{tenant}", "/api/tenants/{tenant}/audit"),
+        *("/api/tenants/{tenant}/transition", "/api/notifications", "/api/notifications/preview"),
+        *("/api/notifications/retry", "/api/replication", "/api/actions", "/api/types"),
+        *("/api/events/trigger", "/api/relay", "/api/relay/secret", "/feed"),
     }

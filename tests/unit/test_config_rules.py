@@ -367,7 +367,6 @@ def test_any_text_in_any_setting_is_allowed_or_a_problem(setting: Any, text: str
     ("key", "value"),
     [
         ("Server:Processes", 2),
-        ("Relay:Enabled", True),
     ],
 )
 def test_parts_that_are_missing_are_named(key: str, value: Any) -> None:

@@ -200,6 +200,11 @@ class MemoryInbox(MemoryBackend):
             raise StoreUnavailableError("the store is closed")
 
     @property
+    def in_order(self) -> bool:
+        """See :attr:`Inbox.in_order`: they are given and seen in one step."""
+        return True
+
+    @property
     def lost(self) -> str | None:
         """See :attr:`Inbox.lost`: memory has no files that could be lost."""
         return None

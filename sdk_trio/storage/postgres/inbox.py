@@ -46,6 +46,9 @@ class PostgresInbox:
     #: A database that is away comes back; nothing of this process has to be started anew for it.
     lost: str | None = None
 
+    #: See :attr:`Inbox.in_order`: a transaction takes its numbers before it commits.
+    in_order: bool = False
+
     def __init__(self, address: PostgresAddress, terms: writes.SharedTerms) -> None:
         self._terms = terms
         self._node = str(uuid.uuid4())

@@ -149,6 +149,11 @@ class SqliteInbox:
         return inbox
 
     @property
+    def in_order(self) -> bool:
+        """See :attr:`Inbox.in_order`: one writer gives them and commits them."""
+        return True
+
+    @property
     def lost(self) -> str | None:
         """See :attr:`Inbox.lost`."""
         return self._committer.lost

@@ -1,0 +1,462 @@
+"""The API behind the console's views: tenants, messages, replication, settings, samples, relay.
+
+Each view is an answer of a part of the program. The parts are the runtime's, which hands them over
+as a :class:`ConsoleSource`; a part that this program does not have is answered 404.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import urlencode
+
+import attrs
+import trio
+
+from ..config.show import SettingRow
+from ..errors import IllegalTransitionError, SdkError, TenantConflictError, TenantError
+from ..records.deliveries import DeliveryRecord
+from ..records.states import NotificationState, TenantStatus, Transition
+from .api import (
+    LARGEST_LIMIT,
+    LARGEST_SEQUENCE,
+    USUAL_ACTOR,
+    USUAL_LIMIT,
+    Actions,
+    BadQueryError,
+    Reply,
+    document,
+    link_header,
+    parameters,
+    parse_number,
+    parse_order,
+    problem,
+)
+
+if TYPE_CHECKING:
+    from ..records.notifications import NotificationId, NotificationRecord
+    from ..records.tenants import AuditRecord, Tenant
+    from ..storage.ports import NotificationStore
+    from ..tenants.service import TenantService
+    from ..tenants.status import TransitionResult
+
+#: The longest reason of a transition, in characters.
+LONGEST_REASON = 500
+
+#: The most messages that one call puts back.
+LARGEST_RETRY = 200
+
+#: The longest time of an examination, in seconds.
+DOCTOR_SECONDS = 60.0
+
+
+class MissingPartError(SdkError):
+    """This program does not have the part that a request is about."""
+
+
+class SecretsStayHereError(SdkError):
+    """A request from elsewhere is about signatures or secrets, and the relay is off."""
+
+
+class RejectedRequests(Protocol):
+    """The ring of requests that were not answered 200."""
+
+    @property
+    def total(self) -> int:
+        """Return how many there were since the start: the ``seq`` of the newest."""
+        ...
+
+    @property
+    def causes(self) -> Mapping[str, int]:
+        """Return how many there were of each cause."""
+        ...
+
+    def newest(self, *, cause: str | None, before: int | None, limit: int) -> list[dict[str, Any]]:
+        """Return up to ``limit`` of those that are kept, newest first."""
+        ...
+
+
+class ConsoleSource(Protocol):
+    """The parts of the running program that the console shows.
+
+    A method whose part is not there raises :class:`MissingPartError`.
+    """
+
+    @property
+    def development(self) -> bool:
+        """Say whether the environment is Development."""
+        ...
+
+    @property
+    def features(self) -> Sequence[str]:
+        """Return the parts that there are, by the names of the OpenAPI document."""
+        ...
+
+    @property
+    def circuit(self) -> str | None:
+        """Return the state of the client's circuit breaker; None without a client."""
+        ...
+
+    @property
+    def activity(self) -> int:
+        """Return a number that grows with every delivery and every end of a run."""
+        ...
+
+    @property
+    def rejected(self) -> RejectedRequests:
+        """Return the ring of rejected requests."""
+        ...
+
+    def settings(self) -> Sequence[SettingRow]:
+        """Return every setting with its origin; secrets are masked."""
+        ...
+
+    def types(self) -> list[dict[str, Any]]:
+        """Return the known event types, in Development with a sample of each."""
+        ...
+
+    def replication(self) -> dict[str, Any]:
+        """Return how replication stands."""
+        ...
+
+    def tenants(self) -> "TenantService":
+        """Return the tenants."""
+        ...
+
+    def notifications(self) -> "NotificationStore":
+        """Return the messages to site managers."""
+        ...
+
+    def preview(self, transition: Transition, tenant: "Tenant | None") -> dict[str, str]:
+        """Return the texts of a transition, of a tenant or of made-up values."""
+        ...
+
+    async def doctor(self) -> list[dict[str, str]]:
+        """Examine the installation without the network."""
+        ...
+
+    async def trigger(self, type: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Deliver a signed sample to the receiver, in Development alone.
+
+        Raises:
+            BadQueryError: there is no such type, or the data cannot be merged.
+        """
+        ...
+
+    async def sign(self, record: DeliveryRecord, address: str | None) -> list[tuple[str, str]]:
+        """Return the headers of a delivery as a relay sends them; empty where none may be seen.
+
+        ``address`` is the caller's: signatures leave this machine if the relay is on.
+        """
+        ...
+
+    def relay(self, address: str | None) -> dict[str, Any]:
+        """Return what a listener at ``address`` needs to know.
+
+        Raises:
+            SecretsStayHereError: it is elsewhere, and the relay is off.
+        """
+        ...
+
+    def relay_secret(self, address: str | None) -> str:
+        """Return the secret that relayed deliveries are signed with; errors as :meth:`relay`."""
+        ...
+
+
+@attrs.frozen
+class TransitionOrder:
+    """The order of ``POST /api/tenants/{tenant}/transition``."""
+
+    transition: Literal["Suspended", "Reactivated", "Deactivated"]
+    reason: str | None = None
+    bypass_email_verification: bool = False
+    actor: str | None = None
+
+
+@attrs.frozen
+class RetryOrder:
+    """The order of ``POST /api/notifications/retry``: messages by their ids."""
+
+    ids: list[str]
+    actor: str | None = None
+
+
+@attrs.frozen
+class TriggerOrder:
+    """The order of ``POST /api/events/trigger``: ``data`` is merged into the sample's."""
+
+    type: str
+    data: dict[str, Any] = attrs.Factory(dict)
+    actor: str | None = None
+
+
+@attrs.frozen
+class SecretOrder:
+    """The order of ``POST /api/relay/secret``."""
+
+    actor: str | None = None
+
+
+def listed_tenant(tenant: "Tenant") -> dict[str, Any]:
+    """Return a tenant as JSON; the places of its credentials are not for a browser."""
+    fields = attrs.asdict(tenant, recurse=False)
+    del fields["credentials"]
+    return fields
+
+
+def listed_message(record: "NotificationRecord") -> dict[str, Any]:
+    """Return a message as ``notify list`` shows it."""
+    outbox = record.outbox
+    return {
+        "id": str(record.id),
+        "channel": record.id.channel,
+        "state": str(record.state),
+        "attempts": record.attempts,
+        "delivery_id": outbox.delivery_id,
+        "tenant_id": outbox.tenant_id,
+        "tenant_identifier": outbox.tenant_identifier,
+        "transition": str(outbox.transition),
+        "occurred_at": outbox.occurred_at,
+        "created_at": record.created_at,
+        "next_attempt_at": record.next_attempt_at,
+        "started_at": record.started_at,
+        "finished_at": record.finished_at,
+        "provider_id": record.provider_id,
+        "reason": record.reason,
+    }
+
+
+class ConsoleAnswerer:
+    """The calls of the console's API.
+
+    Args:
+        source: the parts of the program.
+        actions: keeps what was ordered.
+    """
+
+    def __init__(self, source: ConsoleSource, actions: Actions) -> None:
+        self._source = source
+        self._actions = actions
+
+    # -- rejected, settings, replication, types, doctor --------------------------------------
+
+    async def rejections(self, query: bytes) -> Reply:
+        """Return the newest rejected requests that are kept, and how many there were in all."""
+        given = parameters(query, ("cause", "before", "limit"))
+        ring = self._source.rejected
+        rows = ring.newest(
+            cause=given.get("cause"),
+            before=parse_number(given, "before", None, 0, LARGEST_SEQUENCE),
+            limit=_limit(given),
+        )
+        await trio.lowlevel.checkpoint()
+        return document(200, {"rejections": rows, "total": ring.total, "causes": dict(ring.causes)})
+
+    async def settings(self) -> Reply:
+        """Return every setting with its origin."""
+        await trio.lowlevel.checkpoint()
+        return document(200, [attrs.asdict(row) for row in self._source.settings()])
+
+    async def replication(self) -> Reply:
+        """Return how replication stands, with the age of its verification."""
+        await trio.lowlevel.checkpoint()
+        return document(200, self._source.replication())
+
+    async def types(self) -> Reply:
+        """Return the known event types."""
+        await trio.lowlevel.checkpoint()
+        return document(200, self._source.types())
+
+    async def doctor(self) -> Reply:
+        """Return the findings of an examination, the worst first."""
+        return document(200, await self._source.doctor())
+
+    async def actions(self) -> Reply:
+        """Return the last actions."""
+        await trio.lowlevel.checkpoint()
+        return document(200, self._actions.listed())
+
+    # -- tenants -----------------------------------------------------------------------------
+
+    async def tenants(self, query: bytes) -> Reply:
+        """Return a page of tenants by identifier."""
+        given = parameters(query, ("status", "after", "limit"))
+        status = _choice(given, "status", TenantStatus)
+        limit = _limit(given)
+        service = self._source.tenants()
+        found = await service.list(status=status, after=given.get("after", ""), limit=limit + 1)
+        page = found[:limit]
+        after = page[-1].identifier if len(found) > limit else None
+        return _page("/api/tenants", given, [listed_tenant(each) for each in page], after=after)
+
+    async def tenant(self, name: str) -> Reply:
+        """Return one tenant."""
+        return document(200, listed_tenant(await self._source.tenants().get(name)))
+
+    async def audit(self, name: str, query: bytes) -> Reply:
+        """Return a page of the audit trail of one tenant, oldest first."""
+        given = parameters(query, ("after", "limit"))
+        after = parse_number(given, "after", 0, 0, LARGEST_SEQUENCE) or 0
+        limit = _limit(given)
+        service = self._source.tenants()
+        tenant = await service.get(name)
+        found = await service.audit(tenant.id, after_sequence=after, limit=limit + 1)
+        page = found[:limit]
+        following = str(page[-1].sequence) if len(found) > limit else None
+        path = f"/api/tenants/{tenant.identifier}/audit"
+        return _page(path, given, [_audited(each) for each in page], after=following)
+
+    async def change_tenant(self, name: str, body: bytes, address: str | None) -> Reply:
+        """Take a tenant through a transition; 409 where its status or the rules forbid it.
+
+        The audit row names the actor and the address that it came from.
+        """
+        order: TransitionOrder = parse_order(body, TransitionOrder)
+        if order.reason is not None and not (
+            1 <= len(order.reason) <= LONGEST_REASON and order.reason.isprintable()
+        ):
+            raise BadQueryError(f"reason takes 1 to {LONGEST_REASON} printable characters")
+        service = self._source.tenants()
+        tenant = await service.get(name)
+        actor = order.actor or USUAL_ACTOR
+        told = f"{actor} ({address or 'unix socket'})"
+        transition = Transition(order.transition)
+        try:
+            result = await _transition(service, transition, tenant, order, told)
+        except (IllegalTransitionError, TenantConflictError, TenantError) as error:
+            return problem(409, str(error))
+        self._actions.note(
+            f"tenant {order.transition}", actor=actor, address=address, ids=[tenant.identifier]
+        )
+        return document(200, _changed(result))
+
+    # -- messages ----------------------------------------------------------------------------
+
+    async def messages(self, query: bytes) -> Reply:
+        """Return a page of messages to site managers, newest first."""
+        given = parameters(query, ("state", "channel", "tenant", "before", "limit"))
+        limit = _limit(given)
+        store = self._source.notifications()
+        tenant = given.get("tenant")
+        tenant_id = None if tenant is None else (await self._source.tenants().get(tenant)).id
+        found = await store.find(
+            state=_choice(given, "state", NotificationState),
+            channel=given.get("channel"),
+            tenant_id=tenant_id,
+            before=None if "before" not in given else _message_id(given["before"]),
+            limit=limit + 1,
+        )
+        page = found[:limit]
+        before = str(page[-1].id) if len(found) > limit else None
+        rows = [listed_message(each) for each in page]
+        return _page("/api/notifications", given, rows, before=before)
+
+    async def preview(self, query: bytes) -> Reply:
+        """Return the texts of a transition; nothing is sent."""
+        given = parameters(query, ("transition", "tenant"))
+        transition = _choice(given, "transition", Transition)
+        if transition is None:
+            raise BadQueryError(f"transition takes one of {', '.join(Transition)}")
+        # Asked first, so that a program without messages says so.
+        self._source.notifications()
+        name = given.get("tenant")
+        tenant = None if name is None else await self._source.tenants().get(name)
+        await trio.lowlevel.checkpoint()
+        return document(200, self._source.preview(transition, tenant))
+
+    async def retry_messages(self, body: bytes, address: str | None) -> Reply:
+        """Put failed, skipped and unknown messages back; the answer names the others as left."""
+        order: RetryOrder = parse_order(body, RetryOrder)
+        if not 1 <= len(order.ids) <= LARGEST_RETRY:
+            raise BadQueryError(f"ids takes 1 to {LARGEST_RETRY} ids")
+        ids = [_message_id(text) for text in dict.fromkeys(order.ids)]
+        done = [str(id) for id in await self._source.notifications().retry(ids)]
+        actor = order.actor or USUAL_ACTOR
+        self._actions.note("notification retry", actor=actor, address=address, ids=done)
+        left = [str(id) for id in ids if str(id) not in done]
+        return document(200, {"retried": done, "left": left})
+
+    # -- samples, relay ----------------------------------------------------------------------
+
+    async def trigger(self, body: bytes, address: str | None) -> Reply:
+        """Deliver a signed sample to the receiver; in Development alone."""
+        order: TriggerOrder = parse_order(body, TriggerOrder)
+        sent = await self._source.trigger(order.type, order.data)
+        actor = order.actor or USUAL_ACTOR
+        self._actions.note("trigger", actor=actor, address=address, ids=[sent["webhook_id"]])
+        return document(200, sent)
+
+    async def relay(self, address: str | None, newest: Callable[[], Awaitable[int]]) -> Reply:
+        """Return what a listener needs to know before it begins."""
+        told = self._source.relay(address)
+        return document(200, {**told, "newest": await newest()})
+
+    async def relay_secret(self, body: bytes, address: str | None) -> Reply:
+        """Return the secret that relayed deliveries are signed with."""
+        order: SecretOrder = parse_order(body or b"{}", SecretOrder)
+        secret = self._source.relay_secret(address)
+        self._actions.note("relay secret", actor=order.actor or USUAL_ACTOR, address=address)
+        await trio.lowlevel.checkpoint()
+        return document(200, {"secret": secret})
+
+
+async def _transition(
+    service: "TenantService",
+    transition: Transition,
+    tenant: "Tenant",
+    order: TransitionOrder,
+    actor: str,
+) -> "TransitionResult":
+    if transition is Transition.SUSPENDED:
+        return await service.suspend(
+            tenant.id,
+            reason=order.reason,
+            actor=actor,
+            bypass_email_verification=order.bypass_email_verification,
+        )
+    if transition is Transition.REACTIVATED:
+        return await service.reactivate(tenant.id, reason=order.reason, actor=actor)
+    return await service.deactivate(tenant.id, reason=order.reason, actor=actor)
+
+
+def _changed(result: "TransitionResult") -> dict[str, Any]:
+    return {
+        **attrs.asdict(result, recurse=False),
+        "tenant": listed_tenant(result.tenant),
+    }
+
+
+def _audited(record: "AuditRecord") -> dict[str, Any]:
+    return attrs.asdict(record)
+
+
+def _message_id(text: str) -> "NotificationId":
+    # Whoever has messages has loaded them already.
+    from ..records.notifications import parse_notification_id
+
+    id = parse_notification_id(text)
+    if id is None:
+        raise BadQueryError("an id of a message is a number and a channel, such as 17-email")
+    return id
+
+
+def _limit(given: Mapping[str, str]) -> int:
+    return parse_number(given, "limit", USUAL_LIMIT, 1, LARGEST_LIMIT) or USUAL_LIMIT
+
+
+def _choice(given: Mapping[str, str], name: str, kind: Any) -> Any:
+    text = given.get(name)
+    if text is None:
+        return None
+    if text not in set(kind):
+        raise BadQueryError(f"{name} takes one of {', '.join(kind)}")
+    return kind(text)
+
+
+def _page(
+    path: str, given: Mapping[str, str], rows: Sequence[Mapping[str, Any]], **cursor: str | None
+) -> Reply:
+    """Return rows with a link to the page after them, if ``cursor`` has a value."""
+    name, value = next(iter(cursor.items()))
+    if value is None:
+        return document(200, rows)
+    query = urlencode({**given, name: value})
+    return document(200, rows, (b"link", link_header(path, {"next": query}).encode("ascii")))

@@ -1,0 +1,581 @@
+"""The feed, ``/feed``: every change, live, over WebSocket, from where a client has stopped.
+
+Nothing that is on the way of a delivery knows of it. While somebody listens, one task looks at the
+store a few times a second; without a listener nothing runs. Each listener reads the deliveries
+after its own position out of the store, page by page, at its own pace, so none is left out however
+slow it is, and no buffer grows. A position is a sequence of the store, which a client gives again
+as ``after`` when it comes back.
+
+Other changes have no position: another state of an event that was sent, a rejected request, a
+transition of a tenant. They wait in a buffer for each listener. When it is full, it is emptied, and
+the listener is told how many it has missed; the present state is in the store.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import msgspec
+import trio
+
+from ..base.bell import Flag
+from ..base.http import ProtocolUpgrade
+from ..base.logs import get_logger
+from ..errors import NotRunningError, SdkError, StoreUnavailableError
+from ..records.deliveries import (
+    DeliveryRecord,
+    DeliveryState,
+    body_fields,
+    listed,
+)
+from ..storage.ports import Inbox
+from .access import FEED_PROTOCOL
+from .api import LARGEST_SEQUENCE, BadQueryError, parameters, parse_number
+from .console import ConsoleSource, MissingPartError
+from .status import RunningProgram
+
+if TYPE_CHECKING:
+    from trio_websocket import WebSocketConnection
+
+_log = get_logger("admin")
+
+#: The time between two looks, in seconds: after activity of this process, and without, for changes
+#: that other processes make. People do not notice a tenth of a second.
+BUSY_SECONDS = 0.1
+QUIET_SECONDS = 1.0
+
+#: Deliveries that one read of a listener takes from the store.
+PAGE = 200
+
+#: Changes that wait for one listener.
+BUFFERED = 1000
+
+#: Listeners at a time: each costs a look into the store at every change.
+MOST_LISTENERS = 32
+
+#: A listener hears something at least this often, and has to answer a ping within as much again.
+HEARTBEAT_SECONDS = 15.0
+PONG_SECONDS = 20.0
+
+#: The longest wait for the answer to a closing frame, in seconds.
+CLOSE_SECONDS = 1.0
+
+#: Bytes of a message of a listener: it has nothing to say.
+LISTENER_BYTES = 1024
+
+#: Events whose state is looked at again, the newest of all that were sent, and how many of these
+#: at each look: the newest ones, and of the others some in turn.
+WATCHED = 2000
+LOOKED_AT = 150
+
+#: Sequences with no more than this between them are read in one query.
+_REACH = 32
+
+#: Sequences that are not there yet are waited for so long, in seconds: a transaction that has taken
+#: one and is not committed may hold it back. The store answers a delivery within 8 seconds, or
+#: refuses it.
+HOLE_SECONDS = 10.0
+
+KINDS = ("delivery", "changed", "rejected", "tenant")
+
+
+class TooManyListenersError(SdkError):
+    """There are as many listeners as are served."""
+
+
+@attrs.frozen
+class FeedQuery:
+    """The subscription of one listener.
+
+    ``after`` is the last sequence that it has seen; None: only what comes from now on. ``types``
+    are patterns in which ``*`` stands for any text; empty: every type. ``relay`` adds body and
+    headers for a local receiver. ``most`` bounds the deliveries a second: the oldest of more are
+    left out, and told as lagged.
+    """
+
+    after: int | None = None
+    kinds: tuple[str, ...] = KINDS
+    types: tuple[str, ...] = ()
+    state: DeliveryState | None = None
+    tenant: str | None = None
+    body: bool = False
+    relay: bool = False
+    most: int | None = None
+
+    def wants(self, record: DeliveryRecord, tenant_id: str | None) -> bool:
+        """Return whether the subscription is about this event in its present state."""
+        return (
+            self.state in (None, record.state)
+            and (tenant_id is None or record.tenant_id == tenant_id)
+            and (not self.types or any(fnmatchcase(record.type, each) for each in self.types))
+        )
+
+
+def parse_feed(query: bytes) -> FeedQuery:
+    """Return the subscription that a query asks for.
+
+    Raises:
+        BadQueryError: a parameter is unknown, given twice, or has a value that it does not take.
+    """
+    names = tuple(field.name for field in attrs.fields(FeedQuery))
+    given = parameters(query, names)
+    kinds = _words(given.get("kinds")) or KINDS
+    if unknown := set(kinds) - set(KINDS):
+        raise BadQueryError(f"kinds takes {', '.join(KINDS)}, with commas; not {min(unknown)}")
+    state = given.get("state")
+    if state is not None and state not in set(DeliveryState):
+        raise BadQueryError(f"state takes one of {', '.join(DeliveryState)}")
+    for name in ("body", "relay"):
+        if given.get(name, "0") not in ("0", "1"):
+            raise BadQueryError(f"{name} takes 0 or 1")
+    return FeedQuery(
+        after=parse_number(given, "after", None, 0, LARGEST_SEQUENCE),
+        kinds=kinds,
+        types=_words(given.get("types")),
+        state=None if state is None else DeliveryState(state),
+        tenant=given.get("tenant"),
+        body=given.get("body") == "1",
+        relay=given.get("relay") == "1",
+        most=parse_number(given, "most", None, 1, 1000),
+    )
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word for word in map(str.strip, (text or "").split(",")) if word)
+
+
+def clusters(sequences: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of ascending sequences that lie close to each other."""
+    first = last = None
+    for sequence in sequences:
+        if first is None or last is None:
+            first = sequence
+        elif sequence - last > _REACH:
+            yield first, last
+            first = sequence
+        last = sequence
+    if first is not None and last is not None:
+        yield first, last
+
+
+def without_holes(position: int, records: Sequence[DeliveryRecord], now: float) -> int:
+    """Return up to which sequence nothing can appear any more.
+
+    Args:
+        position: the same as of the last look.
+        records: the next ones above it, ascending.
+        now: Unix seconds.
+    """
+    for record in records:
+        # A number that is missing below one of a while ago was given up, or its row removed.
+        if record.sequence != position + 1 and now - record.received_at < HOLE_SECONDS:
+            return position
+        position = record.sequence
+    return position
+
+
+_Progress = tuple[object, ...]
+
+
+def _progress(record: DeliveryRecord) -> _Progress:
+    return record.state, record.attempts, record.finished_at, record.next_attempt_at
+
+
+class _Listener:
+    """One listener: its subscription, its position, and the changes that wait for it."""
+
+    def __init__(self, query: FeedQuery, tenant_id: str | None, position: int) -> None:
+        self.query = query
+        self.tenant_id = tenant_id
+        self.position = position
+        self.flag = Flag()
+        self.dropped = 0
+        self._waiting: deque[dict[str, Any]] = deque()
+
+    def offer(self, message: dict[str, Any]) -> None:
+        """Keep a change for it; what waited before goes where there is no room."""
+        if len(self._waiting) >= BUFFERED:
+            self.dropped += len(self._waiting)
+            self._waiting.clear()
+        self._waiting.append(message)
+        self.flag.up()
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the changes that wait, and forget them."""
+        found = list(self._waiting)
+        self._waiting.clear()
+        return found
+
+
+class Feed:
+    """The feed of one running program.
+
+    Args:
+        observed: the program.
+        source: its parts.
+        version: of this package.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self,
+        observed: RunningProgram,
+        source: ConsoleSource,
+        version: str,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._observed = observed
+        self._source = source
+        self._version = version
+        self._clock = clock
+        self._listeners: set[_Listener] = set()
+        self._wanted = Flag()
+        self._beginning = trio.Lock()
+        #: Nothing appears any more up to here.
+        self._position = 0
+        #: The events that may change, by sequence, and how they were at the last look.
+        self._watched: dict[int, _Progress] = {}
+        self._turn = 0
+        self._rejected = 0
+        self._transition: int | None = None
+
+    async def serve(
+        self,
+        upgrade: ProtocolUpgrade,
+        query: FeedQuery,
+        *,
+        tenant_id: str | None,
+        address: str | None,
+    ) -> None:
+        """Change the protocol of a connection and send what it subscribes to, until it ends.
+
+        Raises:
+            TooManyListenersError: there are enough of them.
+            NotRunningError: the store is not open.
+            StoreUnavailableError: the store cannot be read at present.
+        """
+        if len(self._listeners) >= MOST_LISTENERS:
+            raise TooManyListenersError(f"{MOST_LISTENERS} listeners are served already")
+        async with self._beginning:
+            if not self._listeners:
+                await self._begin()
+        position = self._position if query.after is None else query.after
+        listener = _Listener(query, tenant_id, position)
+        self._listeners.add(listener)
+        self._wanted.up()
+        _log.info("admin.feed_opened", address=address, after=query.after, relay=query.relay)
+        try:
+            await self._converse(upgrade, listener, address)
+        finally:
+            self._listeners.discard(listener)
+            _log.info("admin.feed_closed", address=address, at=listener.position)
+
+    async def _converse(
+        self, upgrade: ProtocolUpgrade, listener: _Listener, address: str | None
+    ) -> None:
+        # Imported here: 20 ms that a receiver without listeners does not pay.
+        from trio_websocket import ConnectionClosed, HandshakeError, wrap_server_stream
+
+        stream = upgrade.take_over()
+        try:
+            async with trio.open_nursery() as nursery:
+                wrap = partial(wrap_server_stream, max_message_size=LISTENER_BYTES)
+                with trio.fail_after(PONG_SECONDS):
+                    request = await wrap(nursery, stream)
+                    asks = FEED_PROTOCOL in request.proposed_subprotocols
+                    socket = await request.accept(subprotocol=FEED_PROTOCOL if asks else None)
+                try:
+                    await self._talk(socket, listener, address)
+                finally:
+                    # The listener may not answer the closing frame, and the server may be ending.
+                    with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                        await socket.aclose(1001, "the receiver ends")
+                    nursery.cancel_scope.cancel()
+        except* (ConnectionClosed, HandshakeError, trio.BrokenResourceError):
+            pass  # it has left
+        except* (trio.ClosedResourceError, trio.TooSlowError):
+            pass  # it has ended, or answers no ping
+        finally:
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await stream.aclose()
+
+    async def _talk(
+        self, socket: "WebSocketConnection", listener: _Listener, address: str | None
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear, socket, nursery.cancel_scope)
+            nursery.start_soon(_ping, socket)
+            await self._tell(socket, listener, address)
+
+    async def _hear(self, socket: "WebSocketConnection", scope: trio.CancelScope) -> None:
+        """End the conversation when the listener says something: it has nothing to say.
+
+        Whoever sends frames without end would take the time that deliveries need.
+        """
+        await socket.get_message()
+        await _close(socket, 1008, "this feed takes no messages")
+        scope.cancel()
+
+    # -- what one listener gets --------------------------------------------------------------
+
+    async def _tell(
+        self, socket: "WebSocketConnection", listener: _Listener, address: str | None
+    ) -> None:
+        hello = {"newest": self._position, "version": self._version}
+        await _send(socket, [self._message(listener, "hello", hello)])
+        try:
+            await self._go_on_telling(socket, listener, address)
+        except (NotRunningError, StoreUnavailableError):
+            # The listener comes again with its position, and misses nothing.
+            await _close(socket, 1012, "the store cannot be read at present")
+
+    async def _go_on_telling(
+        self, socket: "WebSocketConnection", listener: _Listener, address: str | None
+    ) -> None:
+        while True:
+            more = await self._tell_deliveries(socket, listener, address)
+            changes = listener.take()
+            if listener.dropped:
+                told = self._message(listener, "lagged", {"dropped": listener.dropped})
+                listener.dropped = 0
+                changes.insert(0, told)
+            # A change of an event that is not sent yet is left out: the event is sent as it is.
+            changes = [each for each in changes if _sequence(each) <= listener.position]
+            if changes:
+                await _send(socket, [{**each, "seq": listener.position} for each in changes])
+            if more:
+                continue
+            with trio.move_on_after(HEARTBEAT_SECONDS) as scope:
+                await listener.flag.wait()
+            if scope.cancelled_caught:
+                await _send(socket, [self._message(listener, "heartbeat", {})])
+
+    async def _tell_deliveries(
+        self, socket: "WebSocketConnection", listener: _Listener, address: str | None
+    ) -> bool:
+        """Send the next deliveries after its position; return whether there may be more."""
+        if listener.position >= self._position:
+            return False
+        if "delivery" not in listener.query.kinds:
+            listener.position = self._position
+            return False
+        records = await self._next_of(listener)
+        reached = self._position if len(records) < PAGE else records[-1].sequence
+        messages = []
+        for record in records:
+            listener.position = record.sequence
+            if listener.query.wants(record, listener.tenant_id):
+                self._watch(record)
+                event = await self._event(record, listener.query, address)
+                told = {"seq": record.sequence, "kind": "delivery", "at": record.received_at}
+                messages.append({**told, "event": event})
+                # Bodies are sent one by one: two hundred of a megabyte would be held together.
+                if listener.query.body or listener.query.relay:
+                    await _send(socket, messages)
+                    messages = []
+        await _send(socket, messages)
+        listener.position = max(listener.position, reached)
+        return listener.position < self._position
+
+    async def _next_of(self, listener: _Listener) -> Sequence[DeliveryRecord]:
+        query = listener.query
+        exact = query.types[0] if len(query.types) == 1 and "*" not in query.types[0] else None
+        inbox = self._inbox
+        find = partial(
+            inbox.find,
+            type=exact,
+            state=query.state,
+            tenant_id=listener.tenant_id,
+            before_sequence=self._position + 1,
+        )
+        if query.most is None:
+            return await find(after_sequence=listener.position, oldest_first=True, limit=PAGE)
+        # The newest ones, as many as fit into the time since the last look.
+        most = max(1, int(query.most * BUSY_SECONDS))
+        newest = await find(after_sequence=listener.position, oldest_first=False, limit=most)
+        if len(newest) == most and newest[-1].sequence > listener.position + 1:
+            listener.dropped += newest[-1].sequence - listener.position - 1
+        return newest[::-1]
+
+    async def _event(
+        self, record: DeliveryRecord, query: FeedQuery, address: str | None
+    ) -> dict[str, Any]:
+        event = listed(record)
+        if query.body or query.relay:
+            whole = await self._inbox.get(record.key)
+            event |= body_fields(None if whole is None else whole.raw)
+            if query.relay and whole is not None:
+                event["headers"] = await self._source.sign(whole, address)
+        return event
+
+    def _message(self, listener: _Listener, kind: str, told: Mapping[str, Any]) -> dict[str, Any]:
+        return {"seq": listener.position, "kind": kind, "at": self._clock(), **told}
+
+    # -- looking -----------------------------------------------------------------------------
+
+    @property
+    def _inbox(self) -> Inbox:
+        return self._observed.stores()[0]
+
+    async def _begin(self) -> None:
+        """Read the present state, from which changes are told."""
+        newest = await self._inbox.find(limit=PAGE)
+        lowest = newest[-1].sequence - 1 if newest else 0
+        self._position = without_holes(lowest, newest[::-1], self._clock())
+        self._watched.clear()
+        for state in DeliveryState:
+            if state is not DeliveryState.DONE:
+                for record in (await self._inbox.find(state=state, limit=PAGE))[::-1]:
+                    self._watch(record)
+        self._rejected = self._source.rejected.total
+        self._transition = None
+        await self._look_at_tenants()
+
+    async def run(self) -> None:
+        """Look at the store while somebody listens, until cancelled."""
+        activity = -1
+        looked_at = 0.0
+        while True:
+            if not self._listeners:
+                await self._wanted.wait()
+            await trio.sleep(BUSY_SECONDS)
+            now = trio.current_time()
+            before, activity = activity, self._source.activity
+            if activity == before and now < looked_at + QUIET_SECONDS:
+                continue
+            looked_at = now
+            try:
+                await self._look()
+            except (NotRunningError, StoreUnavailableError):
+                await trio.sleep(QUIET_SECONDS)
+
+    async def _look(self) -> None:
+        reached = await self._reach()
+        if reached > self._position:
+            self._position = reached
+            for listener in self._listeners:
+                listener.flag.up()
+        for record in await self._changed():
+            message = {"kind": "changed", "at": self._clock(), "event": listed(record)}
+            for listener in self._listeners:
+                if "changed" in listener.query.kinds and listener.query.wants(
+                    record, listener.tenant_id
+                ):
+                    listener.offer(message)
+        self._look_at_rejected()
+        await self._look_at_tenants()
+
+    async def _reach(self) -> int:
+        """Return the sequence up to which nothing can appear any more."""
+        inbox = self._inbox
+        if inbox.in_order:
+            newest = await inbox.find(limit=1)
+            return newest[0].sequence if newest else self._position
+        position = self._position
+        while True:
+            page = await inbox.find(after_sequence=position, oldest_first=True, limit=PAGE)
+            reached = without_holes(position, page, self._clock())
+            if reached == position or len(page) < PAGE:
+                return reached
+            position = reached
+
+    def _watch(self, record: DeliveryRecord) -> None:
+        if record.state is DeliveryState.DONE:
+            self._watched.pop(record.sequence, None)
+            return
+        self._watched[record.sequence] = _progress(record)
+        if len(self._watched) > WATCHED:
+            # The oldest one: those that wait longest change least.
+            del self._watched[next(iter(self._watched))]
+
+    async def _changed(self) -> list[DeliveryRecord]:
+        """Return the events among the watched ones that have changed since the last look."""
+        sequences = sorted(self._watched)
+        chosen, others = sequences[-LOOKED_AT:], sequences[:-LOOKED_AT]
+        if others:
+            self._turn = (self._turn + LOOKED_AT) % len(others)
+            chosen = sorted({*others[self._turn : self._turn + LOOKED_AT], *chosen})
+        changed = []
+        for first, last in clusters(chosen):
+            found = await self._inbox.find(
+                after_sequence=first - 1,
+                before_sequence=last + 1,
+                oldest_first=True,
+                limit=last - first + 1,
+            )
+            for record in found:
+                known = self._watched.get(record.sequence)
+                if known is not None and known != _progress(record):
+                    changed.append(record)
+                    self._watch(record)
+        return changed
+
+    def _look_at_rejected(self) -> None:
+        ring = self._source.rejected
+        fresh, self._rejected = ring.total - self._rejected, ring.total
+        if not fresh:
+            return
+        for row in reversed(ring.newest(cause=None, before=None, limit=min(fresh, PAGE))):
+            message = {"kind": "rejected", "at": row["at"], "rejection": row}
+            for listener in self._listeners:
+                # A rejected request is nobody's: who listens for one tenant must not see others.
+                if "rejected" in listener.query.kinds and listener.tenant_id is None:
+                    listener.offer(message)
+
+    async def _look_at_tenants(self) -> None:
+        try:
+            service = self._source.tenants()
+        except MissingPartError:
+            return
+        if self._transition is None:
+            self._transition = await service.newest_transition()
+        for row in await service.transitions(after=self._transition, limit=PAGE):
+            self._transition = row.sequence
+            told = {name: getattr(row, name) for name in _TRANSITION_FIELDS}
+            message = {"kind": "tenant", "at": row.occurred_at, "transition": told}
+            for listener in self._listeners:
+                if "tenant" in listener.query.kinds and listener.tenant_id in (None, row.tenant_id):
+                    listener.offer(message)
+
+
+_TRANSITION_FIELDS = (
+    "sequence",
+    "delivery_id",
+    "tenant_id",
+    "tenant_identifier",
+    "tenant_name",
+    "transition",
+    "previous_status",
+    "new_status",
+    "reason",
+    "actor",
+    "occurred_at",
+)
+
+
+def _sequence(message: Mapping[str, Any]) -> int:
+    return message["event"]["sequence"] if message["kind"] == "changed" else 0
+
+
+async def _send(socket: "WebSocketConnection", messages: Sequence[Mapping[str, Any]]) -> None:
+    """Send messages in one frame, a line each; nothing without any."""
+    if messages:
+        await socket.send_message(b"\n".join(map(msgspec.json.encode, messages)).decode())
+
+
+async def _close(socket: "WebSocketConnection", code: int, reason: str) -> None:
+    with trio.move_on_after(CLOSE_SECONDS):
+        await socket.aclose(code, reason)
+
+
+async def _ping(socket: "WebSocketConnection") -> None:
+    """Raise TooSlowError when a listener does not answer a ping in time."""
+    while True:
+        await trio.sleep(HEARTBEAT_SECONDS)
+        with trio.fail_after(PONG_SECONDS):
+            await socket.ping()
