@@ -162,10 +162,20 @@ class Inbox(Protocol):
         """
         ...
 
+    async def take_over(self, owner: str, *, heir: str, now: float) -> int:
+        """Take away the leases of ``owner``, known to be dead, and return how many.
+
+        Runs that were cut short are counted and put back as :meth:`recover` does, with a lease of
+        ``heir``: its :meth:`take_suspects` finds them, and until the lease ends nobody else does.
+        What had not begun to run is free at once. An owner that holds nothing is no error.
+        """
+        ...
+
     async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
         """Lease up to ``limit`` queued, ``received`` deliveries with ``process_ends``, by age.
 
-        They are those of :meth:`take_due` that ran when a process ended.
+        They are those of :meth:`take_due` that ran when a process ended, and those that
+        :meth:`take_over` has left to this owner.
         """
         ...
 

@@ -188,6 +188,36 @@ async def test_recovery_hands_crashed_runs_to_our_own_workers(stores: Stores) ->
     assert (await inbox.get("started")).state is received  # type: ignore[union-attr] # it exists
 
 
+async def test_the_runs_of_one_dead_owner_are_left_to_its_heir(stores: Stores) -> None:
+    dead, alive = await stores.open("dead"), await stores.open("alive")
+    await dead.accept(delivery("queued"), leased=True)
+    await dead.accept(delivery("started"), leased=True)
+    await dead.start("started", now=1001)
+    await alive.accept(delivery("of another"), leased=True)
+    assert await alive.take_over("dead", heir="heir", now=1002) == 2
+    assert await alive.take_over("dead", heir="heir", now=1002) == 0
+    free = (await alive.take_due(limit=9, now=1002)).records
+    assert [record.webhook_id for record in free] == ["queued"], "a run that ended it is the heir's"
+    heir = await stores.open("heir")
+    (suspect,) = await heir.take_suspects(limit=9, now=1003)
+    told = (suspect.webhook_id, suspect.state, suspect.attempts, suspect.process_ends)
+    assert told == ("started", DeliveryState.RECEIVED, 1, 1)
+    await dead.finish("started", Dead("late"), now=1003)
+    assert (await heir.get("started")).state is DeliveryState.RECEIVED  # type: ignore[union-attr] # it exists
+
+
+async def test_a_run_whose_heir_never_comes_is_taken_when_the_lease_has_ended(
+    stores: Stores,
+) -> None:
+    dead, alive = await stores.open("dead"), await stores.open("alive")
+    await dead.claim(delivery("only"))
+    assert await alive.take_over("dead", heir="never", now=1002) == 1
+    assert not (await alive.take_due(limit=9, now=1003)).records
+    assert not await alive.take_suspects(limit=9, now=1003)
+    (record,) = (await alive.take_due(limit=9, now=1003 + 75)).records
+    assert (record.webhook_id, record.process_ends, record.ran_alone) == ("only", 1, True)
+
+
 async def test_a_run_that_is_begun_without_waiting_counts_before_what_follows(
     stores: Stores,
 ) -> None:
@@ -356,6 +386,7 @@ CALLS: dict[str, Callable[[Inbox], Awaitable[Any]]] = {
     "release": lambda inbox: inbox.release(["leased"]),
     "take_due": lambda inbox: inbox.take_due(limit=5, now=1001),
     "recover": lambda inbox: inbox.recover(),
+    "take_over": lambda inbox: inbox.take_over("nobody", heir="heir", now=1001),
     "renew": lambda inbox: inbox.renew(now=1001),
     "replay": lambda inbox: inbox.replay(["dead"]),
     "get": lambda inbox: inbox.get("leased"),

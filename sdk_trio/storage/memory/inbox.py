@@ -536,7 +536,7 @@ class MemoryInbox(MemoryBackend):
         found = [
             row
             for _, row in sorted(rows.unfinished.items())
-            if row.process_ends and row.queued and row.owner is None
+            if row.process_ends and row.queued and row.owner in (None, self._terms.owner)
             if row.state is DeliveryState.RECEIVED and rows.is_first_in_line(row)
         ]
         for row in found[:limit]:
@@ -584,6 +584,18 @@ class MemoryInbox(MemoryBackend):
         for row in taken:
             if row.state is DeliveryState.RUNNING:
                 self._cut_short(row, sole=len(taken) == 1)
+            else:
+                self._write(row, row.state)
+        return len(taken)
+
+    async def take_over(self, owner: str, *, heir: str, now: float) -> int:
+        """See :meth:`Inbox.take_over`."""
+        await self._begin()
+        taken = [row for row in self._rows.unfinished.values() if row.owner == owner]
+        for row in taken:
+            if row.state is DeliveryState.RUNNING:
+                self._cut_short(row, sole=len(taken) == 1)
+                row.owner, row.until = heir, now + self._terms.lease_seconds
             else:
                 self._write(row, row.state)
         return len(taken)

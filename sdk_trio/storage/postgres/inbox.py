@@ -231,6 +231,11 @@ class PostgresInbox:
         terms = self._terms
         return await self._commits.submit(lambda c: leases.recover(c, terms))
 
+    async def take_over(self, owner: str, *, heir: str, now: float) -> int:
+        """See :meth:`Inbox.take_over`."""
+        terms = self._terms
+        return await self._commits.submit(lambda c: leases.take_over(c, terms, owner, heir, now))
+
     async def renew(self, *, now: float) -> None:
         """See :meth:`Inbox.renew`."""
         terms = self._terms

@@ -43,7 +43,8 @@ lease_owner IS NOT NULL AND lease_owner <> %(owner)s
 _EXPIRED = _TAKE.format(which=f"queued AND {UNFINISHED} AND {_HAS_EXPIRED}")
 
 _SUSPECTS = _TAKE.format(
-    which="process_ends > 0 AND state = 'received' AND queued AND lease_owner IS NULL"
+    which="process_ends > 0 AND state = 'received' AND queued "
+    "AND (lease_owner IS NULL OR lease_owner = %(owner)s)"
 )
 
 _NEXT_DUE = """
@@ -71,6 +72,15 @@ SELECT sequence, state FROM work
 WHERE {UNFINISHED} AND lease_owner IS NOT NULL AND lease_owner <> %(owner)s
     AND (NOT %(shared)s OR ({_HAS_EXPIRED}))
 FOR UPDATE SKIP LOCKED
+"""
+
+_HELD_BY = f"""
+SELECT sequence, state FROM work WHERE {UNFINISHED} AND lease_owner = %s FOR UPDATE
+"""
+
+_LEAVE = f"""
+UPDATE work SET lease_owner = %(heir)s, lease_until = {CLOCK} + %(seconds)s
+WHERE sequence = ANY(%(sequences)s::bigint[])
 """
 
 _FREE = """
@@ -167,6 +177,19 @@ def recover(connection: StoreConnection, terms: SharedTerms) -> int:
     # that (ADR 23).
     _cut_short(connection, terms, sequences, sole=len(held) == 1)
     connection.write(_FREE, (sequences,))
+    return len(held)
+
+
+def take_over(
+    connection: StoreConnection, terms: SharedTerms, owner: str, heir: str, now: float
+) -> int:
+    """Take away the leases of ``owner``; its runs are left to ``heir``. Return how many."""
+    held = connection.execute(_HELD_BY, (owner,)).fetchall()
+    running = [sequence for sequence, state in held if state == "running"]
+    # Before the lease goes: the end of the run is computed from it.
+    _cut_short(connection, terms, running, sole=len(held) == 1)
+    connection.write(_FREE, ([sequence for sequence, state in held if state != "running"],))
+    connection.write(_LEAVE, terms.values(now, heir=heir, sequences=running))
     return len(held)
 
 

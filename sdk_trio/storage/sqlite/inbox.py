@@ -354,6 +354,11 @@ class SqliteInbox:
         terms = self._terms
         return await self._committer.submit(lambda c: leaser.recover(c, terms))
 
+    async def take_over(self, owner: str, *, heir: str, now: float) -> int:
+        """See :meth:`Inbox.take_over`."""
+        terms = self._terms
+        return await self._committer.submit(lambda c: leaser.take_over(c, terms, owner, heir, now))
+
     async def renew(self, *, now: float) -> None:
         """See :meth:`Inbox.renew`."""
         terms = self._terms

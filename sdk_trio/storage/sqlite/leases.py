@@ -49,8 +49,8 @@ ORDER BY sequence LIMIT :limit
 
 _SUSPECTS = f"""
 SELECT sequence FROM open AS this INDEXED BY open_suspect
-WHERE process_ends > 0 AND state = 'received' AND queued = 1 AND lease_owner IS NULL
-    AND {_FIRST_IN_LINE}
+WHERE process_ends > 0 AND state = 'received' AND queued = 1
+    AND (lease_owner IS NULL OR lease_owner = :owner) AND {_FIRST_IN_LINE}
 ORDER BY sequence LIMIT :limit
 """
 
@@ -91,6 +91,13 @@ _HELD = f"SELECT sequence, state FROM open INDEXED BY open_due WHERE {_OF_OTHERS
 _RECOVER = f"""
 UPDATE open INDEXED BY open_due SET lease_owner = NULL, lease_until = NULL WHERE {_OF_OTHERS}
 """
+
+_HELD_BY = f"""
+SELECT sequence, state FROM open INDEXED BY open_due
+WHERE {UNFINISHED} AND queued IN (0, 1) AND lease_owner = ?
+"""
+
+_LEAVE = "UPDATE open SET lease_owner = ?, lease_until = ? WHERE sequence = ?"
 
 # The end of the run is taken from the last renewal of its lease, the last sign of life.
 _RECORD_END = """
@@ -147,7 +154,8 @@ def take_suspects(
 ) -> list[DeliveryRecord]:
     """Lease deliveries that ran when a process ended, oldest arrival first."""
     arrivals.settle(connection)
-    found = [sequence for (sequence,) in connection.execute(_SUSPECTS, {"limit": limit})]
+    bindings = {"limit": limit, "owner": terms.owner}
+    found = [sequence for (sequence,) in connection.execute(_SUSPECTS, bindings)]
     until = now + terms.lease_seconds
     return [_lease(connection, sequence, terms.owner, until) for sequence in found]
 
@@ -221,6 +229,23 @@ def recover(connection: apsw.Connection, terms: LeaseTerms) -> int:
             # to prove that (ADR 23).
             _cut_short(connection, terms, sequence, sole=len(held) == 1)
     connection.execute(_RECOVER, bindings)
+    return len(held)
+
+
+def take_over(
+    connection: apsw.Connection, terms: LeaseTerms, owner: str, heir: str, now: float
+) -> int:
+    """Take away the leases of ``owner``; its runs are left to ``heir``. Return how many."""
+    arrivals.settle(connection)
+    held: list[Any] = connection.execute(_HELD_BY, (owner,)).fetchall()
+    until = now + terms.lease_seconds
+    for sequence, state in held:
+        if state == "running":
+            # Before the lease goes: the end of the run is computed from it.
+            _cut_short(connection, terms, sequence, sole=len(held) == 1)
+            connection.execute(_LEAVE, (heir, until, sequence))
+        else:
+            connection.execute(_LEAVE, (None, None, sequence))
     return len(held)
 
 
