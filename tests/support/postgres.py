@@ -48,6 +48,7 @@ _SETTINGS = {
     "shared_buffers": "32MB",
     "max_connections": "100",
     "autovacuum_naptime": "5s",
+    "shared_preload_libraries": "pg_stat_statements",
 }
 
 
@@ -95,8 +96,8 @@ class PostgresServer:
         )
         assert finished.returncode == 0, f"{program}: {finished.stdout}{finished.stderr}"
 
-    def start(self) -> None:
-        settings = {**_SETTINGS, "unix_socket_directories": self.directory}
+    def start(self, **further: str) -> None:
+        settings = {**_SETTINGS, "unix_socket_directories": self.directory, **further}
         options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
         log = str(self.directory / "log")
         self._run("pg_ctl", "start", "-w", "-D", str(self.data), "-l", log, "-o", options)

@@ -7,7 +7,7 @@ transaction sets what it needs, and no statement is prepared.
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from psycopg.types.string import StrDumper, TextLoader
 
 from ...base.logs import get_logger
 from ...errors import OptionsValidationError, Problem, StoreUnavailableError, StoreVersionError
-from .schema import plan_postgres_migration
+from .schema import CONCURRENTLY, SchemaStep, plan_postgres_migration
 
 #: The oldest server that has everything the statements use, and that its makers still mended when
 #: this was written.
@@ -28,6 +28,12 @@ OLDEST_SERVER = 130_000
 
 #: Time for a statement, in seconds: a lock or a listing that takes longer is given up.
 STATEMENT_SECONDS = 60
+
+#: Time for which a step of a migration waits for a lock before it lets others pass, in seconds.
+LOCK_SECONDS = 2.0
+
+#: Time after which a start gives up a migration that gets no lock, in seconds.
+MIGRATION_SECONDS = 600.0
 
 # The time that a dial may last, and the time without an answer after which a connection counts as
 # dead. A sender gives up after 10 s, so a server that vanished has to be noticed before.
@@ -229,14 +235,35 @@ class PostgresAddress:
 
         Raises:
             StoreVersionError: the schema is newer, or another program's.
+            StoreUnavailableError: others have held its tables for :data:`MIGRATION_SECONDS`.
         """
         place = f"the schema {self.schema} of the database {self.place}"
+        deadline = time.monotonic() + MIGRATION_SECONDS
         # Most starts find the schema as it is, and must not wait for anybody.
+        while steps := self._steps(connection, place):
+            (step, *_) = steps
+            if step.before is not None:
+                told = {"schema": self.schema, "before": step.before, "after": step.version}
+                _log.info("store.migrating", **told)
+            if step.online:
+                self._make_indexes(connection, step.statements)
+            try:
+                self._take(connection, step, place)
+            except psycopg.errors.LockNotAvailable as error:
+                if time.monotonic() > deadline:
+                    raise self.describe(error) from error
+                time.sleep(1.0)
+
+    def _steps(self, connection: StoreConnection, place: str) -> Sequence[SchemaStep]:
         with self.transaction(connection):
-            if not self.plan(connection, place):
-                return
+            return self.plan(connection, place)
+
+    def _take(self, connection: StoreConnection, step: SchemaStep, place: str) -> None:
         with self.transaction(connection):
             connection.execute("SET LOCAL statement_timeout TO 0")
+            # Whoever waits for the lock of a table keeps all behind it waiting as well, so that a
+            # long reader would stop every delivery.
+            connection.execute(f"SET LOCAL lock_timeout TO {LOCK_SECONDS * 1000:.0f}")
             name = f"sdk_trio.{self.schema}"
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
             schema = sql.Identifier(self.schema)
@@ -246,11 +273,29 @@ class PostgresAddress:
             # Asked first: a user who may only use the schema may not even ask for it to be created.
             if found.fetchone() is None:
                 connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
-            for statement in self.plan(connection, place):
-                connection.execute(statement)
+            # Not if another host has taken it while this one waited.
+            if step in self.plan(connection, place):
+                for statement in () if step.online else step.statements:
+                    connection.execute(statement)
+                connection.execute("UPDATE store SET version = %s", (step.version,))
 
-    def plan(self, connection: StoreConnection, place: str) -> Sequence[str]:
-        """Return the statements that bring the schema up to date; see ``plan_postgres_migration``.
+    def _make_indexes(self, connection: StoreConnection, statements: Sequence[str]) -> None:
+        """Make indexes beside those who write, or wait for another host that makes them."""
+        # Outside of a transaction, so behind a pooler no setting holds from one to the next.
+        schema = sql.Identifier(self.schema).as_string(connection)
+        if not connection.pooled:
+            connection.execute("SET statement_timeout TO 0")
+        for statement in statements:
+            name = f"{schema}.{statement.removeprefix(CONCURRENTLY).split()[0]}"
+            qualified = statement.replace(" ON ", f" ON {schema}.", 1)
+            while not _is_made(connection, name):
+                with suppress(psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation):
+                    connection.execute(qualified)
+        if not connection.pooled:
+            connection.execute(f"SET statement_timeout TO '{STATEMENT_SECONDS}s'")
+
+    def plan(self, connection: StoreConnection, place: str) -> Sequence[SchemaStep]:
+        """Return the steps that bring the schema up to date; see ``plan_postgres_migration``.
 
         Raises:
             StoreVersionError: the schema is newer, or another program's, or being filled.
@@ -268,6 +313,24 @@ class PostgresAddress:
             return None
         (version,) = connection.execute("SELECT version FROM store").fetchone() or (0,)
         return int(version)
+
+
+_INDEX = """
+SELECT indisvalid, EXISTS (
+    SELECT 1 FROM pg_stat_progress_create_index WHERE index_relid = indexrelid)
+FROM pg_index WHERE indexrelid = to_regclass(%s)
+"""
+
+
+def _is_made(connection: StoreConnection, name: str) -> bool:
+    """Wait while another host makes the index; remove one that its maker has left half-made."""
+    while True:
+        valid, being_made = connection.execute(_INDEX, (name,)).fetchone() or (None, False)
+        if not being_made:
+            if valid is False:
+                connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
+            return bool(valid)
+        time.sleep(0.2)
 
 
 def _note_warning(connection: StoreConnection, notice: psycopg.errors.Diagnostic) -> None:

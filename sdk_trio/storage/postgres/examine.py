@@ -9,7 +9,7 @@ import psycopg
 from ...errors import StoreVersionError
 from ..examine import CheckResult, StoreStatus
 from .connect import PostgresAddress, StoreConnection
-from .schema import VERSION
+from .schema import VERSION, SchemaStep
 from .writes import lane
 
 _SERVER = """
@@ -115,7 +115,7 @@ def postgres_status(address: PostgresAddress) -> StoreStatus:
     with _looking(address) as connection:
         try:
             place = f"the schema {address.schema} of {address.place}"
-            plan: Sequence[str] = address.plan(connection, place)
+            plan: Sequence[SchemaStep] = address.plan(connection, place)
             refusal = None
         except StoreVersionError as error:
             plan, refusal = (), str(error)
@@ -126,7 +126,7 @@ def postgres_status(address: PostgresAddress) -> StoreStatus:
         engine=f"PostgreSQL {found.server}",
         version=found.version,
         known_version=VERSION,
-        statements=len(plan),
+        statements=sum(len(step.statements) for step in plan),
         refusal=refusal,
         size=sum(found.sizes.values()),
         rows=found.rows,

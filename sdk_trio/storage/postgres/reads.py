@@ -128,6 +128,30 @@ def evidence(connection: StoreConnection, key: str) -> Sequence[EvidenceRecord]:
     return [EvidenceRecord(*row) for row in connection.execute(_EVIDENCE, (key,))]
 
 
+#: The most by which the clocks of two hosts are expected to differ, in seconds. A listing by time
+#: looks at the sequences between two arrivals that lie further outside than this, and so not at all
+#: that has ever come; a host whose clock is off by more may be missing from it.
+_SKEW_SECONDS = 3600.0
+
+# The numbers of what is in one state come from the table that holds this state alone. Type and
+# subject have indexes of their hashes.
+_CONDITIONS = {
+    "type": "hashtextextended(type, 0) = hashtextextended(%(type)s, 0) AND type = %(type)s",
+    "subject": "hashtextextended(subject, 0) = hashtextextended(%(subject)s, 0) "
+    "AND subject = %(subject)s",
+    "since": "received_at >= %(since)s AND sequence > coalesce((SELECT sequence FROM arrival "
+    f"WHERE received_at < %(since)s - {_SKEW_SECONDS} ORDER BY received_at DESC LIMIT 1), 0)",
+    "until": "received_at < %(until)s AND sequence < coalesce((SELECT sequence FROM arrival "
+    f"WHERE received_at > %(until)s + {_SKEW_SECONDS} ORDER BY received_at LIMIT 1), {2**62})",
+    "after": "sequence > %(after)s",
+    "before": "sequence < %(before)s",
+    "tenant": "tenant_id = %(tenant)s",
+    "state": "sequence IN (SELECT work.sequence FROM work WHERE work.state = %(state)s)",
+}
+
+_IS_DONE = "EXISTS (SELECT 1 FROM ended WHERE ended.sequence = delivery.sequence)"
+
+
 def find(
     connection: StoreConnection,
     *,
@@ -144,31 +168,32 @@ def find(
 ) -> Sequence[DeliveryRecord]:
     """List deliveries without bodies; see :meth:`Inbox.find`."""
     done = state is DeliveryState.DONE
-    choices = {
-        "type = %s": type,
-        "received_at >= %s": since,
-        "received_at < %s": until,
-        "sequence > %s": after_sequence,
-        "sequence < %s": before_sequence,
-        "subject = %s": subject,
-        "tenant_id = %s": tenant_id,
-        # The numbers of what is in one state come from the table that holds this state alone.
-        "EXISTS (SELECT 1 FROM ended WHERE ended.sequence = delivery.sequence) AND %s": done
-        or None,
-        "sequence IN (SELECT work.sequence FROM work WHERE work.state = %s)": None
-        if done
-        else state,
+    values = {
+        "type": type,
+        "since": since,
+        "until": until,
+        "after": after_sequence,
+        "before": before_sequence,
+        "subject": subject,
+        "tenant": tenant_id,
+        "state": state,
     }
-    given = {text: value for text, value in choices.items() if value is not None}
-    where = f"WHERE {' AND '.join(given)}" if given else ""
+    conditions = [
+        text
+        for name, text in _CONDITIONS.items()
+        if values[name] is not None and not (name == "state" and done)
+    ]
+    if done:
+        conditions.append(_IS_DONE)
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     if oldest_first is None:
         oldest_first = after_sequence is not None
     order = "ASC" if oldest_first else "DESC"
     statement = (
         f"SELECT {_RECORD.format(raw='NULL')} FROM delivery {where} "
-        f"ORDER BY sequence {order} LIMIT %s"
+        f"ORDER BY sequence {order} LIMIT %(limit)s"
     )
-    rows = connection.execute(statement, (*given.values(), limit))
+    rows = connection.execute(statement, {**values, "limit": limit})
     return [record_of_row(row) for row in rows]
 
 

@@ -8,6 +8,8 @@ and not as the history. The end of a delivery moves its state from ``work`` to `
 
 from collections.abc import Sequence
 
+import attrs
+
 from ...errors import StoreVersionError
 
 #: SQL of the states in which the runtime itself will still do something.
@@ -294,7 +296,22 @@ CREATE INDEX notification_finished ON notification (finished_at) WHERE finished_
 """,
 )
 
+# Listings look for these. Type and subject are found by their hashes, because both may be longer
+# than an index takes in. New entries of the first two come at the end of their index, or of one of
+# few places in it, so that they are cheap.
+_LISTED = (
+    "CREATE INDEX CONCURRENTLY arrival_at ON arrival (received_at)",
+    "CREATE INDEX CONCURRENTLY arrival_type ON arrival (hashtextextended(type, 0), sequence)",
+    "CREATE INDEX CONCURRENTLY arrival_subject ON arrival (hashtextextended(subject, 0), sequence) "
+    "WHERE subject IS NOT NULL",
+)
+
 #: Statements that lead from version N to N + 1; the table ``store`` counts those applied.
+#:
+#: Hosts of the version before go on working while a start of this one migrates, and until each of
+#: them is restarted: a step leaves what that version reads and writes. Its statements are one
+#: transaction, which waits for no lock for long. An index of a table that exists is made
+#: ``CONCURRENTLY``, in a step with nothing else.
 MIGRATIONS: Sequence[Sequence[str]] = (
     (
         _ARRIVAL,
@@ -314,14 +331,35 @@ MIGRATIONS: Sequence[Sequence[str]] = (
         _UPGRADE,
         *_NOTIFICATION,
     ),
+    _LISTED,
 )
 
 #: The version of the schema that this package reads and writes.
 VERSION = len(MIGRATIONS)
 
 
-def plan_postgres_migration(*, version: int | None, tables: int, place: str) -> Sequence[str]:
-    """Return the statements that bring a schema up to date; none if it is.
+#: The beginning of a statement that makes an index beside those who write.
+CONCURRENTLY = "CREATE INDEX CONCURRENTLY "
+
+
+@attrs.frozen
+class SchemaStep:
+    """Statements that lead from the version ``before`` (None: from nothing) to ``version``."""
+
+    before: int | None
+    version: int
+    statements: Sequence[str]
+
+    @property
+    def online(self) -> bool:
+        """Whether it only makes indexes, which take no lock that a delivery would wait for."""
+        return all(statement.startswith(CONCURRENTLY) for statement in self.statements)
+
+
+def plan_postgres_migration(
+    *, version: int | None, tables: int, place: str
+) -> Sequence[SchemaStep]:
+    """Return the steps that bring a schema up to date; none if it is.
 
     Args:
         version: the number in its table ``store``, below 0 while another store is moved into it;
@@ -348,15 +386,26 @@ def plan_postgres_migration(*, version: int | None, tables: int, place: str) -> 
             f"{VERSION}; install the version that wrote it, or restore a backup from before the "
             "upgrade"
         )
-    if version == VERSION:
-        return ()
-    first = (
-        (
-            "CREATE TABLE store (id integer PRIMARY KEY CHECK (id = 1), version integer NOT NULL)",
-            "INSERT INTO store VALUES (1, 0)",
+    if version is None:
+        # Nobody works on new tables, so all is one transaction.
+        made = [
+            statement.replace(CONCURRENTLY, "CREATE INDEX ")
+            for step in MIGRATIONS
+            for statement in step
+        ]
+        return (
+            SchemaStep(
+                None,
+                VERSION,
+                (
+                    "CREATE TABLE store "
+                    "(id integer PRIMARY KEY CHECK (id = 1), version integer NOT NULL)",
+                    f"INSERT INTO store VALUES (1, {VERSION})",
+                    *made,
+                ),
+            ),
         )
-        if version is None
-        else ()
-    )
-    steps = [statement for step in MIGRATIONS[version or 0 :] for statement in step]
-    return (*first, *steps, f"UPDATE store SET version = {VERSION}")
+    return [
+        SchemaStep(number, number + 1, step)
+        for number, step in enumerate(MIGRATIONS[version:], start=version)
+    ]

@@ -1,0 +1,124 @@
+"""The daily work of a store on PostgreSQL, and the blocks that each of its statements reads."""
+
+from typing import Any
+
+from sdk_trio.records.deliveries import (
+    Dead,
+    DeliveryState,
+    Done,
+    NewDelivery,
+    Parked,
+    Released,
+    Retry,
+)
+
+from .postgres import PostgresServer
+
+#: When the first finished delivery has arrived; one comes each second.
+BEGIN = 1_000_000.0
+
+# Type and tenant of one in a thousand are rare, and so is the subject of each.
+_FINISHED = """
+WITH numbers AS (
+    SELECT n, 'd' || md5(n::text) AS id, {begin} + n AS at
+    FROM generate_series({first}, {last}) AS n
+), arrived AS (
+    INSERT INTO sdk_trio.arrival
+        (delivery_key, webhook_id, signer, type, received_at, signed_at, subject, tenant_id, raw)
+    SELECT id, id, '', CASE WHEN n % 1000 = 7 THEN 'rare' ELSE 'order.paid' END, at, at::bigint,
+        'subject-' || n, CASE WHEN n % 1000 = 9 THEN 'tenant' END,
+        convert_to(repeat(md5(n::text), {words}), 'UTF8')
+    FROM numbers ORDER BY n RETURNING sequence, received_at
+)
+INSERT INTO sdk_trio.ended (sequence, queued, ordered, attempts, earlier_attempts, process_ends,
+    ran_alone, started_at, finished_at)
+SELECT sequence, true, false, 1, 0, 0, false, received_at, received_at FROM arrived
+"""
+
+
+def add_finished(
+    server: PostgresServer, database: str, first: int, last: int, words: int = 4
+) -> None:
+    """Add finished deliveries ``first`` to ``last``, with bodies of 32 bytes times ``words``."""
+    server.execute(
+        _FINISHED.format(first=first, last=last, begin=BEGIN, words=words).strip(), database
+    )
+    server.execute("VACUUM ANALYZE", database)
+
+
+async def work(inbox: Any, name: str, rounds: int, last: int) -> None:
+    """Do everything that receivers, workers, retention and people do, some times over.
+
+    ``last`` is the number of finished deliveries that :func:`add_finished` has added.
+    """
+    now = BEGIN + last + 1000.0
+    for number in range(rounds):
+        keys = [f"{name}-{number}-{each}" for each in range(8)]
+        for each, key in enumerate(keys):
+            told = NewDelivery(key, "order.paid", b"{}", 7, now, f"s{each % 3}", each % 2 == 0)
+            await inbox.accept(told, leased=False)
+        inline = NewDelivery(f"{name}-{number}-inline", "order.paid", b"{}", 7, now)
+        await inbox.claim(inline)
+        await inbox.finish(inline.key, Done(), now=now)
+        await inbox.accept(inline, leased=False)
+        parked = NewDelivery(f"{name}-{number}-parked", "order.paid", b"{}", 7, now)
+        await inbox.park(parked, "nobody takes it")
+        ends = (Done(), Retry(now + 5, "no"), Released(), Dead("never"), Parked("no handler"))
+        for each, record in enumerate((await inbox.take_due(limit=5, now=now)).records):
+            await inbox.start(record.key, now=now)
+            await inbox.finish(record.key, ends[each], now=now)
+        for record in (await inbox.take_due(limit=50, now=now + 9)).records:
+            await inbox.start(record.key, now=now)
+            await inbox.finish(record.key, Done(), now=now)
+        await inbox.replay(keys)
+        await inbox.take_suspects(limit=5, now=now)
+        await inbox.release(keys)
+        await inbox.renew(now=now)
+        await inbox.recover()
+        await inbox.reschedule(now=now)
+        await inbox.counts()
+        await inbox.oldest_waiting()
+        await inbox.changed_elsewhere()
+        await inbox.purge(now=now)
+        await look(inbox, keys, last)
+
+
+async def look(inbox: Any, keys: list[str], last: int) -> None:
+    """List and show as the console and the command line do."""
+    await inbox.get(keys[0])
+    await inbox.find_by_id(keys[1])
+    await inbox.known(keys)
+    await inbox.attempts(keys[2])
+    await inbox.evidence(keys[2])
+    await inbox.find(limit=20)
+    for state in DeliveryState:
+        await inbox.find(state=state, limit=20)
+    await inbox.find(type="rare", limit=20)
+    await inbox.find(type="none", limit=20)
+    await inbox.find(tenant_id="tenant", limit=20)
+    await inbox.find(tenant_id="none", limit=20)
+    await inbox.find(subject="subject-77", limit=20)
+    await inbox.find(subject="none", limit=20)
+    for at in (BEGIN + last - 10, BEGIN + 10):
+        await inbox.find(since=at, limit=20)
+        await inbox.find(until=at, limit=20)
+        await inbox.find(since=at, until=at + 5, limit=20)
+        await inbox.find(since=at, until=at + 5, type="rare", limit=20)
+    await inbox.find(after_sequence=last - 5, limit=20)
+    await inbox.find(before_sequence=last - 5, limit=20)
+    await inbox.find(type="rare", before_sequence=last - 5, limit=20)
+
+
+def forget_blocks(server: PostgresServer) -> None:
+    server.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
+    server.execute("SELECT pg_stat_statements_reset()")
+
+
+def blocks(server: PostgresServer, database: str) -> dict[str, float]:
+    """The blocks that each call of each statement has read, by its text."""
+    rows = server.execute(
+        "SELECT query, sum(shared_blks_hit + shared_blks_read)::float / sum(calls) "
+        f"FROM pg_stat_statements JOIN pg_database ON oid = dbid WHERE datname = '{database}' "
+        "AND query ~ '(arrival|work|ended|attempt|evidence|delivery|node)' GROUP BY query"
+    )
+    return {" ".join(query.split()): float(each) for query, each in rows}
