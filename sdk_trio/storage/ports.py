@@ -199,6 +199,14 @@ class Inbox(Protocol):
         """
         ...
 
+    async def repeat(self, keys: Sequence[str]) -> Sequence[str]:
+        """Put done deliveries back to ``received``, queued, each as its next generation.
+
+        Returns the keys that were put back; the others were in another state, or have no body.
+        Their effects are applied once more, also where those are guarded against a second time.
+        """
+        ...
+
     async def get(self, key: str) -> DeliveryRecord | None:
         """Return one delivery with its body, or None."""
         ...

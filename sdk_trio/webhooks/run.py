@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import msgspec
 import trio
-from msgspec.structs import replace
 
 from ..base.http import Deadline, Expiry
 from ..base.logs import Throttle, get_logger
@@ -34,7 +33,7 @@ from ..records.deliveries import (
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
-from .arrival import VerifiedDelivery
+from .arrival import VerifiedDelivery, resumed
 from .counters import Counters
 from .outcomes import (
     DeliveryRetries,
@@ -264,7 +263,7 @@ class DeliveryRunner:
                 if not admitted.same_body:
                     self.note_other_body(delivery)
                 if admitted.earlier:
-                    arrival = replace(arrival, earlier_attempts=admitted.earlier)
+                    arrival = resumed(arrival, admitted)
                 attempt += admitted.attempts
             outcome, failure = await self.run(
                 arrival, handler, tenant, attempt, self._inline, expiry
@@ -648,6 +647,7 @@ class DeliveryRunner:
             header_timestamp=delivery.timestamp,
             received_at=delivery.received_at,
             attempt=arrival.earlier_attempts + attempt,
+            generation=arrival.generation,
             catalog=self.handlers.catalog,
             on_drift=drifts.append,
             tenant=tenant,

@@ -490,6 +490,11 @@ class MemoryInbox(MemoryBackend):
             put_back.append(key)
         return put_back
 
+    async def repeat(self, keys: Sequence[str]) -> Sequence[str]:
+        """See :meth:`Inbox.repeat`; a done delivery has no body here, so none is put back."""
+        await self._begin()
+        return []
+
     # -- leases ----------------------------------------------------------------------------------
 
     async def release(self, keys: Sequence[str]) -> None:

@@ -194,6 +194,10 @@ class PostgresInbox:
         """See :meth:`Inbox.replay`."""
         return await self._commits.submit(lambda c: writes.replay(c, tuple(dict.fromkeys(keys))))
 
+    async def repeat(self, keys: Sequence[str]) -> Sequence[str]:
+        """See :meth:`Inbox.repeat`."""
+        return await self._commits.submit(lambda c: writes.repeat(c, tuple(dict.fromkeys(keys))))
+
     # -- leases ----------------------------------------------------------------------------------
 
     async def release(self, keys: Sequence[str]) -> None:

@@ -328,6 +328,10 @@ class SqliteInbox:
         """See :meth:`Inbox.replay`."""
         return await self._committer.submit(lambda c: writer.replay(c, keys))
 
+    async def repeat(self, keys: Sequence[str]) -> Sequence[str]:
+        """See :meth:`Inbox.repeat`."""
+        return await self._committer.submit(lambda c: writer.repeat(c, keys))
+
     # -- leases ----------------------------------------------------------------------------------
 
     async def release(self, keys: Sequence[str]) -> None:

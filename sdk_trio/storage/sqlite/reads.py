@@ -17,7 +17,7 @@ COLUMNS = (
     "ordered, next_attempt_at, started_at, finished_at, last_error"
 )
 RAW = "(SELECT raw FROM body WHERE body.sequence = inbox.sequence)"
-LATER_COLUMNS = "tenant_id, process_ends, ran_alone, earlier_attempts, signer"
+LATER_COLUMNS = "tenant_id, process_ends, ran_alone, earlier_attempts, signer, generation"
 
 _GET = f"SELECT {COLUMNS}, {RAW}, {LATER_COLUMNS} FROM inbox WHERE sequence = ?"
 

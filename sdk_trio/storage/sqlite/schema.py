@@ -528,11 +528,19 @@ SELECT arrival.sequence AS sequence, delivery_key, signer,
     {_told_by("process_ends", fresh="0")},
     {_told_by("ran_alone", fresh="0")},
     {_told_by("earlier_attempts", fresh="0")},
-    open.next_attempt_at AS next_attempt_at, open.failed_at AS failed_at
+    open.next_attempt_at AS next_attempt_at, open.failed_at AS failed_at{{more}}
 FROM arrival
 LEFT JOIN open ON open.sequence = arrival.sequence
 LEFT JOIN outcome ON outcome.sequence = arrival.sequence
 """
+
+# generation: how often the delivery was put back after it had been done.
+_GENERATION = (
+    "ALTER TABLE open ADD COLUMN generation INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE outcome ADD COLUMN generation INTEGER NOT NULL DEFAULT 0",
+    "DROP VIEW inbox",
+    _WHOLE.format(more=f",\n    {_told_by('generation', fresh='0')}"),
+)
 
 #: Statements that lead from version N to N + 1; ``PRAGMA user_version`` counts those applied.
 MIGRATIONS: Sequence[Sequence[str]] = (
@@ -567,8 +575,9 @@ MIGRATIONS: Sequence[Sequence[str]] = (
         *_OPEN_INDEXES,
         *_TALLY,
         _FRESH,
-        _WHOLE,
+        _WHOLE.format(more=""),
     ),
+    _GENERATION,
 )
 
 #: The version since which ``arrival``, ``open`` and ``outcome`` hold the deliveries.
