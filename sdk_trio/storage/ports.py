@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         TenantStatus,
     )
     from ..records.upgrades import Assigned, StoredBody, UpgradeMarker
+    from .effects import Effects, T
 
 
 class Inbox(Protocol):
@@ -138,6 +139,26 @@ class Inbox(Protocol):
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """Record the outcome of a run and give up the lease. A failure leaves an attempt record."""
+        ...
+
+    async def conclude(self, key: str, effects: "Effects[T]", *, attempt: int, now: float) -> "T":
+        """Apply ``effects`` and record that a run ended well, in one transaction of the store.
+
+        ``effects`` runs in another thread, with the context variables of the caller, and may run
+        again after a rollback. If it raises, nothing has changed, and :meth:`finish` records what
+        follows. Cancelled, it is finished first; its result tells whether the event is done.
+
+        Args:
+            key: the delivery's.
+            effects: writes by the connection of its transaction, and does nothing else.
+            attempt: the number of the run, those before a replay included.
+            now: Unix seconds.
+
+        Raises:
+            EventTakenOverError: the run is not ours any more.
+            NotSupportedError: the store has no transactions.
+            Exception: whatever ``effects`` has raised.
+        """
         ...
 
     async def release(self, keys: Sequence[str]) -> None:
