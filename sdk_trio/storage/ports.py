@@ -329,6 +329,14 @@ class Inbox(Protocol):
         """Return the ids of tenants that deliveries or evidence name and that no tenant has."""
         ...
 
+    async def other_tables(self) -> Sequence[str]:
+        """Return the names of tables in the store's place that handlers have made there.
+
+        A store that has a place for itself alone has none. Nothing but a handler reads or changes
+        them, and a purge does not look into them.
+        """
+        ...
+
     async def erase(self, tenant_id: str) -> int:
         """Remove all deliveries of a tenant with bodies and attempts, whatever their state.
 

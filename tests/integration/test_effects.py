@@ -8,6 +8,7 @@ from typing import Any
 import apsw
 import pytest
 import trio
+from support.command_line import CommandLine
 from support.postgres import open_inbox, running_server
 
 from sdk_trio import (
@@ -25,6 +26,7 @@ from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.sqlite import effects as sqlite_effects
 from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION
 from sdk_trio.testing import AppUnderTest, running_app, settings_for_tests
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
@@ -478,3 +480,46 @@ async def test_a_conflict_is_run_again_and_commit_and_texts_are_as_anywhere_else
     assert len(tries) == 3
     assert place.applied == ["a\x1ab"]
     await inbox.close()
+
+
+# -- tables of the application in the store's file -----------------------------------------------
+
+
+def test_tables_of_handlers_outlive_migrations_checks_retention_and_purges(
+    command_line: CommandLine,
+) -> None:
+    command_line.data.mkdir(mode=0o700)
+    file = command_line.data / "inbox.db"
+    before = apsw.Connection(str(file))
+    for step in MIGRATIONS[:-1]:
+        for statement in step:
+            before.execute(statement)
+    before.execute("DROP TABLE inbox_before")  # as the move of its rows does
+    before.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    before.execute(f"PRAGMA user_version = {VERSION - 1}")
+    before.execute(f"{TABLE}; INSERT INTO app_effect VALUES ('kept')")
+    before.close()
+
+    async def keep_house() -> None:
+        inbox = await SqliteInbox.open(file, owner="one", **TERMS)
+        await inbox.accept(delivery(), leased=True)
+        await inbox.start("m1", now=1000)
+        await inbox.finish("m1", Done(), now=1001)
+        assert (await inbox.purge(now=1e9)).finished == 1
+        assert await inbox.wipe()
+        assert await inbox.other_tables() == ["app_effect"]
+        await inbox.close()
+
+    trio.run(keep_house)
+    for words in (("status",), ("check",)):
+        assert command_line("storage", *words).status == 0
+    tenants = ("--set", "Sdk:MultiTenant:Enabled=true")
+    for words in (("add", "acme", "--name", "Acme"), ("delete", "acme")):
+        assert command_line("tenant", *words, *tenants).status == 0
+    purged = command_line("tenant", "purge", "acme", "--now", "--yes", *tenants)
+    assert purged.status == 0, purged.err
+    assert "not looked into: app_effect" in purged.err
+    looked = apsw.Connection(str(file))
+    assert looked.pragma("user_version") == VERSION
+    assert list(looked.execute("SELECT * FROM app_effect")) == [("kept",)]
+    looked.close()

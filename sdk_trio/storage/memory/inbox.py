@@ -743,6 +743,11 @@ class MemoryInbox(MemoryBackend):
         named |= {kept.tenant_id for row in rows for kept in row.evidence}
         return [name for name in named if name and not self.tenants.has(name)]
 
+    async def other_tables(self) -> Sequence[str]:
+        """See :meth:`Inbox.other_tables`."""
+        await self._begin()
+        return []
+
     async def erase(self, tenant_id: str) -> int:
         """See :meth:`Inbox.erase`."""
         await self._begin()

@@ -535,6 +535,10 @@ class SqliteInbox:
         """See :meth:`Inbox.unowned`."""
         return await self._read(reader.unowned)
 
+    async def other_tables(self) -> Sequence[str]:
+        """See :meth:`Inbox.other_tables`."""
+        return await self._read(reader.other_tables)
+
     async def erase(self, tenant_id: str) -> int:
         """See :meth:`Inbox.erase`."""
         erased = after = 0

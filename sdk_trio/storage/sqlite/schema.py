@@ -16,6 +16,7 @@ rewritten (docs/adr/0046-arrivals-and-outcomes-are-appended.md):
 The view ``inbox`` puts them together again: a row for each delivery.
 """
 
+import re
 from collections.abc import Sequence
 
 from ...errors import StoreVersionError
@@ -585,6 +586,14 @@ DELIVERIES_MOVED = 8
 
 #: The version of the schema that this package reads and writes.
 VERSION = len(MIGRATIONS)
+
+#: The tables of all versions; any other one in the file is an application's.
+OWN_TABLES = frozenset(
+    name
+    for step in MIGRATIONS
+    for statement in step
+    for name in re.findall(r"^\s*CREATE TABLE (\w+)", statement)
+)
 
 
 def plan_migration(
