@@ -3,7 +3,7 @@
     python tests/effects.py [--engine sqlite|postgres] [--way WAY]... [--kills 200] [--seed 1]
         [--receivers N]
 
-Receivers work on one store whose leases last 0.3 s; every 0.05 to 0.3 s one of them is killed
+Receivers work on one store whose leases last a second; every 0.05 to 0.3 s one of them is killed
 (SIGKILL) and another one takes its place. Handlers take about 10 ms, and one of fifty takes longer
 than the lease. On PostgreSQL there are two of them, so runs that were taken over come back to an
 event that is somebody else's. On SQLite there is one, as its directory has one lock; of two
@@ -49,7 +49,7 @@ from sdk_trio.webhooks import WebhookReceiver
 
 WAYS = ("two-commits", "transaction", "finish", "marker")
 
-LEASE_SECONDS = 0.3
+LEASE_SECONDS = 1.0
 
 #: Events that are added for each kill.
 EVENTS_FOR_KILL = 20
@@ -158,6 +158,8 @@ async def work(place: Place, way: str) -> None:
             "Storage:Backend": "Memory" if place.engine == "sqlite" else "Postgres",
             "Webhooks:Secret": SECRET,
             "Webhooks:Queue:Workers": 4,
+            # Few events wait in a receiver's memory, where their short leases run out.
+            "Webhooks:Queue:Capacity": 8,
             # Every kill counts as an attempt of the events that ran.
             "Webhooks:Queue:MaxAttempts": 1000,
             "Webhooks:Queue:RetryBaseSeconds": 1,
