@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from .client.records import Record
     from .config import Secret, Settings, load_settings
     from .errors import (
+        EffectError,
+        EventTakenOverError,
         HandlerRegistrationError,
         IllegalTransitionError,
         InvalidTenantError,
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
     )
     from .net.transport import Transport
     from .runtime import BindError, Runtime, Started
+    from .storage.effects import Transaction
+    from .storage.markers import MARKERS_SCHEMA, first_time, forget_markers
     from .tenants import (
         EnvironmentVariable,
         KeyFile,
@@ -100,6 +104,11 @@ __all__ = [
     "RetryLater",
     "Services",
     "WebhookHandlerBase",
+    # effects exactly once
+    "MARKERS_SCHEMA",
+    "Transaction",
+    "first_time",
+    "forget_markers",
     # the client
     "BudgetPolicy",
     "CallOptions",
@@ -131,6 +140,8 @@ __all__ = [
     "WebhookReceiver",
     # errors
     "BindError",
+    "EffectError",
+    "EventTakenOverError",
     "HandlerRegistrationError",
     "IllegalTransitionError",
     "InvalidTenantError",
@@ -222,6 +233,7 @@ _HOMES = {
         ),
         "client.errors",
     ),
+    **dict.fromkeys(("MARKERS_SCHEMA", "first_time", "forget_markers"), "storage.markers"),
     **dict.fromkeys(("Secret", "Settings", "load_settings"), "config"),
     **dict.fromkeys(("HandlerRegistry", "WebhookHandlerBase"), "webhooks.registry"),
     **dict.fromkeys(("DrainReport", "WebhookReceiver"), "webhooks.receiver"),
@@ -229,6 +241,7 @@ _HOMES = {
     "BindError": "server.serve",
     "Check": "base.telemetry",
     "Services": "webhooks.services",
+    "Transaction": "storage.effects",
 }
 
 __getattr__: Callable[[str], Any] = importing(__name__, _HOMES)

@@ -15,6 +15,8 @@
     │   │   └── StoreLostError          its files were taken away or damaged: only a restart helps
     │   ├── StoreLockedError            another process uses the data directory
     │   └── StoreVersionError           the store was written by another version
+    ├── EffectError                     the effects of an event cannot be applied once as asked
+    │   └── EventTakenOverError         another process has the event by now: nothing was applied
     ├── TenantError                     base of what concerns tenants
     │   ├── TenantsDisabledError        MultiTenant:Enabled is false
     │   ├── InvalidTenantError          a slug, name, address or id that cannot be accepted
@@ -160,6 +162,14 @@ class StoreLockedError(StorageError):
 
 class StoreVersionError(StorageError):
     """The store's schema is newer than this version, or is no store of ours."""
+
+
+class EffectError(SdkError):
+    """The effects of an event cannot be applied once in the way that was asked for."""
+
+
+class EventTakenOverError(EffectError):
+    """Another process has taken the event over meanwhile, so nothing was applied here."""
 
 
 class TenantError(SdkError):

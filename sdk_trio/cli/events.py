@@ -241,6 +241,9 @@ def replay_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--type", metavar="T", help="with --state: only this event type")
     parser.add_argument("--tenant", metavar="T", help="with --state: only this tenant's")
     parser.add_argument("--since", metavar="T", help=f"with --state: only since: {MOMENT_HELP}")
+    parser.add_argument(
+        "--again", action="store_true", help="with ids: done events, too; their effects come again"
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be replayed")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_format(parser)
@@ -258,6 +261,8 @@ def replay(arguments: Namespace) -> int:
         raise UsageError(
             "--type, --tenant and --since choose among a --state; leave them out with ids"
         )
+    if arguments.again and not arguments.ids:
+        raise UsageError("--again is for events that are named by their ids")
     since = parse_since(arguments.since, now=time.time()) if arguments.since else None
     settings = load(arguments)
     candidates = trio.run(_candidates, settings, arguments, since)
@@ -269,7 +274,7 @@ def replay(arguments: Namespace) -> int:
         if not (sure or confirmed(_question(candidates))):
             say("nothing was replayed")
             return EXIT_FAILURE
-        replayed = trio.run(_put_back, settings, possible)
+        replayed = trio.run(_put_back, settings, possible, arguments.again)
     _print_replayed(candidates, replayed, arguments)
     # With --state nothing was named, so nothing can be missing.
     expected = {candidate.key for candidate in candidates} if arguments.ids else set()
@@ -291,17 +296,17 @@ async def _candidates(
     tenant_id = await tenant_id_of(settings, arguments.tenant)
     async with open_inbox(settings) as inbox:
         if arguments.ids:
-            return await find_named(inbox, arguments.ids)
+            return await find_named(inbox, arguments.ids, again=arguments.again)
         state = DeliveryState(arguments.state)
         return await find_chosen(
             inbox, state, type=arguments.type, since=since, tenant_id=tenant_id
         )
 
 
-async def _put_back(settings: Settings, ids: Sequence[str]) -> set[str]:
+async def _put_back(settings: Settings, ids: Sequence[str], again: bool) -> set[str]:
     progress = Progress("replayed", len(ids))
     async with open_inbox(settings) as inbox:
-        return await put_back(inbox, ids, progress.advance)
+        return await put_back(inbox, ids, progress.advance, again=again)
 
 
 def _print_replayed(

@@ -99,12 +99,17 @@ def purge_tenants(arguments: Namespace) -> int:
         if not confirmed(_question(candidates)):
             say("nothing was removed")
             return EXIT_FAILURE
-    rows, unreached = trio.run(_purge, settings, candidates, arguments)
+    rows, unreached, other_tables = trio.run(_purge, settings, candidates, arguments)
     print_rows(rows, COLUMNS, as_json=as_json)
     removed = sum(row["purged"] for row in rows)
     say(f"{removed} removed; backups elsewhere are not looked for" if rows else none)
     for left in unreached:
         say(f"not reached: {left}")
+    if rows and other_tables:
+        say(
+            f"not looked into: {', '.join(other_tables)} (tables that handlers have made in the "
+            "store); remove what they hold of the tenant"
+        )
     # A replica that we cannot reach is personal data that is left: a script has to notice.
     return 0 if removed == len(rows) and not unreached else EXIT_FAILURE
 
@@ -119,8 +124,8 @@ async def _candidates(settings: Settings, arguments: Namespace) -> Sequence[Purg
 
 async def _purge(
     settings: Settings, candidates: Sequence[PurgeCandidate], arguments: Namespace
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row for each candidate, and descriptions of the data that could not be reached."""
+) -> tuple[list[dict[str, Any]], list[str], Sequence[str]]:
+    """Return a row for each candidate, what could not be reached, and tables of the application."""
     actor = actor_of(arguments)
     rows = []
     unreached: list[str] = []
@@ -146,7 +151,9 @@ async def _purge(
             progress.advance()
         # Also without a candidate: an earlier purge may have been cut short before its wipe.
         left = await purger.wipe()
-    return rows, unreached if left is None else [*unreached, left]
+        if left is not None:
+            unreached.append(left)
+        return rows, unreached, await store.inbox.other_tables()
 
 
 def _row(

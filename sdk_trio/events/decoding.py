@@ -237,6 +237,7 @@ def decode_event(
     on_drift: Callable[[Drift], None] | None = None,
     tenant: Any = None,
     key: str | None = None,
+    generation: int = 0,
 ) -> Event[Any]:
     """Return the typed event; never raises for what a sender can send.
 
@@ -251,6 +252,7 @@ def decode_event(
         on_drift: called at most 32 times, once for each value that does not fit.
         tenant: whom the event belongs to, or None.
         key: what the delivery is known by; None: ``webhook_id``, as of the host's deliveries.
+        generation: how often it was put back after it had been done.
     """
     drifts = 0
 
@@ -287,6 +289,7 @@ def decode_event(
         tenant,
         envelope.api_version,
         key or webhook_id,
+        generation,
     )
 
 

@@ -103,6 +103,8 @@ class Event(Generic[DataT_co]):
     """The version of the sender's API that shaped ``data``; None when the document names none."""
     key: str = attrs.field(default=attrs.Factory(lambda self: self.webhook_id, takes_self=True))
     """The key of the delivery: who signed it and ``webhook_id``, in one text."""
+    generation: int = 0
+    """How often the delivery was put back after it had been done; a retry does not count."""
 
     @functools.cached_property
     def json(self) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class DeliveryRecord:
     means that the sender's redeliveries do. ``attempts`` counts the runs that were started since it
     arrived or was last put back, ``earlier_attempts`` those before. ``process_ends`` says in how
     many of them the process ended, ``ran_alone`` whether no other run was beside the last of these.
+    ``generation`` counts how often it was put back after it had been done.
     ``raw`` is None once the payload retention has passed, or where a listing leaves bodies out.
     ``signer`` is the tenant whose secret has verified it, "" for the host's, and None for what came
     before that was kept: it counts as the host's or as that of its own tenant, whoever sends it
@@ -100,6 +101,7 @@ class DeliveryRecord:
     ran_alone: bool = attrs.field(default=False, converter=bool)
     earlier_attempts: int = 0
     signer: str | None = None
+    generation: int = 0
 
     @property
     def key(self) -> str:
@@ -152,7 +154,8 @@ class Admission(enum.Enum):
 class Admitted(msgspec.Struct, frozen=True, gc=False):
     """Answer of ``accept`` and ``claim``.
 
-    ``attempts`` are the runs started before now, ``earlier`` those before it was put back.
+    ``attempts`` are the runs started before now, ``earlier`` those before it was put back, and
+    ``generation`` counts how often that was after it had been done.
     ``same_body`` is False when the key was known with other bytes: the first ones stay, and the
     others are kept beside them, see :meth:`Inbox.evidence`.
     """
@@ -161,6 +164,7 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
     attempts: int = 0
     same_body: bool = True
     earlier: int = 0
+    generation: int = 0
 
 
 @attrs.frozen

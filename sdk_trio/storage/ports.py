@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         TenantStatus,
     )
     from ..records.upgrades import Assigned, StoredBody, UpgradeMarker
+    from .effects import Effects, T
 
 
 class Inbox(Protocol):
@@ -140,6 +141,26 @@ class Inbox(Protocol):
         """Record the outcome of a run and give up the lease. A failure leaves an attempt record."""
         ...
 
+    async def conclude(self, key: str, effects: "Effects[T]", *, attempt: int, now: float) -> "T":
+        """Apply ``effects`` and record that a run ended well, in one transaction of the store.
+
+        ``effects`` runs in another thread, with the context variables of the caller, and may run
+        again after a rollback. If it raises, nothing has changed, and :meth:`finish` records what
+        follows. Cancelled, it is finished first; its result tells whether the event is done.
+
+        Args:
+            key: the delivery's.
+            effects: writes by the connection of its transaction, and does nothing else.
+            attempt: the number of the run, those before a replay included.
+            now: Unix seconds.
+
+        Raises:
+            EventTakenOverError: the run is not ours any more.
+            NotSupportedError: the store has no transactions.
+            Exception: whatever ``effects`` has raised.
+        """
+        ...
+
     async def release(self, keys: Sequence[str]) -> None:
         """Give up the leases of deliveries whose run was never started."""
         ...
@@ -196,6 +217,14 @@ class Inbox(Protocol):
 
         Returns the keys that were put back; the others were in another state, have no body, or are
         retrying and about to run.
+        """
+        ...
+
+    async def repeat(self, keys: Sequence[str]) -> Sequence[str]:
+        """Put done deliveries back to ``received``, queued, each as its next generation.
+
+        Returns the keys that were put back; the others were in another state, or have no body.
+        Their effects are applied once more, also where those are guarded against a second time.
         """
         ...
 
@@ -298,6 +327,14 @@ class Inbox(Protocol):
 
     async def unowned(self) -> Sequence[str]:
         """Return the ids of tenants that deliveries or evidence name and that no tenant has."""
+        ...
+
+    async def other_tables(self) -> Sequence[str]:
+        """Return the names of tables in the store's place that handlers have made there.
+
+        A store that has a place for itself alone has none. Nothing but a handler reads or changes
+        them, and a purge does not look into them.
+        """
         ...
 
     async def erase(self, tenant_id: str) -> int:

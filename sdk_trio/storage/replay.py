@@ -24,16 +24,21 @@ class ReplayCandidate:
     reason: str | None = None
 
 
-async def find_named(inbox: Inbox, webhook_ids: Sequence[str]) -> list[ReplayCandidate]:
-    """Return a candidate for each id, each once, those that cannot be replayed included."""
+async def find_named(
+    inbox: Inbox, webhook_ids: Sequence[str], *, again: bool = False
+) -> list[ReplayCandidate]:
+    """Return a candidate for each id, each once, those that cannot be replayed included.
+
+    With ``again`` done events can be.
+    """
     await trio.lowlevel.checkpoint()
-    return [await _named(inbox, webhook_id) for webhook_id in dict.fromkeys(webhook_ids)]
+    return [await _named(inbox, webhook_id, again) for webhook_id in dict.fromkeys(webhook_ids)]
 
 
-async def _named(inbox: Inbox, webhook_id: str) -> ReplayCandidate:
+async def _named(inbox: Inbox, webhook_id: str, again: bool) -> ReplayCandidate:
     found = await find_meant(inbox, webhook_id)
     if len(found) == 1:
-        return _candidate(found[0], _fault(found[0]))
+        return _candidate(found[0], _fault(found[0], again))
     reason = ambiguity(found) if found else "there is no such event in the inbox"
     return ReplayCandidate(webhook_id, webhook_id, reason=reason)
 
@@ -57,8 +62,13 @@ def ambiguity(records: Sequence[DeliveryRecord]) -> str:
     return f"several senders use this id; name one of {', '.join(keys)}"
 
 
-def _fault(record: DeliveryRecord) -> str | None:
-    if record.state not in REPLAYABLE:
+def _fault(record: DeliveryRecord, again: bool) -> str | None:
+    if record.state is DeliveryState.DONE and not again:
+        return (
+            "is done: only dead, parked and retrying events are replayed; 'events replay --again' "
+            "runs it once more, with all its effects"
+        )
+    if record.state not in REPLAYABLE and record.state is not DeliveryState.DONE:
         return f"is {record.state}: only dead, parked and retrying events are replayed"
     return None if record.raw is not None else "its body is not kept any more"
 
@@ -97,12 +107,16 @@ async def find_chosen(
 
 
 async def put_back(
-    inbox: Inbox, keys: Sequence[str], advance: Callable[[int], None] | None = None
+    inbox: Inbox,
+    keys: Sequence[str],
+    advance: Callable[[int], None] | None = None,
+    *,
+    again: bool = False,
 ) -> set[str]:
     """Replay deliveries in several transactions; return the keys of those that were put back.
 
     If it is cancelled, finished transactions stay. ``advance`` is called with the number of
-    deliveries of each.
+    deliveries of each. With ``again`` done ones are put back, too.
     """
     await trio.lowlevel.checkpoint()
     replayed: set[str] = set()
@@ -110,6 +124,8 @@ async def put_back(
         # Short transactions: deliveries that arrive meanwhile wait for the same writer.
         chunk = keys[start : start + CHUNK]
         replayed.update(await inbox.replay(chunk))
+        if again:
+            replayed.update(await inbox.repeat([key for key in chunk if key not in replayed]))
         if advance is not None:
             advance(len(chunk))
     return replayed

@@ -41,12 +41,12 @@ _DELIVERY = (
     *("sequence", "delivery_key", "webhook_id", "signer", "type", "received_at", "signed_at"),
     *("subject", "tenant_id", "raw", "state", "queued", "ordered", "attempts", "earlier_attempts"),
     *("process_ends", "ran_alone", "next_attempt_at", "failed_at", "started_at", "finished_at"),
-    *("last_error", "lease_owner", "lease_until"),
+    *("last_error", "lease_owner", "lease_until", "generation"),
 )
 _ARRIVAL = _DELIVERY[:10]
 _ENDED = (
     *("sequence", "queued", "ordered", "attempts", "earlier_attempts", "process_ends"),
-    *("ran_alone", "started_at", "finished_at", "last_error", "bare"),
+    *("ran_alone", "started_at", "finished_at", "last_error", "generation", "bare"),
 )
 _WORK = ("sequence", *_DELIVERY[10:])
 

@@ -2,7 +2,8 @@
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
@@ -263,17 +264,25 @@ async def running_app(
 
     Args:
         handlers: the handlers under test; None parks every event.
-        settings: default :func:`settings_for_tests`.
+        settings: default :func:`settings_for_tests`, with a store on disk where handlers need its
+            transactions.
     """
     # A real runtime on a real socket: a test that passes here has gone through verification, store
     # and queue.
     recorded = RecordedHandlers(HandlerRegistry() if handlers is None else handlers)
-    runtime = Runtime(settings or settings_for_tests(), recorded)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(runtime.run)
-        try:
-            yield AppUnderTest(runtime, recorded.raised)
-        except BaseException:
-            runtime.force()  # a failed test must not wait for its handlers
-            raise
-        runtime.shut_down("the test ended")
+    with ExitStack() as stack:
+        if settings is None:
+            store = {}
+            if recorded.transactional:  # memory has no transactions
+                directory = stack.enter_context(TemporaryDirectory())
+                store = {"Storage:Backend": "Sqlite", "Storage:Path": directory}
+            settings = settings_for_tests(store)
+        runtime = Runtime(settings, recorded)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.run)
+            try:
+                yield AppUnderTest(runtime, recorded.raised)
+            except BaseException:
+                runtime.force()  # a failed test must not wait for its handlers
+                raise
+            runtime.shut_down("the test ended")

@@ -4,10 +4,11 @@ from typing import Final
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from ..events import Envelope, decode_envelope, plain_envelope
 from ..events.decoding import Outline
-from ..records.deliveries import DeliveryRecord, NewDelivery
+from ..records.deliveries import Admitted, DeliveryRecord, NewDelivery
 
 #: Bodies above this are looked at closely in a thread: at half a second for a megabyte, it would
 #: hold up the event loop.
@@ -17,12 +18,19 @@ LARGE_BYTES: Final = 256 * 1024
 class VerifiedDelivery(msgspec.Struct, frozen=True, gc=False):
     """A verified, decoded delivery on its way to its handler.
 
-    ``earlier_attempts`` counts the runs that it had before it was replayed.
+    ``earlier_attempts`` counts the runs that it had before it was replayed, ``generation`` how
+    often it was put back after it had been done.
     """
 
     delivery: NewDelivery
     envelope: Envelope | Outline
     earlier_attempts: int = 0
+    generation: int = 0
+
+
+def resumed(arrival: VerifiedDelivery, admitted: Admitted) -> VerifiedDelivery:
+    """Return the delivery with the runs that it had before the inbox put it back."""
+    return replace(arrival, earlier_attempts=admitted.earlier, generation=admitted.generation)
 
 
 async def look_closer(body: bytes) -> Envelope:
@@ -63,4 +71,4 @@ async def arrival_of(record: DeliveryRecord) -> VerifiedDelivery:
         envelope = await look_closer(raw)
     else:
         await trio.lowlevel.checkpoint()
-    return VerifiedDelivery(delivery, envelope, record.earlier_attempts)
+    return VerifiedDelivery(delivery, envelope, record.earlier_attempts, record.generation)

@@ -16,6 +16,7 @@ import trio
 
 from ..errors import HandlerRegistrationError
 from ..events import Event
+from ..storage.effects import Transaction
 from .services import Services
 
 E = TypeVar("E", bound=Event[Any])
@@ -72,6 +73,7 @@ class Kind(Enum):
     FACTORY = "factory"
     COROUTINE = "coroutine"
     THREAD = "thread"
+    TRANSACTION = "transaction"
 
 
 def kind_of(handler: object) -> Kind:
@@ -232,6 +234,25 @@ class ThreadHandler(WebhookHandlerBase[Any]):
             returned = self._function(event, *self._arguments)
         if returned is not None:
             _refuse_result(self._name, returned)
+
+
+class TransactionHandler(WebhookHandlerBase[Any]):
+    """Adapts ``def handler(event, tx)``, whose effects are one transaction with the event's end.
+
+    Args:
+        function: the function; the store calls it in a thread of its own.
+        services: end the event.
+    """
+
+    def __init__(
+        self, function: Callable[[Any, Transaction[Any]], None], services: Services[Any]
+    ) -> None:
+        self._function = function
+        self._services = services
+
+    async def handle_core(self, event: Event[Any]) -> None:
+        """End the event with the effects of the function; nothing stops it in the middle."""
+        await self._services.finish(event, lambda transaction: self._function(event, transaction))
 
 
 def _refuse_result(name: str, returned: object) -> None:

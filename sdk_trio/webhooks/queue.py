@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 import trio
-from msgspec.structs import replace
 
 from ..base.bell import Bell
 from ..base.logs import Throttle, get_logger
@@ -26,7 +25,7 @@ from ..records.deliveries import Admission, Dead, DeliveryRecord, Retry
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
-from .arrival import VerifiedDelivery, arrival_of
+from .arrival import VerifiedDelivery, arrival_of, resumed
 from .counters import Counters
 from .rejections import LINES, SECONDS
 from .run import CLEANUP_SECONDS, STORE_RETRY_SECONDS, DeliveryRunner
@@ -167,7 +166,7 @@ class WorkerPool:
             self._counters.count("accepted")
             if direct and not self._closed:
                 if admitted.earlier:
-                    arrival = replace(arrival, earlier_attempts=admitted.earlier)
+                    arrival = resumed(arrival, admitted)
                 fresh = admitted.attempts == 0
                 self._send.send_nowait((arrival, admitted.attempts + 1, fresh))
                 queued = True

@@ -26,6 +26,7 @@ from ..storage.open import open_store
 from ..storage.ports import Inbox, Store
 from .companion import BackgroundTask, Part, keep
 from .counters import Counters
+from .effects import Conclusions
 from .endpoint import Endpoint, Ways
 from .janitor import Janitor
 from .queue import WorkerPool
@@ -103,6 +104,8 @@ class WebhookReceiver:
     ) -> None:
         if settings.webhooks.fail_on_missing_handlers:
             handlers.require_complete()
+        if inbox is None:
+            handlers.require_transactions(settings.storage.backend)
         self.settings = settings
         self.counters: Counters = Counters(row.event_class.wire_type for row in handlers.catalog)
         self._registry = handlers
@@ -409,11 +412,20 @@ class WebhookReceiver:
     def _assemble(
         self, inbox: Inbox, tenancy: "TenantRuntime | None", *, after_crash: bool
     ) -> "_Running":
-        services = Services(self.settings, inbox, self._client, tenancy=tenancy)
+        conclusions = Conclusions(inbox, clock=self._clock)
+        services = Services(
+            self.settings, inbox, self._client, tenancy=tenancy, conclusions=conclusions
+        )
         handlers = self._registry.bind(services)
         make_runner = self._trace() or DeliveryRunner
         runner = make_runner(
-            self.settings, handlers, inbox, self.counters, clock=self._clock, tenancy=tenancy
+            self.settings,
+            handlers,
+            inbox,
+            self.counters,
+            clock=self._clock,
+            tenancy=tenancy,
+            conclusions=conclusions,
         )
         if tenancy is not None:
             self._endpoint.verification.tenant_keys = _tenant_keys(tenancy, self.settings)

@@ -8,20 +8,28 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, Protocol, TypeVar, cast, get_args, get_origin, overload
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args, get_origin, overload
 
 import attrs
 import trio
 
-from ..errors import HandlerRegistrationError, MissingHandlersError
+from ..config import StorageBackend
+from ..errors import (
+    HandlerRegistrationError,
+    MissingHandlersError,
+    OptionsValidationError,
+    Problem,
+)
 from ..events import DEFAULT_CATALOG, Catalog, Event, EventType
 from ..events.decoding import Documents
+from ..storage.effects import Transaction
 from .handler import (
     CoroutineHandler,
     Handler,
     Kind,
     Surrounding,
     ThreadHandler,
+    TransactionHandler,
     WebhookHandlerBase,
     kind_of,
     name_of,
@@ -97,6 +105,10 @@ class BoundHandlers:
         return self.by_type.get(event_type, self.fallback)
 
 
+#: A handler whose effects are one transaction with the event's end.
+TransactionFunction = Callable[[E, Transaction[Any]], None]
+
+
 class Registrar(Protocol[E]):
     """The decorator that ``@handlers.on(OrderPaidEvent)`` is: it returns what it is given."""
 
@@ -127,11 +139,12 @@ class HandlerRegistry:
     def register(
         self,
         event_class: type[E],
-        handler: Handler[E],
+        handler: Handler[E] | TransactionFunction[E],
         *,
         enqueue: bool = False,
         ordered: bool = False,
         run_when_suspended: bool = True,
+        transaction: bool = False,
     ) -> None:
         """Register ``handler`` for the events of ``event_class``.
 
@@ -148,6 +161,10 @@ class HandlerRegistry:
                 order of arrival.
             run_when_suspended: False keeps the events of a tenant that is not active as parked,
                 to be replayed once it is active again.
+            transaction: with ``enqueue``: ``handler`` is a plain function of the event and a
+                :class:`~sdk_trio.Transaction` of the store's own database, which holds the event.
+                What it writes by ``tx.connection`` is committed with the event's end, or neither
+                is, so it is applied once. See docs/how-to/exactly-once.md.
 
         Raises:
             HandlerRegistrationError: the type has a handler already, the class is not in the
@@ -162,7 +179,11 @@ class HandlerRegistry:
                 "remove a registration."
             )
         registration = _registration(
-            handler, enqueue=enqueue, ordered=ordered, run_when_suspended=run_when_suspended
+            handler,
+            enqueue=enqueue,
+            ordered=ordered,
+            run_when_suspended=run_when_suspended,
+            transaction=transaction,
         )
         registration = attrs.evolve(registration, event_class=event_class, place=_users_line())
         if isinstance(handler, type):
@@ -171,6 +192,28 @@ class HandlerRegistry:
             _require_event_class(registration, type(handler))
         self._registrations[wire_type] = registration
 
+    @overload
+    def on(
+        self,
+        event_class: type[E],
+        *,
+        enqueue: bool = ...,
+        ordered: bool = ...,
+        run_when_suspended: bool = ...,
+        transaction: Literal[False] = ...,
+    ) -> Registrar[E]: ...
+
+    @overload
+    def on(
+        self,
+        event_class: type[E],
+        *,
+        enqueue: Literal[True],
+        ordered: bool = ...,
+        run_when_suspended: bool = ...,
+        transaction: Literal[True],
+    ) -> Callable[[TransactionFunction[E]], TransactionFunction[E]]: ...
+
     def on(
         self,
         event_class: type[E],
@@ -178,7 +221,8 @@ class HandlerRegistry:
         enqueue: bool = False,
         ordered: bool = False,
         run_when_suspended: bool = True,
-    ) -> Registrar[E]:
+        transaction: bool = False,
+    ) -> Any:
         """Decorate a function or a handler class: :meth:`register` as a decorator.
 
         Raises:
@@ -201,6 +245,7 @@ class HandlerRegistry:
                 enqueue=enqueue,
                 ordered=ordered,
                 run_when_suspended=run_when_suspended,
+                transaction=transaction,
             )
             return handler
 
@@ -307,6 +352,27 @@ class HandlerRegistry:
                 "Sdk:Webhooks:FailOnMissingHandlers is true, and:\n  " + "\n  ".join(lines),
             )
 
+    @property
+    def transactional(self) -> tuple[Registration, ...]:
+        """The registrations with ``transaction=True``."""
+        each = self._registrations.values()
+        return tuple(one for one in each if one.kind is Kind.TRANSACTION)
+
+    def require_transactions(self, backend: StorageBackend) -> None:
+        """Raise if handlers want transactions that the store does not have.
+
+        Raises:
+            OptionsValidationError: names the handlers and their lines.
+        """
+        if backend is StorageBackend.MEMORY and self.transactional:
+            named = ", ".join(f"{one.name} ({one.place})" for one in self.transactional)
+            problem = Problem(
+                "Sdk:Storage:Backend",
+                "Memory has no transactions for the handlers that are registered with "
+                f"transaction=True: {named}; use Sqlite or Postgres",
+            )
+            raise OptionsValidationError([problem])
+
     def bind(self, services: Services[Any]) -> BoundHandlers:
         """Build every handler once, with ``services``; called when a receiver starts.
 
@@ -340,7 +406,12 @@ class HandlerRegistry:
 
 
 def _registration(
-    handler: object, *, enqueue: bool, ordered: bool, run_when_suspended: bool
+    handler: object,
+    *,
+    enqueue: bool,
+    ordered: bool,
+    run_when_suspended: bool,
+    transaction: bool = False,
 ) -> Registration:
     name = name_of(handler)
     if ordered and not enqueue:
@@ -348,11 +419,37 @@ def _registration(
             f"{name}: ordered=True needs enqueue=True, because only the queue keeps an order."
         )
     kind = kind_of(handler)
+    if transaction:
+        _require_transaction_function(name, handler, kind, enqueue=enqueue)
+        return Registration(name, handler, Kind.TRANSACTION, enqueue, ordered, run_when_suspended)
     if isinstance(handler, type) and issubclass(handler, WebhookHandlerBase):
         _require_handle_core(name, handler)
     if kind in (Kind.COROUTINE, Kind.THREAD):
         takes_services(name, cast("Callable[..., object]", handler))
     return Registration(name, handler, kind, enqueue, ordered, run_when_suspended)
+
+
+def _require_transaction_function(name: str, handler: object, kind: Kind, *, enqueue: bool) -> None:
+    """Refuse a handler whose effects could not be one transaction with the event's end."""
+    if not enqueue:
+        raise HandlerRegistrationError(
+            f"{name}: transaction=True needs enqueue=True, because it is a run of the queue that "
+            "the transaction ends."
+        )
+    if kind is Kind.COROUTINE:
+        raise HandlerRegistrationError(
+            f"{name}: in a transaction nothing is awaited, so write `def`. What has to be awaited "
+            "comes before, in an `async` handler that ends with `await services.finish(event, "
+            "save)`."
+        )
+    if kind is Kind.THREAD:
+        signature = signature_of(name, cast("Callable[..., object]", handler))
+        if len(needed_parameters(signature)) == 2:
+            return
+    raise HandlerRegistrationError(
+        f"{name}: with transaction=True a handler is a function of the event and the transaction, "
+        "`def handler(event, tx)`."
+    )
 
 
 def _bind(
@@ -369,6 +466,8 @@ def _bind(
             built = CoroutineHandler(name, given, services)
         case Kind.THREAD:
             built = ThreadHandler(name, given, services, around)
+        case Kind.TRANSACTION:
+            built = TransactionHandler(given, services)
         case Kind.FACTORY:
             built = _build(name, registration.place, given, services)
     if not isinstance(built, WebhookHandlerBase):
@@ -384,7 +483,7 @@ def _bind(
         registration.enqueue,
         registration.ordered,
         registration.run_when_suspended,
-        threads if registration.kind is Kind.THREAD else None,
+        threads if registration.kind in (Kind.THREAD, Kind.TRANSACTION) else None,
     )
 
 

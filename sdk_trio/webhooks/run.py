@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import msgspec
 import trio
-from msgspec.structs import replace
 
 from ..base.http import Deadline, Expiry
 from ..base.logs import Throttle, get_logger
@@ -34,8 +33,9 @@ from ..records.deliveries import (
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
-from .arrival import VerifiedDelivery
+from .arrival import VerifiedDelivery, resumed
 from .counters import Counters
+from .effects import Conclusions
 from .outcomes import (
     DeliveryRetries,
     Failure,
@@ -181,6 +181,7 @@ class DeliveryRunner:
         jitter: Callable[[], float] = random.random,
         stopwatch: Callable[[], float] = time.perf_counter,
         tenancy: "TenantRuntime | None" = None,
+        conclusions: Conclusions | None = None,
     ) -> None:
         options = settings.webhooks
         self.handlers = handlers
@@ -208,6 +209,8 @@ class DeliveryRunner:
         #: The nursery of inline runs of plain functions, which may outlast their requests; None
         #: while the queue does not run, and then they are refused.
         self.apart: trio.Nursery | None = None
+        self._conclusions = conclusions or Conclusions(inbox)
+        self._conclusions.runs = self._runs
         #: True while an event that may have ended the process runs alone; inline deliveries are
         #: answered 503 meanwhile, so that nothing else can end the process.
         self.quarantined = False
@@ -264,7 +267,7 @@ class DeliveryRunner:
                 if not admitted.same_body:
                     self.note_other_body(delivery)
                 if admitted.earlier:
-                    arrival = replace(arrival, earlier_attempts=admitted.earlier)
+                    arrival = resumed(arrival, admitted)
                 attempt += admitted.attempts
             outcome, failure = await self.run(
                 arrival, handler, tenant, attempt, self._inline, expiry
@@ -546,11 +549,33 @@ class DeliveryRunner:
             ended = True
         finally:
             if not ended:
-                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await self._release(delivery.key)
+                if self._conclusions.forget(delivery.key):
+                    self._report(delivery, attempt, _DONE)
+                else:
+                    with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                        await self._release(delivery.key)
+        if self._conclusions.ended and self._conclusions.forget(delivery.key):
+            self._note_late_failure(handler, delivery, failure)
+            self._report(delivery, attempt, _DONE)
+            return _DONE, None
         outcome = _DONE if failure is None else policy.after(failure, attempt)
         await self._end(delivery, attempt, outcome, policy)
         return outcome, failure
+
+    def _note_late_failure(
+        self, handler: BoundHandler, delivery: NewDelivery, failure: Failure | None
+    ) -> None:
+        """Log a failure that changes nothing, because the handler has ended its event before."""
+        if failure is not None:
+            _log.error(
+                "webhook.failed_after_done",
+                **_names_of(delivery),
+                type=delivery.type,
+                handler=handler.name,
+                error=failure.error,
+                place=failure.place,
+                hint="the handler had finished the event before; it is done and is not run again",
+            )
 
     async def _end(
         self, delivery: NewDelivery, attempt: int, outcome: Outcome, policy: "RunPolicy"
@@ -648,6 +673,7 @@ class DeliveryRunner:
             header_timestamp=delivery.timestamp,
             received_at=delivery.received_at,
             attempt=arrival.earlier_attempts + attempt,
+            generation=arrival.generation,
             catalog=self.handlers.catalog,
             on_drift=drifts.append,
             tenant=tenant,

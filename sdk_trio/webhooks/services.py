@@ -1,13 +1,16 @@
 """The services that a handler may use: settings, store, client, tenants."""
 
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import attrs
 
 from ..config import Settings
 from ..errors import NotRunningError, TenantsDisabledError
+from ..events import Event
+from ..storage.effects import Effects
 from ..storage.ports import Inbox
+from .effects import Conclusions
 
 # Imported for type checkers only: the tenants' modules load SQLite, which a receiver without
 # tenants may not need.
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from ..tenants.tenancy import TenantRuntime
 
 ClientType = TypeVar("ClientType")
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -50,6 +54,38 @@ class Services(Generic[ClientType]):
         return self._client
 
     _tenancy: "TenantRuntime | None" = attrs.field(default=None, repr=False)
+    _conclusions: Conclusions | None = attrs.field(default=None, repr=False)
+
+    async def finish(self, event: Event[Any], save: Effects[T]) -> T:
+        """Apply effects in the store's own database and end the event, in one transaction.
+
+        ``await services.finish(event, lambda tx: save(tx.connection, order))``, after everything
+        else: network calls first, then this. Both are committed or neither is, so a process that
+        dies applies nothing twice. Afterwards the event is done, whatever the handler still does;
+        an exception that it raises then is only logged.
+
+        Args:
+            event: the event that is being handled, in the queue or inline.
+            save: a plain function of the :class:`~sdk_trio.Transaction`. It runs in another thread,
+                writes by ``tx.connection`` and does nothing else: after a conflict it runs again.
+                On SQLite it has a second, because every delivery waits for it.
+
+        Returns:
+            whatever ``save`` returns.
+
+        Raises:
+            EventTakenOverError: the lease was lost, and another process has the event.
+            EffectError: the event is finished, or not being handled; or ``save`` is asynchronous,
+                commits, or takes too long.
+            NotSupportedError: ``Sdk:Storage:Backend`` is ``Memory``.
+            StoreUnavailableError: the store failed, or does not answer.
+            Exception: whatever ``save`` raises; nothing has changed then.
+
+        Cancelled, it is finished first.
+        """
+        if self._conclusions is None:
+            raise NotRunningError("services.finish: no receiver runs with these services")
+        return await self._conclusions.conclude(event, save)
 
     @property
     def tenants(self) -> "TenantService":

@@ -345,7 +345,7 @@ def test_the_status_says_what_the_next_start_does(
     make_store_seven(command_line.data / "inbox.db", rounds=2)
     shown = command_line("storage", "status", "-f", "json").document
     assert (shown["version"], shown["rows"]["inbox"], shown["backend"]) == (7, 22, "Sqlite")
-    assert "brings version 7 to version 8" in shown["next_start"]
+    assert "brings version 7 to version 9" in shown["next_start"]
     answer = command_line("storage", "status", "-f", "json", *ON_POSTGRES)
     assert answer.status == 0, answer.err
     shown = answer.document

@@ -28,6 +28,7 @@ from sdk_trio.records.tenants import EnvironmentVariable
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.ports import Inbox
 from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite.known import key_hash
 from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS
 
 
@@ -389,6 +390,7 @@ CALLS: dict[str, Callable[[Inbox], Awaitable[Any]]] = {
     "take_over": lambda inbox: inbox.take_over("nobody", heir="heir", now=1001),
     "renew": lambda inbox: inbox.renew(now=1001),
     "replay": lambda inbox: inbox.replay(["dead"]),
+    "repeat": lambda inbox: inbox.repeat(["dead"]),
     "get": lambda inbox: inbox.get("leased"),
     "attempts": lambda inbox: inbox.attempts("dead"),
     "find": lambda inbox: inbox.find(),
@@ -617,6 +619,14 @@ OLD_ROW = (
 )
 
 
+OLD_ARRIVAL = (
+    "INSERT INTO arrival (sequence, hash, delivery_key, type, received_at, timestamp, ordered, "
+    "state) VALUES (1, ?, 'm1', 't', 1.0, 1, 0, 'received')",
+    "INSERT INTO open (sequence, state, queued, attempts) VALUES (1, 'parked', 0, 0)",
+    "UPDATE tally SET number = 1 WHERE name IN ('settled', 'unsigned')",
+)
+
+
 def old_file(file: Path, version: int) -> apsw.Connection:
     """A store as an earlier version of the schema left it."""
     old = apsw.Connection(str(file))
@@ -637,7 +647,11 @@ async def test_a_file_of_any_earlier_version_keeps_its_deliveries_and_knows_them
     statement = OLD_ROW.format(more="", values="")
     if version > 5:
         statement = statement.replace("webhook_id", "delivery_key")
-    old.execute(statement, ("m1", "parked"))
+    if version > 7:
+        for statement in OLD_ARRIVAL:
+            old.execute(statement, (key_hash("m1"),) if "?" in statement else None)
+    else:
+        old.execute(statement, ("m1", "parked"))
     old.execute("INSERT INTO body VALUES (1, x'7b7d')")
     if version > 2:
         credentials = '{"access_token": null, "webhook_secrets": ["env:A", "env:B"]}'
@@ -730,3 +744,36 @@ async def test_what_was_put_back_before_it_had_a_signer_runs_to_its_end(tmp_path
     assert done is not None
     assert done.state is DeliveryState.DONE
     await inbox.close()
+
+
+async def test_a_done_delivery_that_is_repeated_is_its_next_generation(stores: Stores) -> None:
+    if stores.kind == "memory":
+        pytest.skip("memory keeps no body of what is done")
+    inbox = await stores.open()
+    await inbox.accept(delivery("m1"), leased=True)
+    await inbox.start("m1", now=1001)
+    await inbox.finish("m1", Done(), now=1002)
+    assert list(await inbox.repeat(["m1", "unknown"])) == ["m1"]
+    assert list(await inbox.repeat(["m1"])) == []
+    (record,) = (await inbox.take_due(limit=9, now=1003)).records
+    assert (record.generation, record.attempts, record.earlier_attempts) == (1, 0, 1)
+    assert (await inbox.counts())[DeliveryState.DONE] == 0
+    await inbox.start("m1", now=1004)
+    await inbox.finish("m1", Dead("boom"), now=1005)
+    # A redelivery and a replay are runs of the same generation.
+    admitted = await inbox.accept(delivery("m1", at=1006), leased=True)
+    assert (admitted.admission, admitted.generation) == (Admission.NEW, 1)
+    await inbox.start("m1", now=1007)
+    await inbox.finish("m1", Dead("boom"), now=1008)
+    await inbox.replay(["m1"])
+    (record,) = (await inbox.take_due(limit=9, now=1009)).records
+    assert record.generation == 1
+    await inbox.start("m1", now=1010)
+    await inbox.finish("m1", Done(), now=1011)
+    done = await inbox.get("m1")
+    assert done is not None
+    assert (done.state, done.generation) == (DeliveryState.DONE, 1)
+    assert (await inbox.counts())[DeliveryState.DONE] == 1
+    # Beyond the deduplication the same id is a new record, and none that was asked for again.
+    again = await inbox.accept(delivery("m1", at=5000), leased=True)
+    assert (again.admission, again.generation) == (Admission.NEW, 0)

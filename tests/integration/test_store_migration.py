@@ -117,7 +117,7 @@ async def test_a_migration_that_is_killed_half_way_begins_anew_and_loses_nothing
     await inbox.close()
     checked = apsw.Connection(os.fspath(file))
     assert checked.pragma("integrity_check") == "ok"
-    assert checked.pragma("user_version") == 8
+    assert checked.pragma("user_version") == 9
     checked.close()
 
 

@@ -79,6 +79,7 @@ class Model:
             ends=0,
             alone=False,
             earlier=0,
+            generation=0,
             decided=None,
         )
         self.rows[d.webhook_id] = row
@@ -241,6 +242,14 @@ class Model:
         row.started = row.finished = row.error = row.due = None
         row.alone = False
         return True
+
+    def repeat(self, id_: str) -> bool:
+        row = self.rows.get(id_)
+        if row is None or row.state != "done" or row.raw is None:
+            return False
+        row.generation += 1
+        row.state = "parked"  # from where a replay does the rest
+        return self.replay(id_)
 
     def forget(self, now: float) -> int:
         old = [i for i, r in self.rows.items() if r.state == "done" and now - r.finished > DEDUP]
@@ -407,6 +416,11 @@ class StoreMachine(RuleBasedStateMachine):
         put_back = self.loop(lambda: self.inboxes[by].replay(chosen))
         assert list(put_back) == [id_ for id_ in chosen if self.model.replay(id_)]
 
+    @rule(by=who, chosen=st.lists(ids, max_size=3))
+    def repeat(self, by: int, chosen: list[str]) -> None:
+        put_back = self.loop(lambda: self.inboxes[by].repeat(chosen))
+        assert list(put_back) == [id_ for id_ in chosen if self.model.repeat(id_)]
+
     @rule(by=who)
     def purge(self, by: int) -> None:
         purged = self.loop(lambda: self.inboxes[by].purge(now=self.now))
@@ -443,6 +457,7 @@ class StoreMachine(RuleBasedStateMachine):
                 record.process_ends,
                 record.ran_alone,
                 record.earlier_attempts,
+                record.generation,
             ) == (
                 row.state,
                 row.queued,
@@ -456,6 +471,7 @@ class StoreMachine(RuleBasedStateMachine):
                 row.ends,
                 row.alone,
                 row.earlier,
+                row.generation,
             )
             assert failures[id_] == row.failed
         by_age = sorted(records, key=lambda id_: self.model.rows[id_].order)

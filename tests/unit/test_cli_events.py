@@ -88,6 +88,7 @@ def test_the_json_of_an_event_is_a_stable_contract(command_line):
         "ran_alone": False,
         "earlier_attempts": 0,
         "signer": "",
+        "generation": 0,
         "key": "msg_1",
     }
     assert command_line("events", "list", "--format", "json").document == [attributes]
@@ -216,7 +217,8 @@ def test_replay_says_why_an_id_was_not_replayed(command_line):
     answer = command_line("events", "replay", "a", "b", "nowhere", "--format", "json")
     assert answer.status == 1
     rows = {row["webhook_id"]: row for row in answer.document}
-    assert rows["a"]["reason"] == "is done: only dead, parked and retrying events are replayed"
+    assert "is done: only dead, parked and retrying events" in rows["a"]["reason"]
+    assert "--again" in rows["a"]["reason"]
     assert rows["nowhere"]["reason"] == "there is no such event in the inbox"
     assert rows["b"] == {
         "key": "b",
@@ -227,6 +229,16 @@ def test_replay_says_why_an_id_was_not_replayed(command_line):
         "replayed": True,
     }
     assert states(command_line) == {"a": "done", "b": "received"}
+
+
+def test_replay_again_runs_done_events_once_more(command_line):
+    command_line.seed(("a", DONE), ("b", DEAD))
+    assert command_line("events", "replay", "a", "b", "--again", "--yes").status == 0
+    assert states(command_line) == {"a": "received", "b": "received"}
+    rows = command_line("events", "list", "--format", "json").document
+    assert {row["webhook_id"]: row["generation"] for row in rows} == {"a": 1, "b": 0}
+    wrong = command_line("events", "replay", "--state", "dead", "--again")
+    assert "named by their ids" in wrong.err
 
 
 def test_replay_of_a_state_goes_through_every_page(command_line, monkeypatch):

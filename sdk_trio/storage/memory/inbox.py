@@ -25,7 +25,7 @@ import attrs
 import trio
 
 from ...base.logs import get_logger
-from ...errors import StoreUnavailableError
+from ...errors import NotSupportedError, StoreUnavailableError
 from ...records.deliveries import (
     PROCESS_ENDED,
     REPLAYABLE,
@@ -59,6 +59,7 @@ from ..admission import (
     LeaseTerms,
     standing_of,
 )
+from ..effects import Effects, T
 from .rows import HELD_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, MemoryRow
 
 if TYPE_CHECKING:
@@ -466,6 +467,14 @@ class MemoryInbox(MemoryBackend):
         failure = AttemptRecord(number, begun, now, outcome.error, outcome.place, outcome.traceback)
         row.failures = (*row.failures, failure)
 
+    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
+        """See :meth:`Inbox.conclude`; memory has no transactions that effects could share."""
+        await self._begin()
+        raise NotSupportedError(
+            "effects and the event's end cannot be one transaction with Storage:Backend Memory: "
+            "use Sqlite or Postgres, or first_time in a database of your own"
+        )
+
     async def replay(self, keys: Sequence[str]) -> Sequence[str]:
         """See :meth:`Inbox.replay`."""
         await self._begin()
@@ -489,6 +498,11 @@ class MemoryInbox(MemoryBackend):
             )
             put_back.append(key)
         return put_back
+
+    async def repeat(self, keys: Sequence[str]) -> Sequence[str]:
+        """See :meth:`Inbox.repeat`; a done delivery has no body here, so none is put back."""
+        await self._begin()
+        return []
 
     # -- leases ----------------------------------------------------------------------------------
 
@@ -728,6 +742,11 @@ class MemoryInbox(MemoryBackend):
         named = {row.tenant_id for row in rows}
         named |= {kept.tenant_id for row in rows for kept in row.evidence}
         return [name for name in named if name and not self.tenants.has(name)]
+
+    async def other_tables(self) -> Sequence[str]:
+        """See :meth:`Inbox.other_tables`."""
+        await self._begin()
+        return []
 
     async def erase(self, tenant_id: str) -> int:
         """See :meth:`Inbox.erase`."""

@@ -301,8 +301,7 @@ class GroupCommit:
                 for job in self._owed:
                     job(connection)
                 _perform(connection, batch)
-                if connection.changed:
-                    connection.execute(_COUNT, (self._node, connection.done))
+                count_change(connection, self._node)
                 committing = True
         except UnreplicatedError as error:
             return _CommitUnknownError(str(error))
@@ -342,6 +341,12 @@ class GroupCommit:
         except psycopg.Error as error:
             _log.store_unavailable(error)
         connection.close()
+
+
+def count_change(connection: StoreConnection, node: str) -> None:
+    """Count the transaction in progress of an open store, if it has changed anything."""
+    if connection.changed:
+        connection.execute(_COUNT, (node, connection.done))
 
 
 def _undo(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import psycopg
@@ -108,6 +108,9 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
         return self.closed or self.broken
 
 
+ConnectionT = TypeVar("ConnectionT", bound=StoreConnection)
+
+
 @attrs.frozen(kw_only=True)
 class PostgresAddress:
     """The database and the schema of a store; its ``repr`` shows no credential.
@@ -134,13 +137,37 @@ class PostgresAddress:
             StoreVersionError: the server is too old.
             OptionsValidationError: the connection string cannot be read.
         """
+        connection = self._dial(StoreConnection)
+        connection.adapters.register_dumper(str, _PackedDumper)
+        connection.adapters.register_loader("text", _PackedLoader)
+        if not connection.pooled:
+            self._set(connection, self._settings("SET"))
+        return connection
+
+    def connect_for_handlers(self, kind: type[ConnectionT]) -> ConnectionT:
+        """Dial for code that is not ours: texts and the search path are as anywhere else; blocks.
+
+        Raises:
+            StoreUnavailableError, StoreVersionError, OptionsValidationError: as :meth:`connect`.
+        """
+        connection = self._dial(kind)
+        if not connection.pooled:
+            self._set(connection, self._limits("SET"))
+        return connection
+
+    def _set(self, connection: StoreConnection, settings: sql.Composed) -> None:
+        try:
+            connection.execute(settings)
+        except psycopg.Error as error:
+            connection.close()
+            raise self.describe(error) from error
+
+    def _dial(self, kind: type[ConnectionT]) -> ConnectionT:
         given = _read_dsn(self.dsn)
         defaults = {name: value for name, value in _DIAL.items() if name not in given}
-        connection: StoreConnection | None = None
+        connection: ConnectionT | None = None
         try:
-            connection = StoreConnection.connect(
-                make_conninfo(self.dsn, **defaults), autocommit=True
-            )
+            connection = kind.connect(make_conninfo(self.dsn, **defaults), autocommit=True)
             self._prepare(connection)
         except psycopg.Error as error:
             if connection is not None:
@@ -160,28 +187,28 @@ class PostgresAddress:
                 f"{OLDEST_SERVER // 10_000} or later"
             )
         connection.add_notice_handler(partial(_note_warning, connection))
-        connection.adapters.register_dumper(str, _PackedDumper)
-        connection.adapters.register_loader("text", _PackedLoader)
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
         # A pooler makes up the number that it tells its client.
         connection.pooled = row is not None and row[0] != connection.info.backend_pid
         if connection.pooled:
             connection.prepare_threshold = None
-        else:
-            connection.execute(self._settings("SET"))
 
     def _settings(self, command: str) -> sql.Composed:
+        path = sql.SQL("{} search_path TO {};").format(
+            sql.SQL(command), sql.Identifier(self.schema)
+        )
+        return path + self._limits(command)
+
+    def _limits(self, command: str) -> sql.Composed:
         # With synchronous_commit off, PostgreSQL loses the last commits of a crash, each of which
         # was answered 200. A stricter setting (remote_apply) of the server's stays.
         return sql.SQL(
-            "{command} search_path TO {schema};"
             "{command} statement_timeout TO {seconds};"
             "{command} idle_in_transaction_session_timeout TO {seconds};"
             "SELECT set_config('synchronous_commit', 'on', {local}) "
             "WHERE current_setting('synchronous_commit') = 'off'"
         ).format(
             command=sql.SQL(command),
-            schema=sql.Identifier(self.schema),
             seconds=sql.Literal(f"{STATEMENT_SECONDS}s"),
             local=sql.Literal(command == "SET LOCAL"),
         )

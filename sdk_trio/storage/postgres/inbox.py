@@ -21,9 +21,11 @@ from ...records.deliveries import (
     Released,
 )
 from ..admission import LeaseTerms
+from ..effects import Effects, T
 from . import leases, reads, writes
 from .commits import CLOSE_SECONDS, GroupCommit
 from .connect import PostgresAddress, StoreConnection
+from .effects import EffectTransactions
 from .notifications import PostgresNotifications
 from .queries import QueryPool
 from .tenants import PostgresTenants
@@ -54,6 +56,7 @@ class PostgresInbox:
         self._node = str(uuid.uuid4())
         self._commits = GroupCommit(address, self._node)
         self._queries = QueryPool(address)
+        self._effects = EffectTransactions(address, terms, self._node)
         self._seen: list[int] | None = None
         # Starts of runs that were posted without waiting, by key, with the time of the start.
         self._begun: dict[str, tuple[object, float]] = {}
@@ -190,9 +193,21 @@ class PostgresInbox:
         else:
             await self._commits.gather(self._finish, key, (key, now))
 
+    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
+        """See :meth:`Inbox.conclude`."""
+        if key in self._begun:
+            # The start may be on its way still, and the row counts as ours only after it.
+            await self._commits.submit(_nothing)
+            self._begun.pop(key, None)
+        return await self._effects.conclude(key, effects, attempt=attempt, now=now)
+
     async def replay(self, keys: Sequence[str]) -> Sequence[str]:
         """See :meth:`Inbox.replay`."""
         return await self._commits.submit(lambda c: writes.replay(c, tuple(dict.fromkeys(keys))))
+
+    async def repeat(self, keys: Sequence[str]) -> Sequence[str]:
+        """See :meth:`Inbox.repeat`."""
+        return await self._commits.submit(lambda c: writes.repeat(c, tuple(dict.fromkeys(keys))))
 
     # -- leases ----------------------------------------------------------------------------------
 
@@ -358,6 +373,11 @@ class PostgresInbox:
         """See :meth:`Inbox.unowned`."""
         return await self._queries.run(reads.unowned)
 
+    async def other_tables(self) -> Sequence[str]:
+        """See :meth:`Inbox.other_tables`; the application's tables are in schemas of its own."""
+        await trio.lowlevel.checkpoint()
+        return []
+
     async def erase(self, tenant_id: str) -> int:
         """See :meth:`Inbox.erase`."""
         erased = 0
@@ -381,7 +401,12 @@ class PostgresInbox:
     async def close(self) -> None:
         """See :meth:`Inbox.close`."""
         await self._queries.close()
+        self._effects.close()
         await self._commits.close()
+
+
+def _nothing(_connection: StoreConnection) -> None:
+    """Do nothing: a job by whose end all that was posted before it is committed."""
 
 
 def _migrate(address: PostgresAddress) -> None:

@@ -63,8 +63,12 @@ FROM arrival WHERE arrival.sequence = work.sequence AND delivery_key = ANY(%s::t
     AND lease_owner = %s AND state IN ('received', 'retrying')
 """
 
+# A handler whose effects are one transaction with the end of its event has locked the row, and
+# nobody else takes it. To wait for such a row would hold up every commit of this process.
 _RENEW = f"""
-UPDATE work SET lease_until = {CLOCK} + %(seconds)s WHERE lease_owner = %(owner)s AND {UNFINISHED}
+UPDATE work SET lease_until = {CLOCK} + %(seconds)s WHERE sequence IN (
+    SELECT sequence FROM work WHERE lease_owner = %(owner)s AND {UNFINISHED}
+    FOR NO KEY UPDATE SKIP LOCKED)
 """
 
 _HELD = f"""

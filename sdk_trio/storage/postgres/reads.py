@@ -12,7 +12,7 @@ from .connect import StoreConnection
 _RECORD = (
     "sequence, webhook_id, type, state, queued, attempts, received_at, signed_at, subject, ordered,"
     " next_attempt_at, started_at, finished_at, last_error, {raw}, tenant_id, process_ends,"
-    " ran_alone, earlier_attempts, signer"
+    " ran_alone, earlier_attempts, signer, generation"
 )
 _WHOLE = f"SELECT {_RECORD.format(raw='raw')} FROM delivery"
 

@@ -102,7 +102,7 @@ CREATE TABLE ended (
 )
 
 _DELIVERY = """
-CREATE VIEW delivery AS
+CREATE OR REPLACE VIEW delivery AS
 SELECT arrival.sequence, arrival.delivery_key, arrival.webhook_id, arrival.signer, arrival.type,
     arrival.received_at, arrival.signed_at, arrival.subject, arrival.tenant_id, arrival.raw,
     coalesce(work.state, 'done') AS state,
@@ -116,10 +116,17 @@ SELECT arrival.sequence, arrival.delivery_key, arrival.webhook_id, arrival.signe
     coalesce(work.started_at, ended.started_at) AS started_at,
     coalesce(work.finished_at, ended.finished_at) AS finished_at,
     coalesce(work.last_error, ended.last_error) AS last_error,
-    work.lease_owner, work.lease_until
+    work.lease_owner, work.lease_until{more}
 FROM arrival LEFT JOIN work ON work.sequence = arrival.sequence
     LEFT JOIN ended ON ended.sequence = arrival.sequence
 """
+
+# generation: how often the delivery was put back after it had been done.
+_GENERATION = (
+    "ALTER TABLE work ADD COLUMN generation integer NOT NULL DEFAULT 0",
+    "ALTER TABLE ended ADD COLUMN generation integer NOT NULL DEFAULT 0",
+    _DELIVERY.format(more=", coalesce(work.generation, ended.generation, 0) AS generation"),
+)
 
 _ATTEMPT = (
     """
@@ -319,7 +326,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
         _WORK,
         *_WORK_INDEXES,
         *_ENDED,
-        _DELIVERY,
+        _DELIVERY.format(more=""),
         *_ATTEMPT,
         *_EVIDENCE,
         _CHECKPOINT,
@@ -332,6 +339,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
         *_NOTIFICATION,
     ),
     _LISTED,
+    _GENERATION,
 )
 
 #: The version of the schema that this package reads and writes.

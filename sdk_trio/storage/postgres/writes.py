@@ -123,8 +123,8 @@ SELECT delivery_key FROM kept
 
 _KNOWN = f"""
 SELECT sequence, state, queued, attempts, finished_at,
-    CASE WHEN lease_owner <> %(owner)s THEN lease_until END, process_ends, earlier_attempts, raw,
-    {CLOCK}::float8
+    CASE WHEN lease_owner <> %(owner)s THEN lease_until END, process_ends, earlier_attempts,
+    generation, raw, {CLOCK}::float8
 FROM delivery WHERE delivery_key = %(key)s OR (%(signer)s <> '' AND delivery_key = %(id)s
     AND signer IS NULL AND tenant_id = %(signer)s)
 ORDER BY delivery_key LIMIT 1
@@ -257,7 +257,10 @@ def _admit_known(
             if _insert_all(connection, terms, [delivery], state, leased):
                 return Admitted(Admission.NEW)
             continue
-        sequence, known_state, queued, attempts, finished_at, until, ends, earlier, raw, clock = row
+        sequence, known_state, queued, attempts, finished_at, until, ends, *put_back, raw, clock = (
+            row
+        )
+        earlier, generation = put_back
         known = Known(
             DeliveryState(known_state),
             queued,
@@ -307,7 +310,7 @@ def _admit_known(
     )
     connection.write(_READMIT, values)
     connection.write(_SIGN, values)
-    return Admitted(ruling.admission, before, same_body, earlier)
+    return Admitted(ruling.admission, before, same_body, earlier, generation)
 
 
 # -- other bodies under one key ----------------------------------------------------------------
@@ -363,7 +366,7 @@ WHERE work.sequence = arrival.sequence AND {_FREE_FOR_US.format(clock=lease_cloc
 
 _STATE = (
     "sequence, queued, ordered, attempts, earlier_attempts, process_ends, ran_alone, started_at, "
-    "finished_at, last_error"
+    "finished_at, last_error, generation"
 )
 
 # A run that ended before its start was handed over is one statement instead of two (ADR 11).
@@ -377,7 +380,7 @@ WITH gone AS (
 )
 INSERT INTO ended ({_STATE})
 SELECT sequence, queued, ordered, attempts + 1, earlier_attempts, process_ends, ran_alone, begun,
-    now, last_error FROM gone
+    now, last_error, generation FROM gone
 """
 
 # A run that has lost its lease to another owner changes nothing: the other one's run counts.
@@ -390,7 +393,7 @@ WITH gone AS (
 )
 INSERT INTO ended ({_STATE})
 SELECT sequence, queued, ordered, attempts, earlier_attempts, process_ends, ran_alone, started_at,
-    now, last_error FROM gone
+    now, last_error, generation FROM gone
 """
 
 _OURS = f"sequence = ({_SEQUENCE}) AND lease_owner = %(owner)s AND {UNFINISHED}"
@@ -432,6 +435,21 @@ FROM arrival WHERE arrival.sequence = work.sequence
     AND arrival.delivery_key = ANY(%s::text[]) AND arrival.raw IS NOT NULL
     AND state IN ('dead', 'parked', 'retrying') AND lease_owner IS NULL
 RETURNING arrival.delivery_key
+"""
+
+_REPEAT = f"""
+WITH gone AS (
+    DELETE FROM ended USING arrival WHERE arrival.sequence = ended.sequence
+        AND arrival.delivery_key = ANY(%s::text[]) AND arrival.raw IS NOT NULL
+    RETURNING ended.*, arrival.delivery_key, arrival.tenant_id, arrival.subject
+), opened AS (
+    INSERT INTO work (sequence, state, queued, ordered, lane, attempts, earlier_attempts,
+        generation)
+    SELECT sequence, 'received', true, ordered, {lane("ordered", "tenant_id", "subject")}, 0,
+        earlier_attempts + attempts, generation + 1
+    FROM gone
+)
+SELECT delivery_key FROM gone
 """
 
 #: A start: the key, the time and whether no other run is beside it.
@@ -514,6 +532,13 @@ def _fail(
 def replay(connection: StoreConnection, keys: Sequence[str]) -> Sequence[str]:
     """Put dead, parked and waiting deliveries back; return the keys that were."""
     put_back = {key for (key,) in connection.write(_REPLAY, (list(keys),))}
+    return [key for key in keys if key in put_back]
+
+
+def repeat(connection: StoreConnection, keys: Sequence[str]) -> Sequence[str]:
+    """Put done deliveries back, each as its next generation; return the keys that were."""
+    put_back = {key for (key,) in connection.write(_REPEAT, (list(keys),))}
+    connection.done -= len(put_back)
     return [key for key in keys if key in put_back]
 
 

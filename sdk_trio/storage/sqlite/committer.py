@@ -100,8 +100,8 @@ class _Entry(Generic[T]):
     """One job on its way through the thread, and the task that waits for it, if any.
 
     ``posted``: nobody waits. ``told``: a sender will be answered on its result. ``alone``: it runs
-    outside of any transaction. ``synced``: its change must survive a power cut. ``silent``: its
-    caller was released because the disk hangs.
+    outside of any transaction. ``single``: no other job is in its batch. ``synced``: its change
+    must survive a power cut. ``silent``: its caller was released because the disk hangs.
     """
 
     __slots__ = (
@@ -112,6 +112,7 @@ class _Entry(Generic[T]):
         "job",
         "posted",
         "silent",
+        "single",
         "synced",
         "task",
         "told",
@@ -125,12 +126,14 @@ class _Entry(Generic[T]):
         posted: bool = False,
         told: bool = False,
         alone: bool = False,
+        single: bool = False,
         synced: bool = True,
     ) -> None:
         self.job: Callable[[apsw.Connection], T] = job
         self.posted: bool = posted
         self.told: bool = told
         self.alone: bool = alone
+        self.single: bool = single or alone
         self.synced: bool = synced
         # The time at which its caller began to wait; infinite for one that waits without a limit.
         self.asked_at: float = math.inf
@@ -219,6 +222,7 @@ class Committer(trio.abc.Instrument):
         told: bool = False,
         patient: bool = False,
         alone: bool = False,
+        single: bool = False,
         synced: bool = True,
     ) -> T:
         """Run ``job`` in a transaction and return its result once that is durable.
@@ -234,6 +238,8 @@ class Committer(trio.abc.Instrument):
             patient: wait without the limit of :data:`ANSWER_SECONDS`, as for a change of the
                 schema.
             alone: run ``job`` outside of any transaction, as ``VACUUM`` needs it.
+            single: run ``job`` in a transaction without other jobs, because it runs code that is
+                not ours: whatever that does, no other job has to be run again for it.
             synced: False for a change that must survive this process and not a power cut, because
                 no sender is answered on it: its transaction is not synced, unless it shares one.
 
@@ -252,7 +258,7 @@ class Committer(trio.abc.Instrument):
         if (refusal := self._refuse()) is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
             raise refusal
-        entry = _Entry(job, told=told, alone=alone, synced=synced)
+        entry = _Entry(job, told=told, alone=alone, single=single, synced=synced)
         if not patient:
             entry.asked_at = time.monotonic()
             if not self._waiting:
@@ -503,13 +509,13 @@ class Committer(trio.abc.Instrument):
             taken += self._queue.get_nowait()
         batch: list[_Entry[Any]] = []
         while taken and len(batch) < BATCH_LIMIT:
-            if batch and (taken[0] is None or taken[0].alone):
+            if batch and (taken[0] is None or taken[0].single):
                 break
             entry = taken.popleft()
             if entry is None:
                 return batch, True
             batch.append(entry)
-            if entry.alone:
+            if entry.single:
                 break
         return batch, False
 
@@ -565,6 +571,10 @@ class Committer(trio.abc.Instrument):
         except Exception as error:
             self._roll_back()
             return error
+        if batch[0].single and connection.txn_state():
+            # Code that is not ours has left a statement unfinished, and a reader that never ends
+            # keeps the log from being cleared. Only a new connection is surely without it.
+            self._disconnect()
         return None
 
     def _sync(self, connection: apsw.Connection, synced: bool) -> None:

@@ -25,6 +25,8 @@ from ...records.deliveries import (
     Released,
 )
 from ..admission import LeaseTerms
+from ..effects import Effects, in_this_context
+from . import effects as effecting
 from . import leases as leaser
 from . import reads as reader
 from . import writes as writer
@@ -324,9 +326,37 @@ class SqliteInbox:
         elif claims is not None:
             claims.clear_later(slot)
 
+    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
+        """See :meth:`Inbox.conclude`. The effects run in the committing thread."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        terms = self._terms
+        inside = in_this_context(effects)
+
+        def job(connection: apsw.Connection) -> T:
+            value = effecting.conclude(connection, terms, key, attempt, inside, now)
+            self._keys.check(connection)
+            return value
+
+        try:
+            # Whoever is cancelled has to know nevertheless whether the event is done. It ends by
+            # itself, because the committer has a limit of time for its callers.
+            with trio.CancelScope(shield=True):
+                value = await self._committer.submit(job, single=True)
+        except effecting.EffectsFailedError as failed:
+            raise failed.error from None
+        self._begun.pop(key, None)
+        if (claimed := self._claimed.pop(key, None)) is not None:
+            self._give_back(claimed.slot)
+            self._keys.catch_up()
+        return value
+
     async def replay(self, keys: Sequence[str]) -> Sequence[str]:
         """See :meth:`Inbox.replay`."""
         return await self._committer.submit(lambda c: writer.replay(c, keys))
+
+    async def repeat(self, keys: Sequence[str]) -> Sequence[str]:
+        """See :meth:`Inbox.repeat`."""
+        return await self._committer.submit(lambda c: writer.repeat(c, keys))
 
     # -- leases ----------------------------------------------------------------------------------
 
@@ -504,6 +534,10 @@ class SqliteInbox:
     async def unowned(self) -> Sequence[str]:
         """See :meth:`Inbox.unowned`."""
         return await self._read(reader.unowned)
+
+    async def other_tables(self) -> Sequence[str]:
+        """See :meth:`Inbox.other_tables`."""
+        return await self._read(reader.other_tables)
 
     async def erase(self, tenant_id: str) -> int:
         """See :meth:`Inbox.erase`."""

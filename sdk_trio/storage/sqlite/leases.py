@@ -62,7 +62,7 @@ SELECT min(next_attempt_at) {_OPEN} AND state = 'retrying' AND lease_owner IS NU
 _LEASE = """
 UPDATE open SET lease_owner = ?, lease_until = ? WHERE sequence = ?
 RETURNING state, queued, attempts, next_attempt_at, started_at, finished_at, last_error,
-    process_ends, ran_alone, earlier_attempts
+    process_ends, ran_alone, earlier_attempts, generation
 """
 
 # The view would join three tables, which takes longer than these two statements.
@@ -174,9 +174,10 @@ def _cut_short(
 
 
 def _lease(connection: apsw.Connection, sequence: int, owner: str, until: float) -> DeliveryRecord:
-    ((state, queued, attempts, due, started, finished, error, ends, alone, earlier),) = cast(
+    ((state, queued, attempts, due, started, finished, error, ends, alone, *put_back),) = cast(
         "Any", connection.execute(_LEASE, (owner, until, sequence)).fetchall()
     )
+    earlier, generation = put_back
     ((key, signer, type_, received_at, timestamp, subject, ordered, tenant_id, raw),) = cast(
         "Any", connection.execute(_LEASED, (sequence,)).fetchall()
     )
@@ -202,6 +203,7 @@ def _lease(connection: apsw.Connection, sequence: int, owner: str, until: float)
         alone,
         earlier,
         signer,
+        generation,
     )
 
 

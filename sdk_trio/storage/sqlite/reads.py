@@ -8,7 +8,7 @@ import apsw
 from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
 from .arrivals import sequence_of, signed_by_tenants
 from .listing import search
-from .schema import NOT_DONE, UNFINISHED
+from .schema import NOT_DONE, OWN_TABLES, UNFINISHED
 
 #: The columns of a record, in the order of :class:`DeliveryRecord`, up to the body; the
 #: body; and those after it.
@@ -17,7 +17,7 @@ COLUMNS = (
     "ordered, next_attempt_at, started_at, finished_at, last_error"
 )
 RAW = "(SELECT raw FROM body WHERE body.sequence = inbox.sequence)"
-LATER_COLUMNS = "tenant_id, process_ends, ran_alone, earlier_attempts, signer"
+LATER_COLUMNS = "tenant_id, process_ends, ran_alone, earlier_attempts, signer, generation"
 
 _GET = f"SELECT {COLUMNS}, {RAW}, {LATER_COLUMNS} FROM inbox WHERE sequence = ?"
 
@@ -70,6 +70,11 @@ SELECT sequence FROM open INDEXED BY open_aside
 WHERE sequence > ? AND state IN ('dead', 'parked') AND state = 'parked'
     AND (SELECT received_at FROM arrival WHERE arrival.sequence = open.sequence) < ?
 ORDER BY sequence LIMIT ?
+"""
+
+
+_TABLES = """
+SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name
 """
 
 
@@ -256,6 +261,12 @@ WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
 UNION SELECT tenant_id FROM evidence
 WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
 """
+
+
+def other_tables(connection: apsw.Connection) -> Sequence[str]:
+    """Return the names of the tables that no version of the store has made."""
+    names: Any = connection.execute(_TABLES).fetchall()
+    return [name for (name,) in names if name not in OWN_TABLES]
 
 
 def unowned(connection: apsw.Connection) -> Sequence[str]:

@@ -16,6 +16,7 @@ rewritten (docs/adr/0046-arrivals-and-outcomes-are-appended.md):
 The view ``inbox`` puts them together again: a row for each delivery.
 """
 
+import re
 from collections.abc import Sequence
 
 from ...errors import StoreVersionError
@@ -528,11 +529,19 @@ SELECT arrival.sequence AS sequence, delivery_key, signer,
     {_told_by("process_ends", fresh="0")},
     {_told_by("ran_alone", fresh="0")},
     {_told_by("earlier_attempts", fresh="0")},
-    open.next_attempt_at AS next_attempt_at, open.failed_at AS failed_at
+    open.next_attempt_at AS next_attempt_at, open.failed_at AS failed_at{{more}}
 FROM arrival
 LEFT JOIN open ON open.sequence = arrival.sequence
 LEFT JOIN outcome ON outcome.sequence = arrival.sequence
 """
+
+# generation: how often the delivery was put back after it had been done.
+_GENERATION = (
+    "ALTER TABLE open ADD COLUMN generation INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE outcome ADD COLUMN generation INTEGER NOT NULL DEFAULT 0",
+    "DROP VIEW inbox",
+    _WHOLE.format(more=f",\n    {_told_by('generation', fresh='0')}"),
+)
 
 #: Statements that lead from version N to N + 1; ``PRAGMA user_version`` counts those applied.
 MIGRATIONS: Sequence[Sequence[str]] = (
@@ -567,8 +576,9 @@ MIGRATIONS: Sequence[Sequence[str]] = (
         *_OPEN_INDEXES,
         *_TALLY,
         _FRESH,
-        _WHOLE,
+        _WHOLE.format(more=""),
     ),
+    _GENERATION,
 )
 
 #: The version since which ``arrival``, ``open`` and ``outcome`` hold the deliveries.
@@ -576,6 +586,14 @@ DELIVERIES_MOVED = 8
 
 #: The version of the schema that this package reads and writes.
 VERSION = len(MIGRATIONS)
+
+#: The tables of all versions; any other one in the file is an application's.
+OWN_TABLES = frozenset(
+    name
+    for step in MIGRATIONS
+    for statement in step
+    for name in re.findall(r"^\s*CREATE TABLE (\w+)", statement)
+)
 
 
 def plan_migration(

@@ -45,7 +45,8 @@ from .schema import UNFINISHED
 
 _KNOWN = """
 SELECT state, queued, attempts, finished_at, CASE WHEN lease_owner <> ? THEN lease_until END,
-    process_ends, earlier_attempts, (SELECT raw FROM body WHERE body.sequence = inbox.sequence)
+    process_ends, earlier_attempts, generation,
+    (SELECT raw FROM body WHERE body.sequence = inbox.sequence)
 FROM inbox WHERE sequence = ?
 """
 
@@ -110,7 +111,8 @@ def _admit(
         _add(connection, terms, delivery, state, leased, reason)
         return Admitted(Admission.NEW)
     (row,) = connection.execute(_KNOWN, (terms.owner, sequence))
-    known_state, queued, attempts, finished_at, until, ends, earlier, raw = cast("Any", row)
+    known_state, queued, attempts, finished_at, until, ends, *put_back, raw = cast("Any", row)
+    earlier, generation = put_back
     now = delivery.received_at
     held_until = terms.live(until, now=now)
     known = Known(DeliveryState(known_state), bool(queued), attempts, finished_at, held_until, ends)
@@ -150,7 +152,7 @@ def _admit(
     )
     if reason is not None:
         connection.execute(_SET_ASIDE_ON_ARRIVAL, (reason, sequence))
-    return Admitted(ruling.admission, before, same_body, earlier)
+    return Admitted(ruling.admission, before, same_body, earlier, generation)
 
 
 def _sequence_of(connection: apsw.Connection, delivery: NewDelivery) -> int | None:
@@ -262,21 +264,22 @@ VALUES (?, ?, ?, ?, ?)
 
 _DONE = """
 INSERT INTO outcome (sequence, finished_at, started_at, queued, attempts, earlier_attempts,
-                     process_ends, ran_alone, last_error)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+                     process_ends, ran_alone, last_error, generation)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 # A run that has lost its lease to another owner changes nothing: the other one's run counts.
 _OURS = f"sequence = ? AND lease_owner = ? AND {UNFINISHED}"
 
-_STORY = "queued, attempts, earlier_attempts, process_ends, ran_alone, last_error"
+_STORY = "queued, attempts, earlier_attempts, process_ends, ran_alone, last_error, generation"
 
 _END = f"DELETE FROM open WHERE {_OURS} RETURNING started_at, {_STORY}"
 
 # A run that ended before its start was handed over is one step instead of two (ADR 11).
 _RUN = f"""
 DELETE FROM open WHERE sequence = :sequence AND {_MAY_START}
-RETURNING :now, queued, attempts + 1, earlier_attempts, process_ends, ran_alone, last_error
+RETURNING :now, queued, attempts + 1, earlier_attempts, process_ends, ran_alone, last_error,
+    generation
 """
 
 _FAIL = f"""
@@ -312,6 +315,16 @@ UPDATE open SET state = 'received', queued = 1, earlier_attempts = earlier_attem
     finished_at = NULL, last_error = NULL
 WHERE sequence = ? AND state IN ('dead', 'parked', 'retrying') AND lease_owner IS NULL
     AND EXISTS (SELECT 1 FROM body WHERE body.sequence = open.sequence)
+"""
+
+# A run that is recorded with its arrival stays `done` there; the row in `open` goes before that.
+_REPEAT = """
+INSERT INTO open (sequence, state, queued, attempts, earlier_attempts, subject, tenant_id,
+                  generation)
+SELECT sequence, 'received', 1, 0, earlier_attempts + attempts, CASE WHEN ordered THEN subject END,
+    tenant_id, generation + 1
+FROM inbox WHERE sequence = ? AND state = 'done'
+    AND EXISTS (SELECT 1 FROM body WHERE body.sequence = inbox.sequence)
 """
 
 
@@ -502,6 +515,18 @@ def replay(connection: apsw.Connection, keys: Sequence[str]) -> Sequence[str]:
     for key in keys:
         connection.execute(_REPLAY, (arrivals.sequence_of(connection, key),))
         if connection.changes():
+            put_back.append(key)
+    return put_back
+
+
+def repeat(connection: apsw.Connection, keys: Sequence[str]) -> Sequence[str]:
+    """Put done deliveries back, each as its next generation; return the keys that were."""
+    put_back = []
+    for key in keys:
+        sequence = arrivals.sequence_of(connection, key)
+        connection.execute(_REPEAT, (sequence,))
+        if connection.changes():
+            connection.execute("DELETE FROM outcome WHERE sequence = ?", (sequence,))
             put_back.append(key)
     return put_back
 

@@ -1,0 +1,83 @@
+"""Effects: what a handler writes into the store's own database, together with the event's end.
+
+Both are one transaction, so an effect is applied once however often the process dies and the event
+is run again. The transaction first makes sure that the event is still ours, by the number of its
+run; on PostgreSQL that also locks the event's row, so no other process takes it meanwhile.
+"""
+
+import inspect
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+import attrs
+
+from ..errors import EffectError, EventTakenOverError
+
+if TYPE_CHECKING:
+    # Only type checkers know defaults of type variables before Python 3.13.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    ConnectionT = TypeVarWithDefault("ConnectionT", default=Any)
+else:
+    ConnectionT = TypeVar("ConnectionT")
+
+T = TypeVar("T")
+
+#: The name of the savepoint around a handler's statements: where it is gone, they have committed.
+SAVEPOINT = "sdk_trio_effects"
+
+
+@attrs.frozen
+class Transaction(Generic[ConnectionT]):
+    """The open transaction that a handler's effects belong to.
+
+    ``connection`` is a ``psycopg.Connection`` where the store is in PostgreSQL, an
+    ``apsw.Connection`` where it is in SQLite: write ``Transaction[psycopg.Connection]`` to tell a
+    type checker. It is the library that commits; the connection must not be used afterwards.
+    """
+
+    connection: ConnectionT
+
+
+#: Writes the effects of an event by a transaction's connection; what it returns is handed on.
+Effects = Callable[[Transaction[Any]], T]
+
+
+def in_this_context(effects: Effects[T]) -> Effects[T]:
+    """Return ``effects`` with the context variables of now, for a call in another thread."""
+    context = copy_context()
+    return lambda transaction: context.run(effects, transaction)
+
+
+def apply(effects: Effects[T], connection: object) -> T:
+    """Call ``effects`` with a transaction on ``connection``.
+
+    Raises:
+        EffectError: it is asynchronous, so it would run after the transaction.
+    """
+    value = effects(Transaction(connection))
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise EffectError(
+            "effects are applied by a plain function: write `def` instead of `async def`, and "
+            "await what has to be awaited before"
+        )
+    return value
+
+
+def refuse_commit() -> NoReturn:
+    """Raise the error of a handler that has ended the transaction itself."""
+    raise EffectError(
+        "the handler has ended the transaction (COMMIT, ROLLBACK or BEGIN): its effects may be "
+        "committed and the event is not done, so they come again; leave the commit to the library"
+    )
+
+
+def taken_over(key: str) -> EventTakenOverError:
+    """Return the error of a run whose event is not its own any more."""
+    return EventTakenOverError(
+        f"the event {key} is not this run's any more: another process has taken it over, or it is "
+        "done; nothing was applied here"
+    )

@@ -1,0 +1,178 @@
+"""Effects in the application's database: transactions of handlers, on connections of their own.
+
+A handler's transaction may last as long as the handler, so it cannot share the connection by which
+everything else is committed. It locks the row of its event first; others pass a locked row over
+when they look for work or renew their leases.
+"""
+
+import time
+from collections import deque
+from contextlib import suppress
+from typing import NoReturn
+
+import psycopg
+import trio
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from ...errors import EffectError, StoreUnavailableError
+from ..effects import SAVEPOINT, Effects, T, apply, in_this_context, refuse_commit, taken_over
+from . import writes
+from .commits import CONFLICT_LIMIT, count_change
+from .connect import CONFLICTS, PostgresAddress, Redial, StoreConnection
+
+#: The most transactions of handlers at once, each on a connection of its own.
+CONNECTIONS = 16
+
+#: Pause before a transaction is run again that another one has got in the way of, in seconds.
+_PAUSE_SECONDS = 0.02
+
+# The lock is that of an update, so that whoever takes or renews the lease of the row passes it
+# over. The number of the run is the fence: a run that was taken over has a lower one.
+_LOCK = """
+SELECT 1 FROM work JOIN arrival USING (sequence)
+WHERE delivery_key = %s AND lease_owner = %s AND state = 'running'
+    AND work.earlier_attempts + work.attempts = %s
+FOR NO KEY UPDATE OF work
+"""
+
+_TO_HANDLER = sql.SQL("SET LOCAL search_path TO DEFAULT; SAVEPOINT {}").format(
+    sql.Identifier(SAVEPOINT)
+)
+
+_FROM_HANDLER = sql.SQL("RELEASE SAVEPOINT {}").format(sql.Identifier(SAVEPOINT))
+
+
+class EffectConnection(StoreConnection):
+    """The connection that handlers get; it ends no transaction."""
+
+    def commit(self) -> NoReturn:
+        """Refuse: the event's end belongs to the same transaction."""
+        raise EffectError(
+            "commit() is the library's: the effects are committed with the event's end, when the "
+            "handler returns"
+        )
+
+    def rollback(self) -> None:
+        """Undo what the handler has done so far; the transaction goes on."""
+        name = sql.Identifier(SAVEPOINT)
+        self.execute(sql.SQL("ROLLBACK TO SAVEPOINT {}").format(name))
+
+
+class EffectTransactions:
+    """Runs transactions of handlers in threads, on up to :data:`CONNECTIONS` connections."""
+
+    def __init__(self, address: PostgresAddress, terms: writes.SharedTerms, node: str) -> None:
+        self._address = address
+        self._terms = terms
+        self._node = node
+        self._idle: deque[EffectConnection] = deque()
+        self._limiter = trio.CapacityLimiter(CONNECTIONS)
+        self._redial = Redial()
+        self._closed = False
+        self._to_store = sql.SQL("SET LOCAL search_path TO {}").format(
+            sql.Identifier(address.schema)
+        )
+
+    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
+        """See :meth:`Inbox.conclude`. Cancelled, it waits for the thread."""
+        inside = in_this_context(effects)
+        return await trio.to_thread.run_sync(
+            self._run, key, attempt, inside, now, limiter=self._limiter
+        )
+
+    def close(self) -> None:
+        """Close the connections; those in use are closed by their threads."""
+        self._closed = True
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def _run(self, key: str, attempt: int, effects: Effects[T], now: float) -> T:
+        conflicts = 0
+        fresh = False
+        while True:
+            connection = self._take()
+            # Until the row is locked, whatever goes wrong is the store's failure.
+            locked = False
+            try:
+                with self._address.transaction(connection):
+                    self._lock(connection, key, attempt)
+                    locked = True
+                    value = self._apply(connection, effects)
+                    self._end(connection, key, now)
+            except Exception as error:
+                if _is_conflict(error) and conflicts < CONFLICT_LIMIT:
+                    conflicts += 1
+                    time.sleep(_PAUSE_SECONDS * conflicts)
+                    continue
+                if locked or not isinstance(error, psycopg.Error):
+                    raise
+                # A connection from before a restart of the server tells so when it is used, and
+                # the other ones are as old.
+                if connection.useless and not fresh:
+                    fresh = True
+                    self._drop_idle()
+                    continue
+                raise self._address.describe(error) from error
+            else:
+                return value
+            finally:
+                if self._closed or connection.useless:
+                    connection.close()
+                else:
+                    self._idle.append(connection)
+
+    def _lock(self, connection: EffectConnection, key: str, attempt: int) -> None:
+        connection.changed, connection.done = False, 0
+        connection.row_factory = tuple_row  # the handler before may have set another one
+        connection.execute(self._to_store)
+        ours = connection.execute(_LOCK, (key, self._terms.lease.owner, attempt))
+        if ours.fetchone() is None:
+            raise taken_over(key)
+        connection.execute(_TO_HANDLER)
+
+    def _apply(self, connection: EffectConnection, effects: Effects[T]) -> T:
+        value = apply(effects, connection)
+        if connection.info.transaction_status is TransactionStatus.IDLE:
+            refuse_commit()
+        try:
+            connection.execute(_FROM_HANDLER)
+        except psycopg.errors.InvalidSavepointSpecification:
+            refuse_commit()
+        return value
+
+    def _end(self, connection: EffectConnection, key: str, now: float) -> None:
+        connection.execute(self._to_store)
+        writes.finish_all(self._terms, connection, [(key, now)])
+        count_change(connection, self._node)
+
+    def _take(self) -> EffectConnection:
+        if self._closed:
+            raise StoreUnavailableError("the store is closed")
+        try:
+            return self._idle.pop()
+        except IndexError:
+            self._redial.require()
+        try:
+            connection = self._address.connect_for_handlers(EffectConnection)
+        except StoreUnavailableError as error:
+            self._redial.failed(error)
+            raise
+        self._redial.succeeded()
+        return connection
+
+
+def _is_conflict(error: BaseException | None) -> bool:
+    """Say whether a transaction has only to be run again; SQLAlchemy wraps the driver's error."""
+    while error is not None:
+        if isinstance(error, psycopg.Error) and error.sqlstate in CONFLICTS:
+            return True
+        error = error.__cause__
+    return False

@@ -1,0 +1,75 @@
+"""Handlers that end their event themselves, together with the effects that they apply.
+
+``services.finish`` does so in the middle of a handler; a handler that was registered with
+``transaction=True`` does nothing else. Whatever such a handler does afterwards changes nothing: the
+event is done.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar
+
+import trio
+
+from ..errors import EffectError
+from ..events import Event
+from ..storage.effects import Effects
+from ..storage.ports import Inbox
+
+T = TypeVar("T")
+
+
+class Conclusions:
+    """Ends events for their handlers, and tells the runner which ones.
+
+    Args:
+        inbox: the open store.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(self, inbox: Inbox, *, clock: Callable[[], float] = time.time) -> None:
+        self._inbox = inbox
+        self._clock = clock
+        self._begun: set[str] = set()
+        #: The keys of events that are done while their handlers still run.
+        self.ended: set[str] = set()
+        #: The handlers at work, by the key of their event; the runner gives it.
+        self.runs: Mapping[str, object] = {}
+
+    async def conclude(self, event: Event[Any], effects: Effects[T]) -> T:
+        """Apply ``effects`` and record that ``event`` is done, in one transaction.
+
+        See :meth:`Services.finish`.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        key = event.key
+        if iscoroutinefunction(effects):
+            raise EffectError(
+                "finish takes a plain function: write `def save(tx)`, and await what has to be "
+                "awaited before"
+            )
+        if key not in self.runs:
+            raise EffectError(
+                f"the event {key} is not being handled: its handler calls finish before it returns"
+            )
+        if key in self._begun:
+            raise EffectError(f"the event {key} was finished before: call finish once")
+        self._begun.add(key)
+        try:
+            value = await self._inbox.conclude(
+                key, effects, attempt=event.attempt, now=self._clock()
+            )
+        except BaseException:
+            self._begun.discard(key)
+            raise
+        self.ended.add(key)
+        return value
+
+    def forget(self, key: str) -> bool:
+        """Forget the run of an event that has ended; return whether its handler ended the event."""
+        if key not in self.ended:
+            return False
+        self.ended.discard(key)
+        self._begun.discard(key)
+        return True

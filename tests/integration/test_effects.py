@@ -1,0 +1,525 @@
+"""Effects in the store's own database: applied with the event's end, or not at all."""
+
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+import trio
+from support.command_line import CommandLine
+from support.postgres import open_inbox, running_server
+
+from sdk_trio import (
+    EffectError,
+    EventTakenOverError,
+    HandlerRegistry,
+    NotSupportedError,
+    OptionsValidationError,
+    Services,
+    StoreUnavailableError,
+    Transaction,
+)
+from sdk_trio.events import OrderPaidEvent
+from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery
+from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.storage.sqlite import effects as sqlite_effects
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION
+from sdk_trio.testing import AppUnderTest, running_app, settings_for_tests
+
+TERMS = {"lease_seconds": 10.0, "dedup_seconds": 100.0, "payload_seconds": 40.0}
+
+#: One table for both engines; it does not refuse a second row of one event, as no guard of its own
+#: shall hide that an effect came twice.
+TABLE = "CREATE TABLE IF NOT EXISTS app_effect (event_key text)"
+
+
+class Place:
+    """A store of one engine, and the rows that handlers have written there."""
+
+    def __init__(self, kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kind = kind
+        self.directory = directory
+        self.mark = "?" if kind == "sqlite" else "%s"
+        if kind == "postgres":
+            self.dsn = running_server().fresh()
+            monkeypatch.setenv("SDK_POSTGRES_DSN", self.dsn)
+            self.execute(f"{TABLE}; DELETE FROM app_effect")
+
+    def settings(self, **more: Any) -> Any:
+        backend = "Sqlite" if self.kind == "sqlite" else "Postgres"
+        return settings_for_tests(
+            {"Storage:Backend": backend, "Storage:Path": str(self.directory), **more}
+        )
+
+    async def open(self, owner: str) -> Any:
+        if self.kind == "postgres":
+            inbox = await open_inbox(self.directory, owner=owner, **TERMS)
+            self.dsn = running_server().database_of(self.directory)
+            self.execute(f"{TABLE}; DELETE FROM app_effect")
+            return inbox
+        inbox = await SqliteInbox.open(self.directory / "inbox.db", owner=owner, **TERMS)
+        self.execute(TABLE)
+        return inbox
+
+    def execute(self, statement: str) -> list[Any]:
+        if self.kind == "sqlite":
+            connection = apsw.Connection(str(self.directory / "inbox.db"))
+            connection.set_busy_timeout(5000)
+            try:
+                return list(connection.execute(statement))
+            finally:
+                connection.close()
+        import psycopg
+
+        with psycopg.connect(self.dsn, autocommit=True) as server:
+            cursor = server.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    @property
+    def applied(self) -> list[str]:
+        self.execute(TABLE)
+        return [key for (key,) in self.execute("SELECT event_key FROM app_effect ORDER BY 1")]
+
+    def apply(self, transaction: Transaction, key: str) -> None:
+        if self.kind == "sqlite":
+            transaction.connection.execute(TABLE)
+        transaction.connection.execute(f"INSERT INTO app_effect VALUES ({self.mark})", (key,))
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(request.param, tmp_path, monkeypatch)
+
+
+# -- services.finish ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("enqueue", [True, False])
+async def test_effects_and_the_end_are_committed_together(place: Place, enqueue: bool) -> None:
+    handlers = HandlerRegistry()
+    states: list[Any] = []
+
+    @handlers.on(OrderPaidEvent, enqueue=enqueue)
+    async def grant(event: OrderPaidEvent, services: Services) -> None:
+        def save(transaction: Transaction) -> str:
+            place.apply(transaction, event.key)
+            return "saved"
+
+        assert await services.finish(event, save) == "saved"
+        record = await services.store.get(event.key)
+        assert record is not None
+        states.append(record.state)
+
+    async with running_app(handlers, place.settings()) as app:
+        delivered = await app.deliver(OrderPaidEvent, expect="done")
+        assert delivered.record is not None
+        assert delivered.record.attempts == 1
+        again = await app.deliver(app.sign(OrderPaidEvent, webhook_id=delivered.webhook_id))
+        assert again.status == 200
+        assert place.applied == [delivered.webhook_id]
+    assert states == [DeliveryState.DONE]
+
+
+@pytest.mark.parametrize("enqueue", [True, False])
+async def test_effects_that_fail_leave_nothing_and_the_event_is_tried_again(
+    place: Place, enqueue: bool
+) -> None:
+    handlers = HandlerRegistry()
+    fails = [True]
+
+    @handlers.on(OrderPaidEvent, enqueue=enqueue)
+    async def grant(event: OrderPaidEvent, services: Services) -> None:
+        def save(transaction: Transaction) -> None:
+            place.apply(transaction, event.key)
+            if fails:
+                raise LookupError("no such product")
+
+        await services.finish(event, save)
+
+    async with running_app(handlers, place.settings()) as app:
+        delivered = await app.deliver(OrderPaidEvent, expect="retrying")
+        assert delivered.error == "LookupError: no such product"
+        assert isinstance(delivered.exception, LookupError)
+        assert place.applied == []
+        fails.clear()
+        await app.store.replay([delivered.webhook_id])
+        app.runtime.receiver.wake()
+        await app.settle()
+        assert (await record_of(app, delivered.webhook_id)).state == "done"
+        assert place.applied == [delivered.webhook_id]
+
+
+async def record_of(app: AppUnderTest, key: str) -> Any:
+    record = await app.store.get(key)
+    assert record is not None
+    return record
+
+
+async def test_nothing_that_follows_the_end_changes_it(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers = HandlerRegistry()
+    refused: list[str] = []
+    kept: list[Any] = []
+
+    @handlers.on(OrderPaidEvent, enqueue=True)
+    async def grant(event: OrderPaidEvent, services: Services) -> None:
+        kept[:] = [event, services]
+        await services.finish(event, lambda transaction: place.apply(transaction, event.key))
+        with pytest.raises(EffectError) as caught:
+            await services.finish(event, lambda transaction: place.apply(transaction, event.key))
+        refused.append(str(caught.value))
+        raise RuntimeError("after the end")
+
+    async with running_app(handlers, place.settings()) as app:
+        delivered = await app.deliver(OrderPaidEvent, expect="done")
+        event, services = kept
+        with pytest.raises(EffectError, match="is not being handled"):
+            await services.finish(event, lambda transaction: None)
+        assert place.applied == [delivered.webhook_id]
+        (told,) = (each for each in caplog.messages if "webhook.failed_after_done" in each)
+        assert "RuntimeError: after the end" in told
+    assert "was finished before" in refused[0]
+
+
+async def test_a_run_that_is_cancelled_after_its_end_is_done(place: Place) -> None:
+    handlers = HandlerRegistry()
+
+    @handlers.on(OrderPaidEvent)
+    async def grant(event: OrderPaidEvent, services: Services) -> None:
+        await services.finish(event, lambda transaction: place.apply(transaction, event.key))
+        await trio.sleep_forever()
+
+    settings = place.settings(**{"Webhooks:InlineTimeoutSeconds": 1})
+    async with running_app(handlers, settings) as app:
+        delivered = await app.deliver(OrderPaidEvent, expect="done")
+        assert (delivered.status, place.applied) == (200, [delivered.webhook_id])
+
+
+async def test_an_asynchronous_save_is_refused(place: Place) -> None:
+    handlers = HandlerRegistry()
+
+    @handlers.on(OrderPaidEvent, enqueue=True)
+    async def grant(event: OrderPaidEvent, services: Services) -> None:
+        async def save(transaction: Transaction) -> None:
+            place.apply(transaction, event.key)
+
+        with pytest.raises(EffectError, match="plain function"):
+            await services.finish(event, save)
+        with pytest.raises(EffectError, match="plain function"):
+            await services.finish(event, lambda transaction: save(transaction))
+
+    async with running_app(handlers, place.settings()) as app:
+        await app.deliver(OrderPaidEvent, expect="done")
+        assert place.applied == []
+
+
+# -- transaction=True --------------------------------------------------------------------------
+
+
+async def test_a_transaction_handler_is_applied_once_and_a_failed_one_not_at_all(
+    place: Place,
+) -> None:
+    handlers = HandlerRegistry()
+    threads: set[int] = set()
+    fails = [True]
+
+    @handlers.on(OrderPaidEvent, enqueue=True, transaction=True)
+    def grant(event: OrderPaidEvent, tx: Transaction) -> None:
+        threads.add(threading.get_ident())
+        place.apply(tx, event.key)
+        if fails:
+            raise LookupError("no such product")
+
+    async with running_app(handlers, place.settings()) as app:
+        delivered = await app.deliver(OrderPaidEvent, expect="retrying")
+        assert delivered.error == "LookupError: no such product"
+        assert (await app.store.attempts(delivered.webhook_id))[0].place is not None
+        fails.clear()
+        await app.store.replay([delivered.webhook_id])
+        app.runtime.receiver.wake()
+        await app.settle()
+        assert (await record_of(app, delivered.webhook_id)).state == "done"
+        assert place.applied == [delivered.webhook_id]
+        # A redelivery is not a second time; a deliberate replay of a done event is.
+        await app.deliver(app.sign(OrderPaidEvent, webhook_id=delivered.webhook_id))
+        assert place.applied == [delivered.webhook_id]
+        await app.store.repeat([delivered.webhook_id])
+        app.runtime.receiver.wake()
+        await app.settle()
+        assert place.applied == [delivered.webhook_id] * 2
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN"])
+async def test_a_handler_that_ends_the_transaction_itself_fails(
+    place: Place, statement: str
+) -> None:
+    handlers = HandlerRegistry()
+
+    @handlers.on(OrderPaidEvent, enqueue=True, transaction=True)
+    def grant(event: OrderPaidEvent, tx: Transaction) -> None:
+        tx.connection.execute(statement)
+
+    async with running_app(handlers, place.settings()) as app:
+        delivered = await app.deliver(OrderPaidEvent, expect="retrying")
+        assert delivered.error is not None
+        assert "leave the commit to the library" in delivered.error
+        # The store goes on.
+        await app.deliver(OrderPaidEvent, expect="retrying")
+
+
+async def test_what_waits_is_not_held_up_by_a_failing_store_of_a_handler(place: Place) -> None:
+    """A statement that fails is the handler's failure, and no failure of the store."""
+    handlers = HandlerRegistry()
+
+    @handlers.on(OrderPaidEvent, enqueue=True, transaction=True)
+    def grant(event: OrderPaidEvent, tx: Transaction) -> None:
+        tx.connection.execute("INSERT INTO no_such_table VALUES (1)")
+
+    async with running_app(handlers, place.settings()) as app:
+        delivered = await app.deliver(OrderPaidEvent, expect="retrying")
+        assert not isinstance(delivered.exception, StoreUnavailableError)
+        assert "no_such_table" in (delivered.error or "")
+
+
+def test_a_store_without_transactions_refuses_the_start() -> None:
+    handlers = HandlerRegistry()
+
+    @handlers.on(OrderPaidEvent, enqueue=True, transaction=True)
+    def grant(event: OrderPaidEvent, tx: Transaction) -> None: ...
+
+    async def start() -> None:
+        async with running_app(handlers, settings_for_tests()):
+            pass
+
+    with pytest.raises(OptionsValidationError, match=r"Sdk:Storage:Backend.*grant.*Sqlite") as told:
+        trio.run(start)
+    assert told.value.exit_code == 78
+
+
+async def test_the_kit_gives_such_handlers_a_store_with_transactions() -> None:
+    handlers = HandlerRegistry()
+
+    @handlers.on(OrderPaidEvent, enqueue=True, transaction=True)
+    def grant(event: OrderPaidEvent, tx: Transaction) -> None:
+        assert tx.connection.execute("SELECT 1")
+
+    async with running_app(handlers) as app:
+        await app.deliver(OrderPaidEvent, expect="done")
+
+
+# -- the stores --------------------------------------------------------------------------------
+
+
+def delivery(webhook_id: str = "m1") -> NewDelivery:
+    return NewDelivery(webhook_id, "order.paid", b'{"type":"order.paid"}', 7, 1000.0)
+
+
+@pytest.fixture
+async def two(place: Place) -> AsyncIterator[tuple[Any, Any]]:
+    """Two open stores of one place, the first of which runs the event m1."""
+    first, second = await place.open("first"), await place.open("second")
+    await first.accept(delivery(), leased=True)
+    await first.start("m1", now=1000)
+    yield first, second
+    await first.close()
+    await second.close()
+
+
+async def test_a_run_that_was_taken_over_applies_nothing(
+    place: Place, two: tuple[Any, Any]
+) -> None:
+    first, second = two
+    (taken,) = (await second.take_due(limit=1, now=1020)).records
+    await second.start(taken.key, now=1020)
+
+    def effects(transaction: Transaction) -> None:
+        place.apply(transaction, "m1")
+
+    with pytest.raises(EventTakenOverError):
+        await first.conclude("m1", effects, attempt=1, now=1021)
+    assert place.applied == []
+    await second.conclude("m1", effects, attempt=2, now=1022)
+    assert place.applied == ["m1"]
+    # Neither a second end nor an earlier number changes anything any more.
+    for inbox, attempt in ((first, 1), (second, 2)):
+        with pytest.raises(EventTakenOverError):
+            await inbox.conclude("m1", effects, attempt=attempt, now=1023)
+    await first.finish("m1", Done(), now=1024)
+    assert place.applied == ["m1"]
+    record = await first.get("m1")
+    assert (record.state, record.attempts, record.finished_at) == ("done", 2, 1022)
+
+
+async def test_memory_has_no_transactions() -> None:
+    inbox = MemoryInbox(owner="one", **TERMS)
+    await inbox.claim(delivery())
+    with pytest.raises(NotSupportedError, match="Sqlite or Postgres"):
+        await inbox.conclude("m1", lambda transaction: None, attempt=1, now=1001)
+
+
+async def test_cancelled_in_the_middle_it_is_finished_first(
+    place: Place, two: tuple[Any, Any]
+) -> None:
+    first, _ = two
+    told = None
+    with trio.CancelScope() as scope:
+
+        def effects(transaction: Transaction) -> str:
+            place.apply(transaction, "m1")
+            trio.from_thread.run_sync(scope.cancel, trio_token=token)
+            return "applied"
+
+        token = trio.lowlevel.current_trio_token()
+        told = await first.conclude("m1", effects, attempt=1, now=1001)
+    assert told == "applied"
+    assert place.applied == ["m1"]
+
+
+async def test_statements_that_take_too_long_are_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_effects, "EFFECT_SECONDS", 0.1)
+    place = Place("sqlite", tmp_path, monkeypatch)
+    inbox = await place.open("one")
+    await inbox.claim(delivery())
+
+    def endless(transaction: Transaction) -> None:
+        place.apply(transaction, "m1")
+        transaction.connection.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+        ).fetchall()
+
+    with pytest.raises(EffectError, match=r"longer than 0\.1 s"):
+        await inbox.conclude("m1", endless, attempt=1, now=1001)
+    assert place.applied == []
+    assert await inbox.conclude("m1", lambda transaction: 7, attempt=1, now=1002) == 7
+    await inbox.close()
+
+
+async def test_a_statement_that_a_handler_leaves_open_keeps_no_log(tmp_path: Path) -> None:
+    inbox = await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS)
+    await inbox.claim(delivery())
+    kept: list[Any] = []
+
+    def effects(transaction: Transaction) -> None:
+        kept.append(transaction.connection.execute("SELECT * FROM sqlite_schema"))
+
+    await inbox.conclude("m1", effects, attempt=1, now=1001)
+    assert await inbox.wipe(), "nothing reads the write-ahead log any more"
+    await inbox.close()
+
+
+# -- PostgreSQL --------------------------------------------------------------------------------
+
+
+async def test_a_long_transaction_holds_up_nobody_and_is_taken_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place("postgres", tmp_path, monkeypatch)
+    first, second = await place.open("first"), await place.open("second")
+    await first.accept(delivery(), leased=True)
+    await first.start("m1", now=1000)
+    inside, goes_on = threading.Event(), threading.Event()
+
+    def effects(transaction: Transaction) -> None:
+        place.apply(transaction, "m1")
+        inside.set()
+        assert goes_on.wait(30)
+
+    async with trio.open_nursery() as nursery:
+
+        async def conclude() -> None:
+            await first.conclude("m1", effects, attempt=1, now=1001)
+
+        nursery.start_soon(conclude)
+        await trio.to_thread.run_sync(inside.wait, 30)
+        # Past the end of its lease: the locked row is passed over, and not waited for.
+        await first.renew(now=1100)
+        assert (await second.take_due(limit=9, now=1100)).records == []
+        assert await second.recover() == 0
+        await first.accept(delivery("m2"), leased=True)
+        goes_on.set()
+    record = await second.get("m1")
+    assert (record.state, record.process_ends) == ("done", 0)
+    assert place.applied == ["m1"]
+    await first.close()
+    await second.close()
+
+
+async def test_a_conflict_is_run_again_and_commit_and_texts_are_as_anywhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    place = Place("postgres", tmp_path, monkeypatch)
+    inbox = await place.open("one")
+    await inbox.accept(delivery(), leased=True)
+    await inbox.start("m1", now=1000)
+    tries: list[int] = []
+
+    def effects(transaction: Transaction[Any]) -> None:
+        connection = transaction.connection
+        place.apply(transaction, "undone")
+        connection.rollback()
+        tries.append(1)
+        if len(tries) < 3:
+            code = ("40001", "40P01")[len(tries) - 1]
+            connection.execute(f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$")
+        with pytest.raises(EffectError, match="commit"):
+            connection.commit()
+        connection.execute("CREATE TEMP TABLE t (i int UNIQUE) ON COMMIT DROP")
+        with pytest.raises(psycopg.errors.UniqueViolation), connection.transaction():
+            connection.execute("INSERT INTO t VALUES (1), (1)")
+        place.apply(transaction, "a\x1ab")
+
+    await inbox.conclude("m1", effects, attempt=1, now=1001)
+    assert len(tries) == 3
+    assert place.applied == ["a\x1ab"]
+    await inbox.close()
+
+
+# -- tables of the application in the store's file -----------------------------------------------
+
+
+def test_tables_of_handlers_outlive_migrations_checks_retention_and_purges(
+    command_line: CommandLine,
+) -> None:
+    command_line.data.mkdir(mode=0o700)
+    file = command_line.data / "inbox.db"
+    before = apsw.Connection(str(file))
+    for step in MIGRATIONS[:-1]:
+        for statement in step:
+            before.execute(statement)
+    before.execute("DROP TABLE inbox_before")  # as the move of its rows does
+    before.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    before.execute(f"PRAGMA user_version = {VERSION - 1}")
+    before.execute(f"{TABLE}; INSERT INTO app_effect VALUES ('kept')")
+    before.close()
+
+    async def keep_house() -> None:
+        inbox = await SqliteInbox.open(file, owner="one", **TERMS)
+        await inbox.accept(delivery(), leased=True)
+        await inbox.start("m1", now=1000)
+        await inbox.finish("m1", Done(), now=1001)
+        assert (await inbox.purge(now=1e9)).finished == 1
+        assert await inbox.wipe()
+        assert await inbox.other_tables() == ["app_effect"]
+        await inbox.close()
+
+    trio.run(keep_house)
+    for words in (("status",), ("check",)):
+        assert command_line("storage", *words).status == 0
+    tenants = ("--set", "Sdk:MultiTenant:Enabled=true")
+    for words in (("add", "acme", "--name", "Acme"), ("delete", "acme")):
+        assert command_line("tenant", *words, *tenants).status == 0
+    purged = command_line("tenant", "purge", "acme", "--now", "--yes", *tenants)
+    assert purged.status == 0, purged.err
+    assert "not looked into: app_effect" in purged.err
+    looked = apsw.Connection(str(file))
+    assert looked.pragma("user_version") == VERSION
+    assert list(looked.execute("SELECT * FROM app_effect")) == [("kept",)]
+    looked.close()
