@@ -5,11 +5,9 @@ from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 
-import attrs
-
-from sdk_trio.config import BUNDLED_API_VERSION, Secret, Settings
-from sdk_trio.config.check import LEAST_TOKEN_CHARACTERS, missing_parts
-from sdk_trio.config.fields import StorageBackend, pascal_case
+from sdk_trio.config import BUNDLED_API_VERSION, Secret
+from sdk_trio.config.check import LEAST_TOKEN_CHARACTERS
+from sdk_trio.config.fields import pascal_case
 from sdk_trio.config.secret import ISSUED_KEY_BYTES, MINIMUM_KEY_BYTES
 from sdk_trio.config.show import shown_value
 from sdk_trio.config.table import GREATEST_INT, Setting, full_key, table
@@ -103,7 +101,6 @@ def reference_page() -> str:
     parts = [_INTRODUCTION]
     for path, settings in groupby(_by_section(), key=lambda setting: setting.path[:-1]):
         parts.append(f"## {full_key(path)}\n\n{_table(list(settings))}")
-    parts.append(_missing())
     return "\n".join(parts)
 
 
@@ -172,34 +169,3 @@ def _change(setting: Setting) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", "\\n")
-
-
-def _missing() -> str:
-    """Return the section on documented parts that are not there, from the check itself."""
-    settings = Settings()
-    everything = attrs.evolve(
-        settings,
-        storage=attrs.evolve(settings.storage, backend=StorageBackend.POSTGRES),
-        server=attrs.evolve(settings.server, processes=2),
-        relay=attrs.evolve(settings.relay, enabled=True),
-        multi_tenant=attrs.evolve(
-            settings.multi_tenant,
-            enabled=True,
-            notifications=attrs.evolve(settings.multi_tenant.notifications, enabled=True),
-            file_db=attrs.evolve(
-                settings.multi_tenant.file_db,
-                replication=attrs.evolve(
-                    settings.multi_tenant.file_db.replication,
-                    use_replication=True,
-                    supervise=True,
-                ),
-            ),
-        ),
-    )
-    lines = [f"- `{problem.key}`: {problem.message}" for problem in missing_parts(everything)]
-    return (
-        "## Not in this version\n\n"
-        "These settings are read and checked, but the runtime does not start with them:\n\n"
-        + "\n".join(lines)
-        + "\n"
-    )

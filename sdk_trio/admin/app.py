@@ -434,10 +434,12 @@ class AdminApp:
 
     async def _metrics(self) -> Reply:
         await self._store.wait_for_figures()
+        await self._observed.refresh()
         return Reply(200, expose(self._samples()), CONTENT_TYPE)
 
     async def _status(self) -> Reply:
         await self._store.wait_for_figures()
+        await self._observed.refresh()
         figures = self._store.figures
         events = figures and {str(state): count for state, count in figures.events.items()}
         tenants = figures and figures.tenants

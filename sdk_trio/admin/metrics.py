@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import attrs
 
-from ..base.telemetry import Sample
+from ..base.telemetry import Labels, Sample
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -28,12 +28,17 @@ _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 @attrs.frozen
 class Metric:
-    """One metric; ``help`` is one line for people, ``labels`` the names of its labels."""
+    """One metric; ``help`` is one line for people, ``labels`` the names of its labels.
+
+    ``across``: the rule by which several processes are shown as one. Counts add up. A state does
+    not; the worst one is shown.
+    """
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
+    across: Literal["sum", "max"] = "sum"
 
 
 METRICS: Final = (
@@ -54,6 +59,17 @@ METRICS: Final = (
         "How often the event loop stood still for more than a second.",
     ),
     Metric("sdk_runtime_blocked_seconds_total", "counter", "For how long it did so, in all."),
+    Metric(
+        "sdk_processes",
+        "gauge",
+        "Where Server:Processes is not 1: processes that are wanted, and that serve.",
+        ("state",),
+    ),
+    Metric(
+        "sdk_process_ends_total",
+        "counter",
+        "Processes of Server:Processes that ended without having been asked to.",
+    ),
     Metric(
         "sdk_log_dropped_total",
         "counter",
@@ -105,7 +121,9 @@ METRICS: Final = (
     Metric(
         "sdk_client_circuit_state",
         "gauge",
-        "The circuit breaker: 0 closed, 1 open, 2 probing, 3 isolated by hand.",
+        "The circuit breaker: 0 closed, 1 open, 2 probing, 3 isolated by hand; of several "
+        "processes the highest.",
+        across="max",
     ),
     Metric("sdk_client_attempts", "histogram", "Attempts that one call took."),
     Metric(
@@ -147,6 +165,29 @@ def metric_of(sample_name: str) -> Metric | None:
     if found is None or found.kind != "histogram" or f"_{ending}" not in HISTOGRAM_ENDINGS:
         return None
     return found
+
+
+def add_up(processes: Iterable[Iterable[Sample]]) -> list[Sample]:
+    """Return the samples of several processes as those of one, in the order of their arrival."""
+    values: dict[tuple[str, Labels], float] = {}
+    for samples in processes:
+        for sample in samples:
+            name = sample.name, sample.labels
+            metric = metric_of(sample.name)
+            before = values.get(name)
+            if before is None:
+                values[name] = sample.value
+            elif metric is not None and metric.across == "max":
+                values[name] = max(before, sample.value)
+            else:
+                values[name] = before + sample.value
+    return [Sample(name, labels, value) for (name, labels), value in values.items()]
+
+
+def lasting(samples: Iterable[Sample]) -> list[Sample]:
+    """Return the samples that count, so that they outlast their process; no gauges."""
+    found = ((sample, metric_of(sample.name)) for sample in samples)
+    return [sample for sample, metric in found if metric is not None and metric.kind != "gauge"]
 
 
 class UnknownMetricError(ValueError):

@@ -90,6 +90,10 @@ class RunningProgram(Protocol):
         """Make the workers look into the store: due events were put there."""
         ...
 
+    async def refresh(self) -> None:
+        """Ask other processes of the program for their figures; wait a moment at most."""
+        ...
+
 
 @attrs.frozen
 class StatusProviders:

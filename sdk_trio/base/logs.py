@@ -235,7 +235,7 @@ def _without_halves(text: str) -> str:
 
 
 #: Names that a line has already; a field of such a name takes its place.
-_HEAD = frozenset({"event", "level", "logger", "timestamp"})
+_HEAD = frozenset({"event", "level", "logger", "process", "timestamp"})
 
 
 class _Stamp:
@@ -310,7 +310,7 @@ class _JsonLines:
         return f'{line}, "timestamp": "{_now()}"}}\n'
 
     def _head(self, level: int, logger: str, event: str) -> str:
-        head = _json_of({"event": event, "level": level_name(level), "logger": logger})[:-1]
+        head = _json_of(_beginning(level, logger, event))[:-1]
         if len(self._heads) >= self.MOST:
             self._heads.clear()
         self._heads[level, logger, event] = head
@@ -342,8 +342,14 @@ class _ConsoleLines:
 
 
 def _as_event(level: int, logger: str, event: str, fields: Fields) -> dict[str, Any]:
-    head = {"event": event, "level": level_name(level), "logger": logger}
-    return {**head, **fields, "timestamp": _now()}
+    return {**_beginning(level, logger, event), **fields, "timestamp": _now()}
+
+
+def _beginning(level: int, logger: str, event: str) -> dict[str, Any]:
+    head: dict[str, Any] = {"event": event, "level": level_name(level), "logger": logger}
+    if _installed.process is not None:
+        head["process"] = _installed.process
+    return head
 
 
 class LineHandler(logging.Handler):
@@ -384,9 +390,10 @@ class LineHandler(logging.Handler):
 
 
 class _Installed:
-    """The handler of the command line, once there is one."""
+    """The handler of the command line, once there is one, and the number of this process."""
 
     handler: LineHandler | None = None
+    process: int | None = None
 
 
 _installed = _Installed()
@@ -530,6 +537,14 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
     _root.handlers[:] = [_installed.handler]
     _root.setLevel(LEVELS[level])
     _root.propagate = False
+
+
+def number_process(number: int) -> None:
+    """Put ``process: number`` into every line, where several processes write into one log.
+
+    Call it before the first line.
+    """
+    _installed.process = number
 
 
 def _width_of(terminal: TextIO) -> int:

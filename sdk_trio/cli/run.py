@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from ..errors import EXIT_FAILURE, OptionsValidationError, Problem
 from .parse import REFERENCE, UsageError, add_port, describing, port_settings
@@ -21,7 +22,12 @@ if not describing():
     from ..config.sources import KeyFileReader, key_directories, key_files
     from ..config.table import ROOT
     from ..runtime import Runtime, Started
-    from ..runtime.presence import SETTINGS_SECRET, Presence, announced
+    from ..runtime.presence import (
+        SETTINGS_SECRET,
+        SUPERVISOR_VARIABLE,
+        Presence,
+        announced,
+    )
     from ..runtime.systemd import (
         ServiceEnvironment,
         SystemdNotifier,
@@ -33,13 +39,22 @@ if not describing():
     from .application import import_part, import_registry
     from .main import release_interrupt
     from .settings import read
-    from .shutdown import ExitReport
+    from .shutdown import (
+        OF_SUPERVISOR,
+        OF_WORKER,
+        WORKER_END_SECONDS,
+        WORKER_FORCED_END_SECONDS,
+        Bounds,
+        ExitReport,
+    )
 
     _log = logs.get_logger("cli")
     _runtime_log = logs.get_logger("runtime")
 
 if TYPE_CHECKING:
+    from ..runtime.processes import Processes
     from ..tenants.upgrade import HostUpgrade
+    from ..webhooks import WebhookReceiver
 
 # A file that is gone is refused at a reload: what it had set would silently become the default.
 _VANISHED = "the file has vanished: put it back, or restart without it"
@@ -123,7 +138,7 @@ class SettingsReloader:
             loaded, settings = await trio.to_thread.run_sync(self._read_all, abandon_on_cancel=True)
             # All or nothing: reading and completing may fail, and until here nothing has been put
             # in force.
-            done = runtime.reload(settings)
+            done = await runtime.reload_everywhere(settings)
             self.began_with(loaded)
         except OptionsValidationError as error:
             _report_failure(error.problems, cause=cause, files=files)
@@ -178,6 +193,18 @@ def _report_failure(problems: tuple[Problem, ...], *, cause: str, files: tuple[s
     )
 
 
+class Reloads(Protocol):
+    """The part that puts new settings into force while a runtime runs."""
+
+    def request(self) -> None:
+        """Note that HUP has come."""
+        ...
+
+    async def run(self, runtime: Runtime, notifier: SystemdNotifier, status: str) -> None:
+        """Reload when it is wanted, until cancelled."""
+        ...
+
+
 Announce: TypeAlias = "Callable[[Started], AbstractContextManager[None]]"
 
 #: The signals that end a daemon; Windows has no HUP.
@@ -187,6 +214,10 @@ _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 #: The seconds for which a start keeps extending the service manager's timeout. After that the
 #: manager ends a start that hangs. An upgrade from a single tenant has MaxRunDuration in addition.
 START_SECONDS = 300.0
+
+
+#: The seconds between two looks at how many processes serve.
+SHOW_SECONDS = 1.0
 
 
 def run_arguments(parser: ArgumentParser) -> None:
@@ -218,6 +249,8 @@ def run(arguments: Namespace) -> int:
     """
     # Before any file is created: the umask holds for the store, its logs and files of handlers.
     keep_files_private()
+    if SUPERVISOR_VARIABLE in os.environ:
+        return _work(arguments)
     manager = claim_environment(os.environ)
     read_again = partial(
         read,
@@ -242,9 +275,16 @@ def run(arguments: Namespace) -> int:
     # silent return to the defaults.
     reloader.began_with(loaded)
     begin_logs(loaded)
-    handlers = import_registry(arguments.app) if arguments.app else None
+    workers = _workers(arguments, settings, manager)
+    # Only what runs handlers imports them: a supervisor has nothing of the application in it that
+    # could end it.
+    handlers = import_registry(arguments.app) if arguments.app and workers is None else None
     runtime = Runtime(
-        settings, handlers, standalone=arguments.standalone, host_upgrade=_host(arguments, settings)
+        settings,
+        handlers,
+        standalone=arguments.standalone,
+        host_upgrade=_host(arguments, settings),
+        workers=workers,
     )
     # The runtime is a library, whose host configures the logs; here the command line is the host.
     runtime.on_reload(_prepare_logs, ("Sdk:Logging",))
@@ -253,7 +293,52 @@ def run(arguments: Namespace) -> int:
         lambda started: announcement(settings, started, secret=SETTINGS_SECRET),
         reloader=reloader,
         manager=manager,
+        bounds=Bounds() if workers is None else OF_SUPERVISOR,
     )
+
+
+def _workers(
+    arguments: Namespace, settings: Settings, manager: ServiceEnvironment
+) -> Callable[[WebhookReceiver], Processes] | None:
+    """Return what makes the processes of ``Server:Processes``; None: this is the only one."""
+    if settings.server.processes == 1:
+        return None
+    from ..runtime.processes import Processes, WorkerCommand, process_count
+
+    count = process_count(settings)
+    flags = [] if os.getcwd() in sys.path else ["-P"]  # the installed command has no directory
+    command = [sys.executable, *flags, "-m", __package__.partition(".")[0], "run"]
+    if arguments.app:
+        command += ["--app", arguments.app]
+    if arguments.standalone:
+        command.append("--standalone")
+    worker = WorkerCommand(
+        tuple(command),
+        count,
+        end_seconds=WORKER_END_SECONDS,
+        forced_end_seconds=WORKER_FORCED_END_SECONDS,
+        watchdog=manager.watchdog_seconds,
+    )
+    return partial(Processes, settings, worker)
+
+
+def _work(arguments: Namespace) -> int:
+    """Run as one process of several, as the supervisor says that has started this one."""
+    from ..runtime.worker import SupervisorLink
+
+    if _HANGUP is not None:
+        # A reload is the supervisor's to begin: some service managers send HUP to all processes.
+        signal.signal(_HANGUP, signal.SIG_IGN)
+    link = SupervisorLink.claim(os.environ)
+    place = link.place
+    arguments.development = place.settings.is_development
+    options = place.settings.logging
+    logs.number_process(place.number)
+    logs.configure(level=options.level, format=options.format)
+    handlers = import_registry(arguments.app) if arguments.app else None
+    runtime = Runtime(place.settings, handlers, standalone=arguments.standalone, worker=place)
+    runtime.on_reload(_prepare_logs, ("Sdk:Logging",))
+    return serve(runtime, lambda _: nullcontext(), reloader=link, bounds=OF_WORKER)
 
 
 def _host(arguments: Namespace, settings: Settings) -> HostUpgrade | None:
@@ -295,8 +380,9 @@ def serve(
     runtime: Runtime,
     announce: Announce,
     *,
-    reloader: SettingsReloader | None = None,
+    reloader: Reloads | None = None,
     manager: ServiceEnvironment | None = None,
+    bounds: Bounds | None = None,
 ) -> int:
     """Run ``runtime`` with signals; ``announce`` is entered once it accepts deliveries.
 
@@ -308,7 +394,7 @@ def serve(
         0, 128 + the number of the signal that forced the end, or 1 if no signal asked for it.
     """
     ends_too = () if reloader is not None or _HANGUP is None else (_HANGUP,)
-    with ExitReport(runtime, (*_ENDING, *ends_too)) as ending:
+    with ExitReport(runtime, (*_ENDING, *ends_too), bounds) as ending:
         # Trio takes INT over from Python's own handler and from no other.
         release_interrupt()
         return trio.run(
@@ -345,7 +431,7 @@ class _LogTurns:
 async def _serve(
     runtime: Runtime,
     announce: Announce,
-    reloader: SettingsReloader | None,
+    reloader: Reloads | None,
     manager: ServiceEnvironment,
     ending: ExitReport,
 ) -> int:
@@ -376,13 +462,16 @@ async def _serve(
                 )
                 if reloader is not None:
                     outer.start_soon(reloader.run, runtime, notifier, status)
+                if runtime.processes is not None:
+                    outer.start_soon(_show_processes, runtime, notifier, status)
             # The inner nursery is empty, so the runtime has ended; what watched it ends now.
             outer.cancel_scope.cancel()
     if signals.forced_by is not None:
         return 128 + signals.forced_by
     # A runtime that ended unasked is a failure even if it raised nothing: systemd has to restart
     # it.
-    return 0 if signals.stopped else EXIT_FAILURE
+    left = runtime.processes is not None and runtime.processes.failed
+    return 0 if signals.stopped and not left else EXIT_FAILURE
 
 
 async def _start(runtime: Runtime, nursery: trio.Nursery, notifier: SystemdNotifier) -> Started:
@@ -403,7 +492,20 @@ async def _report_end(runtime: Runtime, notifier: SystemdNotifier) -> None:
     """Tell the service manager that the end has begun, and how many events it waits for."""
     reason = await runtime.wait_stopping()
     await notifier.stopping(f"stopping: {reason}")
-    await notifier.extend(lambda: f"stopping: {reason}; {runtime.receiver.unfinished} events left")
+    await notifier.extend(lambda: f"stopping: {reason}; {runtime.unfinished} events left")
+
+
+async def _show_processes(runtime: Runtime, notifier: SystemdNotifier, status: str) -> None:
+    """Have the service manager show how many processes serve, whenever that changes."""
+    shown = ""
+    while True:
+        await trio.sleep(SHOW_SECONDS)
+        processes = runtime.processes
+        if processes is not None and runtime.ready:
+            text = f"{status}; {processes.serving} of {processes.count} processes serve"
+            if text != shown:
+                await notifier.show(text)
+                shown = text
 
 
 async def _ask_store(runtime: Runtime) -> None:
@@ -418,7 +520,7 @@ async def _ask_store(runtime: Runtime) -> None:
 class _Signals:
     """The requests of the signals so far."""
 
-    def __init__(self, runtime: Runtime, reloader: SettingsReloader | None) -> None:
+    def __init__(self, runtime: Runtime, reloader: Reloads | None) -> None:
         self._runtime = runtime
         self._reloader = reloader
         self.stopped = False

@@ -26,7 +26,6 @@ if not describing():
         Settings,
         describe,
         json_schema,
-        missing_parts,
         read_settings,
         unmet_needs,
     )
@@ -153,7 +152,7 @@ def check(arguments: Namespace) -> int:
     problems = list(loaded.problems)
     if loaded.settings is not None:
         # `run` refuses these at its start only; a check before a deployment must not wait for that.
-        problems += [*missing_parts(loaded.settings), *unmet_needs(loaded.settings)]
+        problems += unmet_needs(loaded.settings)
     rows: list[dict[str, Any]] = [
         {"level": level, **attrs.asdict(problem)}
         for level, found in (("error", problems), ("warning", loaded.warnings))

@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import FrameType
 
+import attrs
 import trio
 
 from ..base import logs
@@ -63,15 +64,39 @@ THREADS_SECONDS = 1.0
 _NUDGE = b"\0"
 
 
+@attrs.frozen
+class Bounds:
+    """The seconds of the parts of the end; together less than the 5 that are promised.
+
+    ``grace`` is for cancelled handlers after the drain's time, ``forced_grace`` after a second
+    signal; ``leave`` is for the loop to release their events and to report.
+    """
+
+    grace: float = GRACE_SECONDS
+    leave: float = LEAVE_SECONDS
+    forced_grace: float = FORCED_GRACE_SECONDS
+
+
+#: The end of one process of several comes before that of its supervisor, which waits for it for so
+#: many seconds after the drain's time, and after a second signal.
+OF_WORKER = Bounds(grace=1.5, leave=1.0, forced_grace=0.2)
+WORKER_END_SECONDS = 3.2
+WORKER_FORCED_END_SECONDS = 0.8
+OF_SUPERVISOR = Bounds(grace=3.6, leave=0.5, forced_grace=0.9)
+
+
 class ExitReport:
     """Bounds the end of the daemon process of ``runtime``: a context around its event loop.
 
     ``ending`` are the signals that ask for the end.
     """
 
-    def __init__(self, runtime: Runtime, ending: Collection[int]) -> None:
+    def __init__(
+        self, runtime: Runtime, ending: Collection[int], bounds: "Bounds | None" = None
+    ) -> None:
         self._runtime = runtime
         self._ending = ending
+        self._bounds = bounds = bounds or Bounds()
         # A socket and not a pipe: signal.set_wakeup_fd wants a descriptor that does not block, and
         # select works on sockets on every system.
         self._reader, self._writer = socket.socketpair()
@@ -87,7 +112,7 @@ class ExitReport:
         self._signals = 0
         # The times at which the loop and the thread give up, by time.monotonic.
         self._limits: tuple[float, float] | None = None
-        self._leave_seconds = LEAVE_SECONDS
+        self._leave_seconds = bounds.leave
         self._asked = False
         self._ended = False
         self._over = False
@@ -182,7 +207,7 @@ class ExitReport:
         drained = await self._runtime.wait_draining()
         # After a second signal the shorter bounds stand already.
         if self._signals < 2:
-            self._limit(drained + GRACE_SECONDS, LEAVE_SECONDS)
+            self._limit(drained + self._bounds.grace, self._bounds.leave)
             self._nudge()
 
     async def _leave(self) -> None:
@@ -228,7 +253,8 @@ class ExitReport:
         settings = self._runtime.settings
         drain = settings.webhooks.graceful_drain_timeout_seconds
         delay = settings.server.shutdown_delay_seconds
-        self._limit(time.monotonic() + delay + drain + GRACE_SECONDS, LEAVE_SECONDS)
+        bounds = self._bounds
+        self._limit(time.monotonic() + delay + drain + bounds.grace, bounds.leave)
         main = threading.main_thread().ident
         run, place = (None, None) if main is None else held_by(main)
         if run is not None:
@@ -244,7 +270,7 @@ class ExitReport:
     def _force(self, number: int) -> None:
         self._status = 128 + number
         self._asked = False
-        self._limit(time.monotonic() + FORCED_GRACE_SECONDS, FORCED_LEAVE_SECONDS)
+        self._limit(time.monotonic() + self._bounds.forced_grace, FORCED_LEAVE_SECONDS)
 
     def _limit(self, give_up: float, leave_seconds: float) -> None:
         self._leave_seconds = leave_seconds

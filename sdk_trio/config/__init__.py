@@ -4,7 +4,7 @@
 ``read_settings`` returns problems, warnings and origins as data.
 """
 
-from .check import missing_parts, unmet_needs
+from .check import unmet_needs
 from .load import Loaded, load_settings, read_settings
 from .options import (
     BUNDLED_API_VERSION,
@@ -35,7 +35,6 @@ __all__ = [
     "describe",
     "Row",
     "json_schema",
-    "missing_parts",
     "unmet_needs",
     "parse_secret",
     "ParsedSecret",

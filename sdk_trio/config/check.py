@@ -1,12 +1,8 @@
-"""Checks of settings: values, ranges, what needs what, and what this version lacks. Pure.
+"""Checks of settings: values, ranges, and what needs what. Pure.
 
 Ranges, required values and forms come from the metadata beside each setting; the rules that join
 several settings are written out here, and those of tenants in ``check_tenants.py``. Every fault is
 found in one pass, because a start that names one fault at a time costs a restart for each.
-
-:func:`missing_parts` stands apart from :func:`check`: a file that is valid can always be loaded and
-shown, and only the runtime refuses to start with parts that this version does not contain
-(:class:`~sdk_trio.errors.NotInThisVersionError`).
 """
 
 import functools
@@ -29,6 +25,7 @@ from .fields import (
     ApiVersionStrictness,
     Form,
     Mode,
+    StorageBackend,
     check_form,
     pascal_case,
     split_unix,
@@ -53,21 +50,11 @@ RECONCILIATION_NEEDS_CLIENT = Problem(
 )
 
 
-def missing_parts(settings: Settings) -> list[Problem]:
-    """Return one problem for each part that is asked for and missing; empty when all are there."""
-    asked: list[tuple[bool, tuple[str, ...], str, str]] = [
-        (
-            settings.server.processes > 1,
-            ("Server", "Processes"),
-            "more than one receiver process",
-            "1",
-        ),
-    ]
-    return [
-        Problem(full_key(path), f"not in this version: {part}; remove the key or set it to {value}")
-        for wanted, path, part, value in asked
-        if wanted
-    ]
+PROCESSES_NEED_COMMAND = Problem(
+    full_key(("Server", "Processes")),
+    "several processes are run by 'sdk-trio run', which begins each of them anew; a runtime inside "
+    "of another program is one process: set it to 1 there",
+)
 
 
 def unmet_needs(settings: Settings) -> list[Problem]:
@@ -127,6 +114,7 @@ def check(
     secret_findings = _webhook_secrets(settings, receiver=receiver, invalid=invalid)
     problems += secret_findings.problems
     problems += _addresses(settings)
+    problems += _processes(settings)
     problems += _connection(settings.connection)
     problems += _reconciliation(settings, standalone=standalone)
     problems += _replay_window(settings)
@@ -144,6 +132,15 @@ def check(
     told = [p for p in problems if not any(is_below(key, p.key) for key in invalid)]
     odd = [p for p in warnings if not any(is_below(key, p.key) for key in invalid)]
     return Findings(tuple(told), tuple(odd))
+
+
+def _processes(settings: Settings) -> Iterator[Problem]:
+    if settings.server.processes != 1 and settings.storage.backend is StorageBackend.MEMORY:
+        yield Problem(
+            full_key(("Server", "Processes")),
+            "several processes need a store that they share, and Storage:Backend Memory is each "
+            "process's own: set Backend to Sqlite or Postgres, or Processes to 1",
+        )
 
 
 def _check_value(setting: Setting, settings: Settings) -> Iterator[Problem]:

@@ -186,7 +186,11 @@ class AdminServer:
 
     def wake(self) -> None:
         """Make the workers look for due events."""
-        self._runtime.receiver.wake()
+        self._runtime.wake()
+
+    async def refresh(self) -> None:
+        """Ask other processes of the runtime for their figures."""
+        await self._runtime.refresh()
 
     def status(self) -> Mapping[str, Any]:
         """Return the addresses, and the queue of this moment."""
@@ -198,10 +202,10 @@ class AdminServer:
             "path": runtime.settings.webhooks.path,
             "storage": str(runtime.settings.storage.backend),
             "standalone": not runtime.has_client,
-            "queue_depth": runtime.receiver.queue_depth,
-            "queue_capacity": runtime.settings.webhooks.queue.capacity,
+            "queue_depth": runtime.queue_depth,
+            "queue_capacity": runtime.queue_capacity,
             "draining": runtime.draining,
-            "deliveries": dict(runtime.receiver.counters.values),
+            "deliveries": dict(runtime.deliveries),
         }
 
     # -- checks ------------------------------------------------------------------------------
@@ -216,13 +220,12 @@ class AdminServer:
         if self._runtime.ready:
             return Check("receiver", True, "accepts deliveries")
         # The receiver is ready and the runtime is not: Server:ShutdownDelaySeconds runs.
-        leaving = self._runtime.receiver.ready
+        leaving = self._runtime.draining and self._runtime.receiver.ready
         detail = "accepts deliveries for a moment yet" if leaving else "accepts nothing new"
         return Check("receiver", False, detail)
 
     def _check_queue(self) -> Check:
-        depth = self._runtime.receiver.queue_depth
-        capacity = self._runtime.settings.webhooks.queue.capacity
+        depth, capacity = self._runtime.queue_depth, self._runtime.queue_capacity
         # A full queue answers 503 with Retry-After, and senders come again, so it is degraded and
         # stays ready. Unready, a load balancer would answer in its place, and would take it out and
         # in as the queue moves.

@@ -6,7 +6,7 @@ for a view is imported when the view is asked for.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
@@ -122,8 +122,41 @@ class ObservedRuntime(Protocol):
         """Return how the verification of replicas stands; None where there is none."""
         ...
 
+    @property
+    def queue_depth(self) -> int:
+        """Return how many events wait in memory for a worker."""
+        ...
+
+    @property
+    def queue_capacity(self) -> int:
+        """Return the most that ``queue_depth`` can be."""
+        ...
+
+    @property
+    def deliveries(self) -> Mapping[str, int]:
+        """Return what happened to deliveries, by result."""
+        ...
+
+    @property
+    def handled_types(self) -> Collection[str]:
+        """Return the event types that have a handler."""
+        ...
+
+    @property
+    def circuit(self) -> str | None:
+        """Return the state of the client's circuit breaker; None without a client."""
+        ...
+
     def samples(self) -> "Sequence[Sample]":
         """Return the metrics of every part but the admin address."""
+        ...
+
+    async def refresh(self) -> None:
+        """Ask other processes of this runtime for their figures."""
+        ...
+
+    def wake(self) -> None:
+        """Make the workers look for due events."""
         ...
 
 
@@ -170,12 +203,12 @@ class RuntimeConsole:
     @property
     def circuit(self) -> str | None:
         """Return the state of the client's circuit breaker; None without a client."""
-        return self._runtime.client.breaker.state if self._runtime.has_client else None
+        return self._runtime.circuit
 
     @property
     def activity(self) -> int:
         """Return a number that grows with every delivery and every end of a run."""
-        return sum(self._runtime.receiver.counters.values.values())
+        return sum(self._runtime.deliveries.values())
 
     @property
     def rejected(self) -> "RejectionRing":
@@ -195,10 +228,9 @@ class RuntimeConsole:
 
     def types(self) -> list[dict[str, Any]]:
         """Return the known event types, in Development with a sample of each."""
-        handlers = self._runtime.receiver.handlers
-        handled_types = set(handlers)
+        handled_types = self._runtime.handled_types
         rows = []
-        for row in handlers.catalog:
+        for row in self._runtime.receiver.handlers.catalog:
             handled = row.wire_type in handled_types
             rows.append({"type": row.wire_type, "handled": handled, **self._sample(row.wire_type)})
         return rows

@@ -19,6 +19,9 @@ from ..storage.data_directory import write_private
 
 FILE_NAME = "runtime.json"
 
+#: The variable by which a process of several is begun: the descriptor that leads to its supervisor.
+SUPERVISOR_VARIABLE = "SDK_TRIO_SUPERVISOR"
+
 #: The place of the secret that ``events trigger`` signs with: the file of ``dev``, or the settings.
 DEV_SECRET = "dev-secret"
 SETTINGS_SECRET = "settings"

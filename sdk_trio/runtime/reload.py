@@ -128,6 +128,16 @@ class SettingsReload:
         Raises:
             OptionsValidationError: with every problem of every part; nothing has changed.
         """
+        return self.prepare(wanted)()
+
+    def prepare(self, wanted: Settings) -> Callable[[], Reloaded]:
+        """Prepare every part for ``wanted``, and return the call that puts it into force.
+
+        The call cannot fail. Without it, nothing changes.
+
+        Raises:
+            OptionsValidationError: with every problem of every part.
+        """
         plan = plan_reload(self.settings, wanted, live=self.live_keys)
         # ``wanted`` was valid as a whole. What takes effect is a mixture of it and of old values
         # that wait for the next start, and that mixture may be invalid, so it is checked again.
@@ -142,10 +152,14 @@ class SettingsReload:
                     problems += error.problems
         if problems:
             raise OptionsValidationError(tuple(dict.fromkeys(problems)))
-        for commit in commits:
-            commit()
-        self.settings = plan.settings
-        return Reloaded(plan.applied, plan.restart)
+
+        def put_into_force() -> Reloaded:
+            for commit in commits:
+                commit()
+            self.settings = plan.settings
+            return Reloaded(plan.applied, plan.restart)
+
+        return put_into_force
 
     def _problems(self, settings: Settings) -> tuple[Problem, ...]:
         return check(settings, standalone=self._standalone).problems

@@ -12,7 +12,7 @@ the other parts; the admin address last, so that probes can watch the drain.
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,18 +23,20 @@ import trio
 from ..base.log_output import dropped_in_all
 from ..base.logs import get_logger
 from ..base.telemetry import Sample
-from ..config import Settings, StorageBackend, missing_parts, unmet_needs
-from ..config.check import RECONCILIATION_NEEDS_CLIENT
-from ..errors import NotInThisVersionError, NotRunningError, OptionsValidationError, only_member
+from ..config import Settings, StorageBackend, unmet_needs
+from ..config.check import PROCESSES_NEED_COMMAND, RECONCILIATION_NEEDS_CLIENT
+from ..errors import NotRunningError, OptionsValidationError, only_member
 from ..server.limits import Limits
 from ..server.serve import Server
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from ..webhooks.companion import Part, keep
 from ..webhooks.endpoint import LIVE_KEYS
+from ..webhooks.receiver import WHOLE, Share
 from ..webhooks.signed_request import own_url
 from .reload import Prepare, Reloaded, SettingsReload
 from .watchdog import Watchdog
 from .wiring import (
+    CIRCUIT_STATES,
     Routes,
     make_administrator,
     make_client,
@@ -50,7 +52,9 @@ if TYPE_CHECKING:
     from ..tenants.upgrade import HostUpgrade
     from .admin import AdminServer
     from .notifications import ChannelFactory
+    from .processes import Processes
     from .replication import ReplicationOverseer
+    from .worker import WorkerPlace
 
 _log = get_logger("runtime")
 
@@ -87,9 +91,10 @@ class Runtime:
         client_factory: makes the client of a tenant out of settings with its access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
         channels: makes the channels of notifications; None: those of the settings.
+        workers: makes what runs the processes of ``Server:Processes``; the command line has it.
+        worker: makes this runtime one of these processes, with its share and its sockets.
 
     Raises:
-        NotInThisVersionError: the settings ask for a part that this version does not contain.
         OptionsValidationError: the settings ask for a part that needs a client, an extra or
             tenants, and these are missing.
         MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
@@ -108,13 +113,18 @@ class Runtime:
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
         channels: "ChannelFactory | None" = None,
+        workers: "Callable[[WebhookReceiver], Processes] | None" = None,
+        worker: "WorkerPlace | None" = None,
     ) -> None:
-        problems = missing_parts(settings)
-        if problems:
-            raise NotInThisVersionError(problems)
         if unmet_needs(settings):
             raise OptionsValidationError(unmet_needs(settings))
+        if settings.server.processes != 1 and workers is None and worker is None:
+            raise OptionsValidationError([PROCESSES_NEED_COMMAND])
         self.settings: Settings = settings
+        self._worker = worker
+        self._share = WHOLE if worker is None else worker.share
+        if workers is not None:
+            self._share = Share(deliveries=False)
         # A receiver needs no token: it only verifies. Whoever gives neither token nor client wants
         # that.
         if standalone is None:
@@ -124,10 +134,13 @@ class Runtime:
         self._reconciles = settings.webhooks.reconciliation.enabled
         if self._reconciles and self._client is None:
             raise OptionsValidationError([RECONCILIATION_NEEDS_CLIENT])
+        self._reconciles = self._reconciles and self._share.singletons
         # Tenants' clients are made as the host's is, out of settings with the tenant's token.
         if client_factory is None and not standalone:
             client_factory = make_client
-        self._notifier = make_notifier(settings, channels, clock)
+        self._notifier = (
+            make_notifier(settings, channels, clock) if self._share.singletons else None
+        )
         self.receiver: WebhookReceiver = WebhookReceiver(
             settings,
             # Not "or": a registry with nothing but a fallback is empty, and so is false.
@@ -136,8 +149,15 @@ class Runtime:
             clock=clock,
             client_factory=client_factory,
             host_upgrade=host_upgrade,
-            companion=make_companion(settings, self._notifier),
+            companion=(
+                make_companion(settings, self._notifier) if self._share.singletons else None
+            ),
+            share=self._share,
         )
+        #: The processes that receive and run deliveries; None: this one does.
+        self.processes: Processes | None = None
+        if workers is not None:
+            self.processes = workers(self.receiver)
         self._clock = clock
         self._reloader = SettingsReload(settings, standalone=not settings.has_access_token)
         self._reloader.subscribe(self.receiver.prepare_reload, LIVE_KEYS)
@@ -172,16 +192,23 @@ class Runtime:
         self._drain_ends_at: float | None = None
         self._used = False
         self._served = False
-        self._administrator = make_administrator(self, clock) if settings.admin.enabled else None
+        self._administrator = None
+        if settings.admin.enabled and self._share.singletons:
+            self._administrator = make_administrator(self, clock)
         if self._administrator is not None:
             from .admin import LIVE_KEYS as ADMIN_KEYS  # loaded by those who have one
 
             self._reloader.subscribe(self._administrator.prepare_reload, ADMIN_KEYS)
+            if self.processes is not None:
+                self._administrator.sources.checks.append(self.processes.check)
 
     @property
     def report(self) -> DrainReport | None:
         """The counts of the shutdown; None until :meth:`run` has ended."""
-        return self.receiver.report
+        report = self.receiver.report
+        if report is None or self.processes is None:
+            return report
+        return attrs.evolve(report, drained=self.processes.drained)
 
     @property
     def ready(self) -> bool:
@@ -190,7 +217,8 @@ class Runtime:
         Deliveries are still accepted for ``Server:ShutdownDelaySeconds`` then, because a load
         balancer learns of it by its next probe and until then sends on.
         """
-        return self.receiver.ready and not self._stop_wanted.is_set()
+        serving = self.processes is None or self.processes.serving > 0
+        return serving and self.receiver.ready and not self._stop_wanted.is_set()
 
     @property
     def draining(self) -> bool:
@@ -245,8 +273,70 @@ class Runtime:
 
         return (*self.replication.samples, *sample_verification(self.verification))
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The receiver's real addresses; none before the start."""
+        return () if self.started is None else self.started.receiver
+
+    @property
+    def queue_depth(self) -> int:
+        """The number of events that wait in memory for a worker."""
+        return self.receiver.queue_depth if self.processes is None else self.processes.queue_depth
+
+    @property
+    def queue_capacity(self) -> int:
+        """The most that :attr:`queue_depth` can be."""
+        capacity = self.settings.webhooks.queue.capacity
+        return capacity if self.processes is None else capacity * self.processes.count
+
+    @property
+    def deliveries(self) -> Mapping[str, int]:
+        """The results of deliveries so far, with their numbers."""
+        counted = self.receiver.counters.values
+        return counted if self.processes is None else self.processes.deliveries
+
+    @property
+    def handled_types(self) -> Collection[str]:
+        """The event types that have a handler."""
+        own = self.receiver.handlers
+        return set(own) if self.processes is None else self.processes.handled_types
+
+    @property
+    def circuit(self) -> str | None:
+        """The state of the client's circuit breaker, the worst one of several; None without one."""
+        if self._client is None:
+            return None
+        state: str = self._client.breaker.state
+        if self.processes is not None:
+            names = {number: name for name, number in CIRCUIT_STATES.items()}
+            state = names[max([CIRCUIT_STATES[state], *self.processes.circuits])]
+        return state
+
+    def wake(self) -> None:
+        """Have the workers look into the store at once, in which somebody has put events."""
+        self.receiver.wake()
+        if self.processes is not None:
+            self.processes.wake()
+
+    async def refresh(self) -> None:
+        """Ask the processes of ``Server:Processes`` for their figures; wait a moment at most."""
+        if self.processes is not None:
+            await self.processes.refresh()
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def unfinished(self) -> int:
+        """The number of events that wait in memory or run; a drain waits for these."""
+        own = self.receiver.unfinished
+        return own if self.processes is None else own + self.processes.unfinished
+
     def samples(self) -> tuple[Sample, ...]:
-        """Return the metrics of every part."""
+        """Return the metrics of every part, those of several processes added up."""
+        own = self.own_samples()
+        return own if self.processes is None else self.processes.add_samples(own)
+
+    def own_samples(self) -> tuple[Sample, ...]:
+        """Return the metrics of every part of this process."""
         return (
             *self.receiver.samples(),
             *self.client_samples,
@@ -291,8 +381,36 @@ class Runtime:
         Raises:
             OptionsValidationError: with every problem; the old settings stay in force.
         """
-        done = self._reloader.reload(settings)
-        self.settings = self._reloader.settings
+        return self.prepare_reload(settings)()
+
+    def prepare_reload(self, settings: Settings) -> Callable[[], Reloaded]:
+        """Prepare every part for new settings, and return the call that puts them into force.
+
+        Arguments, errors and result are those of :meth:`reload`. The call cannot fail.
+        """
+        prepared = self._reloader.prepare(settings)
+
+        def put_into_force() -> Reloaded:
+            done = prepared()
+            self.settings = self._reloader.settings
+            return done
+
+        return put_into_force
+
+    async def reload_everywhere(self, settings: Settings) -> Reloaded:
+        """Put new settings into force in all processes of this runtime, or in none.
+
+        Arguments, errors and result are those of :meth:`reload`. If it is cancelled before all
+        have agreed, nothing changes; from then on it does not wait.
+        """
+        if self.processes is None:
+            await trio.lowlevel.checkpoint()
+            return self.reload(settings)
+        commit = self.prepare_reload(settings)
+        async with self.processes.prepared(settings) as processes_commit:
+            # No checkpoint between the two: a process that begins now begins with the new ones.
+            done = commit()
+            processes_commit(self.settings)
         return done
 
     @property
@@ -336,6 +454,8 @@ class Runtime:
         if self.replication is not None:
             # The child has a shield of its own, which cancelling our scope does not open.
             self.replication.force()
+        if self.processes is not None:
+            self.processes.force()
         self._scope.cancel()
 
     async def run(  # noqa: ASYNC910 - opening the nursery is a checkpoint, or it raises
@@ -396,16 +516,17 @@ class Runtime:
         self._drain_begun.set()
         if self.started is not None:
             self.receiver.stop_accepting()
-            _log.info("runtime.draining", reason=self._reason, queued=self.receiver.queue_depth)
+            event = "runtime.draining" if self._worker is None else "process.draining"
+            _log.info(event, reason=self._reason, queued=self.queue_depth)
 
     async def _serve(  # noqa: ASYNC128 - _run_parts calls it
         self, *, task_status: trio.TaskStatus[Started]
     ) -> None:
         settings = self.settings
         routes = Routes(settings, self.receiver)
-        server = Server(
+        server = self.processes or Server(
             routes.application,
-            settings.server.bind,
+            settings.server.bind if self._worker is None else self._worker.bind,
             key="Sdk:Server:Bind",
             graceful_seconds=settings.webhooks.graceful_drain_timeout_seconds,
             cert_file=settings.server.cert_file,
@@ -429,7 +550,7 @@ class Runtime:
 
     async def _run_parts(
         self,
-        server: Server,
+        server: "Server | Processes",
         routes: Routes,
         stack: AsyncExitStack,
         *,
@@ -445,13 +566,17 @@ class Runtime:
             # The store is open before anything listens: the first delivery must not wait for a
             # migration.
             await start("the receiver", self.receiver.run)
-            if self.settings.multi_tenant.file_db.replication.use_replication:
+            replicates = self.settings.multi_tenant.file_db.replication.use_replication
+            if replicates and self._share.singletons:
                 for name, part in self._make_replication():
                     await start(name, part)
             started = Started(receiver=await start("the server", server.run), admin=admin)
             routes.started(started.receiver[0])
-            self._announce(started, stack)
-            _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
+            if self._worker is None:
+                self._announce(started, stack)
+                _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
+            else:
+                _log.info("process.started", pid=os.getpid())
             # From here on, only the drain's deadline or force() ends the parts.
             self._scope.shield = self._served = True
             task_status.started(started)
@@ -513,6 +638,9 @@ class Runtime:
         report = self.report
         if report is None:
             return
+        if self._worker is not None:
+            _log.info("process.stopped", drained=report.drained)
+            return
         # Only a store in memory loses events, and somebody should be woken for that.
         log = _log.error if report.lost else _log.info
         log(
@@ -528,7 +656,9 @@ def _nobody_is_told(settings: Settings) -> Callable[[], None]:
     return lambda: None
 
 
-def _prepare_addresses(server: Server, routes: Routes, settings: Settings) -> Callable[[], None]:
+def _prepare_addresses(
+    server: "Server | Processes", routes: Routes, settings: Settings
+) -> Callable[[], None]:
     cert_file, key_file = settings.server.cert_file, settings.server.key_file
     if cert_file is None or key_file is None:
         return partial(routes.reload, settings)

@@ -244,6 +244,10 @@ class SystemdNotifier:
         """Say that the service begins to stop."""
         await self._tell(stopping(status))
 
+    async def show(self, status: str) -> None:
+        """Have ``systemctl status`` show a text."""
+        await self._tell(status_line(status))
+
     async def extend(self, status: Callable[[], str], *, at_most: float | None = None) -> None:
         """Ask for more time and report the status every second, until cancelled.
 

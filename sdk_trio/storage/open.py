@@ -34,7 +34,12 @@ __all__ = ["LEASE_SECONDS", "open_inbox", "open_store"]
 
 @asynccontextmanager
 async def open_store(
-    settings: "Settings", *, owner: str, lease_seconds: float = LEASE_SECONDS, sole: bool = False
+    settings: "Settings",
+    *,
+    owner: str,
+    lease_seconds: float = LEASE_SECONDS,
+    sole: bool = False,
+    claims: bool = True,
 ) -> "AsyncIterator[Store]":
     """Open the store that ``settings.storage`` names, and close it at the end of the block.
 
@@ -45,7 +50,9 @@ async def open_store(
         settings: validated settings; ``storage`` and the retentions of ``webhooks`` are used.
         owner: the name that holds the leases taken here; not empty, unique among living processes.
         lease_seconds: duration of a lease without renewal, in seconds; above 0.
-        sole: the caller holds the lock of the data directory, so no other process runs deliveries.
+        sole: the caller holds the lock of the data directory, so no other runtime uses the store.
+        claims: with ``sole``, this process alone runs deliveries, so that the claim of a new key
+            need not be waited for (docs/adr/0047-one-sync-for-an-inline-delivery.md).
 
     Raises:
         OptionsValidationError: the extra of the backend or its connection string is missing.
@@ -57,7 +64,7 @@ async def open_store(
     """
     from .ports import Store
 
-    inbox = await _open(settings, owner, lease_seconds, sole=sole)
+    inbox = await _open(settings, owner, lease_seconds, sole=sole, claims=sole and claims)
     try:
         yield Store(inbox)
     finally:
@@ -75,7 +82,7 @@ async def open_inbox(
 
 
 async def _open(
-    settings: "Settings", owner: str, lease_seconds: float, *, sole: bool
+    settings: "Settings", owner: str, lease_seconds: float, *, sole: bool, claims: bool
 ) -> "MemoryInbox | SqliteInbox | PostgresInbox":
     await trio.lowlevel.checkpoint()
     backend = str(settings.storage.backend)
@@ -106,7 +113,7 @@ async def _open(
             lease_seconds=lease_seconds,
             dedup_seconds=dedup_seconds,
             payload_seconds=payload_seconds,
-            claims=directory / CLAIMS_NAME if sole else None,
+            claims=directory / CLAIMS_NAME if claims else None,
             before_migration=None if sole else partial(refuse_other_runtime, directory),
         )
     address = postgres_address(settings)

@@ -50,6 +50,27 @@ REPORTED_IDS = 100
 
 
 @attrs.frozen
+class Share:
+    """The share of one process in the work of a receiver; the default is all of it.
+
+    ``deliveries``: it accepts and runs deliveries. ``singletons``: it does what one process alone
+    may do: it holds the lock of the data directory, takes over what earlier processes have left,
+    upgrades, applies the retention, and sends notifications. ``owner`` names it in the store; None:
+    a name of its own. ``after_crash``: runs that ended a process are left to it, and it tries them
+    alone first. ``first``: of several processes it says what is the same for all.
+    """
+
+    deliveries: bool = True
+    singletons: bool = True
+    owner: str | None = None
+    after_crash: bool = False
+    first: bool = True
+
+
+WHOLE = Share()
+
+
+@attrs.frozen
 class DrainReport:
     """The deliveries that a shutdown has finished or left behind.
 
@@ -80,6 +101,7 @@ class WebhookReceiver:
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
         companion: a part that runs beside the queue on the same store and tenants, such as
             notifications; started only where there are tenants.
+        share: what this process does, where several are one receiver.
 
     Its queue needs a task of its own: the ASGI lifespan starts and drains it; where a server
     forwards no lifespan, start it with ``await nursery.start(receiver.run)``. Until it runs, and
@@ -101,8 +123,9 @@ class WebhookReceiver:
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
         companion: BackgroundTask | None = None,
+        share: Share = WHOLE,
     ) -> None:
-        if settings.webhooks.fail_on_missing_handlers:
+        if settings.webhooks.fail_on_missing_handlers and share.deliveries:
             handlers.require_complete()
         if inbox is None:
             handlers.require_transactions(settings.storage.backend)
@@ -116,6 +139,10 @@ class WebhookReceiver:
         self._host_upgrade = host_upgrade
         self._upgrader: Upgrader | None = None
         self._companion = companion
+        self._share = share
+        self._drain_wanted = trio.Event()
+        #: The number of deliveries of earlier processes that the start has taken over.
+        self.recovered: int = 0
         self._rejections = Rejections(self.counters)
         self._endpoint: Endpoint = Endpoint(settings, self.counters, self._rejections, clock=clock)
         self._running: _Running | None = None
@@ -230,6 +257,15 @@ class WebhookReceiver:
         """Return how many events wait in the memory channel."""
         return self._running.queue.depth if self._running else 0
 
+    async def take_over(self, dead: str, heir: str) -> int:
+        """Take the leases of a dead process away, and leave its runs to ``heir``; count them.
+
+        Raises:
+            NotRunningError: the store is not open.
+            StoreUnavailableError: the store cannot do it at present.
+        """
+        return await self.store.take_over(dead, heir=heir, now=self._clock())
+
     def wake(self) -> None:
         """Have the feeder look into the store at once, after this process has put events there."""
         if self._running is not None:
@@ -241,8 +277,9 @@ class WebhookReceiver:
         for index, matches in enumerate(self._endpoint.secret_usage.matches):
             labels = (("index", str(index)),)
             yield Sample("sdk_webhook_secret_matches_total", labels, matches)
-        yield Sample("sdk_queue_depth", (), self.queue_depth)
-        yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
+        if self._share.deliveries:
+            yield Sample("sdk_queue_depth", (), self.queue_depth)
+            yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
 
     def source_of(self, host: str | None) -> Hashable:
         """Return the key that connections from ``host`` count by; None for a trusted proxy."""
@@ -284,7 +321,7 @@ class WebhookReceiver:
         """Say whether no event waits in memory and no worker runs one."""
         return self._running is None or self._running.queue.idle
 
-    async def run(  # noqa: ASYNC128 - _run_queue calls it
+    async def run(  # noqa: ASYNC128 - _run_parts calls it
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Open the store and run the queue; report the start once deliveries can be accepted.
@@ -298,18 +335,22 @@ class WebhookReceiver:
         """
         async with AsyncExitStack() as stack:
             inbox, tenancy, store = await self._open(stack)
-            # Before anything new is accepted: take over the events that an earlier process claimed
-            # and did not finish. ``reschedule`` then corrects due times that lie too far ahead,
-            # because the clock was set back since they were decided.
-            recovered = await inbox.recover()
-            await inbox.reschedule(now=self._clock())
-            if recovered:
-                _log.warning("webhook.recovered", events=recovered)
-            running = self._last = self._assemble(inbox, tenancy, after_crash=recovered > 0)
+            share = self._share
+            if share.singletons:
+                # Before anything new is accepted: take over the events that an earlier process
+                # claimed and did not finish. ``reschedule`` then corrects due times that lie too
+                # far ahead, because the clock was set back since they were decided.
+                self.recovered = await inbox.recover()
+                await inbox.reschedule(now=self._clock())
+            if self.recovered:
+                _log.warning("webhook.recovered", events=self.recovered)
+            after_crash = share.after_crash or self.recovered > 0
+            running = self._last = self._assemble(inbox, tenancy, after_crash=after_crash)
             running.store = store
-            self._tell_missing_handlers()
+            if share.deliveries and share.first:
+                self._tell_missing_handlers()
             try:
-                await self._run_queue(running, task_status=task_status)
+                await self._run_parts(running, task_status=task_status)
                 await running.runner.land()
             finally:
                 self._running = self._endpoint.ways = None
@@ -324,10 +365,16 @@ class WebhookReceiver:
         if self._given_inbox is not None:
             await trio.lowlevel.checkpoint()
             return self._given_inbox, None, None
-        if self.settings.storage.backend is not StorageBackend.MEMORY:
+        share = self._share
+        if share.singletons and self.settings.storage.backend is not StorageBackend.MEMORY:
             stack.enter_context(lock_data_directory(self.settings.storage.path))
         store = await stack.enter_async_context(
-            open_store(self.settings, owner=str(uuid.uuid4()), sole=True)
+            open_store(
+                self.settings,
+                owner=share.owner or str(uuid.uuid4()),
+                sole=share.singletons,
+                claims=share.deliveries,
+            )
         )
         if not self.settings.multi_tenant.enabled:
             return store.inbox, None, store
@@ -339,7 +386,7 @@ class WebhookReceiver:
         )
         # The upgrade concerns stores that were in use before tenants were enabled. A store in
         # memory begins empty.
-        if self.settings.storage.backend is not StorageBackend.MEMORY:
+        if share.singletons and self.settings.storage.backend is not StorageBackend.MEMORY:
             await self._upgrade(store, tenancy)
         return store.inbox, tenancy, store
 
@@ -360,10 +407,11 @@ class WebhookReceiver:
         self._upgrader = upgrader
         await upgrader.run_at_start()
 
-    async def _run_queue(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
+    async def _run_parts(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             start = partial(_start, nursery, lambda: running.queue.closed)
-            await start("the janitor", running.janitor.run)
+            if self._share.singletons:
+                await start("the janitor", running.janitor.run)
             await start("the summary of refusals", self._rejections.run)
             if running.tenancy is not None:
                 await start("the watch over the tenants", running.tenancy.run)
@@ -374,13 +422,16 @@ class WebhookReceiver:
                     companion = partial(self._companion.run, running.store, running.tenancy)
                     may_end = self._has_begun_to_drain
                     await _start(beside, may_end, "the sending of notifications", companion)
-                await start("the queue", running.queue.run)
+                if self._share.deliveries:
+                    await start("the queue", running.queue.run)
+                    self._endpoint.ways = Ways(
+                        running.runner, running.queue, running.runner.handlers.documents
+                    )
                 self._running = running
-                self._endpoint.ways = Ways(
-                    running.runner, running.queue, running.runner.handlers.documents
-                )
                 task_status.started()
-                await running.queue.ended.wait()
+                await self._drain_wanted.wait()
+                if self._share.deliveries:
+                    await running.queue.ended.wait()
             nursery.cancel_scope.cancel()
 
     def _has_begun_to_drain(self) -> bool:
@@ -396,6 +447,7 @@ class WebhookReceiver:
             await trio.lowlevel.checkpoint()
             return
         self._running.queue.close()
+        self._drain_wanted.set()
         await self._drained.wait()
 
     def stop_accepting(self) -> None:

@@ -84,11 +84,16 @@ class RejectionRing:
         self._causes: Counter[str] = Counter()
         self._total = 0
 
-    def add(self, rejection: Rejection) -> None:
-        """Keep a rejection in place of the oldest one."""
+    def add(self, rejection: Rejection, *, at: float | None = None) -> None:
+        """Keep a rejection in place of the oldest one; ``at``: its time, if that was earlier."""
         self._total += 1
         self._causes[rejection.cause] += 1
-        self._kept.append((self._total, self._clock(), rejection))
+        self._kept.append((self._total, self._clock() if at is None else at, rejection))
+
+    def after(self, seq: int) -> list[tuple[int, float, Rejection]]:
+        """Return those that are kept and came after the one with this number, oldest first."""
+        new = min(self._total - seq, len(self._kept))
+        return list(self._kept)[len(self._kept) - new :] if new > 0 else []
 
     @property
     def total(self) -> int:

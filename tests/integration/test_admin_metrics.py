@@ -31,6 +31,8 @@ OF_PARTS = {
     "sdk_replication_lag_seconds": (),
     "sdk_replication_databases": (("state", "Healthy"),),
     "sdk_replication_verified_age_seconds": (),
+    "sdk_processes": (("state", "serving"),),
+    "sdk_process_ends_total": (),
 }
 OF_CLIENT = {"sdk_client_requests_total", "sdk_client_circuit_state", "sdk_client_attempts"}
 OF_TENANTS = {"sdk_tenants"}

@@ -41,6 +41,8 @@ REPLICATION = (
     Sample("sdk_replication_lag_seconds", (), 1.5),
     Sample("sdk_replication_databases", (("state", "Healthy"),), 2),
     Sample("sdk_replication_verified_age_seconds", (), 3600.0),
+    Sample("sdk_processes", (("state", "serving"),), 2),
+    Sample("sdk_process_ends_total", (), 1),
 )
 
 _SELECTOR = re.compile(r"\b(?:sdk|process)_[a-z_]+(?:\{[^}]*\})?|\bup\{[^}]*\}")

@@ -391,10 +391,10 @@ def test_handlers_of_the_application(doctor, tmp_path):
     assert wrong.of("store") != []
 
 
-def test_parts_that_are_not_in_this_version_are_problems(doctor):
-    doctor.set("Relay__Enabled", "true")
+def test_parts_without_what_they_work_on_are_problems(doctor):
+    doctor.set("MultiTenant__Notifications__Enabled", "true")
     found = doctor.alone()
-    assert any("not in this version" in f["what"] for f in found.of("settings", "problem"))
+    assert any("needs tenants" in f["what"] for f in found.of("settings", "problem"))
 
 
 def replicated(tmp_path, **keys):

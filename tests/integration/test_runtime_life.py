@@ -17,8 +17,8 @@ from support.serving import RawWire, asgi_headers, ask, registry, running, signe
 from sdk_trio.errors import (
     HandlerRegistrationError,
     MissingHandlersError,
-    NotInThisVersionError,
     NotRunningError,
+    OptionsValidationError,
     PartEndedError,
     StoreLockedError,
 )
@@ -162,18 +162,12 @@ async def _starts_and_stops(runtime):
 # -- refusals ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("Server__Processes", 2),
-        ("Relay__Enabled", True),
-    ],
-)
-def test_parts_that_this_version_lacks_are_refused_by_their_key(key, value):
-    with pytest.raises(NotInThisVersionError) as caught:
-        Runtime(settings(**{key: value}))
-    assert f"Sdk:{key.replace('__', ':')}" in str(caught.value)
-    assert caught.value.exit_code == 78
+def test_an_embedded_runtime_is_one_process(tmp_path):
+    several = settings(
+        Server__Processes=2, Storage__Backend="Sqlite", Storage__Path=str(tmp_path / "data")
+    )
+    with pytest.raises(OptionsValidationError, match=r"Sdk:Server:Processes: .* 'sdk-trio run'"):
+        Runtime(several)
 
 
 def test_missing_handlers_are_refused_before_anything_starts():

@@ -40,11 +40,20 @@ def test_a_start_that_fails_says_what_is_odd_as_well(command_line):
         assert SECRET not in answer.err
 
 
-def test_check_finds_parts_that_this_version_lacks(command_line, monkeypatch):
+def test_check_finds_parts_without_what_they_work_on(command_line, monkeypatch):
     monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
-    answer = command_line("config", "check", "--standalone", "--set", "Sdk:Relay:Enabled=true")
+    key = "Sdk:MultiTenant:Notifications:Enabled"
+    answer = command_line("config", "check", "--standalone", "--set", f"{key}=true")
     assert answer.status == 78
-    assert "Sdk:Relay:Enabled: not in this version" in answer.out
+    assert f"{key}: needs tenants" in answer.out
+
+
+def test_check_says_that_processes_need_a_store_that_they_share(command_line, monkeypatch):
+    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
+    several = ["--set", "Sdk:Server:Processes=2", "--set", "Sdk:Storage:Backend=Memory"]
+    answer = command_line("config", "check", "--standalone", *several)
+    assert answer.status == 78
+    assert "Sdk:Server:Processes: several processes need a store that they share" in answer.out
 
 
 def test_check_of_good_settings_is_zero(command_line, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.config import BUNDLED_API_VERSION, Secret, Settings, missing_parts
+from sdk_trio.config import BUNDLED_API_VERSION, Secret, Settings
 from sdk_trio.config.bind import bind
 from sdk_trio.config.check import Findings, check
 from sdk_trio.config.sources import read_section
@@ -363,22 +363,14 @@ def test_any_text_in_any_setting_is_allowed_or_a_problem(setting: Any, text: str
     assert all(name.startswith(key) for name in found)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("Server:Processes", 2),
-    ],
-)
-def test_parts_that_are_missing_are_named(key: str, value: Any) -> None:
-    (problem,) = missing_parts(bind([read_section({key: value}, None)]).settings)
-    assert problem.key == f"Sdk:{key}"
-    assert problem.message.startswith("not in this version: ")
-    assert "remove the key or set it to" in problem.message
-
-
-def test_the_defaults_ask_for_nothing_that_is_missing() -> None:
-    assert missing_parts(Settings()) == []
-    assert missing_parts(bind([read_section({"Server:FastPath": False}, None)]).settings) == []
+@pytest.mark.parametrize("processes", [0, 2])
+def test_several_processes_need_a_store_that_they_share(processes: int) -> None:
+    mapping = {"Server:Processes": processes, "Storage:Backend": "Memory"}
+    (problem,) = check(
+        bind([read_section(mapping, None)]).settings, standalone=True, receiver=False
+    ).problems
+    assert problem.key == "Sdk:Server:Processes"
+    assert "set Backend to Sqlite or Postgres" in problem.message
 
 
 def test_reconciliation_needs_the_client_and_a_memory_that_reaches_as_far() -> None:

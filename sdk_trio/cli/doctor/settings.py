@@ -9,7 +9,6 @@ from ...config import (
     Loaded,
     Secret,
     Settings,
-    missing_parts,
     parse_secret,
     unmet_needs,
 )
@@ -38,7 +37,7 @@ def check_settings(loaded: Loaded, report: Report) -> None:
     """Report every problem and warning of the settings, with their origins."""
     problems = list(loaded.problems)
     if loaded.settings is not None:
-        problems += missing_parts(loaded.settings) + unmet_needs(loaded.settings)
+        problems += unmet_needs(loaded.settings)
     for problem in problems:
         report.problem(_place(problem), *_said_and_advised(problem))
     for warning in loaded.warnings:

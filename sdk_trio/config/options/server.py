@@ -80,11 +80,13 @@ class ServerOptions:
             unit="bytes",
         ),
     )
+    # One, because the store in SQLite has one writer at a time, and most hosts need no second core.
     processes: int = attrs.field(
         default=1,
         metadata=about(
-            "Receiver processes that share the sockets and the store.",
-            minimum=1,
+            "Receiver processes that share the sockets and the store; 0: one a processor. What is "
+            "counted or bounded by other settings counts for each of them.",
+            minimum=0,
             maximum=256,
         ),
     )
