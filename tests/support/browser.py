@@ -68,7 +68,8 @@ class Page:
             const all = [...document.querySelectorAll({json.dumps(selector)})];
             const open = document.querySelector("dialog[open]");
             const element = all.find((each) => each.innerText.includes({json.dumps(text)})
-                && each.getClientRects().length && !each.disabled && (!open || open.contains(each)));
+                && each.getClientRects().length && !each.disabled
+                && (!open || open.contains(each)));
             if (!element) return null;
             element.scrollIntoView({{block: "center", inline: "center"}});
             const box = element.getBoundingClientRect();
