@@ -10,7 +10,8 @@ import os
 import shutil
 import signal
 import subprocess
-from contextlib import asynccontextmanager
+import time
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import attrs
@@ -181,8 +182,19 @@ class Browser:
 
 
 @asynccontextmanager
-async def running_browser(directory: Path):
-    """A browser with a profile in ``directory``; the test is skipped without one."""
+async def connected(address):
+    """The browser that :func:`started_browser` has started, for one event loop."""
+    async with open_websocket_url(address, max_message_size=2**26) as socket:
+        connection = _Connection(socket)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.read)
+            yield Browser(connection)
+            nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def started_browser(directory: Path):
+    """Start a browser with a profile in ``directory``, and give its address for tools."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed: apt-get install chromium")
     profile = directory / "profile"
@@ -201,26 +213,20 @@ async def running_browser(directory: Path):
         f"--user-data-dir={profile}",
         "about:blank",
     ]
-    environment = {**os.environ, "HOME": str(directory)}
     process = subprocess.Popen(
         command,
-        env=environment,
+        env={**os.environ, "HOME": str(directory)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        with trio.fail_after(SECONDS):
-            while not (port := _read_port(profile)):
-                assert process.poll() is None, "the browser has ended"
-                await trio.sleep(0.02)
-        url = f"ws://127.0.0.1:{port[0]}{port[1]}"
-        async with open_websocket_url(url, max_message_size=2**26) as socket:
-            connection = _Connection(socket)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(connection.read)
-                yield Browser(connection)
-                nursery.cancel_scope.cancel()
+        deadline = time.monotonic() + SECONDS
+        while not (lines := _read_port(profile)):
+            assert process.poll() is None, "the browser has ended"
+            assert time.monotonic() < deadline, "the browser has not told its port"
+            time.sleep(0.02)
+        yield f"ws://127.0.0.1:{lines[0]}{lines[1]}"
     finally:
         # With its children, which would go on writing into the profile.
         os.killpg(process.pid, signal.SIGKILL)
