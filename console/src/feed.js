@@ -77,22 +77,23 @@ export class Feed {
     socket.onmessage = ({ data }) => {
       if (socket !== this.#socket) return;
       this.#listenForSilence();
-      const message = JSON.parse(data);
-      if (message.kind === "hello") {
-        this.#wait = FIRST_WAIT;
-        const again = this.#after !== null;
-        this.#after = Math.max(this.#after ?? 0, message.seq);
-        this.#turn("live");
-        if (again) this.#tell({ kind: "resumed" });
-        return;
-      }
-      this.#after = Math.max(this.#after ?? 0, message.seq);
-      if (message.kind !== "heartbeat") this.#tell(message);
+      // A frame holds one message, or several, a line each.
+      for (const line of data.split("\n")) this.#take(JSON.parse(line));
     };
     socket.onclose = () => {
       if (socket === this.#socket) this.#again();
     };
     this.#listenForSilence();
+  }
+
+  #take(message) {
+    const again = message.kind === "hello" && this.#after !== null;
+    this.#after = Math.max(this.#after ?? 0, message.seq);
+    if (message.kind === "hello") {
+      this.#wait = FIRST_WAIT;
+      this.#turn("live");
+      if (again) this.#tell({ kind: "resumed" });
+    } else if (message.kind !== "heartbeat") this.#tell(message);
   }
 
   #listenForSilence() {

@@ -84,7 +84,6 @@ MOST_REPORTED = 100
 
 PROBES = ("/livez", "/readyz")
 REPLAY = f"{EVENTS}/replay"
-<<<<<<< HEAD
 TRIGGER = f"{EVENTS}/trigger"
 RETRY = "/api/notifications/retry"
 RELAY_SECRET = "/api/relay/secret"

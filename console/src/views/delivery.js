@@ -25,7 +25,7 @@ function Whole({ event, again, readOnly }) {
   return html`
     <header class="title"><h1>${event.type}</h1><${State} of=${event.state} />
       <span class="actions">
-        ${AGAIN.includes(event.state) && html`<${Replay} event=${event} again=${again} readOnly=${readOnly} />`}
+        <${Replay} event=${event} again=${again} readOnly=${readOnly} />
         <${Copy} text=${() => curl(event)}>Copy as curl<//>
         <${Copy} text=${() => pytest(event)}>Copy as pytest<//>
       </span></header>
@@ -82,7 +82,7 @@ function Payload({ event, tree }) {
 function Raw({ of }) {
   const [most, setMost] = useState(SHOWN);
   if (of.raw_base64 !== undefined) return html`<p class="faint">Not UTF-8; base64:</p><pre class="raw">${of.raw_base64}</pre>`;
-  if (of.raw == null) return html`<${Empty}>The body is gone: its retention has passed.<//>`;
+  if (of.raw == null) return html`<${Empty}>The body is not kept any more.<//>`;
   return html`<p class="faint">${bytes(sizeOf(of.raw))} <${Copy} text=${of.raw}>Copy<//></p>
     <pre class="raw">${of.raw.slice(0, most)}</pre>
     ${of.raw.length > most && html`<button type="button" onClick=${() => setMost(most + 5 * SHOWN)}>Show more (${bytes(of.raw.length - most)} left)</button>`}`;
@@ -145,8 +145,9 @@ function Replay({ event, again, readOnly }) {
     }
     setOpen(false);
   };
-  return html`<button type="button" disabled=${readOnly} title=${readOnly ? "Admin:ReadOnly is set" : ""} onClick=${() => setOpen(true)}>Replay</button>
-    <span role="status">${said}</span>
+  // What was said stays when the state, and with it the button, has changed.
+  return html`<span role="status">${said}</span>
+    ${AGAIN.includes(event.state) && html`<button type="button" disabled=${readOnly} title=${readOnly ? "Admin:ReadOnly is set" : ""} onClick=${() => setOpen(true)}>Replay</button>`}
     ${open && html`<${Dialog} title="Replay this delivery?" onClose=${() => setOpen(false)}>
       <p>Its handlers run again with the same bytes.</p>
       <p class="buttons"><button type="button" onClick=${() => setOpen(false)}>Cancel</button><button type="button" class="strong" onClick=${act}>Replay</button></p><//>`}`;

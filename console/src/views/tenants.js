@@ -65,6 +65,6 @@ function Change({ tenant, transition, onClose }) {
     <p>Its site manager is told by the channels that are set up, and the audit trail keeps it.</p>
     ${error && html`<${Failure} error=${error} />`}
     <label class="field wide">Reason<input name="reason" value=${reason} maxlength="500" autocomplete="off" onInput=${(event) => setReason(event.currentTarget.value)} /></label>
-    ${tenant.site_manager_email && !tenant.site_manager_email_verified && html`<label class="check"><input type="checkbox" name="bypass" checked=${bypass} onChange=${(event) => setBypass(event.currentTarget.checked)} /> although the email is not verified</label>`}
+    ${transition === "Suspended" && !tenant.site_manager_email_verified && html`<label class="check"><input type="checkbox" name="bypass" checked=${bypass} onChange=${(event) => setBypass(event.currentTarget.checked)} /> although its email is not verified</label>`}
     <p class="buttons"><button type="button" onClick=${() => onClose("")}>Cancel</button><button class="strong">${VERBS[transition]}</button></p></form><//>`;
 }
