@@ -120,9 +120,10 @@ $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[ed25519,testing,http3,replication,otel]" --group dev
 	touch $@ $(VENV)/.installed
 
-tests/emulators/.installed: tests/emulators/package.json pyproject.toml
+tests/emulators/.installed: tests/emulators/package.json console/package-lock.json pyproject.toml
 	$(PYTHON) -m venv tests/emulators/.venv
 	tests/emulators/.venv/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	tests/emulators/.venv/bin/python -m pip install --quiet --group emulators
 	npm install --prefix tests/emulators --no-package-lock --no-audit --no-fund --loglevel=error
+	npm ci --prefix console --no-audit --no-fund --loglevel=error
 	touch $@

@@ -385,10 +385,11 @@ class Reply:
 
     async def send(self, send: Send) -> None:
         """Send it as ASGI messages."""
+        given = {name for name, _ in self.extra}
         headers = [
             (b"content-type", self.content_type),
             (b"content-length", str(len(self.body)).encode()),
-            *_ALWAYS,
+            *(header for header in _ALWAYS if header[0] not in given),
             *self.extra,
         ]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})

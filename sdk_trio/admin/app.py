@@ -45,6 +45,7 @@ from .console import (
     MissingPartError,
     SecretsStayHereError,
 )
+from .console_page import console_file, is_of_console
 from .metrics import CONTENT_TYPE, UnknownMetricError, expose, metric_of
 from .series import STEP_SECONDS, Series
 from .status import RunningProgram, StatusProviders, StoreObserver
@@ -88,7 +89,6 @@ RETRY = "/api/notifications/retry"
 RELAY_SECRET = "/api/relay/secret"
 TENANTS = "/api/tenants"
 FEED = "/feed"
-LATER = ("/",)
 
 
 def is_ready(checks: Iterable[Check]) -> bool:
@@ -311,6 +311,8 @@ class AdminApp:
     def _needs_token(self, path: str) -> bool:
         # Scrapers of this machine expect open metrics; beyond it they would tell strangers how busy
         # the shop is.
+        if is_of_console(path):
+            return False
         return not self._access.is_local or path == "/api" or path.startswith("/api/")
 
     def _shows_details(self, request: _Request) -> bool:
@@ -321,8 +323,6 @@ class AdminApp:
     # -- what is answered --------------------------------------------------------------------
 
     async def _answer(self, request: _Request) -> Reply:
-        if request.path in LATER:
-            return problem(404, "not in this version: the console")
         route = self._find(request)
         if route is None:
             return problem(404, "there is nothing at this path")
@@ -354,6 +354,8 @@ class AdminApp:
 
     def _find(self, request: _Request) -> _Route | None:
         path = request.path
+        if is_of_console(path):
+            return _Route(lambda: self._page(request))
         if path in PROBES or path == "/healthz":
             return _Route(lambda: self._probe(request))
         if path == "/metrics":
@@ -411,6 +413,9 @@ class AdminApp:
         if rest == "transition":
             return _Route(lambda: console.change_tenant(name, body, address), changes=True)
         return None
+
+    async def _page(self, request: _Request) -> Reply:
+        return console_file(request.path, request.headers)
 
     async def _probe(self, request: _Request) -> Reply:
         # Liveness looks at the event loop alone: what else fails, no restart would mend

@@ -26,6 +26,11 @@ class AdminUnderTest:
         self.app = AppUnderTest(runtime)
         self._client = client
 
+    @property
+    def url(self) -> str:
+        """Where it is reached."""
+        return str(self._client.base_url).rstrip("/")
+
     async def get(self, path: str, token: str | None = None, **headers: str) -> httpx.Response:
         return await self.ask("GET", path, token, headers)
 

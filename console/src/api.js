@@ -1,0 +1,81 @@
+// Calls of the admin API. The token stays in this tab (sessionStorage) and goes nowhere but into the
+// Authorization header; a link may bring it in its fragment, which browsers send to nobody.
+
+const STORED = "sdk-trio-token";
+
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function token() {
+  return sessionStorage.getItem(STORED) ?? "";
+}
+
+export function keepToken(value) {
+  sessionStorage.setItem(STORED, value.trim());
+}
+
+export function forgetToken() {
+  sessionStorage.removeItem(STORED);
+}
+
+export function takeTokenOfLink() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) {
+    keepToken(given);
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+}
+
+export function query(parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== "" && value != null);
+  return given.length ? `?${new URLSearchParams(given)}` : "";
+}
+
+async function call(method, path, body, signal) {
+  const headers = { authorization: `Bearer ${token()}` };
+  if (body !== undefined) headers["content-type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, {
+      method,
+      headers,
+      signal,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      cache: "no-store",
+      credentials: "omit",
+      redirect: "error",
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The program does not answer. It may be stopped, or starting again.");
+  }
+  const text = await response.text();
+  let document = null;
+  try {
+    document = text ? JSON.parse(text) : null;
+  } catch {
+    throw new ApiError(response.status, `The answer (${response.status}) is no JSON.`);
+  }
+  if (!response.ok) {
+    throw new ApiError(response.status, document?.error ?? `The call ended with ${response.status}.`);
+  }
+  return { document, next: nextOf(response.headers.get("link")) };
+}
+
+// The query of the next page, from a Link header (RFC 8288) of our own API.
+function nextOf(link) {
+  const found = /<([^>]*)>; rel="next"/.exec(link ?? "");
+  return found ? found[1] : null;
+}
+
+export const get = async (path, parameters = {}, signal) =>
+  (await call("GET", path + query(parameters), undefined, signal)).document;
+
+export const page = (path, parameters = {}, signal) =>
+  call("GET", path + query(parameters), undefined, signal);
+
+export const post = async (path, body) => (await call("POST", path, body)).document;

@@ -1,0 +1,146 @@
+// The frame: who is let in, the views, the keys, and whether the page is live.
+
+import { render } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { forgetToken, get, keepToken, takeTokenOfLink, token } from "./api.js";
+import { feed } from "./feed.js";
+import { Dialog, html, useData, useFeedState } from "./parts.js";
+import { address, go, useRoute } from "./route.js";
+import { Dead } from "./views/dead.js";
+import { Deliveries } from "./views/deliveries.js";
+import { Delivery } from "./views/delivery.js";
+import { Notifications } from "./views/notifications.js";
+import { Overview } from "./views/overview.js";
+import { Rejected } from "./views/rejected.js";
+import { Replication } from "./views/replication.js";
+import { Doctor, Settings } from "./views/settings.js";
+import { Tenant, Tenants } from "./views/tenants.js";
+import { Trigger } from "./views/trigger.js";
+
+// Name: label, view, view of one item, the part of the program that it needs.
+const VIEWS = {
+  overview: ["Overview", Overview],
+  deliveries: ["Deliveries", Deliveries, Delivery],
+  rejected: ["Rejected", Rejected],
+  dead: ["Dead letters", Dead],
+  tenants: ["Tenants", Tenants, Tenant, "tenants"],
+  notifications: ["Notifications", Notifications, null, "notifications"],
+  replication: ["Replication", Replication, null, "replication"],
+  settings: ["Settings", Settings],
+  doctor: ["Doctor", Doctor, null, "doctor"],
+  trigger: ["Trigger", Trigger, null, "trigger"],
+};
+const LIVE = { live: "live", connecting: "connecting", lost: "connection lost", paused: "paused", closed: "not live" };
+const THEME = "sdk-trio-theme";
+
+function Console() {
+  const [inside, setInside] = useState(Boolean(token()));
+  const leave = () => {
+    forgetToken();
+    feed.stop();
+    setInside(false);
+  };
+  return inside ? html`<${Frame} onLeave=${leave} />` : html`<${Door} onEnter=${() => setInside(true)} />`;
+}
+
+function Door({ onEnter }) {
+  const [error, setError] = useState(null);
+  const enter = async (event) => {
+    event.preventDefault();
+    keepToken(new FormData(event.currentTarget).get("token"));
+    try {
+      await get("api/overview");
+      onEnter();
+    } catch (failure) {
+      forgetToken();
+      setError(failure.status === 401 ? "This is not the token of this program." : failure.message);
+    }
+  };
+  return html`<main class="door"><h1>sdk_trio</h1><form onSubmit=${enter}>
+    <label class="field wide">Admin token<input type="password" name="token" required autofocus autocomplete="off" /></label>
+    <p class="faint">It is in the file admin-token of the data directory, or in the variable that Admin:TokenEnvVar names. It stays in this tab.</p>
+    ${error && html`<p class="failure" role="alert">${error}</p>`}
+    <p class="buttons"><button class="strong">Enter</button></p></form></main>`;
+}
+
+function Frame({ onLeave }) {
+  const { view, item, filter } = useRoute();
+  const overview = useData("api/overview", { every: 15_000 });
+  const [help, setHelp] = useState(false);
+  useEffect(() => {
+    feed.start();
+    return () => feed.stop();
+  }, []);
+  useEffect(() => {
+    if (overview.error?.status === 401) onLeave();
+  }, [overview.error]);
+  useEffect(() => {
+    const keys = (event) => pressed(event, view, item, () => setHelp(true));
+    addEventListener("keydown", keys);
+    return () => removeEventListener("keydown", keys);
+  }, [view, item]);
+  const features = overview.data?.features ?? [];
+  const views = Object.entries(VIEWS).filter(([, [, , , needs]]) => !needs || features.includes(needs));
+  const [label, List, One] = VIEWS[view] ?? ["Not found", () => html`<h1>There is no such page</h1>`];
+  const Shown = item !== null && One ? One : List;
+  useEffect(() => { document.title = `${label} - sdk_trio`; }, [label]);
+  return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>To the content</a>
+    <header class="bar"><a class="name" href=${address("overview")}>sdk_trio</a>
+      ${overview.data?.development && html`<span class="badge">Development</span>`}${overview.data?.read_only && html`<span class="badge">read-only</span>`}
+      <span class="right"><${Live} /><${Theme} /><button type="button" class="quiet" onClick=${() => setHelp(true)} aria-label="Keys">?</button><button type="button" class="quiet" onClick=${onLeave}>Leave</button></span></header>
+    <nav class="views" aria-label="Views"><ul>${views.map(([name, [title]]) => html`<li><a href=${address(name)} aria-current=${name === view ? "page" : null}>${title}</a></li>`)}</ul></nav>
+    <main id="main" tabindex="-1"><${Shown} key=${`${view}/${item}`} item=${item} filter=${filter} overview=${overview.data} /></main>
+    ${help && html`<${Keys} views=${views} onClose=${() => setHelp(false)} />`}`;
+}
+
+function Live() {
+  const state = useFeedState();
+  const paused = state === "paused";
+  return html`<span class="live ${state}" role="status"><i class="dot"></i>${LIVE[state]}</span>
+    <button type="button" class="quiet" aria-pressed=${paused} onClick=${() => feed.pause(!paused)}>${paused ? "Go on" : "Pause"}</button>`;
+}
+
+function Theme() {
+  const [theme, setTheme] = useState(localStorage.getItem(THEME) ?? "system");
+  const turn = () => {
+    const next = { system: "light", light: "dark", dark: "system" }[theme];
+    localStorage.setItem(THEME, next);
+    setTheme(next);
+    dress(next);
+  };
+  return html`<button type="button" class="quiet" onClick=${turn} aria-label="Colours: ${theme}">${theme}</button>`;
+}
+
+function dress(theme) {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  dispatchEvent(new Event("sdk-theme"));
+}
+
+function Keys({ views, onClose }) {
+  return html`<${Dialog} title="Keys" onClose=${onClose}><table class="plain"><tbody>
+    ${views.slice(0, 9).map(([, [title]], index) => html`<tr><th scope="row"><kbd>${index + 1}</kbd></th><td>${title}</td></tr>`)}
+    <tr><th scope="row"><kbd>j</kbd> <kbd>k</kbd></th><td>next and previous row of the list</td></tr>
+    <tr><th scope="row"><kbd>Enter</kbd></th><td>open</td></tr><tr><th scope="row"><kbd>Escape</kbd></th><td>back to the list</td></tr>
+    <tr><th scope="row"><kbd>/</kbd></th><td>filter</td></tr><tr><th scope="row"><kbd>p</kbd></th><td>pause</td></tr><tr><th scope="row"><kbd>?</kbd></th><td>these keys</td></tr></tbody></table>
+    <p class="buttons"><button type="button" onClick=${onClose}>Close</button></p><//>`;
+}
+
+function pressed(event, view, item, help) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+  const shown = [...document.querySelectorAll("nav.views a")];
+  if (/^[1-9]$/.test(event.key) && shown[event.key - 1]) shown[event.key - 1].click();
+  else if (event.key === "?") help();
+  else if (event.key === "p") feed.pause(!feed.paused);
+  else if (event.key === "Escape" && item !== null) go(view);
+  else if (event.key === "/") {
+    event.preventDefault();
+    document.querySelector(".filters input, .filters select")?.focus();
+  } else if ((event.key === "j" || event.key === "k") && item === null) {
+    document.querySelector(".scroll")?.focus();
+  }
+}
+
+takeTokenOfLink();
+dress(localStorage.getItem(THEME) ?? "system");
+render(html`<${Console} />`, document.getElementById("console"));

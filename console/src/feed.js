@@ -1,0 +1,125 @@
+// The feed of changes: one WebSocket for the page. It resumes after the last sequence it has seen,
+// tries again with growing pauses, and stops altogether while the page is paused or hidden.
+
+import { token } from "./api.js";
+
+const FIRST_WAIT = 500;
+const LONGEST_WAIT = 15_000;
+// A connection that has said nothing for this long is gone: heartbeats come every 15 seconds.
+const SILENCE = 40_000;
+
+export class Feed {
+  #listeners = new Set();
+  #watchers = new Set();
+  #socket = null;
+  #timer = null;
+  #silence = null;
+  #wait = FIRST_WAIT;
+  #after = null;
+  #paused = false;
+  #wanted = false;
+  state = "closed";
+
+  listen(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  watch(watcher) {
+    this.#watchers.add(watcher);
+    return () => this.#watchers.delete(watcher);
+  }
+
+  start() {
+    this.#wanted = true;
+    this.#open();
+  }
+
+  stop() {
+    this.#wanted = false;
+    this.#close("closed");
+  }
+
+  get paused() {
+    return this.#paused;
+  }
+
+  pause(paused) {
+    this.#paused = paused;
+    if (paused) this.#close("paused");
+    else if (this.#wanted) {
+      this.#wait = FIRST_WAIT;
+      this.#open();
+      // What happened meanwhile is read again by those who show it.
+      this.#tell({ kind: "resumed" });
+    }
+  }
+
+  #turn(state) {
+    if (this.state === state) return;
+    this.state = state;
+    for (const watcher of this.#watchers) watcher(state);
+  }
+
+  #tell(message) {
+    for (const listener of this.#listeners) listener(message);
+  }
+
+  #open() {
+    if (this.#socket || this.#paused || !token()) return;
+    const scheme = location.protocol === "https:" ? "wss:" : "ws:";
+    const url = new URL("feed", `${scheme}//${location.host}${location.pathname}`);
+    if (this.#after !== null) url.searchParams.set("after", this.#after);
+    const secret = btoa(unescape(encodeURIComponent(token()))).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+    const socket = new WebSocket(url, ["sdk-trio.feed", `sdk-trio.token.${secret}`]);
+    this.#socket = socket;
+    this.#turn(this.state === "live" ? "live" : "connecting");
+    socket.onmessage = ({ data }) => {
+      if (socket !== this.#socket) return;
+      this.#listenForSilence();
+      // A frame holds one message, or several, a line each.
+      for (const line of data.split("\n")) this.#take(JSON.parse(line));
+    };
+    socket.onclose = () => {
+      if (socket === this.#socket) this.#again();
+    };
+    this.#listenForSilence();
+  }
+
+  #take(message) {
+    const again = message.kind === "hello" && this.#after !== null;
+    this.#after = Math.max(this.#after ?? 0, message.seq);
+    if (message.kind === "hello") {
+      this.#wait = FIRST_WAIT;
+      this.#turn("live");
+      if (again) this.#tell({ kind: "resumed" });
+    } else if (message.kind !== "heartbeat") this.#tell(message);
+  }
+
+  #listenForSilence() {
+    clearTimeout(this.#silence);
+    this.#silence = setTimeout(() => this.#socket?.close(), SILENCE);
+  }
+
+  #again() {
+    this.#socket = null;
+    clearTimeout(this.#silence);
+    if (this.#paused || !this.#wanted) return;
+    this.#turn("lost");
+    // Many pages that lost the same program do not come back in the same moment.
+    const wait = this.#wait * (0.5 + Math.random() / 2);
+    this.#wait = Math.min(this.#wait * 2, LONGEST_WAIT);
+    this.#timer = setTimeout(() => this.#open(), wait);
+  }
+
+  #close(state) {
+    clearTimeout(this.#timer);
+    clearTimeout(this.#silence);
+    const socket = this.#socket;
+    this.#socket = null;
+    socket?.close();
+    this.#turn(state);
+  }
+}
+
+export const feed = new Feed();

@@ -1,0 +1,41 @@
+// Times, numbers and states as people read them.
+
+const COUNT = new Intl.NumberFormat();
+const two = (value) => String(value).padStart(2, "0");
+
+export const count = (value) => (value == null ? "-" : COUNT.format(value));
+
+// The reader's own zone, and the order of digits that means the same everywhere.
+export function clock(seconds) {
+  if (seconds == null) return "-";
+  const moment = new Date(seconds * 1000);
+  const time = [moment.getHours(), moment.getMinutes(), moment.getSeconds()].map(two).join(":");
+  if (new Date().toDateString() === moment.toDateString()) return time;
+  return `${moment.getFullYear()}-${two(moment.getMonth() + 1)}-${two(moment.getDate())} ${time}`;
+}
+
+export const exact = (seconds) => (seconds == null ? "" : new Date(seconds * 1000).toISOString());
+
+export function span(seconds) {
+  if (seconds == null) return "-";
+  if (seconds === 0) return "0 s";
+  if (seconds < 0.001) return `${Math.round(seconds * 1e6)} us`;
+  if (seconds < 1) return `${(seconds * 1000).toFixed(seconds < 0.1 ? 1 : 0)} ms`;
+  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
+}
+
+export function bytes(value) {
+  if (value == null) return "-";
+  if (value < 1024) return `${value} B`;
+  if (value < 1024 * 1024) return `${(value / 1024).toFixed(1)} KiB`;
+  return `${(value / 1024 / 1024).toFixed(1)} MiB`;
+}
+
+export function ago(seconds, now = Date.now() / 1000) {
+  return seconds == null ? "-" : `${span(Math.max(0, now - seconds))} ago`;
+}
+
+export const sizeOf = (text) => new TextEncoder().encode(text).length;

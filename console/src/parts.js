@@ -1,0 +1,177 @@
+// What every view is made of.
+
+import htm from "htm";
+import { h } from "preact";
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { get } from "./api.js";
+import { feed } from "./feed.js";
+import { clock, exact } from "./format.js";
+
+export const html = htm.bind(h);
+
+// The least time between two looks at the same thing, however many changes the feed tells of.
+const LOOK_EVERY = 1000;
+
+// Reads `path` again when the feed tells of one of `kinds`, every `every` milliseconds, and on
+// `again()`. Old data stay on the screen while new ones are on their way.
+export function useData(path, { kinds = [], every = 0, parameters = {} } = {}) {
+  const key = path && JSON.stringify([path, parameters]);
+  const [state, setState] = useState({ key: null, data: null, error: null });
+  const [turn, setTurn] = useState(0);
+  const again = useCallback(() => setTurn((value) => value + 1), []);
+  useEffect(() => {
+    if (!key) return undefined;
+    const abort = new AbortController();
+    get(path, parameters, abort.signal).then(
+      (data) => setState({ key, data, error: null }),
+      (error) => {
+        if (error.name !== "AbortError") setState((old) => ({ key, data: old.key === key ? old.data : null, error }));
+      },
+    );
+    return () => abort.abort();
+  }, [key, turn]);
+  useChanges(kinds, again);
+  useEffect(() => {
+    if (!every) return undefined;
+    const timer = setInterval(() => feed.paused || document.hidden || again(), every);
+    return () => clearInterval(timer);
+  }, [every]);
+  const current = state.key === key ? state : { data: null, error: null };
+  return { ...current, loading: current.data === null && current.error === null, again };
+}
+
+// Calls `then` after changes of one of `kinds`, at most once in LOOK_EVERY, and never while paused.
+export function useChanges(kinds, then) {
+  const latest = useRef(then);
+  latest.current = then;
+  const wanted = kinds.join(",");
+  useEffect(() => {
+    if (!wanted) return undefined;
+    let timer = null;
+    let last = 0;
+    const end = feed.listen((message) => {
+      if (!["lagged", "resumed"].includes(message.kind) && !kinds.includes(message.kind)) return;
+      if (timer !== null) return;
+      timer = setTimeout(() => {
+        timer = null;
+        last = Date.now();
+        if (!feed.paused) latest.current();
+      }, Math.max(0, last + LOOK_EVERY - Date.now()));
+    });
+    return () => {
+      clearTimeout(timer);
+      end();
+    };
+  }, [wanted]);
+}
+
+export function useFeedState() {
+  const [state, setState] = useState(feed.state);
+  useEffect(() => feed.watch(setState), []);
+  return state;
+}
+
+export const State = ({ of }) => html`<span class="state state-${of}">${of}</span>`;
+
+export const When = ({ at }) =>
+  at == null ? html`<span class="faint">-</span>` : html`<time datetime=${exact(at)} title=${exact(at)}>${clock(at)}</time>`;
+
+export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
+
+export const Failure = ({ error, again }) => html`
+  <div class="failure" role="alert">
+    <p>${error.message}</p>
+    ${again && html`<button type="button" onClick=${again}>Try again</button>`}
+  </div>`;
+
+// What stands in place of data: the error, a note that they are on their way, or what says that
+// there are none.
+export function Loaded({ of, empty, children }) {
+  if (of.data === null) {
+    return of.error ? html`<${Failure} error=${of.error} again=${of.again} />` : html`<p class="empty" aria-busy="true">Loading…</p>`;
+  }
+  const none = Array.isArray(of.data) && of.data.length === 0;
+  return html`${of.error && html`<${Failure} error=${of.error} again=${of.again} />`}${none && empty ? html`<${Empty}>${empty}<//>` : children(of.data)}`;
+}
+
+export function Choice({ label, value, options, onChange, all = "all" }) {
+  return html`<label class="field">${label}
+    <select value=${value ?? ""} onChange=${(event) => onChange(event.currentTarget.value)}>
+      <option value="">${all}</option>
+      ${options.map((option) => html`<option value=${option} selected=${option === value}>${option}</option>`)}
+    </select></label>`;
+}
+
+// A text that takes effect when the field is left or Enter is pressed.
+export function Field({ label, value, onChange, type = "text", placeholder = "", name, wide = false }) {
+  return html`<label class="field ${wide ? "wide" : ""}">${label}
+    <input type=${type} name=${name} value=${value ?? ""} placeholder=${placeholder} spellcheck=${false} autocomplete="off"
+      onChange=${(event) => onChange(event.currentTarget.value.trim())} /></label>`;
+}
+
+export function Copy({ text, children }) {
+  const [said, say] = useState("");
+  const copy = async () => {
+    say((await toClipboard(typeof text === "function" ? text() : text)) ? "copied" : "not copied");
+    setTimeout(() => say(""), 1500);
+  };
+  return html`<button type="button" class="quiet" onClick=${copy}>${children}<span class="said" aria-live="polite">${said && ` ${said}`}</span></button>`;
+}
+
+// Browsers give the clipboard to pages of https and of this machine only; elsewhere the old way works.
+async function toClipboard(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    try {
+      return document.execCommand("copy");
+    } finally {
+      area.remove();
+    }
+  }
+}
+
+// A question before something changes. `act` returns what to say afterwards.
+export function Dialog({ title, onClose, children }) {
+  const element = useRef(null);
+  useEffect(() => {
+    const before = document.activeElement;
+    element.current.showModal();
+    return () => before?.focus?.();
+  }, []);
+  return html`<dialog ref=${element} aria-label=${title} onClose=${onClose} onCancel=${onClose}
+    onClick=${(event) => event.target === element.current && onClose()}>
+    <div class="dialog"><h2>${title}</h2>${children}</div></dialog>`;
+}
+
+export function Tree({ node, name, depth = 0 }) {
+  const branch = (node.kind === "object" || node.kind === "array") && node.value.length > 0;
+  const label = name !== undefined && html`<span class="key">${name}</span>`;
+  if (!branch) {
+    const shown = node.kind === "string" ? JSON.stringify(node.value) : node.kind === "object" ? "{}" : node.kind === "array" ? "[]" : node.value;
+    return html`<div class="leaf">${label}<span class="value ${node.kind}">${shown}</span></div>`;
+  }
+  const children = node.kind === "object" ? node.value : node.value.map((inner, index) => [index, inner]);
+  return html`<${Branch} label=${label} summary=${node.kind === "object" ? `{${children.length}}` : `[${children.length}]`} open=${depth < 2} >
+    ${() => html`<${Members} of=${children} depth=${depth} />`}<//>`;
+}
+
+// Children are made when they are opened first: a payload may have a hundred thousand of them.
+function Branch({ label, summary, open, children }) {
+  const [opened, setOpened] = useState(open);
+  return html`<details class="branch" open=${open} onToggle=${(event) => event.currentTarget.open && setOpened(true)}>
+    <summary>${label}<span class="faint">${summary}</span></summary>${opened && children()}</details>`;
+}
+
+const MEMBERS_AT_ONCE = 200;
+
+function Members({ of, depth }) {
+  const [most, setMost] = useState(MEMBERS_AT_ONCE);
+  return html`<div class="members">${of.slice(0, most).map(([key, inner]) => html`<${Tree} name=${key} node=${inner} depth=${depth + 1} />`)}
+    ${of.length > most && html`<button type="button" class="quiet" onClick=${() => setMost(most * 5)}>${of.length - most} more</button>`}</div>`;
+}

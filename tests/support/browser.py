@@ -1,0 +1,241 @@
+"""A real browser, headless, driven over its DevTools protocol by a WebSocket of Trio's own.
+
+The pages of one :class:`Browser` share nothing: each has a browser context of its own.
+"""
+
+import base64
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+from trio_websocket import open_websocket_url
+
+CHROMIUM = shutil.which("chromium")
+
+#: No request may take longer, nor the state of a page that a test waits for.
+SECONDS = 30
+
+
+@attrs.define(eq=False)
+class Page:
+    """One tab; ``errors`` are its exceptions, refused requests and messages of level error."""
+
+    connection: object
+    session: str
+    errors: list = attrs.field(factory=list)
+
+    async def call(self, method, **parameters):
+        return await self.connection.call(method, parameters, self.session)
+
+    async def go(self, url):
+        await self.call("Page.navigate", url=url)
+
+    async def evaluate(self, expression):
+        """Return the value of a JavaScript expression; a promise is awaited."""
+        answer = await self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    async def until(self, expression):
+        """Wait until a JavaScript expression is true, and return its value."""
+        with trio.move_on_after(SECONDS):
+            while True:
+                value = await self.evaluate(expression)
+                # An element arrives as an empty object.
+                if value or value == {}:
+                    return value
+                await trio.sleep(0.02)
+        text = await self.evaluate("document.body.innerText")
+        raise AssertionError(f"never true: {expression}\n{self.errors}\n{text[:3000]}")
+
+    async def see(self, text, within="document.body"):
+        """Wait until the page shows this text."""
+        await self.until(f"{within}?.innerText.includes({json.dumps(text)})")
+
+    async def click(self, selector, text=""):
+        """Click the first visible element of this selector that holds this text."""
+        found = await self.until(f"""(() => {{
+            const all = [...document.querySelectorAll({json.dumps(selector)})];
+            const open = document.querySelector("dialog[open]");
+            const element = all.find((each) => each.innerText.includes({json.dumps(text)})
+                && each.getClientRects().length && !each.disabled
+                && (!open || open.contains(each)));
+            if (!element) return null;
+            element.scrollIntoView({{block: "center", inline: "center"}});
+            const box = element.getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2];
+        }})()""")
+        for kind in ("mousePressed", "mouseReleased"):
+            await self.call(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=found[0],
+                y=found[1],
+                button="left",
+                clickCount=1,
+            )
+
+    async def press(self, key):
+        """Press one key, such as ``j`` or ``Enter``."""
+        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
+        await self.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    async def write(self, selector, text):
+        """Put text into a field, as typing and leaving it does."""
+        await self.until(f"document.querySelector({json.dumps(selector)})")
+        await self.evaluate(f"""(() => {{
+            const field = document.querySelector({json.dumps(selector)});
+            field.focus();
+            field.value = {json.dumps(text)};
+            field.dispatchEvent(new Event("input", {{bubbles: true}}));
+            field.dispatchEvent(new Event("change", {{bubbles: true}}));
+        }})()""")
+
+    async def look(self, *, width, height=900, dark=False):
+        """Set the size of the window, and whether the system prefers dark colours."""
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def picture(self, path):
+        """Write what the window shows as a PNG."""
+        answer = await self.call("Page.captureScreenshot", format="png")
+        await trio.Path(path).write_bytes(base64.b64decode(answer["data"]))
+
+    def note(self, method, parameters):
+        if method == "Runtime.exceptionThrown":
+            details = parameters["exceptionDetails"]
+            self.errors.append(details.get("exception", {}).get("description", details["text"]))
+        elif method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            entry = parameters["entry"]
+            self.errors.append(f"{entry['source']}: {entry['text']} {entry.get('url', '')}")
+        elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "assert"):
+            self.errors.append(str(parameters["args"]))
+
+
+class _Connection:
+    def __init__(self, socket):
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._answers = {}
+        self.pages = {}
+
+    async def call(self, method, parameters=None, session=None):
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": parameters or {}}
+        if session is not None:
+            message["sessionId"] = session
+        arrived, answers = trio.open_memory_channel(1)
+        self._answers[number] = arrived
+        with trio.fail_after(SECONDS):
+            await self._socket.send_message(json.dumps(message))
+            answer = await answers.receive()
+        assert "error" not in answer, (method, answer)
+        return answer["result"]
+
+    async def read(self):
+        while True:
+            message = json.loads(await self._socket.get_message())
+            if "id" in message:
+                self._answers.pop(message["id"]).send_nowait(message)
+            elif (page := self.pages.get(message.get("sessionId"))) is not None:
+                page.note(message["method"], message["params"])
+
+
+@attrs.define(eq=False)
+class Browser:
+    """A running browser."""
+
+    connection: object
+
+    async def open(self, url):
+        """Return a new page in a context of its own, at this address."""
+        context = await self.connection.call("Target.createBrowserContext")
+        target = await self.connection.call(
+            "Target.createTarget", {"url": "about:blank", **context}
+        )
+        attached = await self.connection.call("Target.attachToTarget", {**target, "flatten": True})
+        page = Page(self.connection, attached["sessionId"])
+        self.connection.pages[page.session] = page
+        for domain in ("Page", "Runtime", "Log"):
+            await page.call(f"{domain}.enable")
+        await page.go(url)
+        return page
+
+
+@asynccontextmanager
+async def connected(address):
+    """The browser that :func:`started_browser` has started, for one event loop."""
+    async with open_websocket_url(address, max_message_size=2**26) as socket:
+        connection = _Connection(socket)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.read)
+            yield Browser(connection)
+            nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def started_browser(directory: Path):
+    """Start a browser with a profile in ``directory``, and give its address for tools."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed: apt-get install chromium")
+    profile = directory / "profile"
+    command = [
+        CHROMIUM,
+        "--headless=new",
+        # In a container its own sandbox cannot be made, and root may not have one.
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-extensions",
+        "--no-first-run",
+        "--remote-debugging-port=0",
+        f"--user-data-dir={profile}",
+        "about:blank",
+    ]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "HOME": str(directory)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not (lines := _read_port(profile)):
+            assert process.poll() is None, "the browser has ended"
+            assert time.monotonic() < deadline, "the browser has not told its port"
+            time.sleep(0.02)
+        yield f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+    finally:
+        # With its children, which would go on writing into the profile.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _read_port(profile):
+    try:
+        lines = (profile / "DevToolsActivePort").read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    return lines if len(lines) == 2 else None
