@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from .api import Reply
 
-#: What the page may do: its own script, its own style sheet, and requests to where it came from.
+#: The rights of the page: its own script, its own style sheet, and requests to where it came from.
 #: It sets styles by script, which this allows, and evaluates nothing.
 _POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

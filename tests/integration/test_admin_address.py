@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import socket
 import stat
 
@@ -390,14 +391,28 @@ async def test_an_order_that_is_not_understood_changes_nothing(order):
 
 async def test_what_is_not_there_is_said_plainly():
     async with administered() as admin:
-        answer = await admin.get("/")
-        assert answer.status_code == 404
-        assert "not in this version" in answer.json()["error"]
         assert (await admin.get("/nothing")).status_code == 404
         assert (await admin.get("/api/nothing", TOKEN)).status_code == 404
         assert (await admin.get("/api/events/nothing", TOKEN)).status_code == 404
         answer = await admin.ask("DELETE", "/api/events", TOKEN)
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
+async def test_the_console_is_served_to_whoever_may_know_the_host():
+    async with administered() as admin:
+        page = await admin.get("/")
+        assert page.status_code == 200
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        policies = page.headers.get_list("content-security-policy")
+        assert len(policies) == 1
+        assert "default-src 'none'; script-src 'self'" in policies[0]
+        again = await admin.get("/", if_none_match=page.headers["etag"])
+        assert (again.status_code, again.content) == (304, b"")
+        for name in re.findall(r'(?:src|href)="([^":]+)"', page.text):
+            assert (await admin.get(f"/{name}")).status_code == 200
+        assert "preact" in (await admin.get("/licences.txt")).text
+        assert (await admin.get("/", host="evil.example")).status_code == 403
+        assert (await admin.ask("POST", "/")).status_code == 405
 
 
 # -- who may do what --------------------------------------------------------------------------

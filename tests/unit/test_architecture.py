@@ -110,6 +110,7 @@ ONE_EACH = "sdk_trio.notifications.channels."
 
 #: Files of fewer than 80 lines that one file imports, and why they are files.
 SMALL = {
+    "sdk_trio.admin.console_page": "the page itself, beside the console's API",
     "sdk_trio.client.layers.tracing": "an extra's door",
     "sdk_trio.client.operations.synchronous": "its types are generated beside it",
     "sdk_trio.webhooks.janitor": "a task beside the queue",
