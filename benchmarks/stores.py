@@ -92,7 +92,7 @@ def _insert_waiting(connection: apsw.Connection, delivery: NewDelivery, _: int) 
 def _insert_done(connection: apsw.Connection, delivery: NewDelivery, _: int) -> None:
     now = delivery.received_at
     writes.accept(connection, _TERMS, delivery, True)
-    writes.run(connection, _TERMS, delivery.key, now, now)
+    writes.end_runs(connection, _TERMS, [writes.RunEnd(delivery.key, now, now)])
 
 
 def _insert_finished(connection: apsw.Connection, delivery: NewDelivery, number: int) -> None:

@@ -33,6 +33,10 @@ MOST_BYTES = 1 << 20
 #: written alone.
 WRITE_BYTES: int = getattr(select, "PIPE_BUF", 4096)
 
+#: The longest write to a regular file, in bytes. The kernel appends each write as a whole there,
+#: whatever its size, and a turn at full load has more than ``WRITE_BYTES``.
+FILE_WRITE_BYTES = 1 << 16
+
 #: The most lines that a turn of the loop gathers, so that a long turn cannot fill the memory.
 TURN_LINES = 128
 
@@ -71,7 +75,8 @@ class LogDescriptor(NamedTuple):
 
     ``take`` writes what it can without waiting and returns how much that was; ``push`` may wait,
     and is called by a thread; ``close`` frees what the target has opened. ``identity`` is that of
-    the file behind a descriptor. ``buffered`` says whether lines wait for a target that fails.
+    the file behind a descriptor. ``buffered`` says whether lines wait for a target that fails,
+    ``most`` is the longest write in bytes.
     """
 
     take: Callable[[bytes], int]
@@ -79,6 +84,7 @@ class LogDescriptor(NamedTuple):
     close: Callable[[], None]
     identity: tuple[int, int] | None
     buffered: bool = True
+    most: int = WRITE_BYTES
 
 
 def target_of(stream: TextIO) -> LogDescriptor:
@@ -101,7 +107,7 @@ def target_of(stream: TextIO) -> LogDescriptor:
         stream.flush()  # what was written before comes first
     if stat.S_ISREG(mode.st_mode) or _is_null(mode):
         write = _writer(descriptor)
-        return LogDescriptor(write, write, _nothing, identity)
+        return LogDescriptor(write, write, _nothing, identity, most=FILE_WRITE_BYTES)
     if stat.S_ISSOCK(mode.st_mode):
         return _socket(descriptor, identity)
     own = _reopened(descriptor, identity)
@@ -264,7 +270,7 @@ class LogOutput:
         taken = 0
         if not self._size and not self._dropped:
             piece = self._encoded("".join([text for _, text in texts]))
-            if len(piece) <= WRITE_BYTES:
+            if len(piece) <= self._target.most:
                 taken = self._take(piece)
                 if taken == len(piece):
                     return
@@ -284,7 +290,7 @@ class LogOutput:
         """Write what the target takes without waiting, and return the rest."""
         begin = 0
         while begin < len(lines):
-            end, piece = _piece(lines, begin)
+            end, piece = _piece(lines, begin, self._target.most)
             taken = self._take(piece)
             if taken < len(piece):
                 return _untaken(lines[begin:], taken)
@@ -394,7 +400,7 @@ class LogOutput:
                 if self._closed:
                     self._target.close()
                 return None
-            end, piece = _piece(self._waiting, 0)
+            end, piece = _piece(self._waiting, 0, self._target.most)
             for _ in range(end):
                 level, line = self._waiting.popleft()
                 if level < WARNING:
@@ -453,11 +459,11 @@ class LogOutput:
         self._dropped = Counter()
 
 
-def _piece(lines: Sequence[tuple[int, bytes]], begin: int) -> tuple[int, bytes]:
+def _piece(lines: Sequence[tuple[int, bytes]], begin: int, most: int) -> tuple[int, bytes]:
     """Return the end of the lines from ``begin`` on that are one write, and their bytes."""
     size = len(lines[begin][1])
     end = begin + 1
-    while end < len(lines) and size + len(lines[end][1]) <= WRITE_BYTES:
+    while end < len(lines) and size + len(lines[end][1]) <= most:
         size += len(lines[end][1])
         end += 1
     return end, b"".join([line for _, line in islice(lines, begin, end)])

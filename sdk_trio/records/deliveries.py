@@ -172,12 +172,14 @@ class Due:
     """The result of ``take_due``; the caller holds the lease of every record.
 
     ``records`` carry their bodies. ``more`` says that further records were due beyond ``limit``.
-    ``next_due_at`` is the time of the next retry that was not due yet, or None.
+    ``next_due_at`` is the time of the next retry that was not due yet, or None. ``unbegun`` are the
+    keys of those that surely no process has begun to run, not even one that ended right then.
     """
 
     records: Sequence[DeliveryRecord]
     more: bool
     next_due_at: float | None
+    unbegun: frozenset[str] = frozenset()
 
 
 @attrs.frozen

@@ -131,8 +131,9 @@ class Inbox(Protocol):
     def begin(self, key: str, *, now: float) -> None:
         """Start a run without waiting for the commit; later calls are committed later.
 
-        For the first run of a delivery that this process has just accepted, which saves it one wait
-        for the disk (docs/adr/0011-first-start-is-not-waited-for.md). It returns at once and raises
+        For the first run of a delivery that this process has just accepted, or that ``take_due``
+        calls unbegun, which saves it one wait for the disk
+        (docs/adr/0011-first-start-is-not-waited-for.md). It returns at once and raises
         nothing; a failure of the store is logged, and the run is then not counted.
         """
         ...

@@ -99,7 +99,7 @@ class WorkerPool:
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._capacity = options.capacity
         self._workers = options.workers
-        # An event, the number of its next run, and whether this very process has just accepted it.
+        # An event, the number of its next run, and whether that is surely its first.
         self._send: trio.MemorySendChannel[tuple[VerifiedDelivery, int, bool]]
         self._receive: trio.MemoryReceiveChannel[tuple[VerifiedDelivery, int, bool]]
         self._send, self._receive = trio.open_memory_channel(options.capacity)
@@ -390,7 +390,7 @@ class WorkerPool:
         waiting = [record.key for record in due.records]
         try:
             for record in due.records:
-                if await self._queue(record):
+                if await self._queue(record, fresh=record.key in due.unbegun):
                     waiting.pop(0)
                 else:
                     break
@@ -402,7 +402,7 @@ class WorkerPool:
         if due.more:
             self._want_feed()
 
-    async def _queue(self, record: DeliveryRecord) -> bool:
+    async def _queue(self, record: DeliveryRecord, *, fresh: bool) -> bool:
         """Queue one fetched record when there is a place; False when the queue has closed."""
         if self._closed:
             await trio.lowlevel.checkpoint()
@@ -419,7 +419,7 @@ class WorkerPool:
             return False
         # No checkpoint from here on: the place would be somebody else's.
         self._places_taken += 1
-        self._send.send_nowait((arrival, record.attempts + 1, False))
+        self._send.send_nowait((arrival, record.attempts + 1, fresh))
         return True
 
     async def _release(self, keys: Sequence[str]) -> None:

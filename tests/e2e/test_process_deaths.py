@@ -4,11 +4,18 @@ A handler that raises what is meant to end a program ends nothing but its own ru
 """
 
 import json
+import time
 
 import pytest
+import trio
+from support.deliveries import SECRET
 from support.supervised import Daemon, running
 from support.unawaited import SEEN_SECONDS, wait_until_unawaited
 from support.waiting import wait_until
+
+from sdk_trio.records.deliveries import NewDelivery
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.testing import sign_delivery
 
 HARD = ("exit", "segfault", "kill", "abort")
 SOFT = ("sysexit", "interrupt", "generator", "asyncio", "own", "group", "text", "leak")
@@ -100,6 +107,30 @@ def test_an_end_in_the_first_moment_of_the_first_run_is_the_only_one_not_counted
         record = daemon.wait_for_state("exit-now", "dead")
         assert daemon.runs("exit-now") in (ATTEMPTS, ATTEMPTS + 1)
         assert record["attempts"] == ATTEMPTS
+
+
+def test_so_it_is_for_an_event_that_waited_in_the_store(daemon):
+    """Nobody waits for its first start either, and each later one is counted before it runs."""
+    data = daemon.directory / "data"
+    data.mkdir(mode=0o700)
+
+    async def keep() -> None:
+        terms = {"lease_seconds": 10, "dedup_seconds": 1e9, "payload_seconds": 1e9}
+        inbox = await SqliteInbox.open(data / "inbox.db", owner="earlier", **terms)
+        for webhook_id in ("exit-now", "fine-1"):
+            signed = sign_delivery("order.paid", secret=SECRET, webhook_id=webhook_id)
+            delivery = NewDelivery(webhook_id, "order.paid", signed.body, 1, time.time())
+            await inbox.accept(delivery, leased=False)
+        await inbox.close()
+
+    trio.run(keep)
+    with daemon:
+        daemon.start()
+        daemon.supervise("exit-now")
+        record = daemon.wait_for_state("exit-now", "dead")
+        assert daemon.runs("exit-now") in (ATTEMPTS, ATTEMPTS + 1)
+        assert record["attempts"] == ATTEMPTS
+        daemon.wait_for_state("fine-1", "done")
 
 
 def test_an_event_that_ends_the_process_alone_is_dead_after_one_run_if_only_one_is_allowed(daemon):

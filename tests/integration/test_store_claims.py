@@ -1,6 +1,7 @@
 """Claims of the store in SQLite that nobody waits for, and which keys are surely new."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -282,3 +283,66 @@ async def test_learning_reads_every_row_in_small_steps(tmp_path, monkeypatch):
     assert isinstance(inbox._keys.filter, KnownKeys)
     assert not any(inbox.claim_new(delivery(f"m{number}")) for number in range(20))
     await inbox.close()
+
+
+async def statements(inbox: SqliteInbox) -> list[str]:
+    """A list that grows by each statement of the store from now on."""
+    seen: list[str] = []
+
+    def trace(event: dict[str, str]) -> None:
+        seen.append(event["sql"])
+
+    await inbox._committer.submit(lambda c: c.trace_v2(apsw.SQLITE_TRACE_STMT, trace))
+    seen.clear()
+    return seen
+
+
+async def test_deliveries_of_one_batch_share_their_statements(inbox: SqliteInbox) -> None:
+    await learned(inbox)
+    seen = await statements(inbox)
+
+    async def run(name: str) -> None:
+        assert inbox.claim_new(delivery(name))
+        await inbox.finish(name, Done(), now=1001.0)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(32):
+            nursery.start_soon(run, f"inline-{number}")
+    # BEGIN, the number of others' writes, the last sequence, arrivals, bodies, COMMIT: before, each
+    # delivery had two statements for itself.
+    assert len(seen) <= 8
+
+    async with trio.open_nursery() as nursery:
+        for number in range(32):
+            nursery.start_soon(partial(inbox.accept, delivery(f"q-{number}"), leased=True))
+    assert len(seen) <= 16
+    seen.clear()
+
+    async def run_queued(name: str) -> None:
+        inbox.begin(name, now=1001.0)
+        await inbox.finish(name, Done(), now=1002.0)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(32):
+            nursery.start_soon(run_queued, f"q-{number}")
+    assert len(seen) <= 8
+    assert (await inbox.counts())[DeliveryState.DONE] == 65
+
+
+async def test_a_new_database_has_pages_for_three_bodies_and_an_old_one_keeps_its_own(
+    tmp_path: Path,
+) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    small = apsw.Connection(str(old / "inbox.db"))
+    small.execute("PRAGMA page_size = 4096")
+    small.execute("CREATE TABLE t (x); DROP TABLE t")
+    small.close()
+    for directory, size in ((old, 4096), (tmp_path, 8192)):
+        inbox = await open_inbox(directory)
+        await learned(inbox)
+        assert (await inbox.accept(delivery("m"), leased=False)).admission is Admission.NEW
+        assert await inbox._committer.submit(lambda c: c.pragma("page_size")) == size
+        await inbox.wipe()
+        assert await inbox._committer.submit(lambda c: c.pragma("page_size")) == size
+        await inbox.close()

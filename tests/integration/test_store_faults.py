@@ -116,7 +116,7 @@ async def test_a_full_disk_refuses_and_works_again_once_there_is_room(
 
     async def deliver(name: str) -> None:
         with pytest.raises(StoreUnavailableError, match="full") as caught:
-            await inbox.accept(delivery(name, size=20_000), leased=True)
+            await inbox.accept(delivery(name, size=100_000), leased=True)
         refused.append(str(caught.value))
 
     async with trio.open_nursery() as nursery:
@@ -391,7 +391,7 @@ async def test_many_finished_deliveries_do_not_slow_the_search_for_due_ones(
             done = NewDelivery(f"done-{n}", "t", b"{}", 1, 1.0, subject="s", ordered=True)
             terms = LeaseTerms(owner="o", lease_seconds=9.0, dedup_seconds=9.0, payload_seconds=9.0)
             writes.accept(connection, terms, done, True)
-            writes.run(connection, terms, done.key, 1.0, 1.0)
+            writes.end_runs(connection, terms, [writes.RunEnd(done.key, 1.0, 1.0)])
 
     await inbox._committer.submit(lambda c: c.set_progress_handler(count, 1))
     for n in range(5):

@@ -448,3 +448,25 @@ class Lines(RuleBasedStateMachine):
 
 
 TestLines = Lines.TestCase
+
+
+def test_a_turn_of_many_lines_is_one_write_to_a_file(tmp_path, monkeypatch):
+    sizes = []
+
+    def write(descriptor, data):
+        sizes.append(len(data))
+        return written(descriptor, data)
+
+    written = os.write
+    line = "x" * 199 + "\n"
+    with (tmp_path / "log").open("w") as stream:
+        output = LogOutput(stream, told)
+        output.begin_turns()
+        monkeypatch.setattr(os, "write", write)
+        for _ in range(100):
+            output.write(logging.INFO, line)
+        output.end_turn()
+        monkeypatch.undo()
+        output.close()
+    assert sizes == [20_000]
+    assert (tmp_path / "log").read_text() == 100 * line

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sdk_trio.records.deliveries import Dead, DeliveryRecord, DeliveryState, NewDelivery
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite import arrivals, reads, writes
+from sdk_trio.storage.sqlite.arrivals import NewArrival
 from sdk_trio.storage.sqlite.schema import BLOCK_BITS, BUCKET_BITS, MIGRATIONS
 
 TERMS = LeaseTerms(owner="o", lease_seconds=10.0, dedup_seconds=1e9, payload_seconds=1e9)
@@ -67,7 +68,8 @@ def connection() -> Iterator[apsw.Connection]:
         if number % 100 == 1:
             writes.finish(connection, TERMS, told.key, Dead("E"), told.received_at)
         elif number % 50 != 2:
-            writes.run(connection, TERMS, told.key, told.received_at, told.received_at)
+            ended = writes.RunEnd(told.key, told.received_at, told.received_at)
+            writes.end_runs(connection, TERMS, [ended])
     arrivals.remove(connection, range(40, 50))
     yield connection
     connection.close()
@@ -164,12 +166,18 @@ def test_the_hashes_of_a_bucket_without_arrivals_go_a_few_at_a_time() -> None:
         for statement in step:
             connection.execute(statement)
     for number in range(BUCKET + BLOCK):
-        arrivals.add(connection, delivery(number), state="done", finished_at=1.0)
+        arrivals.add(connection, [NewArrival(delivery(number), "done", finished_at=1.0)])
     hashes = "SELECT count(*) FROM key"
     before = connection.execute(hashes).get
     old = DeliveryState.DONE, 2.0
     assert writes.delete_deliveries(connection, range(1, BUCKET), *old) == BUCKET - 1
     assert connection.execute(hashes).get == before
+    # Neither do the ends of their subjects, and no listing finds any of them.
+    ends = "SELECT count(*) FROM subject_end WHERE bucket = 0"
+    assert connection.execute(ends).get > BUCKET // 2 - 2
+    many = {**NONE, "limit": 1, "subject": "many", "oldest_first": True}
+    (first,) = reads.find(connection, **many)  # type: ignore[arg-type] # of each kind
+    assert first.sequence >= BUCKET
     assert arrivals.sequence_of(connection, "m7") is None
     assert arrivals.sequence_of(connection, f"m{BUCKET}") == BUCKET + 1
     steps = 0
@@ -177,5 +185,35 @@ def test_the_hashes_of_a_bucket_without_arrivals_go_a_few_at_a_time() -> None:
         writes.delete_deliveries(connection, (), *old)
         steps += 1
     assert connection.execute(hashes).get == before - BUCKET + 1
+    assert connection.execute(ends).get == 0
     assert steps > BUCKET // 500
     connection.close()
+
+
+def test_the_deliveries_of_a_tenant_are_found_without_a_look_at_all(
+    connection: apsw.Connection,
+) -> None:
+    found = {}
+    for tenant in ("acme", "bolt", "nobody"):
+        after, found[tenant] = 0, []
+        while some := reads.of_tenant(connection, tenant, after=after, limit=1):
+            found[tenant] += some
+            after = some[-1]
+    every = "SELECT tenant_id, sequence FROM arrival WHERE tenant_id IS NOT NULL ORDER BY sequence"
+    expected: dict[str, list[object]] = {"acme": [], "bolt": [], "nobody": []}
+    for tenant_id, sequence in connection.execute(every).fetchall():
+        expected[str(tenant_id)].append(sequence)
+    assert found == expected
+    assert [len(sequences) for sequences in expected.values()] == [2, 1, 0]
+    holdings = reads.holdings(connection, "acme")
+    assert (holdings["deliveries"], holdings["bodies"]) == (2, 2)
+    assert set(reads.unowned(connection)) == {"acme", "bolt"}
+    statements = (*reads._NEXT_OF_TENANT, reads._HOLDINGS, reads._UNOWNED)
+    for statement in statements:
+        bindings = {"id": "acme", "after": 0, "limit": 9}
+        plan = [
+            str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", bindings)
+        ]
+        assert "SCAN arrival" not in plan
+        if statement in reads._NEXT_OF_TENANT:
+            assert not any("ORDER BY" in step for step in plan), "a million would be sorted"

@@ -7,6 +7,7 @@ here are the promises that the index of unfinished deliveries rests on.
 import apsw
 import attrs
 import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -100,7 +101,7 @@ class Writes(RuleBasedStateMachine):
 
     @rule(key=KEYS, terms=OWNERS)
     def runs_whole(self, key: str, terms: LeaseTerms) -> None:
-        writes.run(self.connection, terms, key, self.now, self.now)
+        writes.end_runs(self.connection, terms, [writes.RunEnd(key, self.now, self.now)])
 
     @rule(terms=OWNERS, limit=st.integers(0, 2))
     def taken_as_due(self, terms: LeaseTerms, limit: int) -> None:
@@ -234,3 +235,88 @@ def test_only_the_deliveries_of_the_tenant_are_erased() -> None:
     assert writes.erase(connection, "acme", sequences) == 0
     assert connection.execute("SELECT tenant_id FROM inbox").fetchall() == [("bolt",)]
     assert connection.execute("SELECT count(*) FROM body").fetchall() == [(1,)]
+
+
+BEFORE = st.sampled_from(
+    ["fresh", "settled", "started", "failed", "theirs", "claimed", "done", "no"]
+)
+
+
+def prepare(connection: apsw.Connection, stories: list[str]) -> None:
+    for number, story in enumerate(stories):
+        new = delivery(f"k{number}", 1000.0)
+        if story == "claimed":
+            writes.claim(connection, HERE, new)
+        elif story != "no":
+            writes.accept(connection, THERE if story == "theirs" else HERE, new, True)
+        if story == "settled":
+            arrivals.settle_one(connection, number + 1 - stories[:number].count("no"))
+        if story in ("started", "failed"):
+            writes.start(connection, HERE, new.key, 1001.0)
+        if story == "failed":
+            writes.finish(connection, HERE, new.key, Retry(1002.0, "E"), 1001.5)
+            writes.start(connection, HERE, new.key, 1002.0)
+        if story == "done":
+            writes.finish(connection, HERE, new.key, Done(), 1001.0)
+
+
+def everything(connection: apsw.Connection) -> list[object]:
+    tables = ("arrival", "body", "outcome", "open", "attempt", "tally", "key", "block")
+    return [
+        connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in tables
+    ]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(st.tuples(BEFORE, st.sampled_from([None, 1003.0, 1011.0])), max_size=70),
+    st.integers(0, 70),
+)
+def test_writes_of_many_leave_what_those_of_each_leave(runs, arriving):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrivals, "SETTLE_EVERY", 1 << 30)  # the one thing that may come later
+        found = []
+        for together in (True, False):
+            patch.setattr(arrivals, "_remembered", {})
+            connection = opened()
+            prepare(connection, [story for story, _ in runs])
+            ends = [
+                writes.RunEnd(f"k{number}", 1012.0, begun) for number, (_, begun) in enumerate(runs)
+            ]
+            new = [
+                writes.done_at_once(delivery(f"n{number}", 1004.0), 1005.0)
+                for number in range(arriving)
+            ]
+            for ended in [ends] if together else [[each] for each in ends]:
+                writes.end_runs(connection, HERE, ended)
+            for piece in [new] if together else [[each] for each in new]:
+                arrivals.add(connection, piece)
+            found.append(everything(connection))
+            connection.close()
+    assert found[0] == found[1]
+
+
+def unbegun(connection: apsw.Connection, terms: LeaseTerms, now: float) -> set[str]:
+    return set(leases.take_due(connection, terms, 9, now).unbegun)
+
+
+def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone():
+    connection = opened()
+    for key in ("waits", "expires", "fails"):
+        writes.accept(connection, HERE, delivery(key, 1000.0), False)
+    writes.accept(connection, THERE, delivery("began", 1000.0), True)
+    assert unbegun(connection, HERE, 1001.0) == {"waits", "expires", "fails"}
+    leases.release(connection, HERE, ["waits"])
+    # It was never begun, as its owner says.
+    assert unbegun(connection, HERE, 1001.0) == {"waits"}
+    writes.start(connection, HERE, "fails", 1001.0)
+    writes.finish(connection, HERE, "fails", Retry(1002.0, "E"), 1001.5)
+    assert unbegun(connection, HERE, 1003.0) == set(), "a later run"
+    # The other process ends: what it held may have run without a trace.
+    assert leases.recover(connection, HERE) == 1
+    assert unbegun(connection, HERE, 1004.0) == set()
+    leases.release(connection, HERE, ["began"])
+    assert unbegun(connection, HERE, 1004.0) == set(), "it stays in doubt until it has run"
+    # Ours hangs, and its leases expire.
+    assert unbegun(connection, THERE, 1100.0) == set()
+    connection.close()

@@ -5,10 +5,11 @@ the idea: what has just arrived is *fresh*, has no row in ``open`` yet, and most
 ever needs one.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import apsw
+import attrs
 
 from ...records.deliveries import NewDelivery
 from . import known, listing
@@ -26,6 +27,33 @@ _MOST_REMEMBERED = 8192
 # uses one compares the key of its row, so one that was rolled back, or is of another store, is no
 # harm.
 _remembered: dict[str, int] = {}
+
+# -- many rows by one statement ----------------------------------------------------------------
+
+_T = TypeVar("_T")
+
+#: The numbers of rows that statements exist for, the largest first: SQLite compiles each once.
+ROWS_AT_ONCE = (32, 16, 8, 4, 2, 1)
+
+
+def values(columns: int, rows: int) -> str:
+    """Return the placeholders of so many rows for ``VALUES``."""
+    return ", ".join([placeholders(columns)] * rows)
+
+
+def placeholders(number: int) -> str:
+    """Return so many placeholders in brackets."""
+    return f"({', '.join('?' * number)})"
+
+
+def in_pieces(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Yield the items in pieces of :data:`ROWS_AT_ONCE`, in their order."""
+    begin = 0
+    for rows in ROWS_AT_ONCE:
+        while len(items) - begin >= rows:
+            yield items[begin : begin + rows]
+            begin += rows
+
 
 # -- finding -----------------------------------------------------------------------------------
 
@@ -110,38 +138,61 @@ def is_of_before(connection: apsw.Connection, delivery: NewDelivery) -> bool:
 
 # -- adding ------------------------------------------------------------------------------------
 
-# One more than the last one ever, also where that has been removed: who lists deliveries goes on
-# after a sequence, and must not miss one that has got it again.
-_ADD = """
+_COLUMNS = """
 INSERT INTO arrival (sequence, hash, id_hash, delivery_key, signer, type, received_at, timestamp,
                      subject, ordered, tenant_id, state, started_at, finished_at, lease_owner,
                      lease_until)
-VALUES (1 + max(coalesce((SELECT max(sequence) FROM arrival), 0),
-                (SELECT number FROM tally WHERE name = 'last')),
-        ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES"""
+
+# One more than the last one ever, also where that has been removed: who lists deliveries goes on
+# after a sequence, and must not miss one that has got it again.
+_LAST = """
+SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
+           (SELECT number FROM tally WHERE name = 'last'))
 """
 
-_ADD_BODY = "INSERT INTO body (sequence, raw) VALUES (?, ?)"
+_ADD = {rows: f"{_COLUMNS} {values(16, rows)}" for rows in ROWS_AT_ONCE}
+
+_ADD_BODY = {
+    rows: f"INSERT INTO body (sequence, raw) VALUES {values(2, rows)}" for rows in ROWS_AT_ONCE
+}
 
 
-def add(
-    connection: apsw.Connection,
-    delivery: NewDelivery,
-    *,
-    state: str,
-    started_at: float | None = None,
-    finished_at: float | None = None,
-    lease_owner: str | None = None,
-    lease_until: float | None = None,
-) -> int:
-    """Add a delivery with its body, whose key is not known, and return its sequence.
+@attrs.define
+class NewArrival:
+    """A delivery whose key is not known, and how it comes; ``storage.sqlite.schema`` has why.
 
-    ``state`` is ``received``, ``running`` or ``done``; ``storage.sqlite.schema`` says what for.
+    ``state`` is ``received``, ``running`` or ``done``.
     """
-    key = delivery.key
-    connection.execute(
-        _ADD,
-        (
+
+    delivery: NewDelivery
+    state: str
+    started_at: float | None = None
+    finished_at: float | None = None
+    lease_owner: str | None = None
+    lease_until: float | None = None
+
+
+def add(connection: apsw.Connection, new: Sequence[NewArrival]) -> int:
+    """Add deliveries of different keys with their bodies; return the sequence of the last one."""
+    before = last = cast("int", connection.execute(_LAST).get)
+    for piece in in_pieces(new):
+        _add(connection, piece, last)
+        last += len(piece)
+    if last // SETTLE_EVERY > before // SETTLE_EVERY:
+        settle(connection)
+        index_keys(connection)
+    return last
+
+
+def _add(connection: apsw.Connection, new: Sequence[NewArrival], last: int) -> None:
+    arrivals: list[Any] = []
+    bodies: list[Any] = []
+    for sequence, each in enumerate(new, last + 1):
+        delivery = each.delivery
+        key = delivery.key
+        arrivals += (
+            sequence,
             *_hashes_of(key, delivery),
             key,
             delivery.signer,
@@ -151,21 +202,17 @@ def add(
             delivery.subject,
             delivery.ordered,
             delivery.tenant_id,
-            state,
-            started_at,
-            finished_at,
-            lease_owner,
-            lease_until,
-        ),
-    )
-    sequence = connection.last_insert_rowid()
-    connection.execute(_ADD_BODY, (sequence, delivery.raw))
-    if lease_owner is not None:
-        remember(key, sequence)
-    if not sequence % SETTLE_EVERY:
-        settle(connection)
-        index_keys(connection)
-    return sequence
+            each.state,
+            each.started_at,
+            each.finished_at,
+            each.lease_owner,
+            each.lease_until,
+        )
+        bodies += (sequence, delivery.raw)
+        if each.lease_owner is not None:
+            remember(key, sequence)
+    connection.execute(_ADD[len(new)], arrivals)
+    connection.execute(_ADD_BODY[len(new)], bodies)
 
 
 def _hashes_of(key: str, delivery: NewDelivery) -> tuple[int, int | None]:
@@ -278,10 +325,16 @@ DELETE FROM bucket WHERE number = ?1 AND (?1 + 1) << {BUCKET_BITS} <= {INDEXED}
         WHERE sequence >= ?1 << {BUCKET_BITS} AND sequence < (?1 + 1) << {BUCKET_BITS})
 """
 
-_EMPTY_BUCKET = """
+_EMPTY_BUCKET = (
+    """
 DELETE FROM key WHERE (bucket, hash, sequence) IN (
     SELECT bucket, hash, sequence FROM key WHERE bucket = ? LIMIT ?)
-"""
+""",
+    """
+DELETE FROM subject_end WHERE (bucket, text, sequence) IN (
+    SELECT bucket, text, sequence FROM subject_end WHERE bucket = ? LIMIT ?)
+""",
+)
 
 #: Hashes of a bucket that was given up, of which one step removes so many: half a millisecond.
 _HASHES_AT_ONCE = 500
@@ -297,8 +350,8 @@ def remove(
 ) -> int:
     """Remove these deliveries with all that belongs to them; count those that were there.
 
-    With ``keep_hashes`` the hashes of their keys stay until their bucket is empty, and lead to
-    nothing: to remove each would change a page for each delivery.
+    With ``keep_hashes`` the hashes of their keys and the ends of their subjects stay until their
+    bucket is empty, and lead to nothing: to remove each would change two pages for each delivery.
     """
     removed: list[int] = []
     for sequence in sequences:
@@ -306,9 +359,9 @@ def remove(
         if row is None:
             continue
         _, _, indexed, subject = cast("Any", row)
-        if indexed:
-            listing.remove_subject(connection, sequence, subject)
         if not keep_hashes:
+            if indexed:
+                listing.remove_subject(connection, sequence, subject)
             _remove_keys(connection, sequence)
         for table in ("body", "evidence", "attempt", "open", "outcome", "arrival"):
             connection.execute(f"DELETE FROM {table} WHERE sequence = ?", (sequence,))
@@ -324,9 +377,12 @@ def remove(
 
 
 def empty_buckets(connection: apsw.Connection) -> None:
-    """Remove some of the hashes that a bucket without arrivals still has."""
+    """Remove some of the hashes and subjects that a bucket without arrivals still has."""
     bucket = connection.execute("SELECT min(number) FROM emptied").get
-    if bucket is not None:
-        connection.execute(_EMPTY_BUCKET, (bucket, _HASHES_AT_ONCE))
-        if not connection.changes():
-            connection.execute("DELETE FROM emptied WHERE number = ?", (bucket,))
+    if bucket is None:
+        return
+    for statement in _EMPTY_BUCKET:
+        connection.execute(statement, (bucket, _HASHES_AT_ONCE))
+        if connection.changes():
+            return
+    connection.execute("DELETE FROM emptied WHERE number = ?", (bucket,))

@@ -72,9 +72,10 @@ WATCH_SECONDS = 0.5
 #: for is waited for then.
 PROMPT_SECONDS = 0.1
 
-#: Pages in the write-ahead log before they are copied into the database. SQLite's default is 1000.
-#: Events come in bursts; a log of 16 MB copies each page of an index once for many commits.
-CHECKPOINT_PAGES = 4000
+#: Size of the write-ahead log, in bytes, from which on it is copied into the database. SQLite's
+#: default is 1000 pages. Events come in bursts; a log of 16 MB copies each page of an index once
+#: for many commits.
+CHECKPOINT_BYTES = 16 << 20
 
 # A write that nobody reads. If it is found in the log, writes still arrive in the right files. The
 # value changes each time, because SQLite writes no page for a row that stays the same.
@@ -99,55 +100,86 @@ _SILENT = (
 class _Entry(Generic[T]):
     """One job on its way through the thread, and the task that waits for it, if any.
 
-    ``posted``: nobody waits. ``told``: a sender will be answered on its result. ``alone``: it runs
-    outside of any transaction. ``single``: no other job is in its batch. ``synced``: its change
-    must survive a power cut. ``silent``: its caller was released because the disk hangs.
+    What an entry does not set is the class's: most entries differ in nothing but their job, and
+    there are two of them for each delivery.
     """
 
-    __slots__ = (
-        "alone",
-        "asked_at",
-        "error",
-        "finished",
-        "job",
-        "posted",
-        "silent",
-        "single",
-        "synced",
-        "task",
-        "told",
-        "value",
-    )
+    #: Nobody waits.
+    posted = False
+    #: A sender will be answered on its result.
+    told = False
+    #: It runs outside of any transaction.
+    alone = False
+    #: No other job is in its batch.
+    single = False
+    #: Its change must survive a power cut.
+    synced = True
+    #: The time at which its caller began to wait; infinite for one that waits without a limit.
+    asked_at = math.inf
+    #: Its caller was released because the disk hangs.
+    silent = False
+    task: trio.lowlevel.Task | None = None
+    finished = False
+    value: Any = None
+    error: BaseException | None = None
 
-    def __init__(
-        self,
-        job: Callable[[apsw.Connection], T],
-        *,
-        posted: bool = False,
-        told: bool = False,
-        alone: bool = False,
-        single: bool = False,
-        synced: bool = True,
-    ) -> None:
-        self.job: Callable[[apsw.Connection], T] = job
-        self.posted: bool = posted
-        self.told: bool = told
-        self.alone: bool = alone
-        self.single: bool = single or alone
-        self.synced: bool = synced
-        # The time at which its caller began to wait; infinite for one that waits without a limit.
-        self.asked_at: float = math.inf
-        self.silent: bool = False
-        self.task: trio.lowlevel.Task | None = None
-        self.finished: bool = False
-        self.value: T | None = None
-        self.error: BaseException | None = None
-
-    def run(self, connection: apsw.Connection) -> None:
-        self.value = self.job(connection)
+    def __init__(self, job: Callable[[apsw.Connection], T]) -> None:
+        self.job = job
 
 
 Posted = _Entry[Any]
+
+#: Does many jobs of one kind together and returns their results.
+Group = Callable[[apsw.Connection, Sequence[Any]], Sequence[Any]]
+
+
+class GroupedJob(Generic[T]):
+    """A job that is done together with others of its kind, by fewer statements than alone.
+
+    Each statement releases the interpreter's lock and takes it again, for which the loop and the
+    thread wait for each other.
+
+    Attributes:
+        group: always the same object for the same kind of job; it gets jobs of different keys.
+        key: jobs of the same key are done in the order of their arrival.
+    """
+
+    __slots__ = ("group", "key")
+
+    group: Group
+    key: str
+
+    def __call__(self, connection: apsw.Connection) -> T:
+        """Do this job alone."""
+        (value,) = self.group(connection, (self,))
+        return cast("T", value)
+
+
+def _perform(connection: apsw.Connection, batch: Sequence[_Entry[Any]]) -> None:
+    """Do the jobs; those of one group together, as long as their keys are different ones."""
+    gathered: dict[Group, list[_Entry[Any]]] = {}
+    keys: set[str] = set()
+    for entry in batch:
+        job = entry.job
+        if isinstance(job, GroupedJob):
+            if job.key in keys:
+                _perform_groups(connection, gathered)
+                keys.clear()
+            keys.add(job.key)
+            gathered.setdefault(job.group, []).append(entry)
+        else:
+            _perform_groups(connection, gathered)
+            keys.clear()
+            entry.value = job(connection)
+    _perform_groups(connection, gathered)
+
+
+def _perform_groups(connection: apsw.Connection, gathered: dict[Group, list[_Entry[Any]]]) -> None:
+    for group, entries in gathered.items():
+        values = group(connection, [entry.job for entry in entries])
+        for entry, value in zip(entries, values, strict=True):
+            entry.value = value
+    gathered.clear()
 
 
 class Committer(trio.abc.Instrument):
@@ -175,9 +207,9 @@ class Committer(trio.abc.Instrument):
         self._file = file
         self._connect = connect
         self._translate = translate
-        # Jobs move through three stages: asked for in this turn of the loop; handed to the thread;
-        # taken by the thread and not begun. None marks the end.
-        self._asked: list[_Entry[Any] | None] = []
+        # Jobs move through three stages: asked for in this turn of the loop, in that order; handed
+        # to the thread; taken by the thread and not begun. None marks the end.
+        self._asked: dict[_Entry[Any] | None, None] = {}
         self._queue: queue.SimpleQueue[Sequence[_Entry[Any] | None]] = queue.SimpleQueue()
         self._taken: deque[_Entry[Any] | None] = deque()
         self._token = trio.lowlevel.current_trio_token()
@@ -255,17 +287,19 @@ class Committer(trio.abc.Instrument):
         # Only the test, not a whole checkpoint: the wait for the commit below is one, and each
         # would be one more turn of the loop.
         await trio.lowlevel.checkpoint_if_cancelled()
-        if (refusal := self._refuse()) is not None:
+        if self._refusal or self.lost or self._silent_since is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
-            raise refusal
-        entry = _Entry(job, told=told, alone=alone, single=single, synced=synced)
+            raise self._refuse()
+        entry = _Entry(job)
+        entry.told, entry.alone, entry.single = told, alone, single or alone
+        entry.synced = synced
         if not patient:
             entry.asked_at = time.monotonic()
             if not self._waiting:
                 self._answered_at = entry.asked_at
             self._waiting.add(entry)
             self._someone_waits.set()
-        self._asked.append(entry)
+        self._asked[entry] = None
         try:
             await self._wait_for(entry)
         except trio.Cancelled:
@@ -282,7 +316,8 @@ class Committer(trio.abc.Instrument):
             raise StoreUnavailableError(self._silence(ANSWER_SECONDS))
         if entry.error is not None:
             raise entry.error
-        return cast("T", entry.value)
+        value: T = entry.value
+        return value
 
     @property
     def prompt(self) -> bool:
@@ -299,15 +334,13 @@ class Committer(trio.abc.Instrument):
     def _silence(self, seconds: float) -> str:
         return _SILENT.format(file=self._file, seconds=seconds)
 
-    def _refuse(self) -> StoreUnavailableError | None:
+    def _refuse(self) -> StoreUnavailableError:
         if self._refusal is not None:
             return StoreUnavailableError(self._refusal)
         if self.lost is not None:
             return StoreLostError(self.lost)
-        if self._silent_since is not None:
-            seconds = time.monotonic() - self._silent_since
-            return StoreUnavailableError(self._silence(seconds))
-        return None
+        since = time.monotonic() if self._silent_since is None else self._silent_since
+        return StoreUnavailableError(self._silence(time.monotonic() - since))
 
     def _take_back(
         self, entry: _Entry[T], undo: Callable[[apsw.Connection, T], object] | None
@@ -321,7 +354,7 @@ class Committer(trio.abc.Instrument):
 
         def job(connection: apsw.Connection) -> None:
             if entry.error is None:
-                undo(connection, cast("T", entry.value))
+                undo(connection, entry.value)
 
         self.post(job, synced=entry.synced)
 
@@ -340,18 +373,15 @@ class Committer(trio.abc.Instrument):
         Returns:
             a handle for :meth:`withdraw`.
         """
-        entry: Posted = _Entry(job, posted=True, synced=synced)
+        entry: Posted = _Entry(job)
+        entry.posted, entry.synced = True, synced
         if self._refusal is None:
-            self._asked.append(entry)
+            self._asked[entry] = None
         return entry
 
     def withdraw(self, posted: Posted) -> bool:
         """Take back a posted job; return False if it has been handed to the thread already."""
-        try:
-            self._asked.remove(posted)
-        except ValueError:
-            return False
-        return True
+        return self._asked.pop(posted, posted) is None
 
     async def close(self) -> None:
         """Finish what is queued, close the connection and end the thread.
@@ -365,7 +395,7 @@ class Committer(trio.abc.Instrument):
         """
         if self._refusal is None:
             self._refusal = "the store is closed"
-            self._asked.append(None)
+            self._asked[None] = None
         # A disk that hangs already gets no further patience.
         patience = WATCH_SECONDS if self._silent_since is not None else CLOSE_SECONDS
         with trio.move_on_after(patience, shield=True):
@@ -383,8 +413,8 @@ class Committer(trio.abc.Instrument):
             # One wake of the thread for all jobs of this turn. Woken for each, it takes the
             # interpreter's lock from the loop for transactions of one or two jobs: a durable answer
             # then cost an eighth more CPU (ADR 2).
-            self._queue.put(self._asked)
-            self._asked = []
+            self._queue.put(tuple(self._asked))
+            self._asked.clear()
 
     async def _wait_for(self, entry: _Entry[Any]) -> None:
         # _deliver runs in this thread, too, so no entry can finish between the test and the sleep.
@@ -551,8 +581,7 @@ class Committer(trio.abc.Instrument):
         except Exception as error:
             return error
         try:
-            for entry in batch:
-                entry.run(connection)
+            _perform(connection, batch)
         except Exception as error:
             self._roll_back()
             # One bad job must not fail the others: each gets a transaction of its own.
@@ -645,7 +674,10 @@ class Committer(trio.abc.Instrument):
 
     def _checkpoint(self) -> None:
         """Copy a long log into the database; after the callers have been told, not before."""
-        if self._log_frames < CHECKPOINT_PAGES or self._connection is None or self.lost:
+        opened = self._opened
+        if self._connection is None or opened is None or self.lost:
+            return
+        if self._log_frames * opened.page_size < CHECKPOINT_BYTES:
             return
         self._log_frames = 0
         # As SQLite's own checkpoints do: one that fails is tried again after a further commit.

@@ -94,7 +94,7 @@ class StoreFile:
         self.file: str = os.path.abspath(file)
         self._log = connection.filename_wal
         self._index = f"{self._log.removesuffix('-wal')}-shm"
-        self._page_size = int(connection.pragma("page_size"))
+        self.page_size: int = int(connection.pragma("page_size"))
         self._written: _Written | None = None
         # Device and inode: a name that leads to another file later is another store.
         self._database_id = self._identity(self.file)[0]
@@ -173,7 +173,7 @@ class StoreFile:
         return self._read_log(self._offset(written.frame), _FRAME_HEAD) == written.frame_head
 
     def _offset(self, frame: int) -> int:
-        return _LOG_HEAD + (frame - 1) * (_FRAME_HEAD + self._page_size)
+        return _LOG_HEAD + (frame - 1) * (_FRAME_HEAD + self.page_size)
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class StoreFile:
             size = self._require(self.file, self._database_id)
 
     def _declared_size(self) -> int:
-        return int.from_bytes(self._read_database()[28:32], "big") * self._page_size
+        return int.from_bytes(self._read_database()[28:32], "big") * self.page_size
 
     def _read_head(self) -> bytes:
         """Return the constant parts of the database's head: magic, page size, application id."""

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import apsw
 import msgspec
@@ -26,12 +26,14 @@ from ...records.deliveries import (
 )
 from ..admission import LeaseTerms
 from ..effects import Effects, in_this_context
+from . import arrivals
 from . import effects as effecting
 from . import leases as leaser
 from . import reads as reader
 from . import writes as writer
+from .arrivals import NewArrival
 from .claims import ClaimsFile, read_claims
-from .committer import CLOSE_SECONDS, Committer, Posted, sync_log
+from .committer import CLOSE_SECONDS, Committer, Group, GroupedJob, Posted, sync_log
 from .connect import BUSY_SECONDS, clear_log, connect_writer, describe_failure, overwrite_remnants
 from .keys import StoreKeys, Version, read_keys
 from .known import key_hash
@@ -53,6 +55,8 @@ T = TypeVar("T")
 
 _log = get_logger("storage")
 
+_NEW = Admitted(Admission.NEW)
+
 
 class _Unawaited(NamedTuple):
     """A run whose claim is not waited for.
@@ -64,6 +68,43 @@ class _Unawaited(NamedTuple):
     claim: Posted
     slot: int
     version: Version
+
+
+class _Arrival(GroupedJob[T]):
+    """Adds what ``new`` returns, whose key was surely new at ``version``; results in ``value``.
+
+    If another process has written since, ``known`` is done instead.
+    """
+
+    __slots__ = ("known", "new", "value", "version")
+
+    def __init__(
+        self,
+        group: Group,
+        key: str,
+        version: Version,
+        value: T,
+        *,
+        new: Callable[[], NewArrival],
+        known: Callable[[apsw.Connection], T],
+    ) -> None:
+        self.group = group
+        self.key = key
+        self.version = version
+        self.value = value
+        self.new = new
+        self.known = known
+
+
+class _End(GroupedJob[None]):
+    """Records a run that ended well."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, group: Group, run: writer.RunEnd) -> None:
+        self.group = group
+        self.key = run.key
+        self.run = run
 
 
 class SqliteInbox:
@@ -87,6 +128,9 @@ class SqliteInbox:
         self._claims: ClaimsFile | None = None
         self._claimed: dict[str, _Unawaited] = {}
         self._keys = StoreKeys(committer, self._queries, self._claimed)
+        # Bound once: jobs of one group are known by having the same object.
+        self._add_arrivals: Group = self._add
+        self._end_runs: Group = self._end
         self.tenants: SqliteTenants = SqliteTenants(file, committer)
         self.upgrade: SqliteUpgrade = SqliteUpgrade(committer, self._queries)
         self.notifications: SqliteNotifications = SqliteNotifications(
@@ -168,12 +212,20 @@ class SqliteInbox:
         keys = self._keys
         if keys.filter is None and self._claims is not None:
             keys.begin()
-        version = keys.version if keys.note_new(delivery) else None
 
-        def job(connection: apsw.Connection) -> Admitted:
-            is_new = version is not None and keys.is_still(connection, version)
-            return writer.accept(connection, terms, delivery, leased, is_new=is_new)
+        def known(connection: apsw.Connection) -> Admitted:
+            return writer.accept(connection, terms, delivery, leased)
 
+        job: Callable[[apsw.Connection], Admitted] = known
+        if keys.note_new(delivery):
+            job = _Arrival(
+                self._add_arrivals,
+                delivery.key,
+                keys.version,
+                _NEW,
+                new=lambda: writer.accepted(terms, delivery, leased=leased),
+                known=known,
+            )
         return await self._committer.submit(
             job,
             # A caller that is cancelled, or hears of no answer in time, will not run it: with the
@@ -230,15 +282,28 @@ class SqliteInbox:
         if slot is None:
             return False
         terms = self._terms
-        version = keys.version
-
-        def job(connection: apsw.Connection) -> Admitted:
-            is_new = keys.is_still(connection, version)
-            return writer.claim(connection, terms, delivery, is_new=is_new)
-
+        job = _Arrival(
+            self._add_arrivals,
+            key,
+            keys.version,
+            _NEW,
+            new=lambda: writer.claimed(terms, delivery),
+            known=lambda connection: writer.claim(connection, terms, delivery),
+        )
         claim = self._committer.post(job, synced=False)
-        self._claimed[key] = _Unawaited(delivery, claim, slot, version)
+        self._claimed[key] = _Unawaited(delivery, claim, slot, job.version)
         return True
+
+    def _add(self, connection: apsw.Connection, jobs: Sequence["_Arrival[Any]"]) -> Sequence[Any]:
+        keys = self._keys
+        if all(keys.is_still(connection, version) for version in {job.version for job in jobs}):
+            arrivals.add(connection, [job.new() for job in jobs])
+            return [job.value for job in jobs]
+        return [job.known(connection) for job in jobs]
+
+    def _end(self, connection: apsw.Connection, jobs: Sequence["_End"]) -> Sequence[None]:
+        writer.end_runs(connection, self._terms, [job.run for job in jobs])
+        return [None] * len(jobs)
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
         """See :meth:`Inbox.park`."""
@@ -290,9 +355,10 @@ class SqliteInbox:
         begun = self._begun.pop(key, None)
         # The handler ended within the turn of the loop in which it began, so the start was not
         # handed over yet: start and end are written by one statement.
-        if begun and isinstance(outcome, Done) and self._committer.withdraw(begun[0]):
-            started_at = begun[1]
-            await self._committer.submit(lambda c: writer.run(c, terms, key, started_at, now))
+        if isinstance(outcome, Done):
+            started_at = begun[1] if begun and self._committer.withdraw(begun[0]) else None
+            run = writer.RunEnd(key, now, started_at)
+            await self._committer.submit(_End(self._end_runs, run))
             return
         await self._committer.submit(lambda c: writer.finish(c, terms, key, outcome, now))
 
@@ -303,16 +369,31 @@ class SqliteInbox:
         """
         delivery, claim, slot, version = begun
         terms = self._terms
-        withdrawn = self._committer.withdraw(claim)
 
-        def job(connection: apsw.Connection) -> None:
-            if withdrawn or claim.error is not None or not _is_new(claim.value):
-                is_new = withdrawn and self._keys.is_still(connection, version)
-                writer.record_run(connection, terms, delivery, outcome, now, is_new=is_new)
-            else:
+        def record(connection: apsw.Connection) -> None:
+            writer.record_run(connection, terms, delivery, outcome, now)
+
+        def finish(connection: apsw.Connection) -> None:
+            if claim.error is None and _is_new(claim.value):
                 writer.finish(connection, terms, delivery.key, outcome, now)
+            else:
+                record(connection)
             self._keys.check(connection)
 
+        job: Callable[[apsw.Connection], None] = finish
+        if claim.finished and _is_new(claim.value) and isinstance(outcome, Done):
+            job = _End(self._end_runs, writer.RunEnd(delivery.key, now))
+        elif self._committer.withdraw(claim):
+            job = record
+            if isinstance(outcome, Done):
+                job = _Arrival(
+                    self._add_arrivals,
+                    delivery.key,
+                    version,
+                    None,
+                    new=lambda: writer.done_at_once(delivery, now),
+                    known=record,
+                )
         try:
             await self._committer.submit(job)
         finally:

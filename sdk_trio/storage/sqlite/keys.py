@@ -32,6 +32,10 @@ def read_keys(connection: apsw.Connection, after: int) -> Sequence[tuple[int, in
     return [(int(sequence), int(hashed)) for sequence, hashed in found]
 
 
+def _count_keys(connection: apsw.Connection, after: int) -> int:
+    return int(connection.execute("SELECT coalesce(max(sequence), 0) FROM arrival").get) - after
+
+
 #: The number of the writing connection, and how often it has seen others write.
 Version = tuple[int, int]
 
@@ -146,6 +150,7 @@ class StoreKeys:
             keys = self._begin_filter()
         # Before the rows: what others write after the number was read changes it again.
         version = await self._committer.submit(self._number, synced=False)
+        keys.reserve(await self._queries.run(partial(_count_keys, after=self._up_to)))
         while found := await self._queries.run(partial(read_keys, after=self._up_to)):
             begun = time.monotonic()
             for sequence, hashed in found:

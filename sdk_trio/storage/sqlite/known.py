@@ -20,10 +20,11 @@ def key_hash(key: str) -> int:
 #: Keys that the first generation of a filter is made for; each further one is twice as large.
 FIRST_GENERATION = 1 << 16
 
-# Bits for each key, and how many of them it sets. A generation that is full takes 1 of 200 new keys
-# for known ones; to be wrong costs no more than a claim that is waited for.
+# Bits for each key, of which it sets three. A generation that is full takes 1 of 200 new keys for
+# known ones; to be wrong costs no more than a claim that is waited for.
 _BITS_FOR_KEY = 16
-_STEPS = (0, 1, 2)
+
+_BITS = bytes(1 << place for place in range(8))
 
 
 class KnownKeys:
@@ -38,7 +39,7 @@ class KnownKeys:
     """
 
     def __init__(self) -> None:
-        self._generations: list[bytearray] = []
+        self._generations: list[tuple[bytearray, int]] = []
         #: The number of keys that were added and new.
         self.added: int = 0
         self._grow(FIRST_GENERATION)
@@ -47,9 +48,14 @@ class KnownKeys:
         # A power of two, so that a place is found by a mask.
         size = 1 << (keys * _BITS_FOR_KEY - 1).bit_length()
         self._newest = bytearray(size // 8)
-        self._generations.append(self._newest)
         self._mask = size - 1
+        self._generations.append((self._newest, self._mask))
         self._room = size // _BITS_FOR_KEY
+
+    def reserve(self, keys: int) -> None:
+        """Make room for so many further keys at once: each generation is asked about each key."""
+        if keys > self._room:
+            self._grow(keys)
 
     def add(self, hashed: int) -> bool:
         """Add a key by its :func:`key_hash`, and return whether it was surely new."""
@@ -59,9 +65,12 @@ class KnownKeys:
             self._grow(2 * (self._mask + 1) // _BITS_FOR_KEY)
         bits, mask = self._newest, self._mask
         stride = (hashed >> 32) | 1
-        for step in _STEPS:
-            place = (hashed + step * stride) & mask
-            bits[place >> 3] |= 1 << (place & 7)
+        # Not in a loop, here and below: a fifth of the time, which every delivery takes.
+        bits[(hashed & mask) >> 3] |= _BITS[hashed & 7]
+        hashed += stride
+        bits[(hashed & mask) >> 3] |= _BITS[hashed & 7]
+        hashed += stride
+        bits[(hashed & mask) >> 3] |= _BITS[hashed & 7]
         self._room -= 1
         self.added += 1
         return True
@@ -69,12 +78,12 @@ class KnownKeys:
     def may_hold(self, hashed: int) -> bool:
         """Return whether a key may have been added; False: it was surely not."""
         stride = (hashed >> 32) | 1
-        for bits in self._generations:
-            mask = len(bits) * 8 - 1
-            for step in _STEPS:
-                place = (hashed + step * stride) & mask
-                if not bits[place >> 3] & (1 << (place & 7)):
-                    break
-            else:
+        second, third = hashed + stride, hashed + 2 * stride
+        for bits, mask in self._generations:
+            if (
+                bits[(hashed & mask) >> 3] & _BITS[hashed & 7]
+                and bits[(second & mask) >> 3] & _BITS[second & 7]
+                and bits[(third & mask) >> 3] & _BITS[third & 7]
+            ):
                 return True
         return False

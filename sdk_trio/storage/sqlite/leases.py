@@ -13,6 +13,7 @@ import apsw
 from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, DeliveryState, Due
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from . import arrivals
+from .arrivals import placeholders
 from .schema import UNFINISHED
 
 # SQLite uses a partial index only for a query that repeats its condition.
@@ -59,18 +60,23 @@ SELECT min(next_attempt_at) {_OPEN} AND state = 'retrying' AND lease_owner IS NU
     AND next_attempt_at > :now
 """
 
-_LEASE = """
-UPDATE open SET lease_owner = ?, lease_until = ? WHERE sequence = ?
-RETURNING state, queued, attempts, next_attempt_at, started_at, finished_at, last_error,
-    process_ends, ran_alone, earlier_attempts, generation
-"""
-
 # The view would join three tables, which takes longer than these two statements.
-_LEASED = """
-SELECT delivery_key, signer, type, received_at, timestamp, subject, ordered, tenant_id,
-    (SELECT raw FROM body WHERE body.sequence = arrival.sequence)
-FROM arrival WHERE sequence = ?
+_LEASE = {
+    rows: f"UPDATE open SET lease_owner = ?, lease_until = ? WHERE sequence IN {placeholders(rows)}"
+    for rows in arrivals.ROWS_AT_ONCE
+}
+
+_LEASED = {
+    rows: f"""
+SELECT open.sequence, delivery_key, type, open.state, queued, attempts, received_at, timestamp,
+    arrival.subject, ordered, next_attempt_at, open.started_at, open.finished_at, last_error,
+    (SELECT raw FROM body WHERE body.sequence = open.sequence), arrival.tenant_id, process_ends,
+    ran_alone, earlier_attempts, signer, generation, failed_at IS NULL
+FROM open JOIN arrival USING (sequence) WHERE open.sequence IN {placeholders(rows)}
+ORDER BY open.sequence
 """
+    for rows in arrivals.ROWS_AT_ONCE
+}
 
 _RELEASE = """
 UPDATE open SET lease_owner = NULL, lease_until = NULL
@@ -88,8 +94,15 @@ _OF_OTHERS = f"""
 
 _HELD = f"SELECT sequence, state FROM open INDEXED BY open_due WHERE {_OF_OTHERS}"
 
+# The first start of a delivery is not waited for, so its process may have ended in that run without
+# a trace. Whoever takes the lease of a process that is gone says so by a time of failure in 1970:
+# that delivery's next start is waited for and counted (docs/adr/0011).
+_TOUCH = "UPDATE open SET failed_at = coalesce(failed_at, 0)"
+
 _RECOVER = f"""
-UPDATE open INDEXED BY open_due SET lease_owner = NULL, lease_until = NULL WHERE {_OF_OTHERS}
+UPDATE open INDEXED BY open_due SET lease_owner = NULL, lease_until = NULL,
+    failed_at = coalesce(failed_at, 0)
+WHERE {_OF_OTHERS}
 """
 
 _HELD_BY = f"""
@@ -141,12 +154,10 @@ def take_due(connection: apsw.Connection, terms: LeaseTerms, limit: int, now: fl
     # one that ended the process.
     for sequence in set(found[:limit]).intersection(expired):
         _cut_short(connection, terms, sequence, sole=False)
-    records = [
-        _lease(connection, sequence, terms.owner, now + terms.lease_seconds)
-        for sequence in found[:limit]
-    ]
+        connection.execute(f"{_TOUCH} WHERE sequence = ?", (sequence,))
+    records, unbegun = _lease(connection, found[:limit], terms.owner, now + terms.lease_seconds)
     next_due_at = connection.execute(_NEXT_DUE, {"now": now}).get
-    return Due(records, more=len(found) > limit, next_due_at=next_due_at)
+    return Due(records, len(found) > limit, next_due_at, unbegun)
 
 
 def take_suspects(
@@ -156,8 +167,8 @@ def take_suspects(
     arrivals.settle(connection)
     bindings = {"limit": limit, "owner": terms.owner}
     found = [sequence for (sequence,) in connection.execute(_SUSPECTS, bindings)]
-    until = now + terms.lease_seconds
-    return [_lease(connection, sequence, terms.owner, until) for sequence in found]
+    records, _ = _lease(connection, found, terms.owner, now + terms.lease_seconds)
+    return records
 
 
 def _cut_short(
@@ -173,38 +184,25 @@ def _cut_short(
         connection.execute(_CUT_SHORT, {**bindings, "sole": sole})
 
 
-def _lease(connection: apsw.Connection, sequence: int, owner: str, until: float) -> DeliveryRecord:
-    ((state, queued, attempts, due, started, finished, error, ends, alone, *put_back),) = cast(
-        "Any", connection.execute(_LEASE, (owner, until, sequence)).fetchall()
-    )
-    earlier, generation = put_back
-    ((key, signer, type_, received_at, timestamp, subject, ordered, tenant_id, raw),) = cast(
-        "Any", connection.execute(_LEASED, (sequence,)).fetchall()
-    )
-    arrivals.remember(key, sequence)
-    return DeliveryRecord(
-        sequence,
-        key[: -len(signer) - 1] if signer else key,
-        type_,
-        DeliveryState(state),
-        bool(queued),
-        attempts,
-        received_at,
-        timestamp,
-        subject,
-        bool(ordered),
-        due,
-        started,
-        finished,
-        error,
-        raw,
-        tenant_id,
-        ends,
-        alone,
-        earlier,
-        signer,
-        generation,
-    )
+def _lease(
+    connection: apsw.Connection, sequences: Sequence[int], owner: str, until: float
+) -> tuple[list[DeliveryRecord], frozenset[str]]:
+    """Lease deliveries that have rows in ``open``; return them, and keys of those never begun."""
+    records = []
+    unbegun = set()
+    for piece in arrivals.in_pieces(sequences):
+        connection.execute(_LEASE[len(piece)], (owner, until, *piece))
+        for row in cast("Any", connection.execute(_LEASED[len(piece)], piece)):
+            sequence, key, type_, state, queued, attempts, at, sent, subject, ordered, *rest = row
+            *rest, signer, generation, untouched = rest
+            arrivals.remember(key, sequence)
+            if untouched and not attempts and state == "received":
+                unbegun.add(key)
+            webhook_id = key[: -len(signer) - 1] if signer else key
+            head = (sequence, webhook_id, type_, DeliveryState(state), bool(queued), attempts)
+            told: list[Any] = [*head, at, sent, subject, bool(ordered), *rest, signer, generation]
+            records.append(DeliveryRecord(*told))
+    return records, frozenset(unbegun)
 
 
 def release(connection: apsw.Connection, terms: LeaseTerms, keys: Sequence[str]) -> None:
@@ -248,6 +246,7 @@ def take_over(
             connection.execute(_LEAVE, (heir, until, sequence))
         else:
             connection.execute(_LEAVE, (None, None, sequence))
+        connection.execute(f"{_TOUCH} WHERE sequence = ?", (sequence,))
     return len(held)
 
 

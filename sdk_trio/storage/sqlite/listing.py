@@ -41,6 +41,15 @@ SELECT DISTINCT 'tenant', tenant_id, sequence >> {BLOCK_BITS}
 FROM arrival WHERE sequence > ? AND sequence <= ? AND sequence <= {INDEXED}
 """
 
+#: SQL of the sequences of the tenant ``:id`` in its blocks, and among the newest arrivals.
+INDEXED_OF_TENANT = f"""
+SELECT arrival.sequence AS sequence FROM block_with CROSS JOIN arrival
+WHERE kind = 'tenant' AND value = :id AND arrival.sequence >= block << {BLOCK_BITS}
+    AND arrival.sequence < (block + 1) << {BLOCK_BITS} AND arrival.sequence <= {INDEXED}
+    AND arrival.tenant_id = :id
+"""
+NEWEST_OF_TENANT = f"SELECT sequence {_NEWEST} AND tenant_id = :id"
+
 _EMPTY_BLOCK = f"""
 NOT EXISTS (SELECT 1 FROM arrival
     WHERE sequence >= ?1 << {BLOCK_BITS} AND sequence < (?1 + 1) << {BLOCK_BITS})
@@ -152,6 +161,8 @@ def _indexed_ranges(
             within += f" AND sequence >> {BLOCK_BITS} IN ({meeting})"
         query = (
             "SELECT sequence FROM subject_end WHERE bucket IN (SELECT number FROM bucket) "
+            # The retention leaves what leads to deliveries that it has removed.
+            "AND sequence >= (SELECT min(sequence) FROM arrival) "
             f"AND text = substr(?, -8){within} ORDER BY sequence {order}"
         )
         bindings = (subject, *bounds.values(), *given.values())

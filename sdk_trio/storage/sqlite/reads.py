@@ -7,8 +7,8 @@ import apsw
 
 from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
 from .arrivals import sequence_of, signed_by_tenants
-from .listing import search
-from .schema import NOT_DONE, OWN_TABLES, UNFINISHED
+from .listing import INDEXED_OF_TENANT, NEWEST_OF_TENANT, search
+from .schema import BLOCK_BITS, INDEXED, NOT_DONE, OWN_TABLES, UNFINISHED
 
 #: The columns of a record, in the order of :class:`DeliveryRecord`, up to the body; the
 #: body; and those after it.
@@ -235,11 +235,13 @@ def find_old(
     return [sequence for (sequence,) in connection.execute(statement, (after, before, limit))]
 
 
-_HOLDINGS = """
+_OF_TENANT = f"{INDEXED_OF_TENANT} UNION ALL {NEWEST_OF_TENANT}"
+
+_HOLDINGS = f"""
 SELECT
-    (SELECT count(*) FROM arrival WHERE tenant_id = :id),
-    (SELECT count(*) FROM arrival JOIN body USING (sequence) WHERE tenant_id = :id),
-    (SELECT count(*) FROM attempt JOIN arrival USING (sequence) WHERE tenant_id = :id),
+    (SELECT count(*) FROM ({_OF_TENANT})),
+    (SELECT count(*) FROM ({_OF_TENANT}) JOIN body USING (sequence)),
+    (SELECT count(*) FROM ({_OF_TENANT}) JOIN attempt USING (sequence)),
     (SELECT count(*) FROM evidence JOIN arrival USING (sequence)
         WHERE arrival.tenant_id = :id OR evidence.tenant_id = :id),
     (SELECT count(*) FROM notification JOIN outbox USING (sequence) WHERE tenant_id = :id),
@@ -255,9 +257,13 @@ def holdings(connection: apsw.Connection, tenant_id: str) -> Mapping[str, int]:
     return dict(zip(names, counts, strict=True))
 
 
-_UNOWNED = """
-SELECT tenant_id FROM arrival
-WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
+# The index of blocks may name a tenant whose deliveries have been removed since.
+_UNOWNED = f"""
+SELECT id FROM (
+    SELECT DISTINCT value AS id FROM block_with WHERE kind = 'tenant'
+    UNION SELECT tenant_id FROM arrival WHERE sequence > {INDEXED} AND tenant_id IS NOT NULL
+) AS named
+WHERE id NOT IN (SELECT id FROM tenant) AND EXISTS ({_OF_TENANT.replace(":id", "named.id")})
 UNION SELECT tenant_id FROM evidence
 WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
 """
@@ -274,14 +280,20 @@ def unowned(connection: apsw.Connection) -> Sequence[str]:
     return [tenant_id for (tenant_id,) in connection.execute(_UNOWNED)]
 
 
-_OF_TENANT = """
-SELECT sequence FROM arrival WHERE tenant_id = ? AND sequence > ? ORDER BY sequence LIMIT ?
-"""
+# In the order of the nested loops, so nothing is sorted: a tenant may have a million.
+_NEXT_OF_TENANT = (
+    f"{INDEXED_OF_TENANT} AND block >= :after >> {BLOCK_BITS} AND arrival.sequence > :after "
+    "ORDER BY block, arrival.sequence LIMIT :limit",
+    f"{NEWEST_OF_TENANT} AND sequence > :after ORDER BY sequence LIMIT :limit",
+)
 
 
 def of_tenant(
     connection: apsw.Connection, tenant_id: str, *, after: int, limit: int
 ) -> Sequence[int]:
     """Return the next sequences above ``after`` of a tenant's deliveries."""
-    rows = connection.execute(_OF_TENANT, (tenant_id, after, limit))
-    return [sequence for (sequence,) in rows]
+    bindings = {"id": tenant_id, "after": after, "limit": limit}
+    # One moment for both statements.
+    with connection:
+        found = [row for query in _NEXT_OF_TENANT for row in connection.execute(query, bindings)]
+    return [cast("int", sequence) for (sequence,) in found[:limit]]

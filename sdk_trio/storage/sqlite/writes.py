@@ -8,9 +8,11 @@ leased row has ``lease_owner``.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import apsw
+import attrs
 
 from ...records.deliveries import (
     MOST_EVIDENCE,
@@ -38,6 +40,7 @@ from ..admission import (
     standing_of,
 )
 from . import arrivals, listing
+from .arrivals import NewArrival
 from .connect import MARK_AS_UNWIPED
 from .schema import UNFINISHED
 
@@ -66,28 +69,34 @@ UPDATE open SET state = 'parked', queued = 0, last_error = ? WHERE sequence = ?
 
 
 def accept(
-    connection: apsw.Connection,
-    terms: LeaseTerms,
-    delivery: NewDelivery,
-    leased: bool,
-    *,
-    is_new: bool = False,
+    connection: apsw.Connection, terms: LeaseTerms, delivery: NewDelivery, leased: bool
 ) -> Admitted:
-    """Keep ``delivery`` for our own workers; ``is_new``: its key is surely not in the store."""
-    if is_new:
-        _add(connection, terms, delivery, DeliveryState.RECEIVED, leased)
-        return Admitted(Admission.NEW)
+    """Keep ``delivery`` for our own workers."""
     return _admit(connection, terms, delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
 
 
-def claim(
-    connection: apsw.Connection, terms: LeaseTerms, delivery: NewDelivery, *, is_new: bool = False
-) -> Admitted:
-    """Claim ``delivery`` for an inline run; ``is_new``: its key is surely not in the store."""
-    if is_new:
-        _add(connection, terms, delivery, DeliveryState.RUNNING, True)
-        return Admitted(Admission.NEW)
+def claim(connection: apsw.Connection, terms: LeaseTerms, delivery: NewDelivery) -> Admitted:
+    """Claim ``delivery`` for an inline run."""
     return _admit(connection, terms, delivery, CLAIMING, DeliveryState.RUNNING, True)
+
+
+def accepted(terms: LeaseTerms, delivery: NewDelivery, *, leased: bool) -> NewArrival:
+    """Return what :func:`accept` adds where the key is new."""
+    if not leased:
+        return NewArrival(delivery, "received")
+    until = delivery.received_at + terms.lease_seconds
+    return NewArrival(delivery, "received", lease_owner=terms.owner, lease_until=until)
+
+
+def claimed(terms: LeaseTerms, delivery: NewDelivery) -> NewArrival:
+    """Return what :func:`claim` adds where the key is new."""
+    now = delivery.received_at
+    return NewArrival(delivery, "running", now, None, terms.owner, now + terms.lease_seconds)
+
+
+def done_at_once(delivery: NewDelivery, now: float) -> NewArrival:
+    """Return what :func:`record_run` adds for a run that ended well, where the key is new."""
+    return NewArrival(delivery, "done", delivery.received_at, now)
 
 
 def park(
@@ -173,16 +182,11 @@ def _add(
     reason: str | None = None,
 ) -> None:
     """Add a delivery that is not known."""
-    now = delivery.received_at
-    running = state is DeliveryState.RUNNING
-    sequence = arrivals.add(
-        connection,
-        delivery,
-        state="running" if running else "received",
-        started_at=now if running else None,
-        lease_owner=terms.owner if leased else None,
-        lease_until=now + terms.lease_seconds if leased else None,
-    )
+    if state is DeliveryState.RUNNING:
+        new = claimed(terms, delivery)
+    else:
+        new = accepted(terms, delivery, leased=leased)
+    sequence = arrivals.add(connection, (new,))
     if state is DeliveryState.PARKED:
         arrivals.settle_one(connection, sequence)
         connection.execute(_SET_ASIDE_ON_ARRIVAL, (reason, sequence))
@@ -231,13 +235,14 @@ def _keep_other(connection: apsw.Connection, sequence: int, delivery: NewDeliver
 _PLACE = """
 SELECT sequence, state, started_at, state <> 'done' AND NOT EXISTS (SELECT 1 FROM open
         WHERE open.sequence = arrival.sequence) AND NOT EXISTS (SELECT 1 FROM outcome
-        WHERE outcome.sequence = arrival.sequence) AS is_fresh, lease_owner, lease_until
+        WHERE outcome.sequence = arrival.sequence) AS is_fresh, lease_owner, lease_until,
+    delivery_key
 FROM arrival WHERE
 """
 
-_PLACE_IF_KEY = f"{_PLACE} sequence = ? AND delivery_key = ?"
-
-_PLACE_OF_SEQUENCE = f"{_PLACE} sequence = ?"
+_PLACES = {
+    rows: f"{_PLACE} sequence IN {arrivals.placeholders(rows)}" for rows in arrivals.ROWS_AT_ONCE
+}
 
 _MAY_START = (
     f"{UNFINISHED} AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= :now)"
@@ -257,29 +262,36 @@ SELECT sequence, 'running', state = 'received', 1 + (state = 'running'), :now, :
 FROM arrival WHERE sequence = :sequence
 """
 
-_DONE_FRESH = """
-INSERT INTO outcome (sequence, finished_at, started_at, queued, attempts)
-VALUES (?, ?, ?, ?, ?)
-"""
+_DONE_FRESH = {
+    rows: "INSERT INTO outcome (sequence, finished_at, started_at, queued, attempts) "
+    f"VALUES {arrivals.values(5, rows)}"
+    for rows in arrivals.ROWS_AT_ONCE
+}
 
-_DONE = """
-INSERT INTO outcome (sequence, finished_at, started_at, queued, attempts, earlier_attempts,
-                     process_ends, ran_alone, last_error, generation)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+_DONE = {
+    rows: "INSERT INTO outcome (sequence, finished_at, started_at, queued, attempts, "
+    "earlier_attempts, process_ends, ran_alone, last_error, generation) "
+    f"VALUES {arrivals.values(10, rows)}"
+    for rows in arrivals.ROWS_AT_ONCE
+}
 
 # A run that has lost its lease to another owner changes nothing: the other one's run counts.
 _OURS = f"sequence = ? AND lease_owner = ? AND {UNFINISHED}"
 
 _STORY = "queued, attempts, earlier_attempts, process_ends, ran_alone, last_error, generation"
 
-_END = f"DELETE FROM open WHERE {_OURS} RETURNING started_at, {_STORY}"
+_END = {
+    rows: f"""
+DELETE FROM open WHERE sequence IN {arrivals.placeholders(rows)} AND lease_owner = ?
+    AND {UNFINISHED} RETURNING sequence, started_at, {_STORY}
+"""
+    for rows in arrivals.ROWS_AT_ONCE
+}
 
 # A run that ended before its start was handed over is one step instead of two (ADR 11).
 _RUN = f"""
 DELETE FROM open WHERE sequence = :sequence AND {_MAY_START}
-RETURNING :now, queued, attempts + 1, earlier_attempts, process_ends, ran_alone, last_error,
-    generation
+RETURNING {_STORY}
 """
 
 _FAIL = f"""
@@ -345,12 +357,23 @@ class _Place(NamedTuple):
 
 
 def _place_of(connection: apsw.Connection, key: str) -> _Place | None:
-    row = None
-    if (probable := arrivals.remembered(key)) is not None:
-        row = connection.execute(_PLACE_IF_KEY, (probable, key)).fetchone()
-    if row is None and (sequence := arrivals.sequence_of(connection, key)) is not None:
-        row = connection.execute(_PLACE_OF_SEQUENCE, (sequence,)).fetchone()
-    return None if row is None else _Place(*cast("Any", row))
+    place = _places_of(connection, (key,)).get(key)
+    if place is None and (sequence := arrivals.sequence_of(connection, key)) is not None:
+        for *found, _ in cast("Any", connection.execute(_PLACES[1], (sequence,)).fetchall()):
+            place = _Place(*found)
+    return place
+
+
+def _places_of(connection: apsw.Connection, keys: Sequence[str]) -> dict[str, _Place]:
+    """Return the rows by key of those whose sequences are remembered."""
+    probable = {sequence: key for key in keys if (sequence := arrivals.remembered(key)) is not None}
+    found: dict[str, _Place] = {}
+    for piece in arrivals.in_pieces([*probable]):
+        for *place, key in cast("Any", connection.execute(_PLACES[len(piece)], piece)):
+            # A remembered sequence may be of another store, or rolled back.
+            if probable[place[0]] == key:
+                found[key] = _Place(*place)
+    return found
 
 
 def _open_row_of(connection: apsw.Connection, key: str) -> int | None:
@@ -387,18 +410,73 @@ def join(connection: apsw.Connection, terms: LeaseTerms, key: str) -> None:
     connection.execute(_JOIN, (_open_row_of(connection, key), terms.owner))
 
 
-def run(connection: apsw.Connection, terms: LeaseTerms, key: str, begun: float, now: float) -> None:
-    """Record a whole run that ended well: :func:`start` at ``begun`` and :func:`finish`, in one."""
-    place = _place_of(connection, key)
-    arrivals.forget(key)
-    if place is None:
-        return
-    if not place.is_fresh:
-        bindings = {"sequence": place.sequence, "now": begun, "owner": terms.owner}
-        for row in connection.execute(_RUN, bindings).fetchall():
-            connection.execute(_DONE, (place.sequence, now, *cast("Any", row)))
-    elif place.may_start(terms.owner, begun):
-        _done_fresh(connection, place, now, begun, runs=1)
+@attrs.define
+class RunEnd:
+    """A run that ended well: of which key, when, and when it began if its start is not recorded."""
+
+    key: str
+    finished_at: float
+    begun: float | None = None
+
+
+def end_runs(connection: apsw.Connection, terms: LeaseTerms, runs: Sequence[RunEnd]) -> None:
+    """Record runs of different keys that ended well: the outcome, and the start where it is asked.
+
+    Nothing for one whose lease another owner holds.
+    """
+    outcomes: list[_Outcome] = []
+    in_open: dict[int, RunEnd] = {}
+    places = _places_of(connection, [run.key for run in runs])
+    for run in runs:
+        place = places.get(run.key) or _place_of(connection, run.key)
+        arrivals.forget(run.key)
+        if place is None:
+            continue
+        if not place.is_fresh:
+            in_open[place.sequence] = run
+        elif run.begun is None:
+            if place.lease_owner == terms.owner:
+                outcomes.append(_outcome_of(place, run.finished_at, place.started_at))
+        elif place.may_start(terms.owner, run.begun):
+            outcomes.append(_outcome_of(place, run.finished_at, run.begun, runs=1))
+    for piece in arrivals.in_pieces(outcomes):
+        connection.execute(_DONE_FRESH[len(piece)], [*chain.from_iterable(piece)])
+    for rows in arrivals.in_pieces(_end_open(connection, terms, in_open)):
+        connection.execute(_DONE[len(rows)], [*chain.from_iterable(rows)])
+
+
+_Outcome = tuple[int, float, float | None, bool, int]
+
+
+def _outcome_of(place: _Place, now: float, started_at: float | None, *, runs: int = 0) -> _Outcome:
+    """Return the row that makes a fresh delivery done; ``runs``: those since it arrived."""
+    queued, running = place.state == "received", place.state == "running"
+    return place.sequence, now, started_at, queued, running + runs
+
+
+def _end_open(
+    connection: apsw.Connection, terms: LeaseTerms, runs: dict[int, RunEnd]
+) -> list[tuple[Any, ...]]:
+    """Remove the rows in ``open`` of runs that ended well, and return their outcomes."""
+    outcomes = []
+
+    def add(
+        sequence: int, started_at: float | None, queued: int, attempts: int, *rest: Any
+    ) -> None:
+        run = runs.pop(sequence)
+        if run.begun is not None:
+            started_at, attempts = run.begun, attempts + 1
+        outcomes.append((sequence, run.finished_at, started_at, queued, attempts, *rest))
+
+    for piece in arrivals.in_pieces([*runs]):
+        for row in connection.execute(_END[len(piece)], (*piece, terms.owner)).fetchall():
+            add(*cast("Any", row))
+    for sequence, run in [*runs.items()]:
+        if run.begun is not None:
+            bindings = {"sequence": sequence, "now": run.begun, "owner": terms.owner}
+            for row in connection.execute(_RUN, bindings).fetchall():
+                add(sequence, None, *cast("Any", row))
+    return outcomes
 
 
 def record_run(
@@ -407,24 +485,21 @@ def record_run(
     delivery: NewDelivery,
     outcome: Outcome,
     now: float,
-    *,
-    is_new: bool = False,
 ) -> None:
     """Record the first inline run of a new delivery, which has ended: claim and finish, in one.
 
-    ``is_new``: its key is surely not in the store. Should it be known after all, because another
-    process has just kept it, a run that ended well ends that record, unless another owner holds it.
+    Should it be known after all, because another process has just kept it, a run that ended well
+    ends that record, unless another owner holds it.
     """
     done = isinstance(outcome, Done)
-    if done and (is_new or _sequence_of(connection, delivery) is None):
-        begun = delivery.received_at
-        arrivals.add(connection, delivery, state="done", started_at=begun, finished_at=now)
+    if done and _sequence_of(connection, delivery) is None:
+        arrivals.add(connection, (done_at_once(delivery, now),))
         return
     admitted = claim(connection, terms, delivery)
     if admitted.admission is Admission.NEW:
         finish(connection, terms, delivery.key, outcome, now)
     elif done:
-        run(connection, terms, delivery.key, delivery.received_at, now)
+        end_runs(connection, terms, (RunEnd(delivery.key, now, delivery.received_at),))
 
 
 _COUNT_ENDS = """
@@ -450,18 +525,14 @@ def finish(
     connection: apsw.Connection, terms: LeaseTerms, key: str, outcome: Outcome, now: float
 ) -> None:
     """Record the outcome of a run of ours; do nothing if its lease is not ours any more."""
+    if isinstance(outcome, Done):
+        end_runs(connection, terms, (RunEnd(key, now),))
+        return
     place = _place_of(connection, key)
     arrivals.forget(key)
     if place is None or (place.is_fresh and place.lease_owner != terms.owner):
         return
     ours = (place.sequence, terms.owner)
-    if isinstance(outcome, Done):
-        if place.is_fresh:
-            _done_fresh(connection, place, now, place.started_at)
-            return
-        for row in connection.execute(_END, ours).fetchall():
-            connection.execute(_DONE, (place.sequence, now, *cast("Any", row)))
-        return
     if place.is_fresh:
         arrivals.settle_one(connection, place.sequence)
     match outcome:
@@ -475,20 +546,6 @@ def finish(
             connection.execute(_CUT_SHORT, ours)
         case Parked(reason):
             connection.execute(_SET_ASIDE, (reason, *ours))
-
-
-def _done_fresh(
-    connection: apsw.Connection,
-    place: _Place,
-    now: float,
-    started_at: float | None,
-    *,
-    runs: int = 0,
-) -> None:
-    """Record that a fresh delivery is done; ``runs``: those since it arrived."""
-    queued, claimed = place.state == "received", place.state == "running"
-    bindings = (place.sequence, now, started_at, queued, claimed + runs)
-    connection.execute(_DONE_FRESH, bindings)
 
 
 def _fail(
