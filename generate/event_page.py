@@ -29,6 +29,7 @@ the same members:
 | `data` | see below | what fits; `data.id` is always a `str`, if only `""` |
 | `raw` | `bytes` | the exact bytes that were signed |
 | `attempt` | `int` | which run of a handler this is, from 1; a replay goes on counting |
+| `generation` | `int` | how often it was [replayed when done](../how-to/exactly-once.md) |
 | `received_at` | aware `datetime` | when this copy arrived |
 | `tenant` | | the tenant that the event belongs to, or `None` |
 | `api_version` | `str` or `None` | the version of the sender's API that shaped `data` |

@@ -166,7 +166,7 @@ class Migration(migrations.Migration):
 """
 
 
-@pytest.mark.parametrize("engine", ["sqlite3", "postgresql"])
+@pytest.mark.parametrize("engine", ["postgresql"])
 def test_a_marker_beside_what_django_writes(tmp_path: Path, engine: str) -> None:
     pytest.importorskip("django")
     migrations = tmp_path / "shop" / "migrations"

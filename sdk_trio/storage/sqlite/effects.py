@@ -69,11 +69,9 @@ def conclude(
         raise taken_over(key)
     connection.execute(f"SAVEPOINT {SAVEPOINT}")
     value = _within_budget(connection, effects)
-    if not connection.in_transaction:
-        refuse_commit()
     try:
         connection.execute(f"RELEASE {SAVEPOINT}")
-    except apsw.SQLError:
+    except apsw.SQLError:  # there is no such savepoint any more
         refuse_commit()
     writes.finish(connection, terms, key, Done(), now)
     return value
