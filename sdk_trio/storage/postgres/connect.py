@@ -185,7 +185,7 @@ class PostgresAddress:
             self._set(connection, self._limits("SET"))
         return connection
 
-    def _set(self, connection: StoreConnection, settings: sql.Composable) -> None:
+    def _set(self, connection: StoreConnection, settings: sql.SQL | sql.Composed) -> None:
         try:
             connection.execute(settings)
         except psycopg.Error as error:
