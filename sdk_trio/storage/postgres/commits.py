@@ -9,10 +9,10 @@ But a server that does not answer must not make a task uncancellable: a cancelle
 :data:`STALL_SECONDS` at most, any other :data:`ANSWER_SECONDS`.
 
 A server that is away. A transaction that has not reached its COMMIT is run again on a new
-connection, once. If the connection breaks during the COMMIT, nobody knows whether it was made: the
-callers get an error, so that their senders deliver again, and whatever claims they may have are
-given up by the next transaction. Until the server answers, calls are refused at once, and it is
-asked again after pauses that double up to 5 s.
+connection, once. If the connection breaks during the COMMIT, or during a statement that commits
+itself, nobody knows whether it was made: the callers get an error, so that their senders deliver
+again, and whatever claims they may have are given up by the next transaction. Until the server
+answers, calls are refused at once, and it is asked again after pauses that double up to 5 s.
 """
 
 import math
@@ -28,14 +28,23 @@ import trio
 
 from ...base.logs import get_logger
 from ...errors import StoreUnavailableError
-from .connect import CONFLICTS, PostgresAddress, Redial, StoreConnection, UnreplicatedError
+from .connect import (
+    CONFLICTS,
+    READ_ONLY,
+    PostgresAddress,
+    Redial,
+    StoreConnection,
+    UnreplicatedError,
+)
+from .writes import UNDECIDED
 
 T = TypeVar("T")
 
 Job = Callable[[StoreConnection], T]
 
-#: Does many jobs of one kind by one statement: takes their arguments, returns their results.
-Group = Callable[[StoreConnection, Sequence[Any]], Sequence[Any]]
+#: Does many jobs of one kind by one statement: takes their arguments, returns their results. With
+#: ``alone`` it runs this statement only, and answers ``UNDECIDED`` to a job that needs more.
+Group = Callable[[StoreConnection, Sequence[Any], bool], Sequence[Any]]
 
 #: The most jobs in one transaction.
 BATCH_LIMIT = 200
@@ -245,6 +254,8 @@ class GroupCommit:
 
     def _commit(self, batch: Sequence[_Entry]) -> None:
         """Run ``batch`` in one transaction, or each job in its own when one of them raises."""
+        if not (batch := self._by_one_statement(batch)):
+            return
         fresh = conflicts = 0
         while True:
             error = self._try(batch)
@@ -271,6 +282,53 @@ class GroupCommit:
                 self._commit((entry,))
             return
         self._fail(batch, error)
+
+    def _by_one_statement(self, batch: Sequence[_Entry]) -> Sequence[_Entry]:
+        """Run jobs of one group by a statement that commits itself; return what is left to do.
+
+        Most batches are of one group. BEGIN, the count of changes and COMMIT would be three more
+        round trips, each of which costs as much as the statement.
+        """
+        group = batch[0].group
+        keys = {entry.key for entry in batch}
+        others = any(entry.group is not group for entry in batch)
+        if group is None or others or self._owed or len(keys) < len(batch):
+            return batch
+        try:
+            connection = self._connected()
+        except Exception:
+            return batch  # the transaction says why
+        if connection.pooled:
+            return batch
+        try:
+            with self._address.statement(connection):
+                values = group(connection, [entry.argument for entry in batch], True)
+        except UnreplicatedError as error:
+            self._fail(batch, _CommitUnknownError(str(error)))
+            return ()
+        except psycopg.Error as error:
+            if not connection.useless:
+                return batch
+            self._connection = None
+            if error.sqlstate == READ_ONLY:
+                return batch
+            self._fail(batch, self._unknown())
+            return ()
+        except Exception:
+            return batch  # a value that cannot be sent: each job is tried alone
+        left = []
+        for entry, value in zip(batch, values, strict=True):
+            if value is UNDECIDED:
+                left.append(entry)
+            else:
+                entry.value, entry.committed = value, True
+        return left
+
+    def _unknown(self) -> _CommitUnknownError:
+        return _CommitUnknownError(
+            f"the connection to {self._address.place} broke during a commit; it goes on by itself "
+            "when the server answers"
+        )
 
     def _fail(self, batch: Sequence[_Entry], error: Exception) -> None:
         if isinstance(error, _CommitUnknownError):
@@ -301,7 +359,8 @@ class GroupCommit:
                 for job in self._owed:
                     job(connection)
                 _perform(connection, batch)
-                count_change(connection, self._node)
+                if connection.changed:
+                    connection.execute(_COUNT, (self._node, connection.done))
                 committing = True
         except UnreplicatedError as error:
             return _CommitUnknownError(str(error))
@@ -309,10 +368,7 @@ class GroupCommit:
             if connection.useless:
                 self._connection = None
                 if committing:
-                    return _CommitUnknownError(
-                        f"the connection to {self._address.place} broke during a commit; it goes "
-                        "on by itself when the server answers"
-                    )
+                    return self._unknown()
             return error
         self._owed.clear()
         for entry in batch:
@@ -321,10 +377,14 @@ class GroupCommit:
 
     def _connected(self) -> StoreConnection:
         if self._connection is not None:
-            return self._connection
+            self._connection.notice_end()
+            if not self._connection.useless:
+                return self._connection
+            self._connection = None
         self._redial.require()
         try:
             self._connection = self._address.connect()
+            self._connection.node = self._node
         except StoreUnavailableError as error:
             self._redial.failed(error)
             raise
@@ -343,12 +403,6 @@ class GroupCommit:
         connection.close()
 
 
-def count_change(connection: StoreConnection, node: str) -> None:
-    """Count the transaction in progress of an open store, if it has changed anything."""
-    if connection.changed:
-        connection.execute(_COUNT, (node, connection.done))
-
-
 def _undo(
     undo: Callable[[StoreConnection, Any], object], value: object, connection: StoreConnection
 ) -> None:
@@ -362,7 +416,7 @@ def _perform(connection: StoreConnection, batch: Sequence[_Entry]) -> None:
     for entry in (*batch, _Entry()):
         if gathered and (entry.group is None or entry.key in keys):
             for group, entries in gathered.items():
-                values = group(connection, [each.argument for each in entries])
+                values = group(connection, [each.argument for each in entries], False)
                 for each, value in zip(entries, values, strict=True):
                     each.value = value
             gathered, keys = {}, set()

@@ -5,6 +5,7 @@ our own. Behind a pooler that hands out another server connection for each trans
 transaction sets what it needs, and no statement is prepared.
 """
 
+import select
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +36,11 @@ LOCK_SECONDS = 2.0
 #: Time after which a start gives up a migration that gets no lock, in seconds.
 MIGRATION_SECONDS = 600.0
 
+# Every statement is made for an index. The planner's figures of a table that fills and empties
+# within minutes are always old, and for a batch of two hundred it would rather read all of
+# `arrival`.
+_PLANS = sql.SQL("SET enable_seqscan TO off; SET enable_mergejoin TO off; SET jit TO off")
+
 # The time that a dial may last, and the time without an answer after which a connection counts as
 # dead. A sender gives up after 10 s, so a server that vanished has to be noticed before.
 _DIAL: dict[str, Any] = {
@@ -51,6 +57,9 @@ _DIAL: dict[str, Any] = {
 #: SQLSTATEs after which a connection is of no use: shutdown, crash, and a standby that was a
 #: primary or has yet to become one.
 _DEAD = frozenset({"57P01", "57P02", "57P03", "57P05", "25006", "25P03", "08000", "08003", "08006"})
+
+#: The SQLSTATE of a statement that a standby has refused, so that it surely changed nothing.
+READ_ONLY = "25006"
 
 #: SQLSTATEs of a transaction that only has to be run again: serialization failure and deadlock.
 CONFLICTS = frozenset({"40001", "40P01"})
@@ -86,6 +95,8 @@ class UnreplicatedError(StoreUnavailableError):
 class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     """A connection that knows what the transaction in progress has changed."""
 
+    #: The name of the open store in the table ``node``.
+    node: str = ""
     #: Whether a statement of :meth:`write` has changed a row.
     changed: bool = False
     #: Deliveries that have become done, less those done ones that were removed.
@@ -106,6 +117,24 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     def useless(self) -> bool:
         """Whether nothing can be done with it any more."""
         return self.closed or self.broken
+
+    def notice_end(self) -> None:
+        """Close it if the server has ended it since it was last used; wait for nothing.
+
+        A statement that is sent into an ended connection may have been run, for all that its
+        sender learns; one that was not sent has not.
+        """
+        if not hasattr(select, "poll"):  # Windows
+            return
+        poll = select.poll()
+        while not self.useless:
+            poll.register(self.fileno(), select.POLLIN)
+            if not poll.poll(0):
+                return
+            try:
+                self.pgconn.consume_input()
+            except psycopg.Error:
+                self.close()
 
 
 ConnectionT = TypeVar("ConnectionT", bound=StoreConnection)
@@ -142,6 +171,7 @@ class PostgresAddress:
         connection.adapters.register_loader("text", _PackedLoader)
         if not connection.pooled:
             self._set(connection, self._settings("SET"))
+            self._set(connection, _PLANS)
         return connection
 
     def connect_for_handlers(self, kind: type[ConnectionT]) -> ConnectionT:
@@ -155,7 +185,7 @@ class PostgresAddress:
             self._set(connection, self._limits("SET"))
         return connection
 
-    def _set(self, connection: StoreConnection, settings: sql.Composed) -> None:
+    def _set(self, connection: StoreConnection, settings: sql.SQL | sql.Composed) -> None:
         try:
             connection.execute(settings)
         except psycopg.Error as error:
@@ -214,6 +244,25 @@ class PostgresAddress:
         )
 
     @contextmanager
+    def statement(self, connection: StoreConnection) -> Iterator[None]:
+        """Run one statement that commits itself; as :meth:`transaction`, without a round trip."""
+        connection.warned = False
+        try:
+            yield
+        except psycopg.Error as error:
+            if error.sqlstate in _DEAD:
+                connection.close()
+            raise
+        if connection.warned:
+            raise self._unreplicated()
+
+    def _unreplicated(self) -> UnreplicatedError:
+        return UnreplicatedError(
+            f"no standby has confirmed a commit of {self.place}: its wait was cut short; look at "
+            "the replication (pg_stat_replication)"
+        )
+
+    @contextmanager
     def transaction(self, connection: StoreConnection, *, reading: bool = False) -> Iterator[None]:
         """Commit at the end of the block; roll back and raise if it raises.
 
@@ -229,10 +278,7 @@ class PostgresAddress:
             connection.warned = False
             connection.execute("COMMIT")
             if connection.warned:
-                raise UnreplicatedError(
-                    f"no standby has confirmed a commit of {self.place}: its wait was cut short; "
-                    "look at the replication (pg_stat_replication)"
-                )
+                raise self._unreplicated()
         except BaseException as error:
             if isinstance(error, psycopg.Error) and error.sqlstate in _DEAD:
                 connection.close()

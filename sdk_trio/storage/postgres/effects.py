@@ -19,7 +19,7 @@ from psycopg.rows import tuple_row
 from ...errors import EffectError, StoreUnavailableError
 from ..effects import SAVEPOINT, Effects, T, apply, in_this_context, refuse_commit, taken_over
 from . import writes
-from .commits import CONFLICT_LIMIT, count_change
+from .commits import CONFLICT_LIMIT
 from .connect import CONFLICTS, PostgresAddress, Redial, StoreConnection
 
 #: The most transactions of handlers at once, each on a connection of its own.
@@ -130,7 +130,6 @@ class EffectTransactions:
                     self._idle.append(connection)
 
     def _lock(self, connection: EffectConnection, key: str, attempt: int) -> None:
-        connection.changed, connection.done = False, 0
         connection.row_factory = tuple_row  # the handler before may have set another one
         connection.execute(self._to_store)
         ours = connection.execute(_LOCK, (key, self._terms.lease.owner, attempt))
@@ -151,7 +150,6 @@ class EffectTransactions:
     def _end(self, connection: EffectConnection, key: str, now: float) -> None:
         connection.execute(self._to_store)
         writes.finish_all(self._terms, connection, [(key, now)])
-        count_change(connection, self._node)
 
     def _take(self) -> EffectConnection:
         if self._closed:
@@ -166,6 +164,7 @@ class EffectTransactions:
             self._redial.failed(error)
             raise
         self._redial.succeeded()
+        connection.node = self._node
         return connection
 
 

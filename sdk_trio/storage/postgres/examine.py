@@ -196,6 +196,9 @@ def check_postgres(address: PostgresAddress, tell: Callable[[str], None]) -> lis
                 "shows what there is"
             )
         connection.execute("SET LOCAL statement_timeout TO 0")
+        # Every row is read here, other than anywhere else.
+        for way in ("seqscan", "mergejoin"):
+            connection.execute(f"SET LOCAL enable_{way} TO on")
         for rule, statement in _RULES.items():
             tell(rule)
             (count,) = connection.execute(statement).fetchone() or (0,)

@@ -157,10 +157,18 @@ class PostgresInbox:
         await self._commits.submit(lambda c: writes.keep_other(c, delivery))
 
     def _give_up(
-        self, delivery: NewDelivery, connection: StoreConnection, admitted: Admitted
+        self, delivery: NewDelivery, connection: StoreConnection, admitted: Admitted | None
     ) -> None:
-        """Release a claim whose caller was cancelled or got an error, and so will not run it."""
-        if admitted.admission is Admission.NEW:
+        """Release a claim whose caller was cancelled or got an error, and so will not run it.
+
+        ``admitted`` is None where the answer never came.
+        """
+        ours = (
+            writes.is_of(connection, delivery)
+            if admitted is None
+            else admitted.admission is Admission.NEW
+        )
+        if ours:
             now = delivery.received_at
             writes.finish(connection, self._terms, delivery.key, Released(), now)
 

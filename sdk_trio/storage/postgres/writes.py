@@ -2,8 +2,9 @@
 
 Each is a job for :class:`GroupCommit`: it runs within a transaction that it neither begins nor
 ends. The functions whose names end in ``all`` do many jobs by one statement; a :data:`Group` is one
-of them with its first arguments. :class:`Inbox` describes what each means. Only a ``retrying`` row
-has ``next_attempt_at``.
+of them with its first arguments. Called with ``alone`` they run no second statement, so that one
+round trip is the whole transaction. :class:`Inbox` describes what each means. Only a ``retrying``
+row has ``next_attempt_at``.
 
 Several processes write at once. A statement that decides by the state of a row and changes it is
 one statement, or has locked the row before.
@@ -88,6 +89,20 @@ def lane(ordered: str, tenant_id: str, subject: str) -> str:
     return _LANE.format(ordered=ordered, tenant_id=tenant_id, subject=subject)
 
 
+# A statement that does many jobs tells the other nodes itself that something has changed, and how
+# many deliveries are done, so that it needs no second one.
+_COUNTED = """
+counted AS (
+    INSERT INTO node (id, changes, done) SELECT %(node)s, 1, {done} * number
+    FROM (SELECT count(*) AS number FROM {rows}) AS changed WHERE number > 0
+    ON CONFLICT (id) DO UPDATE SET changes = node.changes + 1, done = node.done + excluded.done,
+        seen_at = now()
+)
+"""
+
+#: The answer to a job that one statement alone could not do.
+UNDECIDED = object()
+
 # -- admission ---------------------------------------------------------------------------------
 
 # A delivery that a tenant has signed and that came before signers were kept has a row under its id
@@ -117,7 +132,7 @@ WITH brought AS (
         CASE WHEN %(leased)s THEN %(owner)s END,
         CASE WHEN %(leased)s THEN {lease_clock("brought.received_at")} + %(seconds)s END
     FROM kept JOIN brought USING (delivery_key)
-)
+), {_COUNTED.format(done=0, rows="kept")}
 SELECT delivery_key FROM kept
 """
 
@@ -160,18 +175,32 @@ _TRIES = 10
 
 
 def accept_all(
-    terms: SharedTerms, leased: bool, connection: StoreConnection, brought: Sequence[NewDelivery]
-) -> list[Admitted]:
+    terms: SharedTerms,
+    leased: bool,
+    connection: StoreConnection,
+    brought: Sequence[NewDelivery],
+    alone: bool,
+) -> list[Any]:
     """Keep deliveries of different keys for our own workers."""
     received = DeliveryState.RECEIVED
-    return _admit_all(connection, terms, brought, ACCEPTING, received, leased)
+    return _admit_all(connection, terms, brought, ACCEPTING, received, leased, alone=alone)
 
 
 def claim_all(
-    terms: SharedTerms, connection: StoreConnection, brought: Sequence[NewDelivery]
-) -> list[Admitted]:
+    terms: SharedTerms, connection: StoreConnection, brought: Sequence[NewDelivery], alone: bool
+) -> list[Any]:
     """Claim deliveries of different keys for inline runs."""
-    return _admit_all(connection, terms, brought, CLAIMING, DeliveryState.RUNNING, True)
+    running = DeliveryState.RUNNING
+    return _admit_all(connection, terms, brought, CLAIMING, running, True, alone=alone)
+
+
+def is_of(connection: StoreConnection, delivery: NewDelivery) -> bool:
+    """Return whether the record of its key was made by this very delivery and not by another."""
+    found = connection.execute(
+        "SELECT 1 FROM arrival WHERE delivery_key = %s AND received_at = %s",
+        (delivery.key, float(delivery.received_at)),
+    )
+    return found.fetchone() is not None
 
 
 def park(
@@ -179,6 +208,7 @@ def park(
 ) -> Admitted:
     """Keep ``delivery`` without running it, and why."""
     parked = DeliveryState.PARKED
+    admitted: Admitted
     (admitted,) = _admit_all(connection, terms, [delivery], PARKING, parked, False)
     if admitted.admission is Admission.NEW and reason is not None:
         connection.write(_SAY_WHY, {"reason": reason, "key": delivery.key})
@@ -192,11 +222,15 @@ def _admit_all(
     rulings: Mapping[ExistingState, AdmissionRule],
     state: DeliveryState,
     leased: bool,
-) -> list[Admitted]:
+    *,
+    alone: bool = False,
+) -> list[Any]:
     new = _insert_all(connection, terms, brought, state, leased)
     return [
         Admitted(Admission.NEW)
         if each.key in new
+        else UNDECIDED
+        if alone
         else _admit_known(connection, terms, each, rulings, state, leased)
         for each in brought
     ]
@@ -210,10 +244,11 @@ def _insert_all(
     leased: bool,
 ) -> set[str]:
     """Insert deliveries; return the keys of those that were not known."""
-    rows = connection.write(
+    rows = connection.execute(
         _INSERT_ALL,
         terms.values(
             0.0,
+            node=connection.node,
             keys=[each.key for each in brought],
             ids=[each.webhook_id for each in brought],
             signers=[each.signer for each in brought],
@@ -356,12 +391,16 @@ work.{UNFINISHED} AND (work.lease_owner IS NULL OR work.lease_owner = %(owner)s
 """
 
 _START_ALL = f"""
+WITH started AS (
 UPDATE work SET state = 'running', attempts = work.attempts + 1, started_at = each.now,
     ran_alone = each.alone, next_attempt_at = NULL, lease_owner = %(owner)s,
     lease_until = {lease_clock("each.now")} + %(seconds)s
 FROM unnest(%(keys)s::text[], %(times)s::float8[], %(alone)s::boolean[])
     AS each (delivery_key, now, alone) JOIN arrival USING (delivery_key)
 WHERE work.sequence = arrival.sequence AND {_FREE_FOR_US.format(clock=lease_clock("each.now"))}
+RETURNING 1
+), {_COUNTED.format(done=0, rows="started")}
+SELECT count(*) FROM started
 """
 
 _STATE = (
@@ -377,7 +416,7 @@ WITH gone AS (
     WHERE work.sequence = arrival.sequence
         AND {_FREE_FOR_US.format(clock=lease_clock("each.begun"))}
     RETURNING work.*, each.begun, each.now
-)
+), {_COUNTED.format(done=1, rows="gone")}
 INSERT INTO ended ({_STATE})
 SELECT sequence, queued, ordered, attempts + 1, earlier_attempts, process_ends, ran_alone, begun,
     now, last_error, generation FROM gone
@@ -390,7 +429,7 @@ WITH gone AS (
         AS each (delivery_key, now) JOIN arrival USING (delivery_key)
     WHERE work.sequence = arrival.sequence AND work.lease_owner = %(owner)s AND work.{UNFINISHED}
     RETURNING work.*, each.now
-)
+), {_COUNTED.format(done=1, rows="gone")}
 INSERT INTO ended ({_STATE})
 SELECT sequence, queued, ordered, attempts, earlier_attempts, process_ends, ran_alone, started_at,
     now, last_error, generation FROM gone
@@ -460,29 +499,35 @@ Run = tuple[str, float, float]
 
 
 def start_all(
-    terms: SharedTerms, connection: StoreConnection, starts: Sequence[Start]
+    terms: SharedTerms, connection: StoreConnection, starts: Sequence[Start], alone: bool
 ) -> list[None]:
     """Begin runs: one more attempt. Nothing when another owner holds a live lease."""
-    keys, times, alone = (list(column) for column in zip(*starts, strict=True))
-    connection.write(_START_ALL, terms.values(0.0, keys=keys, times=times, alone=alone))
+    keys, times, without_others = (list(column) for column in zip(*starts, strict=True))
+    values = terms.values(0.0, keys=keys, times=times, alone=without_others, node=connection.node)
+    connection.execute(_START_ALL, values)
     return [None] * len(starts)
 
 
-def run_all(terms: SharedTerms, connection: StoreConnection, runs: Sequence[Run]) -> list[None]:
+def run_all(
+    terms: SharedTerms, connection: StoreConnection, runs: Sequence[Run], alone: bool
+) -> list[None]:
     """Record whole runs that ended well."""
     keys, begun, times = (list(column) for column in zip(*runs, strict=True))
-    values = terms.values(0.0, keys=keys, begun=begun, times=times)
-    connection.done += connection.write(_RUN_ALL, values).rowcount
+    values = terms.values(0.0, keys=keys, begun=begun, times=times, node=connection.node)
+    connection.execute(_RUN_ALL, values)
     return [None] * len(runs)
 
 
 def finish_all(
-    terms: SharedTerms, connection: StoreConnection, ends: Sequence[tuple[str, float]]
+    terms: SharedTerms,
+    connection: StoreConnection,
+    ends: Sequence[tuple[str, float]],
+    alone: bool = False,
 ) -> list[None]:
     """Record that runs of ours ended well; nothing where the lease is not ours any more."""
     keys, times = (list(column) for column in zip(*ends, strict=True))
-    values = terms.values(0.0, keys=keys, times=times)
-    connection.done += connection.write(_FINISH_ALL, values).rowcount
+    values = terms.values(0.0, keys=keys, times=times, node=connection.node)
+    connection.execute(_FINISH_ALL, values)
     return [None] * len(ends)
 
 
