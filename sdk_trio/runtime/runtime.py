@@ -93,6 +93,8 @@ class Runtime:
         channels: makes the channels of notifications; None: those of the settings.
         workers: makes what runs the processes of ``Server:Processes``; the command line has it.
         worker: makes this runtime one of these processes, with its share and its sockets.
+        listens: False: deliveries come to ``runtime.receiver`` through a server that exists
+            already, and ``Server:Bind`` is not looked at.
 
     Raises:
         OptionsValidationError: the settings ask for a part that needs a client, an extra or
@@ -115,6 +117,7 @@ class Runtime:
         channels: "ChannelFactory | None" = None,
         workers: "Callable[[WebhookReceiver], Processes] | None" = None,
         worker: "WorkerPlace | None" = None,
+        listens: bool = True,
     ) -> None:
         if unmet_needs(settings):
             raise OptionsValidationError(unmet_needs(settings))
@@ -159,6 +162,10 @@ class Runtime:
         if workers is not None:
             self.processes = workers(self.receiver)
         self._clock = clock
+        self._listens = listens
+        self._bind = settings.server.bind if worker is None else worker.bind
+        if not listens:
+            self._bind = ()
         self._reloader = SettingsReload(settings, standalone=not settings.has_access_token)
         self._reloader.subscribe(self.receiver.prepare_reload, LIVE_KEYS)
         if self._notifier is not None:
@@ -526,7 +533,7 @@ class Runtime:
         routes = Routes(settings, self.receiver)
         server = self.processes or Server(
             routes.application,
-            settings.server.bind if self._worker is None else self._worker.bind,
+            self._bind,
             key="Sdk:Server:Bind",
             graceful_seconds=settings.webhooks.graceful_drain_timeout_seconds,
             cert_file=settings.server.cert_file,
@@ -571,9 +578,11 @@ class Runtime:
                 for name, part in self._make_replication():
                     await start(name, part)
             started = Started(receiver=await start("the server", server.run), admin=admin)
-            routes.started(started.receiver[0])
+            if self._listens:
+                routes.started(started.receiver[0])
             if self._worker is None:
-                self._announce(started, stack)
+                if self._listens:
+                    self._announce(started, stack)
                 _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
             else:
                 _log.info("process.started", pid=os.getpid())

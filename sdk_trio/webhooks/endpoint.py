@@ -59,6 +59,12 @@ SHOWN_METHOD_CHARACTERS = 32
 UNAVAILABLE_RETRY_SECONDS = 5.0
 
 
+_HINTS = {
+    "draining": "the receiver is stopping; senders deliver again",
+    "not_running": "nothing has started the receiver, or it has ended: servers pass no lifespan to "
+    "a mounted application, so give lifespan=receiver.lifespan to the one around it",
+}
+
 #: The settings that :meth:`Endpoint.prepare` can change while requests are served.
 LIVE_KEYS = (
     "Sdk:Webhooks:Secret",
@@ -373,7 +379,7 @@ class Endpoint:
             cause = "draining" if self.draining else "not_running"
             extra = self._throttle.fields(cause)
             if extra is not None:
-                _log.warning("webhook.refused", cause=cause, **extra)
+                _log.warning("webhook.refused", cause=cause, hint=_HINTS[cause], **extra)
             await trio.lowlevel.checkpoint()
             return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
         runner, queue, _ = self.ways

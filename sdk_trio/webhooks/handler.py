@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from enum import Enum
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import trio
 
@@ -253,6 +253,30 @@ class TransactionHandler(WebhookHandlerBase[Any]):
     async def handle_core(self, event: Event[Any]) -> None:
         """End the event with the effects of the function; nothing stops it in the middle."""
         await self._services.finish(event, lambda transaction: self._function(event, transaction))
+
+
+class ForeignLoop(Protocol):
+    """Another event loop of this process, which runs coroutines for handlers."""
+
+    async def run(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Await there what ``call`` returns; cancelled, wait until that has ended."""
+        ...
+
+
+class ForeignHandler(WebhookHandlerBase[Any]):
+    """Runs a handler on another event loop: one of asyncio, that of the application's server."""
+
+    def __init__(self, inner: WebhookHandlerBase[Any], loop: ForeignLoop) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    async def handle_core(self, event: Event[Any]) -> None:
+        """Run the handler there; cancelled, cancel it there, and wait for its end."""
+        await self._loop.run(functools.partial(self._inner.handle_core, event))
+
+    async def on_error(self, event: Event[Any], error: Exception) -> None:
+        """Call its hook there as well."""
+        await self._loop.run(functools.partial(self._inner.on_error, event, error))
 
 
 def _refuse_result(name: str, returned: object) -> None:

@@ -5,10 +5,11 @@ one nursery. It answers 200 for an event only once the inbox has it, and closes 
 the last run has recorded how it ended.
 """
 
+import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Hashable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import attrs
 import trio
 
 from ..base.http import DirectRequest, Receive, Scope, Send
-from ..base.logs import get_logger
+from ..base.logs import Throttle, get_logger
 from ..base.telemetry import Links, Sample, find_tracer
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
@@ -24,6 +25,7 @@ from ..records.deliveries import UNFINISHED
 from ..storage.data_directory import lock_data_directory
 from ..storage.open import open_store
 from ..storage.ports import Inbox, Store
+from .answers import Answer
 from .companion import BackgroundTask, Part, keep
 from .counters import Counters
 from .effects import Conclusions
@@ -31,7 +33,7 @@ from .endpoint import Endpoint, Ways
 from .janitor import Janitor
 from .queue import WorkerPool
 from .registry import HandlerRegistry
-from .rejections import RejectionRing, Rejections
+from .rejections import LINES, SECONDS, RejectionRing, Rejections
 from .run import CLEANUP_SECONDS, DeliveryRunner, Run
 from .services import Services
 
@@ -103,9 +105,10 @@ class WebhookReceiver:
             notifications; started only where there are tenants.
         share: what this process does, where several are one receiver.
 
-    Its queue needs a task of its own: the ASGI lifespan starts and drains it; where a server
-    forwards no lifespan, start it with ``await nursery.start(receiver.run)``. Until it runs, and
-    after its end, deliveries are answered 503.
+    Its queue needs a task of its own: the ASGI lifespan starts and drains it. Servers pass none to
+    a mounted application: give :meth:`lifespan` to the application around it, or start it with
+    ``await nursery.start(receiver.run)``. Until it runs, and after its end, deliveries are answered
+    503. On an asyncio server, as uvicorn, it cannot run: ``sdk_trio.asgi.Threaded`` can.
 
     Raises:
         OptionsValidationError: from the settings.
@@ -132,6 +135,7 @@ class WebhookReceiver:
         self.settings = settings
         self.counters: Counters = Counters(row.event_class.wire_type for row in handlers.catalog)
         self._registry = handlers
+        self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._given_inbox = inbox
         self._client = client
         self._clock = clock
@@ -154,7 +158,9 @@ class WebhookReceiver:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection: ``http``, or the ``lifespan`` of a stand-alone mount."""
-        if scope["type"] == "http":
+        if not trio.lowlevel.in_trio_run():
+            await self._refuse_loop(scope, receive, send)
+        elif scope["type"] == "http":
             await self._endpoint.serve(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
@@ -193,6 +199,47 @@ class WebhookReceiver:
                 self._endpoint.verification.tenant_keys = _tenant_keys(tenancy, settings)
 
         return commit
+
+    async def _refuse_loop(  # noqa: ASYNC910 - another library's loop has no checkpoints of Trio
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Say in log and answer that this loop is not Trio's; nothing can be verified on it."""
+        hint = (
+            "this receiver needs an ASGI server on Trio (hypercorn -k trio); on asyncio, as under "
+            "uvicorn, use sdk_trio.asgi.Threaded in its place"
+        )
+        extra = self._throttle.fields("not_trio")
+        if extra is not None:
+            _log.error("webhook.refused", cause="not_trio", status=503, hint=hint, **extra)
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": hint})
+        elif scope["type"] == "http":
+            await Answer.of(503, json.dumps({"error": hint}).encode()).send(send)
+
+    @asynccontextmanager
+    async def lifespan(self, app: object = None) -> AsyncIterator[None]:
+        """Start the receiver, and drain it at the end of the block; on a Trio server.
+
+        It takes the application, and ignores it, so that it is a ``lifespan`` of Starlette, FastAPI
+        and Litestar: ``Starlette(lifespan=receiver.lifespan)``. Cancelled, or when the drain's time
+        is over, running handlers are cancelled and their events released.
+
+        Raises:
+            NotRunningError: the loop is not Trio's.
+            StoreLockedError: another process uses the data directory.
+        """
+        if not trio.lowlevel.in_trio_run():
+            raise NotRunningError(
+                "receiver.lifespan needs a server on Trio, as hypercorn -k trio: on asyncio use "
+                "sdk_trio.asgi.Threaded"
+            )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.run)
+            yield
+            with trio.move_on_after(self.settings.webhooks.graceful_drain_timeout_seconds):
+                await self.drain()
+            nursery.cancel_scope.cancel()
 
     async def _live(self, receive: Receive, send: Send) -> None:
         message = await receive()

@@ -7,6 +7,7 @@ handler that cannot run would cost the sender's attempts.
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, Literal, Protocol, TypeVar, cast, get_args, get_origin, overload
 
@@ -25,6 +26,8 @@ from ..events.decoding import Documents
 from ..storage.effects import Transaction
 from .handler import (
     CoroutineHandler,
+    ForeignHandler,
+    ForeignLoop,
     Handler,
     Kind,
     Surrounding,
@@ -65,6 +68,7 @@ class Registration:
     enqueue: bool
     ordered: bool
     run_when_suspended: bool = True
+    asyncio: bool = False
     event_class: type[Event[Any]] | None = None
     place: str = ""
 
@@ -135,6 +139,8 @@ class HandlerRegistry:
         self._fallback: Registration | None = None
         self._ignored: set[str] = set()
         self._around: list[Surrounding] = []
+        #: The loop of the handlers with ``asyncio=True``; ``sdk_trio.asgi.Threaded`` sets it.
+        self.host_loop: ForeignLoop | None = None
 
     def register(
         self,
@@ -145,6 +151,7 @@ class HandlerRegistry:
         ordered: bool = False,
         run_when_suspended: bool = True,
         transaction: bool = False,
+        asyncio: bool = False,
     ) -> None:
         """Register ``handler`` for the events of ``event_class``.
 
@@ -165,6 +172,9 @@ class HandlerRegistry:
                 :class:`~sdk_trio.Transaction` of the store's own database, which holds the event.
                 What it writes by ``tx.connection`` is committed with the event's end, or neither
                 is, so it is applied once. See docs/how-to/exactly-once.md.
+            asyncio: await the ``async`` handler on the asyncio loop of the server beside which
+                ``sdk_trio.asgi.Threaded`` runs. What belongs to Trio, as ``services.client``,
+                cannot be awaited there.
 
         Raises:
             HandlerRegistrationError: the type has a handler already, the class is not in the
@@ -184,6 +194,7 @@ class HandlerRegistry:
             ordered=ordered,
             run_when_suspended=run_when_suspended,
             transaction=transaction,
+            asyncio=asyncio,
         )
         registration = attrs.evolve(registration, event_class=event_class, place=_users_line())
         if isinstance(handler, type):
@@ -201,6 +212,7 @@ class HandlerRegistry:
         ordered: bool = ...,
         run_when_suspended: bool = ...,
         transaction: Literal[False] = ...,
+        asyncio: bool = ...,
     ) -> Registrar[E]: ...
 
     @overload
@@ -222,6 +234,7 @@ class HandlerRegistry:
         ordered: bool = False,
         run_when_suspended: bool = True,
         transaction: bool = False,
+        asyncio: bool = False,
     ) -> Any:
         """Decorate a function or a handler class: :meth:`register` as a decorator.
 
@@ -246,6 +259,7 @@ class HandlerRegistry:
                 ordered=ordered,
                 run_when_suspended=run_when_suspended,
                 transaction=transaction,
+                asyncio=asyncio,
             )
             return handler
 
@@ -258,6 +272,7 @@ class HandlerRegistry:
         enqueue: bool = False,
         ordered: bool = False,
         run_when_suspended: bool = True,
+        asyncio: bool = False,
     ) -> H:
         """Register ``handler`` for every event whose type has none, unknown types included.
 
@@ -270,7 +285,11 @@ class HandlerRegistry:
                 f"{self._fallback.place}. Only one is possible."
             )
         registration = _registration(
-            handler, enqueue=enqueue, ordered=ordered, run_when_suspended=run_when_suspended
+            handler,
+            enqueue=enqueue,
+            ordered=ordered,
+            run_when_suspended=run_when_suspended,
+            asyncio=asyncio,
         )
         self._fallback = attrs.evolve(registration, place=_users_line())
         return handler
@@ -380,14 +399,17 @@ class HandlerRegistry:
             HandlerRegistrationError: a factory raised, or returned no handler.
         """
         threads = trio.CapacityLimiter(services.settings.webhooks.queue.threads)
-        around = tuple(self._around)
+        bind = partial(
+            _bind,
+            services=services,
+            threads=threads,
+            around=tuple(self._around),
+            host_loop=self.host_loop,
+        )
         return BoundHandlers(
             catalog=self.catalog,
-            by_type={
-                wire_type: _bind(registration, services, threads, around)
-                for wire_type, registration in self._registrations.items()
-            },
-            fallback=_bind(self._fallback, services, threads, around) if self._fallback else None,
+            by_type={name: bind(each) for name, each in self._registrations.items()},
+            fallback=bind(self._fallback) if self._fallback else None,
         )
 
     def _lacking(self) -> list[EventType]:
@@ -412,6 +434,7 @@ def _registration(
     ordered: bool,
     run_when_suspended: bool,
     transaction: bool = False,
+    asyncio: bool = False,
 ) -> Registration:
     name = name_of(handler)
     if ordered and not enqueue:
@@ -419,6 +442,10 @@ def _registration(
             f"{name}: ordered=True needs enqueue=True, because only the queue keeps an order."
         )
     kind = kind_of(handler)
+    if asyncio and kind is Kind.THREAD:
+        raise HandlerRegistrationError(
+            f"{name} is a plain function, which runs in a thread: asyncio=True is for `async def`."
+        )
     if transaction:
         _require_transaction_function(name, handler, kind, enqueue=enqueue)
         return Registration(name, handler, Kind.TRANSACTION, enqueue, ordered, run_when_suspended)
@@ -426,7 +453,7 @@ def _registration(
         _require_handle_core(name, handler)
     if kind in (Kind.COROUTINE, Kind.THREAD):
         takes_services(name, cast("Callable[..., object]", handler))
-    return Registration(name, handler, kind, enqueue, ordered, run_when_suspended)
+    return Registration(name, handler, kind, enqueue, ordered, run_when_suspended, asyncio)
 
 
 def _require_transaction_function(name: str, handler: object, kind: Kind, *, enqueue: bool) -> None:
@@ -454,9 +481,11 @@ def _require_transaction_function(name: str, handler: object, kind: Kind, *, enq
 
 def _bind(
     registration: Registration,
+    *,
     services: Services[Any],
     threads: trio.CapacityLimiter,
     around: Sequence[Surrounding],
+    host_loop: ForeignLoop | None,
 ) -> BoundHandler:
     name, given = registration.name, cast("Any", registration.handler)
     match registration.kind:
@@ -477,6 +506,13 @@ def _bind(
         )
     _require_handle_core(name, type(built))
     _require_event_class(registration, type(built))
+    if registration.asyncio:
+        if host_loop is None:
+            raise HandlerRegistrationError(
+                f"{registration.place}: {name} has asyncio=True, and there is no asyncio loop: run "
+                "it by sdk_trio.asgi.Threaded in an application of an asyncio server."
+            )
+        built = ForeignHandler(built, host_loop)
     return BoundHandler(
         name,
         built,

@@ -387,6 +387,12 @@ async def test_a_wait_for_a_thread_that_is_cancelled_releases_the_event(held):
     first, second = [await bench.inbox.get(name) for name in ("a", "b")]
     assert (first.state, second.state) == (DeliveryState.DONE, DeliveryState.RECEIVED)
     assert second.attempts == 0
+    # Its lease is gone as well: whoever looks next may have it.
+    assert [record.webhook_id for record in await due_at(bench)] == ["b"]
+
+
+async def due_at(bench):
+    return (await bench.inbox.take_due(limit=9, now=trio.current_time())).records
 
 
 async def test_a_store_that_fails_is_told_to_the_sender_who_waits(monkeypatch):

@@ -1,0 +1,8 @@
+"""The runtime beside an application on asyncio: FastAPI, Starlette, Litestar, Django under uvicorn.
+
+Two event loops in one process: the server's, and Trio's in a thread (docs/how-to/asyncio.md).
+"""
+
+from .threaded import Threaded
+
+__all__ = ["Threaded"]

@@ -1,0 +1,327 @@
+"""The thread of a runtime beside an asyncio loop, and the way of a request through both.
+
+A request crosses once each way: with its head and the first piece of its body, and back with the
+answer. Further pieces of a body are fetched one by one as the receiver asks for them, so that its
+bounds of size, time and memory hold, and no more than a piece waits on the server's side.
+
+Invariants: a request that has crossed is answered whatever becomes of the thread, at the latest
+with 503; and a delivery that was begun depends on the server's side for nothing but a cancellation.
+"""
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import outcome
+import trio
+
+from ..base.http import App, Receive, Scope, Whole
+from ..base.logs import get_logger
+from ..errors import NotRunningError, StoreLockedError, only_member
+from ..runtime import Runtime, Started
+from ..webhooks import answers
+from ..webhooks.endpoint import UNAVAILABLE_RETRY_SECONDS
+
+_log = get_logger("runtime")
+
+#: The seconds after the drain's time in which cancelled handlers and the store may come to an end:
+#: the runtime waits for the outcomes of inline runs for 5 s, and for its report.
+GRACE_SECONDS = 6.0
+
+#: The seconds that releasing the events of handlers may take which do not end.
+LEAVE_SECONDS = 1.5
+
+#: The answer of a receiver that does not run.
+UNAVAILABLE: Whole = answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
+
+_REASON = "the server ends"
+
+
+class RuntimeThread:
+    """One runtime in one thread: started, asked and stopped from an asyncio loop.
+
+    Args:
+        runtime: not run yet.
+        loop: the loop that starts and stops it; requests may come from any.
+    """
+
+    def __init__(self, runtime: Runtime, loop: asyncio.AbstractEventLoop) -> None:
+        self.runtime = runtime
+        self.error: BaseException | None = None
+        self._loop = loop
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._requests: trio.Nursery | None = None
+        self._stopping = False
+        self._started: asyncio.Future[None] = loop.create_future()
+        self._ended = asyncio.Event()
+        # Touched by several threads; each operation is one step of the interpreter.
+        self._pending: set[_Exchange] = set()
+        # A daemon thread: a handler that does not end must not keep the process.
+        self._thread = threading.Thread(target=self._run, name="sdk_trio", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can cross; the receiver itself refuses those of its drain."""
+        return self._requests is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether deliveries are accepted."""
+        return self.alive and self.runtime.ready
+
+    # -- in the asyncio loop ---------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the thread, and wait until deliveries are accepted; raise what kept it from it."""
+        self._thread.start()
+        try:
+            # Shielded, because the thread sets it also if nobody waits any more.
+            await asyncio.shield(self._started)
+        except StoreLockedError as error:
+            raise StoreLockedError(
+                f"{error} Several workers of a server (uvicorn --workers) cannot share a directory "
+                "of SQLite: start one worker, set Sdk:Storage:Backend to Postgres, or let "
+                "`sdk-trio run` receive in processes of its own."
+            ) from error
+
+    async def stop(self) -> None:
+        """Drain the runtime and wait for its end; give up what does not end."""
+        self._stopping = True
+        self._call(self.runtime.shut_down, _REASON)
+        options = self.runtime.settings
+        seconds = (
+            options.server.shutdown_delay_seconds
+            + options.webhooks.graceful_drain_timeout_seconds
+            + GRACE_SECONDS
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        except TimeoutError:
+            await self._leave()
+        if self._ended.is_set():
+            self._thread.join()
+
+    async def _leave(self) -> None:
+        now = time.perf_counter()
+        runs = [
+            {
+                "handler": run.handler,
+                "webhook_id": run.webhook_id,
+                "seconds": round(now - run.begun, 1),
+            }
+            for run in self.runtime.receiver.runs
+        ]
+        hint = "nothing ends these handlers; their events are run again at the next start"
+        _log.error("runtime.left_behind", runs=runs, hint=hint)
+        left = asyncio.Event()
+        self._call(self._begin_to_leave, left)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await left.wait()
+
+    async def exchange(self, scope: Scope, first: dict[str, Any], receive: Receive) -> Whole | None:
+        """Let the receiver serve one request; return its answer, None if it has none.
+
+        Cancelled, it cancels the request on the other side.
+        """
+        exchange = _Exchange(scope, first, receive)
+        self._pending.add(exchange)
+        try:
+            if not self._call(self._begin, exchange):
+                return UNAVAILABLE
+            return await exchange.answered
+        except asyncio.CancelledError:
+            self._call(exchange.cancel)
+            raise
+        finally:
+            self._pending.discard(exchange)
+            exchange.end()
+
+    def note_slow(self, scope: Scope) -> None:
+        """Note a request whose body did not begin in time."""
+        client = scope.get("client")
+        address = client[0] if client else None
+        self._call(self.runtime.receiver.note_refusal, 408, "slow", address)
+
+    def _call(self, function: Callable[..., object], *arguments: Any) -> bool:
+        """Have Trio's thread call a function; False if it has ended."""
+        if self._token is None:
+            return False
+        try:
+            self._token.run_sync_soon(function, *arguments)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    # -- in Trio's thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._main, strict_exception_groups=True)
+        # Whatever ends the loop is told on the other side, where somebody waits for it; a thread
+        # has nobody to raise it to.
+        except BaseException as error:
+            self.error = only_member(error) if isinstance(error, BaseExceptionGroup) else error
+            if self.runtime.started is not None:
+                _log.exception("runtime.thread_ended", error=repr(self.error))
+        finally:
+            self._requests = None
+            for exchange in self._pending.copy():
+                exchange.answer(outcome.Value(UNAVAILABLE))
+            call_soon(self._loop, self._settle)
+
+    def _settle(self) -> None:
+        self._ended.set()
+        if not self._started.done():
+            error = self.error or NotRunningError("the runtime ended before it had started")
+            self._started.set_exception(error)
+            self._started.exception()  # read, so that asyncio does not warn if nobody waits
+
+    async def _main(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        if self._stopping:  # before there was a token to say it with
+            self.runtime.shut_down(_REASON)
+        async with trio.open_nursery() as requests:
+            self._requests = requests
+            # Requests end with the drain: what still runs then is cancelled, and released.
+            requests.start_soon(self._end_requests, requests)
+            try:
+                await self.runtime.run(task_status=self)
+            finally:
+                self._requests = None
+                requests.cancel_scope.cancel()
+
+    def started(self, value: Started | None = None) -> None:
+        """Tell the other loop that deliveries are accepted, as a ``trio.TaskStatus`` does."""
+        call_soon(self._loop, self._started.set_result, None)
+
+    async def _end_requests(self, requests: trio.Nursery) -> None:
+        end = await self.runtime.wait_draining()
+        await trio.sleep(max(0.0, end - time.monotonic()))
+        requests.cancel_scope.cancel()
+
+    def _begin(self, exchange: "_Exchange") -> None:
+        if self._requests is None:
+            exchange.answer(outcome.Value(UNAVAILABLE))
+        else:
+            # In the context of the request: the host's span is the parent of the delivery's.
+            exchange.context.run(self._requests.start_soon, exchange.serve, self.runtime.receiver)
+
+    def _begin_to_leave(self, left: asyncio.Event) -> None:
+        trio.lowlevel.spawn_system_task(self._leave_runtime, left)
+
+    async def _leave_runtime(self, left: asyncio.Event) -> None:
+        with trio.move_on_after(LEAVE_SECONDS):
+            await self.runtime.leave()
+        call_soon(self._loop, left.set)
+
+
+class _Exchange:
+    """One request on its way through both loops: made in the asyncio one, served in Trio's."""
+
+    def __init__(self, scope: Scope, first: dict[str, Any], receive: Receive) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.answered: asyncio.Future[Whole | None] = self._loop.create_future()
+        self.context = contextvars.copy_context()
+        self._scope = scope
+        self._first: dict[str, Any] | None = first
+        self._pull = receive
+        self._pulling: asyncio.Task[None] | None = None
+        self._cancelling = trio.CancelScope()
+        self._head: tuple[int, Any] | None = None
+        self._whole: Whole | None = None
+
+    # -- in Trio's thread ------------------------------------------------------------------------
+
+    async def serve(self, application: App) -> None:
+        """Let ``application`` serve the request, and send the answer across."""
+        # Only what our own receiver says: a server's extensions would answer past this exchange.
+        scope = {**self._scope, "extensions": {}}
+        served: outcome.Outcome[Whole | None] = outcome.Value(UNAVAILABLE)
+        try:
+            with self._cancelling:
+                await application(scope, self._receive, self._send)
+                served = outcome.Value(self._whole)
+        except Exception as error:
+            # The server's own way of saying 500 and logging the traceback.
+            served = outcome.Error(error)
+            await trio.lowlevel.checkpoint()
+        finally:
+            self.answer(served)
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._first is not None:
+            first, self._first = self._first, None
+            await trio.lowlevel.checkpoint()
+            return first
+        task, token = trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()
+        given_up = False
+
+        def deliver(message: outcome.Outcome[dict[str, Any]]) -> None:
+            if not given_up:
+                trio.lowlevel.reschedule(task, message)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            nonlocal given_up
+            given_up = True
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        def hand_over(message: outcome.Outcome[dict[str, Any]]) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(deliver, message)
+
+        call_soon(self._loop, self._fetch, hand_over)
+        message: dict[str, Any] = await trio.lowlevel.wait_task_rescheduled(abort)
+        return message
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._head = (message["status"], message["headers"])
+        elif self._head is not None:
+            self._whole = (*self._head, message.get("body", b""))
+        await trio.lowlevel.checkpoint()
+
+    def cancel(self) -> None:
+        """Cancel the request on this side."""
+        self._cancelling.cancel()
+
+    def answer(self, served: "outcome.Outcome[Whole | None]") -> None:
+        """Send the answer across; a second one is of no account."""
+        call_soon(self._loop, self._settle, served)
+
+    # -- in the asyncio loop ---------------------------------------------------------------------
+
+    def _settle(self, served: "outcome.Outcome[Whole | None]") -> None:
+        if self.answered.done():
+            return
+        if isinstance(served, outcome.Error):
+            self.answered.set_exception(served.error)
+        else:
+            self.answered.set_result(served.unwrap())
+
+    def _fetch(self, hand_over: Callable[["outcome.Outcome[dict[str, Any]]"], None]) -> None:
+        async def fetch() -> None:
+            try:
+                message = outcome.Value(await self._pull())
+            except Exception:  # the server's side is broken: for the receiver the sender has left
+                message = outcome.Value({"type": "http.disconnect"})
+            hand_over(message)
+
+        self._pulling = self._loop.create_task(fetch())
+
+    def end(self) -> None:
+        """Forget a piece that nobody waits for any more."""
+        if self._pulling is not None:
+            self._pulling.cancel()
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a: Any) -> None:
+    """Have an asyncio loop call a function, from any thread."""
+    # A loop that was closed has nobody left who waits.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *a)
