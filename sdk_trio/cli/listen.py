@@ -16,6 +16,7 @@ import random
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -298,16 +299,30 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
         "tenant": arguments.tenant,
         "relay": True,
     }
-    async with open_feed(
-        source.url, token=source.token, after=relay.cursor.position, **options
-    ) as feed:
+    async with (
+        aclosing(relay),
+        open_feed(source.url, token=source.token, after=relay.cursor.position, **options) as feed,
+    ):
         feed.on_trouble = lambda trouble: say(f"not connected: {trouble}; trying again")
         async for message in feed:
             if message["kind"] == "hello":
                 say(f"listening to {source.url}, forwarding to {relay.target}; Ctrl-C ends")
+            posted = None
             if message["kind"] == "delivery":
-                await relay.forward(message["event"])
+                posted = await relay.forward(message["event"])
+            # Kept before it is shown: what was seen does not come again.
             relay.cursor.save(message["seq"])
+            if posted is not None:
+                relay.show(message["event"], posted)
+
+
+@attrs.frozen
+class LocalAnswer:
+    """The answer of the local server: its status, None without one, with the trouble."""
+
+    status: int | None
+    seconds: float
+    trouble: str | None
 
 
 class Relay:
@@ -335,6 +350,11 @@ class Relay:
         self._secret = secret
         self._derivation = settings.webhooks.key_derivation
         self._as_json = as_json
+        # A connection for each delivery: a kept one that the server has closed meanwhile looks like
+        # a server that has ended while it answered.
+        single = httpx.Limits(max_keepalive_connections=0)
+        # ANSWER_SECONDS bounds each exchange.
+        self._client = httpx.AsyncClient(timeout=None, limits=single)  # noqa: S113 - see above
         self._colors = is_terminal() and not os.environ.get("NO_COLOR")
 
     @property
@@ -342,25 +362,27 @@ class Relay:
         """Whether it signs with a secret of its own."""
         return self._secret is not None
 
-    async def forward(self, event: Mapping[str, Any]) -> None:
-        """Post one delivery, and print the answer.
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._client.aclose()
+
+    async def forward(self, event: Mapping[str, Any]) -> LocalAnswer:
+        """Post one delivery, and return the answer.
 
         A server that is away, or ends while it answers, is waited for: the delivery comes again,
         with the same id. One that does not answer in time has got it, so the next one follows.
         """
         raw = raw_of(event)
         if raw is None:
-            self._show(event, None, 0.0, "its body is not kept any more")
             await trio.lowlevel.checkpoint()
-            return
+            return LocalAnswer(None, 0.0, "its body is not kept any more")
         headers = self._headers(event, raw)
         failures = 0
         while True:
             begun = trio.current_time()
             status, trouble = await self._post(raw, headers)
             if trouble is None or trouble == _TOO_SLOW:
-                self._show(event, status, trio.current_time() - begun, trouble)
-                return
+                return LocalAnswer(status, trio.current_time() - begun, trouble)
             failures += 1
             if failures == 1:
                 say(f"{self.target} is away ({trouble}): waiting for it")
@@ -386,21 +408,18 @@ class Relay:
 
     async def _post(self, raw: bytes, headers: dict[str, str]) -> tuple[int | None, str | None]:
         await trio.lowlevel.checkpoint()
-        # A connection for each: a kept one that the server has closed meanwhile looks like a server
-        # that has ended while it answered.
         try:
             with trio.fail_after(ANSWER_SECONDS):
-                async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113 - the scope bounds it
-                    answer = await client.post(self.target, content=raw, headers=headers)
+                answer = await self._client.post(self.target, content=raw, headers=headers)
         except trio.TooSlowError:
             return None, _TOO_SLOW
         except httpx.HTTPError as error:
             return None, str(error) or type(error).__name__
         return answer.status_code, None
 
-    def _show(
-        self, event: Mapping[str, Any], status: int | None, seconds: float, trouble: str | None
-    ) -> None:
+    def show(self, event: Mapping[str, Any], answer: LocalAnswer) -> None:
+        """Print what became of one delivery."""
+        status, seconds, trouble = answer.status, answer.seconds, answer.trouble
         if self._as_json:
             names = ("sequence", "webhook_id", "key", "type")
             told = {name: event[name] for name in names}
