@@ -11,7 +11,6 @@ from support.ports import free_port
 from support.serving import registry, works
 from support.waiting import until
 
-from sdk_trio.admin.console import SecretsStayHereError
 from sdk_trio.cli import listen as listen_module
 from sdk_trio.cli.listen import Cursor, FeedSource, Relay, RelayError, ask, cursor_file
 from sdk_trio.cli.parse import UsageError
@@ -158,7 +157,8 @@ async def test_a_store_that_was_replaced_is_begun_with_its_first_delivery(tmp_pa
 
 
 async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_the_relay_on():
-    async with administered(registry(works)) as admin:
+    async with administered(registry(works), **STORED) as admin:
+        await admin.app.deliver("order.paid", webhook_id="msg_1")
         address = admin.runtime.started.admin[0]
         told = await ask(FeedSource(address, TOKEN), "POST", "/api/relay/secret", json={})
         assert told == {"secret": SECRET}
@@ -168,11 +168,15 @@ async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_th
             await ask(FeedSource(address, "wrong"), "POST", "/api/relay/secret", json={})
         with pytest.raises(RelayError, match="does not answer"):
             await ask(FeedSource("http://127.0.0.1:1", TOKEN), "GET", "/api/relay")
-        console = admin.runtime.administrator.console
-        with pytest.raises(SecretsStayHereError, match="Sdk:Relay:Enabled is false"):
-            console.relay_secret("192.0.2.1")
+        # A proxy on this machine makes every request look local.
+        for path in ("/api/relay", "/feed?relay=1"):
+            answer = await admin.get(path, TOKEN, x_forwarded_for="192.0.2.1")
+            assert (answer.status_code, "Relay:Enabled" in answer.text) == (403, True)
+        shown = await admin.get("/api/events/msg_1", TOKEN, x_forwarded_for="192.0.2.1")
+        assert shown.json()["headers"] == []
     async with administered(registry(works), Relay__Enabled=True) as admin:
-        assert admin.runtime.administrator.console.relay_secret("192.0.2.1") == SECRET
+        answer = await admin.get("/api/relay", TOKEN, x_forwarded_for="192.0.2.1")
+        assert answer.status_code == 200
     async with administered(registry(works), Admin__ReadOnly=True) as admin:
         source = FeedSource(admin.runtime.started.admin[0], TOKEN)
         with pytest.raises(RelayError, match="ReadOnly"):
