@@ -317,7 +317,7 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
 
 
 @attrs.frozen
-class LocalAnswer:
+class ForwardedAnswer:
     """The answer of the local server: its status, None without one, with the trouble."""
 
     status: int | None
@@ -366,7 +366,7 @@ class Relay:
         """Close the connection."""
         await self._client.aclose()
 
-    async def forward(self, event: Mapping[str, Any]) -> LocalAnswer:
+    async def forward(self, event: Mapping[str, Any]) -> ForwardedAnswer:
         """Post one delivery, and return the answer.
 
         A server that is away, or ends while it answers, is waited for: the delivery comes again,
@@ -375,14 +375,14 @@ class Relay:
         raw = raw_of(event)
         if raw is None:
             await trio.lowlevel.checkpoint()
-            return LocalAnswer(None, 0.0, "its body is not kept any more")
+            return ForwardedAnswer(None, 0.0, "its body is not kept any more")
         headers = self._headers(event, raw)
         failures = 0
         while True:
             begun = trio.current_time()
             status, trouble = await self._post(raw, headers)
             if trouble is None or trouble == _TOO_SLOW:
-                return LocalAnswer(status, trio.current_time() - begun, trouble)
+                return ForwardedAnswer(status, trio.current_time() - begun, trouble)
             failures += 1
             if failures == 1:
                 say(f"{self.target} is away ({trouble}): waiting for it")
@@ -417,7 +417,7 @@ class Relay:
             return None, str(error) or type(error).__name__
         return answer.status_code, None
 
-    def show(self, event: Mapping[str, Any], answer: LocalAnswer) -> None:
+    def show(self, event: Mapping[str, Any], answer: ForwardedAnswer) -> None:
         """Print what became of one delivery."""
         status, seconds, trouble = answer.status, answer.seconds, answer.trouble
         if self._as_json:
