@@ -138,7 +138,8 @@ def arrived(place):
 def wait_for(place, path, number):
     """Wait until the listener has shown so many deliveries: then it has kept its position."""
     file = place.directory / f"said{path.replace('/', '-')}"
-    wait_until(lambda: file.read_text().count('"sequence"') >= number, file.read_text)
+    shown = file.read_text
+    wait_until(lambda: shown().count('"sequence"') >= number, shown, PATIENCE_SECONDS + number)
 
 
 def test_each_delivery_comes_once_and_in_order_to_each_listener(place, local):

@@ -8,12 +8,15 @@ import trio
 from support.admin import TOKEN, administered
 from support.deliveries import SECRET
 from support.ports import free_port
-from support.serving import registry, works
+from support.serving import registry, signed, works
 from support.waiting import until
 
+from sdk_trio.cli import events as events_module
 from sdk_trio.cli import listen as listen_module
 from sdk_trio.cli.listen import Cursor, FeedSource, Relay, RelayError, ask, cursor_file
 from sdk_trio.cli.parse import UsageError
+from sdk_trio.cli.run import tell_console
+from sdk_trio.cli.settings import read
 from sdk_trio.config import KeyDerivation, Secret, Settings
 from sdk_trio.webhooks.signature import Keyring, parse_signature_header
 
@@ -181,6 +184,47 @@ async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_th
         source = FeedSource(admin.runtime.started.admin[0], TOKEN)
         with pytest.raises(RelayError, match="ReadOnly"):
             await ask(source, "POST", "/api/relay/secret", json={})
+
+
+async def test_tail_follows_a_receiver_elsewhere(monkeypatch, capsys):
+    monkeypatch.setenv("THE_TOKEN", TOKEN)
+    async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
+        await admin.app.deliver("order.paid", webhook_id="before")
+        await admin.app.deliver("order.paid", webhook_id="msg_1")
+        since = (await admin.runtime.receiver.store.get("msg_1")).received_at
+        words = argparse.Namespace(
+            from_=admin.runtime.started.admin[0],
+            token_env="THE_TOKEN",
+            body=True,
+            format="json",
+            type=None,
+            state=None,
+            tenant=None,
+        )
+        nursery.start_soon(events_module._tail_feed, Settings(), words, since)
+        out = []
+        await until(lambda: out.append(capsys.readouterr().out) or '"msg_1"' in "".join(out))
+        await admin.app.deliver(signed("order.paid", secret=OTHER_SECRET), settle=False)
+        await until(lambda: out.append(capsys.readouterr().out) or "no_match" in "".join(out))
+        nursery.cancel_scope.cancel()
+    rows = [json.loads(line) for line in "".join(out).splitlines()]
+    first, rejected = rows[0], next(row for row in rows if "cause" in row)
+    assert first["webhook_id"] == "msg_1"
+    assert json.loads(first["raw"])["type"] == "order.paid"
+    assert (rejected["cause"], rejected["status"]) == ("no_match", 400)
+
+
+async def test_the_console_of_a_daemon_knows_origins_and_examines(monkeypatch):
+    monkeypatch.setenv("SDK__WEBHOOKS__PATH", "/in")
+    words = argparse.Namespace(config=[], set=[])
+    loaded = read(words)
+    async with administered(registry(works), **STORED) as admin:
+        tell_console(admin.runtime, loaded, words)
+        rows = {row["key"]: row["origin"] for row in await admin.api("/settings")}
+        assert "SDK__WEBHOOKS__PATH" in rows["Sdk:Webhooks:Path"]
+        found = await admin.api("/doctor")
+        assert {"settings", "permissions", "clock"} <= {row["check"] for row in found}
+        assert not {"receiver", "upstream"} & {row["check"] for row in found}
 
 
 def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
