@@ -11,6 +11,7 @@ from ._version import __version__ as __version__
 from .base import importing
 
 if TYPE_CHECKING:
+    from .admin.follow import FeedReader, FeedRefusedError, open_feed
     from .base.telemetry import Check
     from .client.blocking import SyncClient
     from .client.call import CallOptions
@@ -132,6 +133,10 @@ __all__ = [
     "TenantStatus",
     "TenantStatusService",
     "TransitionResult",
+    # following a receiver
+    "FeedReader",
+    "FeedRefusedError",
+    "open_feed",
     # running
     "Check",
     "DrainReport",
@@ -238,6 +243,7 @@ _HOMES = {
     **dict.fromkeys(("HandlerRegistry", "WebhookHandlerBase"), "webhooks.registry"),
     **dict.fromkeys(("DrainReport", "WebhookReceiver"), "webhooks.receiver"),
     **dict.fromkeys(("Runtime", "Started"), "runtime.runtime"),
+    **dict.fromkeys(("FeedReader", "FeedRefusedError", "open_feed"), "admin.follow"),
     "BindError": "server.serve",
     "Check": "base.telemetry",
     "Services": "webhooks.services",

@@ -468,14 +468,15 @@ class EventAnswerer:
     Args:
         observed: the program.
         actions: keeps what was ordered.
-        sign: returns the headers of a delivery as they are sent anew; None: it has none.
+        sign: returns the headers of a delivery as they are sent anew, for a caller on this machine
+            or elsewhere.
     """
 
     def __init__(
         self,
         observed: RunningProgram,
         actions: Actions,
-        sign: Callable[[DeliveryRecord, str | None], Awaitable[Sequence[tuple[str, str]]]],
+        sign: Callable[[DeliveryRecord, bool], Awaitable[Sequence[tuple[str, str]]]],
     ) -> None:
         self._observed = observed
         self._actions = actions
@@ -509,7 +510,7 @@ class EventAnswerer:
         extra = ((b"link", link_header(EVENTS, page.links).encode("ascii")),) if page.links else ()
         return document(200, [listed(record) for record in page.records], *extra)
 
-    async def show(self, webhook_id: str, *, body: bool, address: str | None) -> Reply:
+    async def show(self, webhook_id: str, *, body: bool, here: bool) -> Reply:
         """Return one event with its failed runs and its neighbours; 404 without one.
 
         409 where several senders use the id; the answer names their keys. Neighbours are the
@@ -524,7 +525,7 @@ class EventAnswerer:
         (record,) = found
         attempts, evidence = await inbox.attempts(record.key), await inbox.evidence(record.key)
         details = shown(record, attempts, evidence, body=body)
-        details["headers"] = [list(header) for header in await self._sign(record, address)]
+        details["headers"] = [list(header) for header in await self._sign(record, here)]
         details["previous_key"] = await self._neighbour(record, newer=False)
         details["next_key"] = await self._neighbour(record, newer=True)
         return document(200, details)

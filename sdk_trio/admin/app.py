@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from ..base.http import UPGRADE, Receive, Scope, Send
+from ..base.http import PASSED_ON, UPGRADE, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
+from ..base.public_addresses import is_loopback
 from ..base.telemetry import Check, CheckSource, Sample
 from ..errors import (
     InvalidTenantError,
@@ -127,6 +128,7 @@ class _Request:
     headers: dict[str, str]
     body: bytes | None
     address: str | None = None
+    here: bool = False
 
 
 @attrs.frozen
@@ -216,6 +218,7 @@ class AdminApp:
             header_map(scope["headers"]),
             body,
             _address_of(scope),
+            _is_here(scope),
         )
         if request.path == FEED:
             await self._serve_feed(request, scope, send)
@@ -258,10 +261,12 @@ class AdminApp:
             tenant_id = await self._events.tenant_id(query.tenant)
             upgrade = scope["extensions"].get(UPGRADE)
             if query.relay:
-                self._source.relay(request.address)
+                self._source.relay(request.here)
             if upgrade is None or upgrade.protocol != b"websocket":
                 return problem(426, "this address speaks WebSocket", (b"upgrade", b"websocket"))
-            await self._feed.serve(upgrade, query, tenant_id=tenant_id, address=request.address)
+            await self._feed.serve(
+                upgrade, query, tenant_id=tenant_id, address=request.address, here=request.here
+            )
         except TooManyListenersError as error:
             return problem(503, str(error), (b"retry-after", b"5"))
         except Exception as error:
@@ -374,9 +379,7 @@ class AdminApp:
         if path.startswith(f"{EVENTS}/") and path != f"{EVENTS}/":
             webhook_id = path.removeprefix(f"{EVENTS}/")
             return _Route(
-                lambda: self._events.show(
-                    webhook_id, body=parse_show(query), address=request.address
-                )
+                lambda: self._events.show(webhook_id, body=parse_show(query), here=request.here)
             )
         return None
 
@@ -393,13 +396,15 @@ class AdminApp:
             "/api/types": _Route(console.types),
             "/api/actions": _Route(console.actions),
             "/api/doctor": _Route(console.doctor, seconds=DOCTOR_SECONDS),
-            "/api/relay": _Route(lambda: console.relay(address, self._newest)),
+            "/api/relay": _Route(lambda: console.relay(request.here, self._newest)),
             "/api/notifications": _Route(lambda: console.messages(query)),
             "/api/notifications/preview": _Route(lambda: console.preview(query)),
             TENANTS: _Route(lambda: console.tenants(query)),
             TRIGGER: _Route(lambda: console.trigger(body, address), changes=True),
             RETRY: _Route(lambda: console.retry_messages(body, address), changes=True),
-            RELAY_SECRET: _Route(lambda: console.relay_secret(body, address), changes=True),
+            RELAY_SECRET: _Route(
+                lambda: console.relay_secret(body, address, here=request.here), changes=True
+            ),
         }
         if (found := routes.get(request.path)) is not None:
             return found
@@ -559,6 +564,13 @@ class AdminApp:
 
     def _uptime(self) -> float:
         return round(max(0.0, self._clock() - self._started_at), 3)
+
+
+def _is_here(scope: Any) -> bool:
+    """Return whether a request comes from this machine, as far as can be known."""
+    address = _address_of(scope)
+    passed_on = any(name in PASSED_ON for name, _ in scope["headers"])
+    return not passed_on and (address is None or is_loopback(address))
 
 
 def _address_of(scope: Any) -> str | None:

@@ -141,22 +141,22 @@ class ConsoleSource(Protocol):
         """
         ...
 
-    async def sign(self, record: DeliveryRecord, address: str | None) -> list[tuple[str, str]]:
+    async def sign(self, record: DeliveryRecord, here: bool) -> list[tuple[str, str]]:
         """Return the headers of a delivery as a relay sends them; empty where none may be seen.
 
-        ``address`` is the caller's: signatures leave this machine if the relay is on.
+        ``here``: the caller is on this machine. Signatures leave it if the relay is on.
         """
         ...
 
-    def relay(self, address: str | None) -> dict[str, Any]:
-        """Return what a listener at ``address`` needs to know.
+    def relay(self, here: bool) -> dict[str, Any]:
+        """Return what a listener needs to know.
 
         Raises:
             SecretsStayHereError: it is elsewhere, and the relay is off.
         """
         ...
 
-    def relay_secret(self, address: str | None) -> str:
+    def relay_secret(self, here: bool) -> str:
         """Return the secret that relayed deliveries are signed with; errors as :meth:`relay`."""
         ...
 
@@ -384,15 +384,15 @@ class ConsoleAnswerer:
         self._actions.note("trigger", actor=actor, address=address, ids=[sent["webhook_id"]])
         return document(200, sent)
 
-    async def relay(self, address: str | None, newest: Callable[[], Awaitable[int]]) -> Reply:
+    async def relay(self, here: bool, newest: Callable[[], Awaitable[int]]) -> Reply:
         """Return what a listener needs to know before it begins."""
-        told = self._source.relay(address)
+        told = self._source.relay(here)
         return document(200, {**told, "newest": await newest()})
 
-    async def relay_secret(self, body: bytes, address: str | None) -> Reply:
+    async def relay_secret(self, body: bytes, address: str | None, *, here: bool) -> Reply:
         """Return the secret that relayed deliveries are signed with."""
         order: SecretOrder = parse_order(body or b"{}", SecretOrder)
-        secret = self._source.relay_secret(address)
+        secret = self._source.relay_secret(here)
         self._actions.note("relay secret", actor=order.actor or USUAL_ACTOR, address=address)
         await trio.lowlevel.checkpoint()
         return document(200, {"secret": secret})

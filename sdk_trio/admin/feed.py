@@ -188,10 +188,11 @@ def _progress(record: DeliveryRecord) -> _Progress:
 class _Listener:
     """One listener: its subscription, its position, and the changes that wait for it."""
 
-    def __init__(self, query: FeedQuery, tenant_id: str | None, position: int) -> None:
+    def __init__(self, query: FeedQuery, tenant_id: str | None, position: int, here: bool) -> None:
         self.query = query
         self.tenant_id = tenant_id
         self.position = position
+        self.here = here
         self.flag = Flag()
         self.dropped = 0
         self._waiting: deque[dict[str, Any]] = deque()
@@ -251,6 +252,7 @@ class Feed:
         *,
         tenant_id: str | None,
         address: str | None,
+        here: bool,
     ) -> None:
         """Change the protocol of a connection and send what it subscribes to, until it ends.
 
@@ -265,19 +267,17 @@ class Feed:
             if not self._listeners:
                 await self._begin()
         position = self._position if query.after is None else query.after
-        listener = _Listener(query, tenant_id, position)
+        listener = _Listener(query, tenant_id, position, here)
         self._listeners.add(listener)
         self._wanted.up()
         _log.info("admin.feed_opened", address=address, after=query.after, relay=query.relay)
         try:
-            await self._converse(upgrade, listener, address)
+            await self._converse(upgrade, listener)
         finally:
             self._listeners.discard(listener)
             _log.info("admin.feed_closed", address=address, at=listener.position)
 
-    async def _converse(
-        self, upgrade: ProtocolUpgrade, listener: _Listener, address: str | None
-    ) -> None:
+    async def _converse(self, upgrade: ProtocolUpgrade, listener: _Listener) -> None:
         # Imported here: 20 ms that a receiver without listeners does not pay.
         from trio_websocket import ConnectionClosed, HandshakeError, wrap_server_stream
 
@@ -290,7 +290,7 @@ class Feed:
                     asks = FEED_PROTOCOL in request.proposed_subprotocols
                     socket = await request.accept(subprotocol=FEED_PROTOCOL if asks else None)
                 try:
-                    await self._talk(socket, listener, address)
+                    await self._talk(socket, listener)
                 finally:
                     # The listener may not answer the closing frame, and the server may be ending.
                     with trio.move_on_after(CLOSE_SECONDS, shield=True):
@@ -304,13 +304,11 @@ class Feed:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await stream.aclose()
 
-    async def _talk(
-        self, socket: "WebSocketConnection", listener: _Listener, address: str | None
-    ) -> None:
+    async def _talk(self, socket: "WebSocketConnection", listener: _Listener) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear, socket, nursery.cancel_scope)
             nursery.start_soon(_ping, socket)
-            await self._tell(socket, listener, address)
+            await self._tell(socket, listener)
 
     async def _hear(self, socket: "WebSocketConnection", scope: trio.CancelScope) -> None:
         """End the conversation when the listener says something: it has nothing to say.
@@ -323,22 +321,18 @@ class Feed:
 
     # -- what one listener gets --------------------------------------------------------------
 
-    async def _tell(
-        self, socket: "WebSocketConnection", listener: _Listener, address: str | None
-    ) -> None:
+    async def _tell(self, socket: "WebSocketConnection", listener: _Listener) -> None:
         hello = {"newest": self._position, "version": self._version}
         await _send(socket, [self._message(listener, "hello", hello)])
         try:
-            await self._go_on_telling(socket, listener, address)
+            await self._go_on_telling(socket, listener)
         except (NotRunningError, StoreUnavailableError):
             # The listener comes again with its position, and misses nothing.
             await _close(socket, 1012, "the store cannot be read at present")
 
-    async def _go_on_telling(
-        self, socket: "WebSocketConnection", listener: _Listener, address: str | None
-    ) -> None:
+    async def _go_on_telling(self, socket: "WebSocketConnection", listener: _Listener) -> None:
         while True:
-            more = await self._tell_deliveries(socket, listener, address)
+            more = await self._tell_deliveries(socket, listener)
             changes = listener.take()
             if listener.dropped:
                 told = self._message(listener, "lagged", {"dropped": listener.dropped})
@@ -355,9 +349,7 @@ class Feed:
             if scope.cancelled_caught:
                 await _send(socket, [self._message(listener, "heartbeat", {})])
 
-    async def _tell_deliveries(
-        self, socket: "WebSocketConnection", listener: _Listener, address: str | None
-    ) -> bool:
+    async def _tell_deliveries(self, socket: "WebSocketConnection", listener: _Listener) -> bool:
         """Send the next deliveries after its position; return whether there may be more."""
         if listener.position >= self._position:
             return False
@@ -371,7 +363,7 @@ class Feed:
             listener.position = record.sequence
             if listener.query.wants(record, listener.tenant_id):
                 self._watch(record)
-                event = await self._event(record, listener.query, address)
+                event = await self._event(record, listener)
                 told = {"seq": record.sequence, "kind": "delivery", "at": record.received_at}
                 messages.append({**told, "event": event})
                 # Bodies are sent one by one: two hundred of a megabyte would be held together.
@@ -402,15 +394,14 @@ class Feed:
             listener.dropped += newest[-1].sequence - listener.position - 1
         return newest[::-1]
 
-    async def _event(
-        self, record: DeliveryRecord, query: FeedQuery, address: str | None
-    ) -> dict[str, Any]:
+    async def _event(self, record: DeliveryRecord, listener: _Listener) -> dict[str, Any]:
+        query = listener.query
         event = listed(record)
         if query.body or query.relay:
             whole = await self._inbox.get(record.key)
             event |= body_fields(None if whole is None else whole.raw)
             if query.relay and whole is not None:
-                event["headers"] = await self._source.sign(whole, address)
+                event["headers"] = await self._source.sign(whole, listener.here)
         return event
 
     def _message(self, listener: _Listener, kind: str, told: Mapping[str, Any]) -> dict[str, Any]:

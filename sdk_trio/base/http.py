@@ -28,6 +28,19 @@ breaks_value = re.compile(rb"[\x00\r\n]").search
 #: Methods whose second execution changes nothing more (RFC 9110, 9.2.2).
 IDEMPOTENT_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 
+#: Headers that only a proxy adds. A proxy on this machine makes every request look local, so the
+#: origin of a request with one of them is unknown.
+PASSED_ON: Final = frozenset(
+    {
+        b"forwarded",
+        b"via",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+        b"x-real-ip",
+    }
+)
+
 #: The port of an address that names none, by its scheme (RFC 9110, 4.2).
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 

@@ -37,7 +37,7 @@ if not describing():
     from ..webhooks.signed_request import own_url
     from ..webhooks.simulator import PREFIX
     from .application import import_registry
-    from .run import announcement, begin_logs, serve
+    from .run import announcement, begin_logs, serve, tell_console
     from .settings import assignments, read
     from .sign import DEV_SECRET_NAME, provide_dev_secret
     from .terminal import print_text, program_name, say
@@ -87,6 +87,7 @@ def dev(arguments: Namespace) -> int:
     handlers = import_registry(arguments.app) if arguments.app else logging_handlers()
     settings = _for_development(loaded)
     runtime = Runtime(settings, handlers)
+    tell_console(runtime, loaded, arguments)
 
     @contextmanager
     def announce(started: Started) -> Iterator[None]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
+
+import attrs
 
 from ..errors import EXIT_FAILURE, SdkError
 from ..records.states import REPLAYABLE, UNFINISHED, DeliveryState
 from .parse import (
     MOMENT_HELP,
     UsageError,
+    add_feed,
     add_format,
     describing,
     moment_text,
@@ -25,9 +31,17 @@ from .parse import (
 if not describing():
     import trio
 
+    from ..admin.follow import open_feed
     from ..config import Settings
     from ..config.sources import printable
-    from ..records.deliveries import AttemptRecord, DeliveryRecord, EvidenceRecord, listed, shown
+    from ..records.deliveries import (
+        AttemptRecord,
+        DeliveryRecord,
+        EvidenceRecord,
+        body_fields,
+        listed,
+        shown,
+    )
     from ..storage.ports import Inbox
     from ..storage.replay import (
         ReplayCandidate,
@@ -38,12 +52,15 @@ if not describing():
         put_back,
         replay_rows,
     )
+    from .listen import feed_source, first_since, raw_of
     from .settings import load
     from .store import open_inbox, tenant_id_of
     from .terminal import (
+        STATE_COLORS,
         Progress,
         cell,
         confirmed,
+        is_terminal,
         print_json,
         print_json_line,
         print_rows,
@@ -341,25 +358,167 @@ _OPEN = tuple(state for state in DeliveryState if state is not DeliveryState.DON
 
 def tail_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``events tail``."""
-    parser.add_argument("--type", metavar="T", help="only this event type")
+    parser.add_argument("--type", metavar="T", help="only this event type; * stands for any text")
+    parser.add_argument(
+        "--state", choices=[state.value for state in DeliveryState], help="only in this state"
+    )
+    parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
+    parser.add_argument("--since", metavar="T", help=f"begin with arrivals since: {MOMENT_HELP}")
+    parser.add_argument("--body", action="store_true", help="print the body of each arrival")
+    add_feed(parser)
     add_format(parser)
 
 
 def tail(arguments: Namespace) -> int:
-    """Print new events and changes of those that are not done, a line each, until interrupted."""
-    trio.run(_tail, load(arguments), arguments.type, arguments.format == "json")
+    """Print new events and changes of those that are not done, a line each, until interrupted.
+
+    Raises:
+        FeedRefusedError: the receiver of ``--from`` refuses.
+    """
+    since = parse_since(arguments.since, now=time.time()) if arguments.since else None
+    settings = load(arguments)
+    if arguments.from_ is not None:
+        trio.run(_tail_feed, settings, arguments, since)
+    else:
+        trio.run(_tail, settings, arguments, since)
     return 0
 
 
-async def _tail(settings: Settings, event_type: str | None, as_json: bool) -> None:
+async def _tail(settings: Settings, arguments: Namespace, since: float | None) -> None:
+    tenant_id = await tenant_id_of(settings, arguments.tenant)
+    wanted = TailFilter(arguments.type, arguments.state, tenant_id)
+    printer = TailPrinter(as_json=arguments.format == "json")
     async with open_inbox(settings) as inbox:
-        tailer = Tailer(inbox, event_type)
+        tailer = Tailer(inbox, wanted.exact_type)
         await tailer.begin()
+
+        async def show(records: Sequence[DeliveryRecord]) -> None:
+            await trio.lowlevel.checkpoint()
+            for record in records:
+                if wanted.wants(record):
+                    whole = await inbox.get(record.key) if arguments.body else None
+                    printer.show(listed(record), None if whole is None else whole.raw)
+
+        if since is not None:
+            await show(await _arrived_since(inbox, since, wanted))
         say("waiting for changes; Ctrl-C ends")
         while True:
-            for record in await tailer.changes():
-                _print(record, as_json)
+            await show(await tailer.changes())
             await trio.sleep(POLL_SECONDS)
+
+
+async def _arrived_since(inbox: Inbox, since: float, wanted: TailFilter) -> list[DeliveryRecord]:
+    found: list[DeliveryRecord] = []
+    after = 0
+    while True:
+        page = await inbox.find(
+            type=wanted.exact_type,
+            tenant_id=wanted.tenant_id,
+            since=since,
+            after_sequence=after,
+            limit=PAGE,
+        )
+        found += page
+        if len(page) < PAGE:
+            return found
+        after = page[-1].sequence
+
+
+async def _tail_feed(settings: Settings, arguments: Namespace, since: float | None) -> None:
+    source = feed_source(settings, arguments)
+    printer = TailPrinter(as_json=arguments.format == "json")
+    after = None if since is None else await first_since(source, since)
+    async with open_feed(
+        source.url,
+        token=source.token,
+        after=after,
+        kinds=("delivery", "changed", "rejected"),
+        types=(arguments.type,) if arguments.type else (),
+        state=arguments.state,
+        tenant=arguments.tenant,
+        body=arguments.body,
+    ) as feed:
+        async for message in feed:
+            match message["kind"]:
+                case "hello":
+                    say(f"connected to {source.url}; Ctrl-C ends")
+                case "lagged":
+                    say(f"{message['dropped']} changes were left out: this was too slow")
+                case "delivery" | "changed":
+                    event = message["event"]
+                    printer.show(event, raw_of(event) if "delivery" in message["kind"] else None)
+                case "rejected" if not (arguments.type or arguments.state):
+                    printer.show_rejected(message["rejection"])
+
+
+@attrs.frozen
+class TailFilter:
+    """The events that ``events tail`` prints."""
+
+    type: str | None
+    state: str | None
+    tenant_id: str | None
+
+    @property
+    def exact_type(self) -> str | None:
+        """The type, if it is no pattern: then the store finds it."""
+        return None if self.type is None or "*" in self.type else self.type
+
+    def wants(self, record: DeliveryRecord) -> bool:
+        """Return whether a record is printed."""
+        return (
+            (self.type is None or fnmatchcase(record.type, self.type))
+            and self.state in (None, record.state)
+            and self.tenant_id in (None, record.tenant_id)
+        )
+
+
+class TailPrinter:
+    """Prints a change in a line that fits a terminal of 80 columns, and colours its state.
+
+    A pipe gets the line whole and without colours.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        drawn = is_terminal()
+        self._width = shutil.get_terminal_size().columns if drawn else None
+        self._colors = drawn and not os.environ.get("NO_COLOR")
+
+    def show(self, event: Mapping[str, Any], raw: bytes | None) -> None:
+        """Print an event, and its body if there is one."""
+        if self._as_json:
+            print_json_line({**event, **({} if raw is None else body_fields(raw))})
+            return
+        parts = [event["type"], event["key"]]
+        if event["last_error"] and event["state"] != "done":
+            parts.append(event["last_error"].partition("\n")[0])
+        self._print(event["state"], parts)
+        if raw is not None:
+            for line in readable_body(raw).split("\n"):
+                print_text(f"  {line}")
+            sys.stdout.flush()
+
+    def show_rejected(self, rejection: Mapping[str, Any]) -> None:
+        """Print a request that was not answered 200."""
+        if self._as_json:
+            print_json_line(rejection)
+            return
+        parts = [f"{rejection['status']} {rejection['cause']}"]
+        names = ("address", "webhook_id", "type", "detail")
+        parts += [str(rejection[name]) for name in names if rejection[name] is not None]
+        self._print("rejected", parts)
+
+    def _print(self, state: str, parts: Sequence[str]) -> None:
+        # The time of the look: a record has no time of its last change.
+        clock = time.strftime("%H:%M:%S", time.gmtime())
+        line = "  ".join([clock, state.ljust(8), *(cell(part) for part in parts)])
+        if self._width is not None and len(line) > self._width:
+            line = f"{line[: self._width - 1]}…"
+        if self._colors and state in STATE_COLORS:
+            line = line.replace(state, f"\x1b[{STATE_COLORS[state]}m{state}\x1b[0m", 1)
+        print_text(line)
+        sys.stdout.flush()
 
 
 class Tailer:
@@ -431,15 +590,3 @@ def _differs(record: DeliveryRecord, known: DeliveryRecord | None) -> bool:
 
 def _progress(record: DeliveryRecord) -> tuple[object, ...]:
     return record.state, record.attempts, record.started_at, record.finished_at
-
-
-def _print(record: DeliveryRecord, as_json: bool) -> None:
-    if as_json:
-        print_json_line(listed(record))
-        return
-    # The time of the look: a record has no time of its last change.
-    parts = [moment_text(time.time()), record.state.ljust(8), record.type, record.key]
-    if record.last_error and record.state != "done":
-        parts.append(record.last_error.splitlines()[0])
-    print_text("  ".join(cell(part) for part in parts))
-    sys.stdout.flush()

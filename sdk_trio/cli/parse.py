@@ -80,6 +80,12 @@ COMMANDS = (
         "reconcile_arguments",
     ),
     Command("events tail", "print changes as they happen", "events:tail", "tail_arguments"),
+    Command(
+        "listen",
+        "receive here what a receiver elsewhere has accepted",
+        "listen:listen",
+        "listen_arguments",
+    ),
     Command("call", "call the upstream API", "upstream:call", "call_arguments", takes_fields=True),
     Command("sign", "sign a body as the upstream would", "sign:sign_file", "sign_arguments"),
     Command(
@@ -249,7 +255,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "events resend": ("events resend msg_2f0c --to http://localhost:3000/webhooks",),
     "events reconcile": ("events reconcile --since 2h --dry-run",),
-    "events tail": ("events tail --type order.paid",),
+    "events tail": (
+        "events tail --type 'order.*' --body",
+        "events tail --from wss://hooks.example --state dead",
+    ),
+    "listen": (
+        "listen --forward-to http://localhost:3000/webhooks",
+        "listen --from wss://hooks.example --forward-to http://localhost:3000/",
+    ),
     "call": ("call --list", "call orders list --limit 5", "call orders get ID"),
     "sign": ("sign body.json", "sign body.json --format curl"),
     "verify": ("verify --headers headers.txt body.json",),
@@ -321,7 +334,7 @@ number when it was cut short. Every command is described in docs/reference/comma
 """
 
 #: Commands that the documentation names and that this version does not contain.
-NOT_IN_THIS_VERSION = frozenset({"listen"})
+NOT_IN_THIS_VERSION: frozenset[str] = frozenset()
 
 _HELP = frozenset({"-h", "--help"})
 
@@ -589,6 +602,21 @@ def add_secret(parser: argparse.ArgumentParser) -> None:
         "--secret-env",
         metavar="NAME",
         help="the environment variable that holds the secret (default: the configured secrets)",
+    )
+
+
+def add_feed(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the receiver whose feed is followed, and for its token."""
+    parser.add_argument(
+        "--from",
+        dest="from_",
+        metavar="URL",
+        help="the admin address of a receiver elsewhere, such as wss://hooks.example",
+    )
+    parser.add_argument(
+        "--token-env",
+        metavar="NAME",
+        help="the variable that holds its admin token (default: that of Sdk:Admin:TokenEnvVar)",
     )
 
 

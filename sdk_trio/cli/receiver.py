@@ -119,13 +119,18 @@ def check_health(arguments: Namespace) -> int:
         UsageError: the address is unknown or cannot be used.
     """
     path = READY if arguments.ready else LIVE
-    url = arguments.url or _admin_address(read(arguments).require())
+    url = arguments.url or admin_address(read(arguments).require())
     status = _ask(url, path)
     print_text(f"{path} {status}")
     return 0 if status == 200 else EXIT_FAILURE
 
 
-def _admin_address(settings: Settings) -> str:
+def admin_address(settings: Settings) -> str:
+    """Return the admin address of the settings.
+
+    Raises:
+        UsageError: there is none, or the settings do not tell it.
+    """
     admin = settings.admin
     if not admin.enabled:
         raise UsageError("Sdk:Admin:Enabled is false: there is no admin address to ask")

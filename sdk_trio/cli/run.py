@@ -140,6 +140,8 @@ class SettingsReloader:
             # in force.
             done = await runtime.reload_everywhere(settings)
             self.began_with(loaded)
+            if runtime.settings.admin.enabled:
+                runtime.administrator.console.origins = loaded.origins
         except OptionsValidationError as error:
             _report_failure(error.problems, cause=cause, files=files)
             await trio.lowlevel.checkpoint()
@@ -286,6 +288,7 @@ def run(arguments: Namespace) -> int:
         host_upgrade=_host(arguments, settings),
         workers=workers,
     )
+    tell_console(runtime, loaded, arguments)
     # The runtime is a library, whose host configures the logs; here the command line is the host.
     runtime.on_reload(_prepare_logs, ("Sdk:Logging",))
     return serve(
@@ -339,6 +342,21 @@ def _work(arguments: Namespace) -> int:
     runtime = Runtime(place.settings, handlers, standalone=arguments.standalone, worker=place)
     runtime.on_reload(_prepare_logs, ("Sdk:Logging",))
     return serve(runtime, lambda _: nullcontext(), reloader=link, bounds=OF_WORKER)
+
+
+def tell_console(runtime: Runtime, loaded: Loaded, arguments: Namespace) -> None:
+    """Hand the console what the command line alone knows: origins of settings, and the doctor."""
+    if not runtime.settings.admin.enabled:
+        return
+
+    async def examine() -> list[dict[str, str]]:
+        from .doctor.run import examine_running  # loads every check
+
+        return await examine_running(loaded, arguments)
+
+    console = runtime.administrator.console
+    console.origins = loaded.origins
+    console.examine = examine
 
 
 def _host(arguments: Namespace, settings: Settings) -> HostUpgrade | None:

@@ -233,7 +233,7 @@ def _stack(
             for index, width in line.items():
                 text = row[index]
                 fitting = text if len(text) <= width else f"{text[: width - 1]}…"
-                style = "1" if row is headings else _ANSI.get(text, "")
+                style = "1" if row is headings else STATE_COLORS.get(text, "")
                 padding = " " * (width - len(fitting)) if index != max(line) else ""
                 shown.append(paint(style, fitting) + padding)
             print_text((" " * _INDENT if number else "") + "  ".join(shown))
@@ -256,7 +256,13 @@ def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]], widths: Seque
 
 #: The colours of states; those that a person should look at stand out.
 _STYLES = {"dead": "bold red", "retrying": "yellow", "parked": "yellow", "done": "green"}
-_ANSI = {"dead": "1;31", "retrying": "33", "parked": "33", "done": "32"}
+STATE_COLORS = {
+    "dead": "1;31",
+    "retrying": "33",
+    "parked": "33",
+    "done": "32",
+    "rejected": "35",
+}
 
 
 def confirmed(question: str) -> bool:

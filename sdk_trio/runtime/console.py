@@ -17,7 +17,6 @@ import trio
 
 from ..admin.api import BadQueryError
 from ..admin.console import MissingPartError, SecretsStayHereError
-from ..base.public_addresses import is_loopback
 from ..config import Secret, Settings
 from ..config.secret import PUBLIC_KEY_PREFIX
 from ..config.show import SettingRow, describe
@@ -333,7 +332,7 @@ class RuntimeConsole:
 
     # -- the relay ---------------------------------------------------------------------------
 
-    async def sign(self, record: DeliveryRecord, address: str | None) -> list[tuple[str, str]]:
+    async def sign(self, record: DeliveryRecord, here: bool) -> list[tuple[str, str]]:
         """Return the headers of a delivery as a relay sends them; empty where none may be seen.
 
         The signature of the sender is not kept: of an HMAC it can be made again, byte for byte,
@@ -341,7 +340,7 @@ class RuntimeConsole:
         replaced by the present one (docs/adr/0062-what-a-relay-sends.md).
         """
         await trio.lowlevel.checkpoint()
-        secret = await self._secret_of(record) if self._may_sign(address) else None
+        secret = await self._secret_of(record) if self._may_sign(here) else None
         if secret is None or record.raw is None:
             return []
         now = self._clock()
@@ -357,8 +356,8 @@ class RuntimeConsole:
         original = [] if is_fresh else [(ORIGINAL_TIMESTAMP, str(record.timestamp))]
         return [*signed.headers.items(), *original]
 
-    def _may_sign(self, address: str | None) -> bool:
-        return self._settings.relay.enabled or address is None or is_loopback(address)
+    def _may_sign(self, here: bool) -> bool:
+        return self._settings.relay.enabled or here
 
     async def _secret_of(self, record: DeliveryRecord) -> Secret | None:
         """Return a secret of the record's signer that can make signatures."""
@@ -371,9 +370,9 @@ class RuntimeConsole:
             return None
         return _signing(await tenancy.credentials.webhook_secrets(tenant))
 
-    def relay(self, address: str | None) -> dict[str, Any]:
-        """Return what a listener at ``address`` needs to know."""
-        self._require_relay(address)
+    def relay(self, here: bool) -> dict[str, Any]:
+        """Return what a listener needs to know."""
+        self._require_relay(here)
         webhooks = self._settings.webhooks
         return {
             "versions": ["1"],
@@ -381,16 +380,16 @@ class RuntimeConsole:
             "tolerance_seconds": webhooks.tolerance_seconds,
         }
 
-    def relay_secret(self, address: str | None) -> str:
+    def relay_secret(self, here: bool) -> str:
         """Return the secret that relayed deliveries are signed with."""
-        self._require_relay(address)
+        self._require_relay(here)
         secret = _signing(self._settings.webhooks.all_secrets)
         if secret is None:
             raise MissingPartError("the host has no secret that signs: only public keys, or none")
         return secret.reveal()
 
-    def _require_relay(self, address: str | None) -> None:
-        if not self._may_sign(address):
+    def _require_relay(self, here: bool) -> None:
+        if not self._may_sign(here):
             raise SecretsStayHereError(
                 "deliveries are relayed to this machine alone: Sdk:Relay:Enabled is false"
             )

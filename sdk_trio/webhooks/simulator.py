@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import msgspec
 import trio
 
-from ..base.http import Receive, Scope, Send
+from ..base.http import PASSED_ON, Receive, Scope, Send
 from ..base.logs import get_logger
 from ..base.public_addresses import host_name, is_loopback
 from ..config import Secret, Settings
@@ -27,19 +27,6 @@ from .signed_request import DeliveryFailedError, own_url, post, sign_body
 _log = get_logger("webhooks")
 
 PREFIX = "/test/webhook/simulate/"
-
-#: Headers that only a proxy adds. A proxy on this machine makes every request look local, so the
-#: origin of a request with one of them is unknown.
-_PASSED_ON = frozenset(
-    {
-        b"forwarded",
-        b"via",
-        b"x-forwarded-for",
-        b"x-forwarded-host",
-        b"x-forwarded-proto",
-        b"x-real-ip",
-    }
-)
 
 _UNABLE = (
     "the simulator has no secret of its own, and signs with none that another installation may "
@@ -57,7 +44,7 @@ def refusal(scope: Scope) -> str | None:
     if not _is_here(client):
         return "it comes from another machine"
     headers: dict[bytes, bytes] = dict(scope["headers"])
-    if not _PASSED_ON.isdisjoint(headers):
+    if not PASSED_ON.isdisjoint(headers):
         return "a proxy has passed it on"
     host = headers.get(b"host", b"").decode("latin-1")
     if not is_loopback(host_name(host)):

@@ -5,17 +5,18 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import attrs
 import pytest
 import trio
 from standardwebhooks import Webhook
 from support.command_line import ARRIVAL
 from support.deliveries import SECRET
 
-from sdk_trio.cli.events import Tailer
+from sdk_trio.cli.events import Tailer, TailFilter, TailPrinter
 from sdk_trio.cli.main import main
 from sdk_trio.config import Settings
 from sdk_trio.events import DEFAULT_CATALOG
-from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery
+from sdk_trio.records.deliveries import Dead, DeliveryRecord, DeliveryState, Done, NewDelivery
 from sdk_trio.storage import replay
 from sdk_trio.storage.open import open_inbox, open_store
 from sdk_trio.tenants import TenantService
@@ -441,3 +442,63 @@ def test_what_cannot_be_resent(command_line, words, status, message):
     answer = command_line("events", "resend", *words)
     assert (answer.status, answer.out) == (status, "")
     assert message in answer.err
+
+
+# -- how tail prints ---------------------------------------------------------------------------
+
+
+RECORD = DeliveryRecord(
+    *(1, "msg_1", "order.paid", DeliveryState.DONE, True, 1, 0.0, 0),
+    *(None, False, None, None, None, None, None),
+)
+
+
+def _event(**values):
+    usual = {"state": "dead", "type": "order.paid", "key": "msg_1", "last_error": "no\nmore"}
+    return {**usual, **values}
+
+
+def test_a_line_of_tail_fits_the_terminal_and_has_the_colour_of_its_state(monkeypatch, capsys):
+    monkeypatch.setattr("sdk_trio.cli.events.is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    printer = TailPrinter(as_json=False)
+    printer.show(_event(last_error="x" * 200), None)
+    line = capsys.readouterr().out.rstrip("\n")
+    assert "\x1b[1;31mdead\x1b[0m" in line
+    plain = line.replace("\x1b[1;31m", "").replace("\x1b[0m", "")
+    assert len(plain) == 80
+    assert plain.endswith("x…")
+
+
+def test_a_pipe_gets_whole_lines_of_tail_and_no_control_characters(capsys):
+    printer = TailPrinter(as_json=False)
+    printer.show(_event(key="msg_\x1b[2J", last_error="x" * 200), b'{"a": 1}')
+    printer.show_rejected(
+        {
+            "status": 400,
+            "cause": "no_match",
+            "address": "192.0.2.1",
+            "webhook_id": None,
+            "type": "order.paid",
+            "detail": None,
+        }
+    )
+    first, *body, rejected = capsys.readouterr().out.splitlines()
+    assert first.endswith("x" * 200)
+    assert "\x1b" not in first
+    assert [line.strip() for line in body] == ["{", '"a": 1', "}"]
+    assert rejected.split("  ")[1:] == ["rejected", "400 no_match", "192.0.2.1", "order.paid"]
+
+
+def test_tail_wants_what_its_options_say():
+    record = attrs.evolve(RECORD, type="order.paid", state=DeliveryState.DEAD, tenant_id="t")
+    assert TailFilter("order.*", "dead", "t").wants(record)
+    assert TailFilter(None, None, None).wants(record)
+    assert not TailFilter("refund.*", None, None).wants(record)
+    assert not TailFilter(None, "done", None).wants(record)
+    assert not TailFilter(None, None, "u").wants(record)
+    assert (TailFilter("a.*", None, None).exact_type, TailFilter("a", None, None).exact_type) == (
+        None,
+        "a",
+    )

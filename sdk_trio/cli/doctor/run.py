@@ -109,10 +109,33 @@ class _Handled:
         )
 
 
+async def examine_running(loaded: Loaded, arguments: Namespace) -> list[dict[str, str]]:
+    """Examine the installation of this running receiver; return the findings, the worst first.
+
+    It asks neither itself nor the upstream, and imports no application: it has one.
+    """
+    first = Report("settings")
+    check_settings(loaded, first)
+    told = Namespace(offline=True, standalone=True, config=arguments.config)
+    handled = _Handled(None)
+    found = await _examine(loaded, loaded.require(), handled, told, running=True)
+    rows = ranked([*first.findings, *found])
+    return [{**attrs.asdict(row), "level": str(row.level)} for row in rows]
+
+
 async def _examine(
-    loaded: Loaded, settings: Settings, handled: _Handled, arguments: Namespace
+    loaded: Loaded,
+    settings: Settings,
+    handled: _Handled,
+    arguments: Namespace,
+    *,
+    running: bool = False,
 ) -> list[Finding]:
-    """Run every check; a check that fails or takes too long is reported, and the others go on."""
+    """Run every check; a check that fails or takes too long is reported, and the others go on.
+
+    ``running``: this process is the receiver, so those of the network and the handlers are left
+    out.
+    """
     # A list, because the checks run as tasks: the one of the store fills it for those after it.
     found: list[Examination] = []
 
@@ -161,7 +184,8 @@ async def _examine(
             await _run(checks[name], reports[name])
 
     # The application is the user's code, so it is imported here, before other checks run beside it.
-    await run("handlers")
+    if not running:
+        await run("handlers")
     over_network = ("receiver", "upstream")
     here = [name for name in checks if name not in ("handlers", "disk", *over_network)]
     # The growth of the store says how long the disk will do, so the disk comes after it.
@@ -170,7 +194,7 @@ async def _examine(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, *here)
             # Two tasks: the network waits for others, and the rest reads the same disk.
-            nursery.start_soon(run, *over_network)
+            nursery.start_soon(run, *(() if running else over_network))
     if scope.cancelled_caught:
         reports["doctor"] = Report("doctor")
         reports["doctor"].warning(

@@ -1,0 +1,439 @@
+"""``listen``: receives here what a receiver elsewhere has accepted, for work on a laptop.
+
+Each delivery is posted to the local address with its exact bytes and its signature headers, so that
+the local receiver verifies it for real. They are posted one after the other in the order of their
+arrival. The position is kept in a file, so that nothing is missed while the listener is away, for a
+night or for ever: the remote store keeps the deliveries, not this command.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import random
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import attrs
+
+from ..errors import EXIT_UNAVAILABLE, SdkError
+from .parse import UsageError, add_feed, add_format, describing
+
+if not describing():
+    import filelock
+    import httpx
+    import trio
+
+    from ..admin.access import TOKEN_NAME
+    from ..admin.follow import feed_url, open_feed
+    from ..base.public_addresses import names_local_address
+    from ..base.throttle import jittered_wait
+    from ..config import Secret, Settings
+    from ..storage.data_directory import read_private
+    from ..webhooks.signed_request import sign_body
+    from .receiver import admin_address
+    from .settings import load
+    from .sign import secret_of_variable
+    from .terminal import STATE_COLORS, cell, is_terminal, print_json_line, print_text, say
+
+#: The wait for the local server's answer, in seconds: as long as the upstream waits.
+ANSWER_SECONDS = 10.0
+
+#: Waits between two attempts to reach a local server that is away, in seconds.
+AWAY_BASE_SECONDS = 0.25
+AWAY_CAP_SECONDS = 5.0
+
+#: The time that a question about the relay may take, in seconds.
+ASK_SECONDS = 10.0
+
+
+class RelayError(SdkError):
+    """The receiver cannot be listened to: the message says why, and what to do."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+@attrs.frozen
+class FeedSource:
+    """The receiver whose feed is followed: its admin address and its token."""
+
+    url: str
+    token: str = attrs.field(repr=False)
+
+    def api(self, path: str) -> str:
+        """Return the URL of a path of its API."""
+        parts = urlsplit(feed_url(self.url))
+        scheme = {"ws": "http", "wss": "https"}[parts.scheme]
+        below = parts.path.removesuffix("/feed")
+        return urlunsplit((scheme, parts.netloc, f"{below}{path}", "", ""))
+
+
+def feed_source(settings: Settings, arguments: Namespace) -> FeedSource:
+    """Return the receiver of ``--from``, else the one of the settings, with the token for it.
+
+    Raises:
+        UsageError: there is no token, or the address is unknown.
+        FeedRefusedError: it is no address.
+    """
+    url = arguments.from_ or admin_address(settings)
+    if url.startswith("unix:"):
+        raise UsageError("a feed is not followed over a Unix socket: let Sdk:Admin:Bind be a port")
+    name = arguments.token_env or settings.admin.token_env_var
+    token = os.environ.get(name, "").strip()
+    if not token and arguments.from_ is None:
+        try:
+            token = read_private(Path(settings.storage.path) / TOKEN_NAME).strip()
+        except (OSError, ValueError):
+            token = ""
+    if not token:
+        raise UsageError(
+            f"the variable {name} is not set: it has to hold the admin token of {url}; "
+            "--token-env names another one"
+        )
+    source = FeedSource(url, token)
+    if feed_url(url).startswith("ws:") and not names_local_address(url):
+        say(f"the token is sent to {url} without TLS: use wss:// there")
+    return source
+
+
+async def ask(source: FeedSource, method: str, path: str, **options: Any) -> Any:
+    """Return the document of a call of the receiver's API.
+
+    Raises:
+        RelayError: there is no answer, or a refusal.
+    """
+    headers = {"authorization": f"Bearer {source.token}"}
+    url = source.api(path)
+    try:
+        with trio.fail_after(ASK_SECONDS):
+            async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113 - the scope bounds it
+                answer = await client.request(method, url, headers=headers, **options)
+    except (httpx.HTTPError, trio.TooSlowError) as error:
+        raise RelayError(f"{url} does not answer: {str(error) or 'too slow'}") from None
+    if answer.status_code != 200:
+        raise RelayError(f"{url} answers {answer.status_code}: {_told(answer)}")
+    return answer.json()
+
+
+def _told(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return "is that the admin address of a receiver of this version?"
+
+
+async def first_since(source: FeedSource, since: float) -> int | None:
+    """Return the sequence before the first arrival since a moment; None if there is none yet."""
+    query = {"since": f"{since:.6f}", "order": "oldest", "limit": "1"}
+    rows = await ask(source, "GET", "/api/events", params=query)
+    return rows[0]["sequence"] - 1 if rows else None
+
+
+def raw_of(event: Mapping[str, Any]) -> bytes | None:
+    """Return the exact bytes of the body that an event of the feed carries; None without one."""
+    if event.get("raw_base64") is not None:
+        return base64.b64decode(event["raw_base64"])
+    raw = event.get("raw")
+    return None if raw is None else str(raw).encode()
+
+
+# -- the position --------------------------------------------------------------------------------
+
+
+class Cursor:
+    """The position of one listener in a file; another listener with the same file is refused.
+
+    Args:
+        file: its directory is made.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = filelock.FileLock(f"{file}.lock")
+        self.position: int | None = None
+
+    def open(self) -> None:
+        """Take the file and read the position; None where there is none yet.
+
+        Raises:
+            UsageError: another listener has it, or it cannot be read.
+        """
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(blocking=False)
+            self.position = int(json.loads(self._file.read_text("ascii"))["position"])
+        except filelock.Timeout:
+            raise UsageError(
+                f"another listener goes on from {self._file}: give this one a file with --cursor"
+            ) from None
+        except FileNotFoundError:
+            self.position = None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self._file} holds no position ({error}): remove it, or name another file with "
+                "--cursor"
+            ) from None
+
+    def save(self, position: int) -> None:
+        """Keep a position, whole or not at all."""
+        if position == self.position:
+            return
+        temporary = self._file.with_suffix(".new")
+        temporary.write_text(f"{json.dumps({'position': position})}\n", "ascii")
+        temporary.replace(self._file)
+        self.position = position
+
+    def close(self) -> None:
+        """Give the file up."""
+        self._lock.release()
+
+
+def cursor_file(arguments: Namespace, source: FeedSource) -> Path:
+    """Return the file of ``--cursor``, else one of this user's for these two addresses."""
+    if arguments.cursor:
+        return Path(arguments.cursor)
+    words = json.dumps([feed_url(source.url), arguments.forward_to, arguments.tenant])
+    name = hashlib.sha256(words.encode()).hexdigest()[:16]
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "sdk_trio" / f"listen-{name}.json"
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def listen_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``listen``."""
+    parser.add_argument("--forward-to", metavar="URL", help="post each delivery to this address")
+    parser.add_argument(
+        "--events", metavar="TYPES", default="", help="only these types, such as order.*,refund.*"
+    )
+    parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
+    add_feed(parser)
+    parser.add_argument(
+        "--secret-env",
+        metavar="NAME",
+        help="sign anew with the secret in this variable, in place of the receiver's signature",
+    )
+    parser.add_argument(
+        "--cursor", metavar="FILE", help="keep the position in this file (default: one of yours)"
+    )
+    parser.add_argument(
+        "--after", metavar="SEQ", help="begin after this sequence, whatever the file says"
+    )
+    parser.add_argument(
+        "--print-secret",
+        action="store_true",
+        help="print the secret that the deliveries are signed with, and end",
+    )
+    add_format(parser)
+
+
+def listen(arguments: Namespace) -> int:
+    """Forward deliveries until interrupted; or print the secret and return 0.
+
+    Raises:
+        UsageError: an argument is missing or wrong.
+        RelayError: the receiver does not answer, or relays nothing to here.
+        FeedRefusedError: the feed refuses.
+    """
+    if not arguments.print_secret and not arguments.forward_to:
+        raise UsageError("give the address of your application: --forward-to http://localhost:3000")
+    target = arguments.forward_to or ""
+    if target and urlsplit(target).scheme not in ("http", "https"):
+        raise UsageError("--forward-to takes http://HOST:PORT/PATH or https://...")
+    after = _sequence(arguments.after)
+    settings = load(arguments)
+    source = feed_source(settings, arguments)
+    if arguments.print_secret:
+        told = trio.run(_ask_secret, source)
+        print_text(told["secret"])
+        return 0
+    secret = secret_of_variable(arguments.secret_env) if arguments.secret_env else None
+    cursor = Cursor(cursor_file(arguments, source))
+    cursor.open()
+    try:
+        if after is not None:
+            cursor.save(after)
+        relay = Relay(
+            target, cursor, secret=secret, settings=settings, as_json=arguments.format == "json"
+        )
+        trio.run(_listen, source, relay, arguments)
+    finally:
+        cursor.close()
+    return 0
+
+
+def _sequence(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise UsageError("--after takes a sequence: a whole number from 0")
+    return int(text)
+
+
+async def _ask_secret(source: FeedSource) -> Any:
+    return await ask(source, "POST", "/api/relay/secret", json={"actor": "listen"})
+
+
+async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> None:
+    told = await ask(source, "GET", "/api/relay")
+    if not told["can_sign"] and not relay.signs:
+        raise UsageError(
+            "the receiver verifies with a public key and cannot sign: name a variable with a "
+            "secret of your own in --secret-env, and let your application verify with that"
+        )
+    position = relay.cursor.position
+    if position is not None and position > told["newest"]:
+        say("the receiver's store is another one than before: beginning with its first delivery")
+        relay.cursor.save(0)
+    options = {
+        "kinds": ("delivery",),
+        "types": tuple(word.strip() for word in arguments.events.split(",") if word.strip()),
+        "tenant": arguments.tenant,
+        "relay": True,
+    }
+    async with (
+        aclosing(relay),
+        open_feed(source.url, token=source.token, after=relay.cursor.position, **options) as feed,
+    ):
+        feed.on_trouble = lambda trouble: say(f"not connected: {trouble}; trying again")
+        async for message in feed:
+            if message["kind"] == "hello":
+                say(f"listening to {source.url}, forwarding to {relay.target}; Ctrl-C ends")
+            posted = None
+            if message["kind"] == "delivery":
+                posted = await relay.forward(message["event"])
+            # Kept before it is shown: what was seen does not come again.
+            relay.cursor.save(message["seq"])
+            if posted is not None:
+                relay.show(message["event"], posted)
+
+
+@attrs.frozen
+class ForwardedAnswer:
+    """The answer of the local server: its status, None without one, with the trouble."""
+
+    status: int | None
+    seconds: float
+    trouble: str | None
+
+
+class Relay:
+    """Posts deliveries to the local address, one after the other.
+
+    Args:
+        target: the local address.
+        cursor: the position.
+        secret: signs anew; None: the receiver's signature goes on.
+        settings: how a secret becomes a key.
+        as_json: print objects of JSON.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        cursor: Cursor,
+        *,
+        secret: Secret | None,
+        settings: Settings,
+        as_json: bool,
+    ) -> None:
+        self.target = target
+        self.cursor = cursor
+        self._secret = secret
+        self._derivation = settings.webhooks.key_derivation
+        self._as_json = as_json
+        # A connection for each delivery: a kept one that the server has closed meanwhile looks like
+        # a server that has ended while it answered.
+        single = httpx.Limits(max_keepalive_connections=0)
+        # ANSWER_SECONDS bounds each exchange.
+        self._client = httpx.AsyncClient(timeout=None, limits=single)  # noqa: S113 - see above
+        self._colors = is_terminal() and not os.environ.get("NO_COLOR")
+
+    @property
+    def signs(self) -> bool:
+        """Whether it signs with a secret of its own."""
+        return self._secret is not None
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._client.aclose()
+
+    async def forward(self, event: Mapping[str, Any]) -> ForwardedAnswer:
+        """Post one delivery, and return the answer.
+
+        A server that is away, or ends while it answers, is waited for: the delivery comes again,
+        with the same id. One that does not answer in time has got it, so the next one follows.
+        """
+        raw = raw_of(event)
+        if raw is None:
+            await trio.lowlevel.checkpoint()
+            return ForwardedAnswer(None, 0.0, "its body is not kept any more")
+        headers = self._headers(event, raw)
+        failures = 0
+        while True:
+            begun = trio.current_time()
+            status, trouble = await self._post(raw, headers)
+            if trouble is None or trouble == _TOO_SLOW:
+                return ForwardedAnswer(status, trio.current_time() - begun, trouble)
+            failures += 1
+            if failures == 1:
+                say(f"{self.target} is away ({trouble}): waiting for it")
+            wait = jittered_wait(
+                failures,
+                random.uniform(0.5, 1),  # noqa: S311 - it spreads attempts, and is no secret
+                base_seconds=AWAY_BASE_SECONDS,
+                cap_seconds=AWAY_CAP_SECONDS,
+            )
+            await trio.sleep(wait)
+
+    def _headers(self, event: Mapping[str, Any], raw: bytes) -> dict[str, str]:
+        if self._secret is None:
+            return dict(map(tuple, event["headers"]))
+        signed = sign_body(
+            raw,
+            secret=self._secret,
+            webhook_id=event["webhook_id"],
+            timestamp=int(time.time()),
+            derivation=self._derivation,
+        )
+        return signed.headers
+
+    async def _post(self, raw: bytes, headers: dict[str, str]) -> tuple[int | None, str | None]:
+        await trio.lowlevel.checkpoint()
+        try:
+            with trio.fail_after(ANSWER_SECONDS):
+                answer = await self._client.post(self.target, content=raw, headers=headers)
+        except trio.TooSlowError:
+            return None, _TOO_SLOW
+        except httpx.HTTPError as error:
+            return None, str(error) or type(error).__name__
+        return answer.status_code, None
+
+    def show(self, event: Mapping[str, Any], answer: ForwardedAnswer) -> None:
+        """Print what became of one delivery."""
+        status, seconds, trouble = answer.status, answer.seconds, answer.trouble
+        if self._as_json:
+            names = ("sequence", "webhook_id", "key", "type")
+            told = {name: event[name] for name in names}
+            print_json_line(
+                {**told, "status": status, "seconds": round(seconds, 3), "error": trouble}
+            )
+            return
+        text = f"{status or '---'}"
+        if self._colors:
+            good = status is not None and 200 <= status < 300
+            text = f"\x1b[{STATE_COLORS['done' if good else 'dead']}m{text}\x1b[0m"
+        clock = time.strftime("%H:%M:%S", time.gmtime())
+        parts = [clock, text, f"{seconds * 1000:6.0f} ms", cell(event["type"]), cell(event["key"])]
+        print_text("  ".join([*parts, *([trouble] if trouble else [])]))
+
+
+_TOO_SLOW = f"no answer in {ANSWER_SECONDS:g} s"

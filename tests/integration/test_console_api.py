@@ -1,0 +1,322 @@
+"""The API behind the console: each view's document, each action's rights and its record."""
+
+import json
+
+import pytest
+import trio
+from support.admin import TOKEN, administered
+from support.serving import RawWire, registry, request, signed, works
+from support.waiting import until
+
+from sdk_trio import HandlerRegistry
+from sdk_trio.admin import app as app_module
+from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
+from sdk_trio.webhooks import rejections as rejections_module
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch, tmp_path):
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+
+
+ONCE = {"Webhooks__Queue__MaxAttempts": 1}
+TENANTS = {"MultiTenant__Enabled": True, "Storage__Backend": "Sqlite"}
+
+
+def failing():
+    handlers = HandlerRegistry()
+    number = iter(range(100))
+
+    async def breaks(event):
+        raise ValueError(f"no product {next(number)} at 0xdeadbeef00")
+
+    async def crashes(event):
+        raise KeyError("amount")
+
+    handlers.register(OrderPaidEvent, breaks, enqueue=True)
+    handlers.register(OrderCreatedEvent, crashes, enqueue=True)
+    return handlers
+
+
+async def post(admin, path, order, **headers):
+    return await admin.ask("POST", path, TOKEN, headers, order)
+
+
+# -- overview ------------------------------------------------------------------------------------
+
+
+async def test_the_overview_has_what_the_first_page_shows(monkeypatch):
+    monkeypatch.setattr(app_module, "STEP_SECONDS", 0.05)
+    async with administered(registry(works)) as admin:
+        for number in range(5):
+            await admin.app.deliver("order.paid", webhook_id=f"msg_{number}")
+
+        async def handled():
+            points = (await admin.api("/overview"))["series"]["points"]
+            return sum(point["handled"] for point in points)
+
+        with trio.fail_after(30):
+            while await handled() < 5:
+                await trio.sleep(0.02)
+        told = await admin.api("/overview")
+    assert told["queue"] == {"depth": 0, "capacity": 1000, "oldest_seconds": 0.0}
+    assert told["features"] == ["trigger"]
+    assert told["circuit"] is None
+    assert told["development"] is True
+    (point,) = [point for point in told["series"]["points"] if point["handled"]][:1]
+    assert point["runs"] == point["handled"]
+    assert 0 < point["p50_seconds"] <= point["p95_seconds"]
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+async def test_an_event_knows_its_neighbours_of_the_same_subject():
+    async with administered(registry(works), Storage__Backend="Sqlite") as admin:
+        for number, subject in enumerate(("a", "b", "a", "a")):
+            await admin.app.deliver("order.paid", {"id": subject}, webhook_id=f"msg_{number}")
+        middle = await admin.api("/events/msg_2?body=1")
+        assert (middle["previous_key"], middle["next_key"]) == ("msg_0", "msg_3")
+        alone = await admin.api("/events/msg_1")
+        assert (alone["previous_key"], alone["next_key"]) == (None, None)
+        names = [name for name, _ in middle["headers"]]
+        assert names == ["content-type", "webhook-id", "webhook-timestamp", "webhook-signature"]
+
+
+# -- dead letters and replay ---------------------------------------------------------------------
+
+
+async def test_dead_letters_are_grouped_by_type_and_error():
+    async with administered(failing(), **ONCE) as admin:
+        for number in range(3):
+            await admin.app.deliver("order.paid", webhook_id=f"paid_{number}")
+        await admin.app.deliver("order.created", webhook_id="created_0")
+        told = await admin.api("/dead")
+        assert [(row["type"], row["error"], row["count"]) for row in told["groups"]] == [
+            ("order.paid", "ValueError: no product # at #", 3),
+            ("order.created", "KeyError: 'amount'", 1),
+        ]
+        assert (told["counted"], told["more"]) == (4, False)
+        assert told["groups"][0]["sample_key"] == "paid_2"
+        assert (await admin.api("/dead?type=order.created"))["counted"] == 1
+
+
+async def test_a_bulk_replay_does_what_its_dry_run_has_shown_and_no_more():
+    async with administered(failing(), **ONCE) as admin:
+        for number in range(3):
+            await admin.app.deliver("order.paid", webhook_id=f"paid_{number}")
+        await admin.app.deliver("order.created", webhook_id="created_0")
+        chosen = {"state": "dead", "type": "order.paid", "error": "ValueError: no product # at #"}
+        dry = (await admin.replay({**chosen, "dry_run": True})).json()
+        assert (dry["count"], dry["replayed"], dry["more"]) == (3, 0, False)
+        assert [row["key"] for row in dry["events"]] == ["paid_0", "paid_1", "paid_2"]
+        assert (await admin.api("/events/paid_0"))["earlier_attempts"] == 0
+        # One that has died since was not in the count.
+        await admin.app.deliver("order.paid", webhook_id="paid_3")
+        done = (await admin.replay({**chosen, "confirm": dry["confirm"], "actor": "ada"})).json()
+        assert {row["key"] for row in done["events"]} == {"paid_0", "paid_1", "paid_2"}
+        assert done["replayed"] == 3
+        (action,) = await admin.api("/actions")
+        assert (action["action"], action["actor"], action["count"]) == ("replay", "ada", 3)
+        assert action["address"] == "127.0.0.1"
+        # The token is of that filter alone.
+        wider = await admin.replay({"state": "dead", "confirm": dry["confirm"]})
+        assert wider.status_code == 409
+        forged = f"9{dry['confirm']}"
+        assert (await admin.replay({**chosen, "confirm": forged})).status_code == 409
+
+
+async def test_a_dry_run_of_ids_tells_what_cannot_be_replayed():
+    async with administered(failing(), **ONCE) as admin:
+        await admin.app.deliver("order.paid", webhook_id="paid_0")
+        dry = (await admin.replay({"ids": ["paid_0", "gone"], "dry_run": True})).json()
+        assert (dry["count"], dry["confirm"]) == (1, None)
+        assert [row["reason"] for row in dry["events"]] == [
+            None,
+            "there is no such event in the inbox",
+        ]
+
+
+async def test_a_long_replay_goes_on_behind_its_last_answer(monkeypatch):
+    monkeypatch.setattr("sdk_trio.admin.api.LARGEST_REPLAY", 2)
+    async with administered(HandlerRegistry()) as admin:
+        for number in range(5):
+            await admin.app.deliver("order.paid", webhook_id=f"msg_{number}")
+        order = {"state": "parked"}
+        seen = []
+        while True:
+            told = (await admin.replay(order)).json()
+            seen += [row["key"] for row in told["events"]]
+            if not told["more"]:
+                break
+            order["after"] = told["after"]
+        assert seen == [f"msg_{number}" for number in range(5)]
+
+
+# -- rejected requests ---------------------------------------------------------------------------
+
+
+async def test_why_a_sender_gets_its_400_is_seen_without_the_log(monkeypatch):
+    monkeypatch.setattr(rejections_module, "KEPT", 5)
+    async with administered(registry(works)) as admin:
+        other = "whsec_bm90LXRoZS1zZWNyZXQtb2YtdGhlLXJlY2VpdmVy"
+        forged = signed("order.paid", secret=other, webhook_id="msg_x")
+        await admin.app.deliver(forged, settle=False)
+        with await RawWire.connect(admin.runtime.started.receiver[0]) as wire:
+            await wire.send(request(b"", [("Content-Type", "text/plain")]))
+            assert (await wire.answer()).status == 415
+        told = await admin.api("/rejections")
+        newest, oldest = told["rejections"]
+        assert (newest["cause"], newest["status"], newest["size"]) == ("media", 415, 0)
+        assert (oldest["cause"], oldest["type"]) == ("no_match", "order.paid")
+        assert oldest["size"] == len(forged.body)
+        # Nothing of the body but its type: it may hold anything.
+        assert "data" not in json.dumps(oldest)
+        assert told["causes"] == {"no_match": 1, "media": 1}
+        assert [row["seq"] for row in told["rejections"]] == [2, 1]
+        (only,) = (await admin.api("/rejections?cause=media"))["rejections"]
+        assert only["seq"] == 2
+        assert (await admin.api("/rejections?before=1"))["rejections"] == []
+
+
+# -- tenants, messages ---------------------------------------------------------------------------
+
+
+async def test_a_tenant_is_suspended_with_its_actor_and_source_in_the_audit_trail():
+    async with administered(registry(works), **TENANTS) as admin:
+        service = admin.runtime.receiver.tenancy.service
+        email = {"site_manager_email": "ada@acme.example", "site_manager_email_verified": True}
+        await service.add("acme", name="Acme", **email)
+        await service.add("beta", name="Beta")
+        first = await admin.get("/api/tenants?limit=1", TOKEN)
+        assert [row["identifier"] for row in first.json()] == ["acme"]
+        assert "credentials" not in first.json()[0]
+        link = first.headers["link"].partition(">")[0].removeprefix("<")
+        assert [row["identifier"] for row in (await admin.get(link, TOKEN)).json()] == ["beta"]
+        path = "/api/tenants/acme/transition"
+        order = {"transition": "Suspended", "reason": "invoice overdue", "actor": "ada"}
+        done = await post(admin, path, order)
+        assert done.status_code == 200
+        assert (done.json()["previous_status"], done.json()["new_status"]) == (
+            "Active",
+            "Suspended",
+        )
+        assert (await post(admin, path, order)).json()["no_op"] is True
+        refused = await post(admin, "/api/tenants/beta/transition", order)
+        assert refused.status_code == 409
+        assert "email" in refused.json()["error"]
+        audit = await admin.api("/tenants/acme/audit")
+        assert [row["action"] for row in audit] == ["Created", "Suspended"]
+        assert (audit[1]["actor"], audit[1]["reason"]) == ("ada (127.0.0.1)", "invoice overdue")
+        assert (await admin.get("/api/tenants/gone", TOKEN)).status_code == 404
+        assert (await post(admin, path, {"transition": "Deleted"})).status_code == 400
+        events = await admin.api("/actions")
+        assert events[0]["action"] == "tenant Suspended"
+
+
+async def test_messages_are_listed_previewed_and_sent_again():
+    keys = {"MultiTenant__Notifications__Enabled": False, **TENANTS}
+    async with administered(registry(works), **keys) as admin:
+        service = admin.runtime.receiver.tenancy.service
+        await service.add("acme", name="Acme & Sons")
+        await service.deactivate("acme", reason="contract ended")
+        store = admin.runtime.receiver.whole_store.notifications
+        await store.enlist({"email": False}, now=1.0, oldest=0.0)
+        await service.reactivate("acme")
+        await store.enlist({"email": False}, now=1.0, oldest=2.0**40)
+        (row,) = await admin.api("/notifications?tenant=acme&state=skipped")
+        assert row["channel"] == "email"
+        told = (await post(admin, "/api/notifications/retry", {"ids": [row["id"], "9-sms"]})).json()
+        assert told == {"retried": [row["id"]], "left": ["9-sms"]}
+        text = await admin.api("/notifications/preview?transition=Suspended&tenant=acme")
+        assert "Acme & Sons" in text["email_text"]
+        assert (await admin.get("/api/notifications/preview", TOKEN)).status_code == 400
+        assert (await post(admin, "/api/notifications/retry", {"ids": ["x"]})).status_code == 400
+
+
+# -- settings, types, samples --------------------------------------------------------------------
+
+
+async def test_settings_are_told_with_their_origins_and_without_secrets():
+    async with administered(registry(works)) as admin:
+        answer = await admin.get("/api/settings", TOKEN)
+        rows = {row["key"]: row for row in answer.json()}
+        assert rows["Sdk:Webhooks:RequireHttps"]["origin"] == "the program"
+        assert rows["Sdk:Webhooks:Path"]["origin"] == "default"
+        assert "whsec_" not in answer.text
+        admin.runtime.administrator.console.origins = {"Sdk:Webhooks:RequireHttps": "a.json"}
+        rows = {row["key"]: row["origin"] for row in await admin.api("/settings")}
+        assert rows["Sdk:Webhooks:RequireHttps"] == "a.json"
+
+
+async def test_a_sample_with_edited_data_is_sent_in_development_alone():
+    seen = []
+
+    async def sees(event):
+        seen.append(event)
+
+    async with administered(registry(sees)) as admin:
+        rows = {row["type"]: row for row in await admin.api("/types")}
+        assert rows["order.paid"]["handled"] is True
+        assert rows["order.created"]["handled"] is False
+        assert rows["order.paid"]["sample"]["total_amount"] > 0
+        order = {"type": "order.paid", "data": {"total_amount": 2**53 + 1}}
+        told = (await post(admin, "/api/events/trigger", order)).json()
+        assert told["status"] == 200
+        await until(lambda: seen)
+        assert (seen[0].webhook_id, seen[0].data.total_amount) == (told["webhook_id"], 2**53 + 1)
+        unknown = await post(admin, "/api/events/trigger", {"type": "order.pade"})
+        assert unknown.status_code == 400
+        assert "order.paid" in unknown.json()["error"]
+    async with administered(registry(sees), Environment="Production") as admin:
+        assert (await post(admin, "/api/events/trigger", order)).status_code == 404
+        assert "sample" not in (await admin.api("/types"))[0]
+
+
+async def test_the_doctor_examines_where_the_command_line_has_brought_it():
+    async with administered(registry(works)) as admin:
+        assert (await admin.get("/api/doctor", TOKEN)).status_code == 404
+
+        async def examine():
+            return [{"level": "ok", "check": "a", "where": "b", "what": "c", "remedy": ""}]
+
+        admin.runtime.administrator.console.examine = examine
+        assert (await admin.api("/doctor"))[0]["check"] == "a"
+        assert "doctor" in (await admin.api("/overview"))["features"]
+
+
+# -- rights --------------------------------------------------------------------------------------
+
+CHANGES = (
+    "/api/events/replay",
+    "/api/events/trigger",
+    "/api/notifications/retry",
+    "/api/relay/secret",
+    "/api/tenants/acme/transition",
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (403, {"origin": "https://evil.example"}),
+        (403, {"sec-fetch-site": "cross-site"}),
+        (403, {"host": "evil.example"}),
+        (415, {"content-type": "text/plain"}),
+    ],
+)
+async def test_a_page_of_another_site_changes_nothing(status, headers):
+    async with administered(registry(works)) as admin:
+        for path in CHANGES:
+            assert (await post(admin, path, {}, **headers)).status_code == status
+            assert (await admin.ask("GET", path, TOKEN)).status_code == 405
+            assert (await admin.ask("POST", path, None, headers, {})).status_code in (401, 403)
+
+
+async def test_read_only_shows_and_changes_nothing():
+    async with administered(registry(works), Admin__ReadOnly=True) as admin:
+        for path in CHANGES:
+            answer = await post(admin, path, {"dry_run": True})
+            assert (answer.status_code, "ReadOnly" in answer.text) == (403, True)
+        assert (await admin.api("/overview"))["read_only"] is True

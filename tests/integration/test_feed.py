@@ -1,0 +1,384 @@
+"""The feed of the admin address: gapless, resumable, and safe against whoever listens."""
+
+import base64
+import json
+
+import pytest
+import trio
+from support.admin import TOKEN, administered
+from support.deliveries import SECRET
+from support.feed import listening
+from support.serving import RawWire, registry, signed, works
+from trio_websocket import ConnectionClosed, ConnectionRejected
+
+from sdk_trio import open_feed
+from sdk_trio.admin import feed as feed_module
+from sdk_trio.admin.follow import FeedRefusedError, feed_url
+from sdk_trio.base.http import Headers
+from sdk_trio.config import KeyDerivation, Secret
+from sdk_trio.webhooks.signature import Keyring, parse_signature_header
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch, tmp_path):
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+
+
+async def breaks(event):
+    raise ValueError("no such product")
+
+
+STORED = {"Storage__Backend": "Sqlite"}
+
+
+async def deliver(admin, first, last):
+    for number in range(first, last):
+        answer = await admin.app.deliver("order.paid", webhook_id=f"msg_{number}")
+        assert answer.status == 200
+
+
+async def test_what_comes_is_told_in_order_and_once():
+    async with administered(registry(works, enqueue=True)) as admin, listening(admin) as listener:
+        await deliver(admin, 0, 30)
+        assert await listener.ids(30) == [f"msg_{number}" for number in range(30)]
+        message = None
+        await deliver(admin, 30, 31)
+        message = await listener.next("delivery")
+        assert message["seq"] == message["event"]["sequence"] == 31
+        assert message["at"] == message["event"]["received_at"]
+        assert "raw" not in message["event"]
+
+
+async def test_a_listener_resumes_behind_what_it_has_seen():
+    async with administered(registry(works)) as admin:
+        await deliver(admin, 0, 450)
+        async with listening(admin, "after=0") as listener:
+            assert await listener.ids(3) == ["msg_0", "msg_1", "msg_2"]
+        async with listening(admin, "after=3") as listener:
+            assert await listener.ids(447) == [f"msg_{number}" for number in range(3, 450)]
+
+
+async def test_without_a_position_only_what_comes_from_now_on_is_told():
+    async with administered(registry(works)) as admin:
+        await deliver(admin, 0, 3)
+        async with listening(admin) as listener:
+            await deliver(admin, 3, 4)
+            assert await listener.ids(1) == ["msg_3"]
+
+
+async def test_a_change_of_state_is_told_after_the_arrival():
+    gate = trio.Event()
+
+    async def waits(event):
+        await gate.wait()
+        raise ValueError("no such product")
+
+    keys = {"Webhooks__Queue__MaxAttempts": 1}
+    async with (
+        administered(registry(waits, enqueue=True), **keys) as admin,
+        listening(admin) as listener,
+    ):
+        await admin.app.deliver("order.paid", webhook_id="msg_0", settle=False)
+        arrived = await listener.next("delivery")
+        assert arrived["event"]["state"] in ("received", "running")
+        gate.set()
+        while (changed := await listener.next("changed"))["event"]["state"] != "dead":
+            pass
+        assert changed["seq"] == 1
+        assert changed["event"]["last_error"] == "ValueError: no such product"
+        await admin.replay({"ids": ["msg_0"]})
+        again = await listener.next("changed")
+        assert again["event"]["earlier_attempts"] == 1
+
+
+async def test_a_rejected_request_is_told_with_its_cause():
+    async with administered(registry(works)) as admin, listening(admin) as listener:
+        forged = signed(
+            "order.paid",
+            secret="whsec_bm90LXRoZS1zZWNyZXQtb2YtdGhlLXJlY2VpdmVy",
+            webhook_id="msg_x",
+        )
+        answer = await admin.app.deliver(forged, settle=False)
+        assert answer.status == 400
+        rejection = (await listener.next("rejected"))["rejection"]
+        told = {name: rejection[name] for name in ("cause", "status", "webhook_id", "type")}
+        assert told == {
+            "cause": "no_match",
+            "status": 400,
+            "webhook_id": "msg_x",
+            "type": "order.paid",
+        }
+        assert rejection["size"] > 100
+        assert rejection["address"] == "127.0.0.1"
+
+
+async def test_a_transition_is_told():
+    keys = {"MultiTenant__Enabled": True, "Storage__Backend": "Sqlite"}
+    async with administered(registry(works), **keys) as admin:
+        tenants = admin.runtime.receiver.tenancy.service
+        await tenants.add("before", name="Before")
+        await tenants.deactivate("before")
+        async with listening(admin, "kinds=tenant") as listener:
+            await tenants.add("acme", name="Acme")
+            await tenants.deactivate("acme", reason="contract ended")
+            told = (await listener.next("tenant"))["transition"]
+        assert (told["tenant_identifier"], told["new_status"]) == ("acme", "Deactivated")
+        assert told["reason"] == "contract ended"
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("types=order.paid", ["a", "d"]),
+        ("types=order.*", ["a", "b", "d"]),
+        ("types=refund.*,customer.created", ["c", "e"]),
+        ("state=parked", ["b", "c", "e"]),
+    ],
+)
+async def test_a_listener_gets_what_it_has_subscribed_to(query, expected):
+    async with administered(registry(works)) as admin:
+        types = ["order.paid", "order.created", "refund.created", "order.paid", "customer.created"]
+        for name, wire_type in zip("abcde", types, strict=True):
+            await admin.app.deliver(wire_type, webhook_id=name)
+        async with listening(admin, f"after=0&{query}") as listener:
+            assert await listener.ids(len(expected)) == expected
+            # Behind what the filter leaves out, the position goes on all the same.
+            await admin.app.deliver("order.paid", webhook_id="f")
+            await admin.app.deliver("order.created", webhook_id="g")
+            await admin.app.deliver("customer.created", webhook_id="h")
+
+
+async def test_relayed_deliveries_verify_byte_for_byte():
+    body = b'{ "type":"order.paid","data":{"id":"\\u00e9","n":1.10} }'
+    async with administered(registry(works), **STORED) as admin:
+        sent = await admin.app.deliver(body, webhook_id="msg_1")
+        assert sent.status == 200
+        async with listening(admin, "after=0&relay=1") as listener:
+            event = (await listener.next("delivery"))["event"]
+    assert event["raw"].encode() == body
+    headers: Headers = [(name.encode(), value.encode()) for name, value in event["headers"]]
+    told = dict(headers)
+    keys = Keyring.from_secrets([Secret(SECRET)], KeyDerivation.STANDARD)
+    entries = parse_signature_header(told[b"webhook-signature"])
+    assert keys.match(b"msg_1", told[b"webhook-timestamp"], body, entries) is not None
+    assert int(told[b"webhook-timestamp"]) == event["timestamp"]
+
+
+async def test_a_stale_delivery_is_signed_with_a_time_that_its_receiver_takes():
+    async with administered(registry(works), **STORED) as admin:
+        await admin.app.deliver("order.paid", webhook_id="msg_1")
+        console = admin.runtime.administrator.console
+        record = await admin.runtime.receiver.store.get("msg_1")
+        console._clock = lambda: record.timestamp + 10_000
+        headers = dict(await console.sign(record, True))
+        assert headers["webhook-timestamp"] == str(record.timestamp + 10_000)
+        assert headers["sdk-original-timestamp"] == str(record.timestamp)
+        # Signatures stay on this machine, unless the relay is on.
+        assert await console.sign(record, False) == []
+
+
+async def test_a_slow_listener_is_told_that_it_lagged_and_misses_no_delivery(monkeypatch):
+    monkeypatch.setattr(feed_module, "BUFFERED", 5)
+    async with administered(registry(works)) as admin, listening(admin) as listener:
+        (inner,) = admin.runtime.administrator._app._feed._listeners
+        for number in range(20):
+            inner.offer({"kind": "changed", "at": 0.0, "event": {"sequence": 0, "n": number}})
+        await deliver(admin, 0, 3)
+        lagged = await listener.next("lagged")
+        assert lagged["dropped"] == 15
+        left = [(await listener.next("changed"))["event"]["n"] for _ in range(5)]
+        assert left == [15, 16, 17, 18, 19]
+        assert await listener.ids(3) == ["msg_0", "msg_1", "msg_2"]
+
+
+# -- who may listen ------------------------------------------------------------------------------
+
+
+def as_protocol(token):
+    return "sdk-trio.token." + base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+
+
+async def test_a_browser_sends_the_token_as_a_subprotocol():
+    async with administered(registry(works)) as admin:
+        host = admin.runtime.started.admin[0].partition("://")[2]
+        protocols = ["sdk-trio.feed", as_protocol(TOKEN)]
+        options = {
+            "subprotocols": protocols,
+            "extra_headers": [
+                (b"origin", f"http://{host}".encode()),
+                (b"sec-fetch-site", b"same-origin"),
+            ],
+        }
+        async with listening(admin, **options) as listener:
+            assert listener.socket.subprotocol == "sdk-trio.feed"
+
+
+@pytest.mark.parametrize(
+    ("status", "options"),
+    [
+        (401, {"extra_headers": []}),
+        (401, {"extra_headers": [(b"authorization", b"Bearer wrong")]}),
+        (401, {"extra_headers": [], "subprotocols": ["sdk-trio.feed", as_protocol("wrong")]}),
+        (401, {"extra_headers": [], "subprotocols": ["sdk-trio.feed", "sdk-trio.token.***"]}),
+        (
+            403,
+            {
+                "extra_headers": [
+                    (b"authorization", f"Bearer {TOKEN}".encode()),
+                    (b"origin", b"https://evil.example"),
+                ]
+            },
+        ),
+        (
+            403,
+            {
+                "extra_headers": [
+                    (b"authorization", f"Bearer {TOKEN}".encode()),
+                    (b"sec-fetch-site", b"cross-site"),
+                ]
+            },
+        ),
+    ],
+)
+async def test_strangers_do_not_listen(status, options):
+    async with administered(registry(works)) as admin:
+        with pytest.raises(ConnectionRejected) as refused:
+            async with listening(admin, **options):
+                pass
+        assert refused.value.status_code == status
+        assert (await admin.get("/livez")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "head"),
+    [
+        (403, b"Host: evil.example\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"),
+        (426, b"Host: localhost\r\n"),
+        (426, b"Host: localhost\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n"),
+        (426, b"Host: localhost\r\nUpgrade: websocket\r\nConnection: keep-alive\r\n"),
+    ],
+)
+async def test_a_request_that_is_no_upgrade_of_ours_is_answered(status, head):
+    async with administered(registry(works)) as admin:
+        with await RawWire.connect(admin.runtime.started.admin[0]) as wire:
+            await wire.send(
+                b"GET /feed HTTP/1.1\r\n"
+                + head
+                + b"Authorization: Bearer "
+                + TOKEN.encode()
+                + b"\r\nSec-WebSocket-Version: 13\r\n"
+                b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+            )
+            assert (await wire.answer()).status == status
+
+
+@pytest.mark.parametrize(
+    "query", ["after=x", "after=-1", "kinds=all", "state=gone", "relay=2", "types=a&types=b", "x=1"]
+)
+async def test_a_query_that_is_not_understood_is_refused(query):
+    async with administered(registry(works)) as admin:
+        with pytest.raises(ConnectionRejected) as refused:
+            async with listening(admin, query):
+                pass
+        assert refused.value.status_code == 400
+
+
+def frame(opcode, payload, *, masked=True, length=None):
+    """A frame of a client; ``length`` is announced in place of the payload's own."""
+    size = len(payload) if length is None else length
+    mask = 0x80 if masked else 0
+    if size < 126:
+        head = bytes([0x80 | opcode, mask | size])
+    else:
+        head = bytes([0x80 | opcode, mask | 127]) + size.to_bytes(8, "big")
+    return head + (b"\0\0\0\0" if masked else b"") + payload
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (frame(1, b"\xff\xfe"), 0),
+        (frame(1, b"", length=2**40), None),
+        (frame(1, b"x" * 70_000), 1009),
+        (frame(1, b"hello", masked=False), 0),
+        (frame(15, b"x"), 0),
+        (frame(1, b"hello"), 1008),
+    ],
+    ids=["utf-8", "endless", "huge", "unmasked", "opcode", "talks"],
+)
+async def test_a_hostile_listener_is_put_out_and_nobody_else_notices(sent, code):
+    async with administered(registry(works)) as admin, listening(admin) as other:
+        with trio.fail_after(60), await RawWire.connect(admin.runtime.started.admin[0]) as wire:
+            await wire.send(
+                b"GET /feed HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+                b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+                b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+                b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
+            )
+            await wire.rest_of_head()
+            await wire.send(sent)
+            if code is not None:
+                # The library ends some connections without saying why.
+                received = await wire.rest()
+                assert not code or code.to_bytes(2, "big") in received
+        await deliver(admin, 0, 2)
+        assert await other.ids(2) == ["msg_0", "msg_1"]
+
+
+async def test_a_listener_that_answers_no_ping_is_put_out(monkeypatch):
+    monkeypatch.setattr(feed_module, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(feed_module, "PONG_SECONDS", 0.2)
+    async with administered(registry(works)) as admin:
+        with trio.fail_after(60), await RawWire.connect(admin.runtime.started.admin[0]) as wire:
+            await wire.send(
+                b"GET /feed HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+                b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+                b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+                b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
+            )
+            received = await wire.rest()
+        assert b'"heartbeat"' in received
+
+
+async def test_there_is_a_bound_of_listeners(monkeypatch):
+    monkeypatch.setattr(feed_module, "MOST_LISTENERS", 1)
+    async with administered(registry(works)) as admin, listening(admin):
+        with pytest.raises(ConnectionRejected) as refused:
+            async with listening(admin):
+                pass
+        assert refused.value.status_code == 503
+
+
+async def test_the_end_of_the_receiver_ends_the_feed():
+    async with administered(registry(works)) as admin, listening(admin) as listener:
+        admin.runtime.shut_down("the test wants it")
+        with pytest.raises(ConnectionClosed):
+            await listener.next("never")
+
+
+# -- the iterator --------------------------------------------------------------------------------
+
+
+async def test_an_application_follows_the_feed():
+    async with administered(registry(works), **STORED) as admin:
+        await deliver(admin, 0, 2)
+        address = admin.runtime.started.admin[0]
+        async with open_feed(address, token=TOKEN, after=1, kinds=["delivery"], body=True) as feed:
+            async for message in feed:
+                if message["kind"] == "delivery":
+                    break
+            assert message["event"]["webhook_id"] == "msg_1"
+            assert json.loads(message["event"]["raw"])["type"] == "order.paid"
+            assert feed.position == 2
+
+
+async def test_a_wrong_token_ends_the_iterator_with_the_reason():
+    async with (
+        administered(registry(works)) as admin,
+        open_feed(admin.runtime.started.admin[0], token="wrong") as feed,
+    ):
+        with pytest.raises(FeedRefusedError, match="401"):
+            await anext(feed)
+    with pytest.raises(FeedRefusedError, match="is no address"):
+        feed_url("localhost:8081")

@@ -1,0 +1,270 @@
+"""``listen`` against a receiver: what it forwards, what it waits for, and what it may not see."""
+
+import argparse
+import json
+
+import pytest
+import trio
+from support.admin import TOKEN, administered
+from support.deliveries import SECRET
+from support.ports import free_port
+from support.serving import registry, signed, works
+from support.waiting import until
+
+from sdk_trio.cli import events as events_module
+from sdk_trio.cli import listen as listen_module
+from sdk_trio.cli.listen import Cursor, FeedSource, Relay, RelayError, ask, cursor_file
+from sdk_trio.cli.parse import UsageError
+from sdk_trio.cli.run import tell_console
+from sdk_trio.cli.settings import read
+from sdk_trio.config import KeyDerivation, Secret, Settings
+from sdk_trio.webhooks.signature import Keyring, parse_signature_header
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch, tmp_path):
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+
+
+STORED = {"Storage__Backend": "Sqlite"}
+OTHER_SECRET = "whsec_bm90LXRoZS1zZWNyZXQtb2YtdGhlLXJlY2VpdmVy"
+
+
+class LocalServer:
+    """A server on this machine that keeps the headers and bodies that were posted to it."""
+
+    def __init__(self):
+        self.port = free_port()
+        self.seen = []
+        self.answers = True
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/in"
+
+    @property
+    def ids(self):
+        return [headers[b"webhook-id"].decode() for headers, _ in self.seen]
+
+    async def run(self, *, task_status):
+        await trio.serve_tcp(self._serve, self.port, host="127.0.0.1", task_status=task_status)
+
+    async def _serve(self, stream):
+        data = b""
+        while b"\r\n\r\n" not in data:
+            data += await stream.receive_some()
+        head, _, body = data.partition(b"\r\n\r\n")
+        headers = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        headers = {name.lower(): value for name, value in headers.items()}
+        while len(body) < int(headers[b"content-length"]):
+            body += await stream.receive_some()
+        self.seen.append((headers, body))
+        if self.answers:
+            await stream.send_all(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+        else:
+            await trio.sleep_forever()
+
+
+class Listening:
+    """The command's loop as a task."""
+
+    def __init__(self, admin, local, tmp_path, *, secret=None, events=""):
+        self.cursor = Cursor(tmp_path / "cursor.json")
+        self.cursor.open()
+        self._source = FeedSource(admin.runtime.started.admin[0], TOKEN)
+        self._relay = Relay(
+            local.url,
+            self.cursor,
+            secret=secret,
+            settings=Settings(),
+            as_json=True,
+        )
+        self._arguments = argparse.Namespace(events=events, tenant=None)
+
+    async def run(self):
+        try:
+            await listen_module._listen(self._source, self._relay, self._arguments)
+        finally:
+            self.cursor.close()
+
+
+async def test_chosen_types_are_forwarded_and_a_server_that_is_away_is_waited_for(tmp_path, capsys):
+    local = LocalServer()
+    async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
+        listening = Listening(admin, local, tmp_path, events="order.*, refund.created")
+        listening.cursor.save(0)
+        for name in ("customer.created", "order.paid", "refund.created", "order.created"):
+            await admin.app.deliver(name, webhook_id=name.replace(".", "_"))
+        nursery.start_soon(listening.run)
+        told = []
+        await until(lambda: told.append(capsys.readouterr()) or "is away" in told[-1].err)
+        await nursery.start(local.run)
+        await until(lambda: listening.cursor.position == 4)
+        nursery.cancel_scope.cancel()
+    assert local.ids == ["order_paid", "refund_created", "order_created"]
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["webhook_id"], row["status"], row["error"]) for row in shown] == [
+        (name, 204, None) for name in local.ids
+    ]
+
+
+async def test_a_server_that_is_slow_has_got_its_delivery(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(listen_module, "ANSWER_SECONDS", 0.2)
+    local = LocalServer()
+    local.answers = False
+    async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
+        await nursery.start(local.run)
+        listening = Listening(admin, local, tmp_path)
+        listening.cursor.save(0)
+        nursery.start_soon(listening.run)
+        await admin.app.deliver("order.paid", webhook_id="slow")
+        await until(lambda: listening.cursor.position == 1)
+        local.answers = True
+        await admin.app.deliver("order.paid", webhook_id="next")
+        await until(lambda: listening.cursor.position == 2)
+        nursery.cancel_scope.cancel()
+    assert local.ids == ["slow", "next"]
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert first["status"] is None
+    assert "no answer in" in first["error"]
+
+
+async def test_a_secret_of_ones_own_signs_anew(tmp_path):
+    local = LocalServer()
+    async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
+        await nursery.start(local.run)
+        listening = Listening(admin, local, tmp_path, secret=Secret(OTHER_SECRET))
+        listening.cursor.save(0)
+        nursery.start_soon(listening.run)
+        await admin.app.deliver("order.paid", webhook_id="msg_1")
+        await until(lambda: local.seen)
+        nursery.cancel_scope.cancel()
+    ((headers, body),) = local.seen
+    keys = Keyring.from_secrets([Secret(OTHER_SECRET)], KeyDerivation.STANDARD)
+    entries = parse_signature_header(headers[b"webhook-signature"])
+    assert keys.match(b"msg_1", headers[b"webhook-timestamp"], body, entries) is not None
+
+
+async def test_a_store_that_was_replaced_is_begun_with_its_first_delivery(tmp_path, capsys):
+    local = LocalServer()
+    async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
+        await nursery.start(local.run)
+        await admin.app.deliver("order.paid", webhook_id="msg_1")
+        listening = Listening(admin, local, tmp_path)
+        listening.cursor.save(500)
+        nursery.start_soon(listening.run)
+        await until(lambda: local.ids == ["msg_1"])
+        nursery.cancel_scope.cancel()
+    assert "another one than before" in capsys.readouterr().err
+
+
+async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_the_relay_on():
+    async with administered(registry(works), **STORED) as admin:
+        await admin.app.deliver("order.paid", webhook_id="msg_1")
+        address = admin.runtime.started.admin[0]
+        told = await ask(FeedSource(address, TOKEN), "POST", "/api/relay/secret", json={})
+        assert told == {"secret": SECRET}
+        (action,) = await admin.api("/actions")
+        assert (action["action"], action["address"]) == ("relay secret", "127.0.0.1")
+        with pytest.raises(RelayError, match="401"):
+            await ask(FeedSource(address, "wrong"), "POST", "/api/relay/secret", json={})
+        with pytest.raises(RelayError, match="does not answer"):
+            await ask(FeedSource("http://127.0.0.1:1", TOKEN), "GET", "/api/relay")
+        # A proxy on this machine makes every request look local.
+        for path in ("/api/relay", "/feed?relay=1"):
+            answer = await admin.get(path, TOKEN, x_forwarded_for="192.0.2.1")
+            assert (answer.status_code, "Relay:Enabled" in answer.text) == (403, True)
+        shown = await admin.get("/api/events/msg_1", TOKEN, x_forwarded_for="192.0.2.1")
+        assert shown.json()["headers"] == []
+    async with administered(registry(works), Relay__Enabled=True) as admin:
+        answer = await admin.get("/api/relay", TOKEN, x_forwarded_for="192.0.2.1")
+        assert answer.status_code == 200
+    async with administered(registry(works), Admin__ReadOnly=True) as admin:
+        source = FeedSource(admin.runtime.started.admin[0], TOKEN)
+        with pytest.raises(RelayError, match="ReadOnly"):
+            await ask(source, "POST", "/api/relay/secret", json={})
+
+
+async def test_tail_follows_a_receiver_elsewhere(monkeypatch, capsys):
+    monkeypatch.setenv("THE_TOKEN", TOKEN)
+    async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
+        await admin.app.deliver("order.paid", webhook_id="before")
+        await admin.app.deliver("order.paid", webhook_id="msg_1")
+        since = (await admin.runtime.receiver.store.get("msg_1")).received_at
+        words = argparse.Namespace(
+            from_=admin.runtime.started.admin[0],
+            token_env="THE_TOKEN",
+            body=True,
+            format="json",
+            type=None,
+            state=None,
+            tenant=None,
+        )
+        nursery.start_soon(events_module._tail_feed, Settings(), words, since)
+        out = []
+        await until(lambda: out.append(capsys.readouterr().out) or '"msg_1"' in "".join(out))
+        await admin.app.deliver(signed("order.paid", secret=OTHER_SECRET), settle=False)
+        await until(lambda: out.append(capsys.readouterr().out) or "no_match" in "".join(out))
+        nursery.cancel_scope.cancel()
+    rows = [json.loads(line) for line in "".join(out).splitlines()]
+    first, rejected = rows[0], next(row for row in rows if "cause" in row)
+    assert first["webhook_id"] == "msg_1"
+    assert json.loads(first["raw"])["type"] == "order.paid"
+    assert (rejected["cause"], rejected["status"]) == ("no_match", 400)
+
+
+async def test_the_console_of_a_daemon_knows_origins_and_examines(monkeypatch):
+    monkeypatch.setenv("SDK__WEBHOOKS__PATH", "/in")
+    words = argparse.Namespace(config=[], set=[])
+    loaded = read(words)
+    async with administered(registry(works), **STORED) as admin:
+        tell_console(admin.runtime, loaded, words)
+        rows = {row["key"]: row["origin"] for row in await admin.api("/settings")}
+        assert "SDK__WEBHOOKS__PATH" in rows["Sdk:Webhooks:Path"]
+        found = await admin.api("/doctor")
+        assert {"settings", "permissions", "clock"} <= {row["check"] for row in found}
+        assert not {"receiver", "upstream"} & {row["check"] for row in found}
+
+
+def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    source = FeedSource("wss://hooks.example", TOKEN)
+    names = {
+        cursor_file(argparse.Namespace(cursor=None, tenant=None, forward_to=to), source)
+        for to in ("http://localhost:1", "http://localhost:2")
+    }
+    assert len(names) == 2
+    file = names.pop()
+    first, second = Cursor(file), Cursor(file)
+    first.open()
+    assert first.position is None
+    first.save(7)
+    with pytest.raises(UsageError, match="another listener"):
+        second.open()
+    first.close()
+    second.open()
+    assert second.position == 7
+    second.close()
+    file.write_text("seven")
+    with pytest.raises(UsageError, match="holds no position"):
+        second.open()
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["listen"], "--forward-to http://localhost:3000"),
+        (["listen", "--forward-to", "localhost:3000"], "--forward-to takes http"),
+        (["listen", "--forward-to", "http://x", "--after", "x"], "--after takes a sequence"),
+        (["listen", "--forward-to", "http://x", "--from", "wss://h"], "is not set"),
+        (["listen", "--forward-to", "http://x", "--from", "h:1", "--token-env", "T"], "no address"),
+        (["events", "tail", "--from", "wss://hooks.example"], "is not set"),
+    ],
+)
+def test_a_wrong_argument_is_told(command_line, monkeypatch, words, message):
+    monkeypatch.setenv("T", "a token")
+    answer = command_line(*words)
+    assert answer.status in (1, 2)
+    assert message in answer.err
