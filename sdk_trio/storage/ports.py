@@ -167,6 +167,7 @@ class Inbox(Protocol):
 
         Runs that were cut short are counted and put back as :meth:`recover` does, with a lease of
         ``heir``: its :meth:`take_suspects` finds them, and until the lease ends nobody else does.
+        So do those that ``owner`` was left itself and had not run yet.
         What had not begun to run is free at once. An owner that holds nothing is no error.
         """
         ...

@@ -595,6 +595,8 @@ class MemoryInbox(MemoryBackend):
         for row in taken:
             if row.state is DeliveryState.RUNNING:
                 self._cut_short(row, sole=len(taken) == 1)
+            # One that the dead owner was left itself, and has not tried yet, goes on to its heir.
+            if row.process_ends:
                 row.owner, row.until = heir, now + self._terms.lease_seconds
             else:
                 self._write(row, row.state)

@@ -75,7 +75,7 @@ FOR UPDATE SKIP LOCKED
 """
 
 _HELD_BY = f"""
-SELECT sequence, state FROM work WHERE {UNFINISHED} AND lease_owner = %s FOR UPDATE
+SELECT sequence, state, process_ends FROM work WHERE {UNFINISHED} AND lease_owner = %s FOR UPDATE
 """
 
 _LEAVE = f"""
@@ -185,11 +185,13 @@ def take_over(
 ) -> int:
     """Take away the leases of ``owner``; its runs are left to ``heir``. Return how many."""
     held = connection.execute(_HELD_BY, (owner,)).fetchall()
-    running = [sequence for sequence, state in held if state == "running"]
+    running = [sequence for sequence, state, _ in held if state == "running"]
     # Before the lease goes: the end of the run is computed from it.
     _cut_short(connection, terms, running, sole=len(held) == 1)
-    connection.write(_FREE, ([sequence for sequence, state in held if state != "running"],))
-    connection.write(_LEAVE, terms.values(now, heir=heir, sequences=running))
+    # One that the dead owner was left itself, and has not tried yet, goes on to its heir.
+    suspects = [row[0] for row in held if row[1] == "running" or row[2]]
+    connection.write(_FREE, (sorted({row[0] for row in held}.difference(suspects)),))
+    connection.write(_LEAVE, terms.values(now, heir=heir, sequences=suspects))
     return len(held)
 
 
