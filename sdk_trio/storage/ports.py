@@ -276,8 +276,25 @@ class Inbox(Protocol):
         """Return the value that was last written under ``name``, or None."""
         ...
 
-    async def write_checkpoint(self, name: str, value: str | None) -> None:
-        """Keep ``value`` under ``name`` beside the deliveries; None forgets it."""
+    async def write_checkpoint(
+        self, name: str, value: str | None, *, term: int | None = None
+    ) -> None:
+        """Keep ``value`` under ``name`` beside the deliveries; None forgets it.
+
+        With ``term`` only while this owner leads in that term, see :meth:`lead`.
+
+        Raises:
+            StoreUnavailableError: the term is over, among the other reasons.
+        """
+        ...
+
+    async def lead(self, *, seconds: float) -> int | None:
+        """Lead all owners of the store for ``seconds`` from now on, by the store's own clock.
+
+        Returns the number of the term, which grows with every new leader; None while another owner
+        leads. Asked again in time, the term goes on; with 0 ``seconds`` it ends. Where no other
+        owner can be alive, the term is 1.
+        """
         ...
 
     async def purge(self, *, now: float) -> Purged:

@@ -686,7 +686,14 @@ class MemoryInbox(MemoryBackend):
         await self._begin()
         return self._rows.checkpoints.get(name)
 
-    async def write_checkpoint(self, name: str, value: str | None) -> None:
+    async def lead(self, *, seconds: float) -> int | None:
+        """See :meth:`Inbox.lead`; this process is the only one."""
+        await self._begin()
+        return 1
+
+    async def write_checkpoint(
+        self, name: str, value: str | None, *, term: int | None = None
+    ) -> None:
         """See :meth:`Inbox.write_checkpoint`."""
         await self._begin()
         if value is None:
