@@ -95,6 +95,7 @@ class Reconciler:
         settings: ``Sdk:Webhooks:Reconciliation`` counts.
         clock: returns Unix seconds.
         ask_seconds: the time between two requests for a redelivery.
+        term: what is written counts only while this host leads in that term; None: it is alone.
     """
 
     def __init__(
@@ -105,7 +106,9 @@ class Reconciler:
         *,
         clock: Callable[[], float] = time.time,
         ask_seconds: float = ASK_SECONDS,
+        term: int | None = None,
     ) -> None:
+        self._term = term
         options = settings.webhooks.reconciliation
         self._upstream = upstream
         self._inbox = inbox
@@ -285,7 +288,8 @@ class Reconciler:
         return Checkpoint.first(now, self._lookback)
 
     async def _save(self, checkpoint: Checkpoint) -> None:
-        await self._inbox.write_checkpoint(CHECKPOINT_NAME, checkpoint.as_text())
+        text = checkpoint.as_text()
+        await self._inbox.write_checkpoint(CHECKPOINT_NAME, text, term=self._term)
 
     async def _save_at_the_end(self, checkpoint: Checkpoint) -> None:
         with trio.move_on_after(SAVE_SECONDS, shield=True):

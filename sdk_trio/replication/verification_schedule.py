@@ -36,11 +36,18 @@ class VerificationKeeper:
         verifier: does the work.
         inbox: keeps the state.
         clock: returns Unix seconds.
+        term: what is kept counts only while this host leads in that term; None: it is alone.
     """
 
     def __init__(
-        self, verifier: Verifier, inbox: Inbox, *, clock: Callable[[], float] = time.time
+        self,
+        verifier: Verifier,
+        inbox: Inbox,
+        *,
+        clock: Callable[[], float] = time.time,
+        term: int | None = None,
     ) -> None:
+        self._term = term
         self._verifier = verifier
         self._inbox = inbox
         self._clock = clock
@@ -82,7 +89,7 @@ class VerificationKeeper:
                 results.append(await self._verify(tenant, state, accept_loss))
                 report(results[-1], len(results), len(chosen))
             state = state.after_run(results, now=self._clock(), accept_loss=accept_loss)
-            await self._inbox.write_checkpoint(CHECKPOINT, state.to_text())
+            await self._inbox.write_checkpoint(CHECKPOINT, state.to_text(), term=self._term)
             return results
 
     async def verify_one(self, tenant: Tenant, *, accept_loss: bool = False) -> Verification:
@@ -99,7 +106,7 @@ class VerificationKeeper:
             result = await self._verify(tenant, state, accept_loss)
             if tenant.is_active:
                 state = state.after_one(result, accept_loss=accept_loss)
-                await self._inbox.write_checkpoint(CHECKPOINT, state.to_text())
+                await self._inbox.write_checkpoint(CHECKPOINT, state.to_text(), term=self._term)
             return result
 
     async def _verify(

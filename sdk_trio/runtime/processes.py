@@ -215,7 +215,6 @@ class Processes:
         self._questions: dict[int, _Question] = {}
         self._asked = 0
         self._reloading = trio.Lock()
-        self._serves = False
         self._first_ready = [trio.Event() for _ in range(command.count)]
         self._addresses: tuple[str, ...] = ()
         self._handled_types: set[str] = set()
@@ -337,7 +336,6 @@ class Processes:
                         places.start_soon(self._keep, number, False)
                     for ready in self._first_ready:
                         await ready.wait()
-                    self._serves = True
                     task_status.started(self._addresses)
                 watching.cancel_scope.cancel()
         finally:
@@ -465,7 +463,8 @@ class Processes:
             ):
                 self._failed = True
         status = process.popen.returncode
-        if not self._serves and process.ready_at is None and not self._stopping.is_set():
+        # The first process of all; what ends later is replaced.
+        if not self._first_ready[0].is_set() and not self._stopping.is_set():
             raise _START_ERRORS.get(status, ProcessesError)(
                 f"process {process.number} of {self.count} ended {tell_end(status)} before it "
                 "served; what it said about it stands above"

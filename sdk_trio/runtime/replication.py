@@ -57,7 +57,12 @@ def sample_replication(health: ReplicationHealth | None) -> tuple[Sample, ...]:
 
 
 def make_scheduler(
-    settings: Settings, tenants: TenantList, inbox: Inbox, *, clock: Callable[[], float]
+    settings: Settings,
+    tenants: TenantList,
+    inbox: Inbox,
+    *,
+    clock: Callable[[], float],
+    term: int | None = None,
 ) -> VerificationScheduler:
     """Return the scheduler that verifies the replicas of these settings' tenants.
 
@@ -66,9 +71,10 @@ def make_scheduler(
         tenants: the tenants' service.
         inbox: keeps the outcome; open as long as the scheduler runs.
         clock: returns Unix seconds.
+        term: in which this host leads the others; None: it is alone.
     """
     verifier = Verifier(settings, ReplicaReader(settings), clock=clock)
-    keeper = VerificationKeeper(verifier, inbox, clock=clock)
+    keeper = VerificationKeeper(verifier, inbox, clock=clock, term=term)
     return VerificationScheduler(settings, tenants, keeper, clock=clock)
 
 

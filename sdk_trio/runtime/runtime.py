@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ..tenants.tenancy import ClientFactory
     from ..tenants.upgrade import HostUpgrade
     from .admin import AdminServer
+    from .leadership import Leadership
     from .notifications import ChannelFactory
     from .processes import Processes
     from .replication import ReplicationOverseer
@@ -182,6 +183,8 @@ class Runtime:
         self.started: Started | None = None
         #: The state of replication and its metrics; None: it is off, or has not begun.
         self.replication: ReplicationOverseer | None = None
+        #: The lease by which this host reconciles and replicates; None: no other host can.
+        self.leadership: Leadership | None = None
         #: The scheduled verification of the replicas; None: replication is off, or has not begun.
         self.verification: VerificationScheduler | None = None
         self._reason = "the surrounding scope ended"
@@ -574,7 +577,10 @@ class Runtime:
             # migration.
             await start("the receiver", self.receiver.run)
             replicates = self.settings.multi_tenant.file_db.replication.use_replication
-            if replicates and self._share.singletons:
+            replicates = replicates and self._share.singletons
+            # Several hosts may share the store: one of them does what one alone may do.
+            led = self.settings.storage.backend is StorageBackend.POSTGRES
+            if replicates and not led:
                 for name, part in self._make_replication():
                     await start(name, part)
             started = Started(receiver=await start("the server", server.run), admin=admin)
@@ -591,7 +597,9 @@ class Runtime:
             task_status.started(started)
             # After the start was reported: its first pass asks for redeliveries, which this server
             # has to take.
-            if self._reconciles:
+            if led and (replicates or self._reconciles):
+                await start("leadership", partial(self._lead, replicates))
+            elif self._reconciles:
                 await start("reconciliation", self._reconcile)
             await self._drain_begun.wait()
             # A pass asks the upstream for deliveries that this process will not accept any more.
@@ -620,24 +628,55 @@ class Runtime:
     async def _start(self, parts: trio.Nursery, name: str, part: Part) -> Any:
         return await parts.start(partial(keep, name, part, may_end=self._drain_begun.is_set))
 
-    def _make_replication(self) -> list[tuple[str, Part]]:
+    async def _lead(self, replicates: bool, *, task_status: trio.TaskStatus[None]) -> None:
+        """Replicate and reconcile while this host leads those that share its store."""
+        from .leadership import MARGIN_SECONDS, Leadership
+
+        async def lead(term: int) -> None:
+            self._reconciling = trio.CancelScope()
+            async with trio.open_nursery() as parts:
+                if replicates:
+                    for name, part in self._make_replication(term):
+                        await self._start(parts, name, part)
+                if self._reconciles and not self.draining:
+                    await parts.start(partial(self._reconcile, term))
+
+        def hurry() -> None:
+            # The last sync of a supervised replicator must be over before the term is.
+            if self.replication is not None:
+                self.replication.end_by(trio.current_time() + MARGIN_SECONDS / 2)
+
+        self.leadership = Leadership(self.receiver.store, lead, hurry)
+        await self.leadership.run(task_status=task_status)
+
+    def _make_replication(self, term: int | None = None) -> list[tuple[str, Part]]:
         from .replication import ReplicationOverseer, make_scheduler
 
         self.replication = ReplicationOverseer(self.settings, self.receiver.tenancy.service)
         self.verification = make_scheduler(
-            self.settings, self.receiver.tenancy.service, self.receiver.store, clock=self._clock
+            self.settings,
+            self.receiver.tenancy.service,
+            self.receiver.store,
+            clock=self._clock,
+            term=term,
         )
         return [
             *self.replication.parts(),
             ("the verification of replicas", self.verification.run),
         ]
 
-    async def _reconcile(self, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _reconcile(
+        self, term: int | None = None, *, task_status: trio.TaskStatus[None]
+    ) -> None:
         from ..client.client import UpstreamDeliveries  # loads the client, which is optional
         from ..reconcile.reconciler import Reconciler
 
         reconciler = Reconciler(
-            UpstreamDeliveries(self.client), self.receiver.store, self.settings, clock=self._clock
+            UpstreamDeliveries(self.client),
+            self.receiver.store,
+            self.settings,
+            clock=self._clock,
+            term=term,
         )
         task_status.started()
         with self._reconciling:

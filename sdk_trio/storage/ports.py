@@ -189,6 +189,7 @@ class Inbox(Protocol):
 
         Runs that were cut short are counted and put back as :meth:`recover` does, with a lease of
         ``heir``: its :meth:`take_suspects` finds them, and until the lease ends nobody else does.
+        So do those that ``owner`` was left itself and had not run yet.
         What had not begun to run is free at once. An owner that holds nothing is no error.
         """
         ...
@@ -305,8 +306,25 @@ class Inbox(Protocol):
         """Return the value that was last written under ``name``, or None."""
         ...
 
-    async def write_checkpoint(self, name: str, value: str | None) -> None:
-        """Keep ``value`` under ``name`` beside the deliveries; None forgets it."""
+    async def write_checkpoint(
+        self, name: str, value: str | None, *, term: int | None = None
+    ) -> None:
+        """Keep ``value`` under ``name`` beside the deliveries; None forgets it.
+
+        With ``term`` only while this owner leads in that term, see :meth:`lead`.
+
+        Raises:
+            StoreUnavailableError: the term is over, among the other reasons.
+        """
+        ...
+
+    async def lead(self, *, seconds: float) -> int | None:
+        """Lead all owners of the store for ``seconds`` from now on, by the store's own clock.
+
+        Returns the number of the term, which grows with every new leader; None while another owner
+        leads. Asked again in time, the term goes on; with 0 ``seconds`` it ends. Where no other
+        owner can be alive, the term is 1.
+        """
         ...
 
     async def purge(self, *, now: float) -> Purged:

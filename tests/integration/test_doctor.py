@@ -391,12 +391,6 @@ def test_handlers_of_the_application(doctor, tmp_path):
     assert wrong.of("store") != []
 
 
-def test_parts_without_what_they_work_on_are_problems(doctor):
-    doctor.set("MultiTenant__Notifications__Enabled", "true")
-    found = doctor.alone()
-    assert any("needs tenants" in f["what"] for f in found.of("settings", "problem"))
-
-
 def replicated(tmp_path, **keys):
     return Settings.from_mapping(
         {

@@ -17,10 +17,12 @@ import trio
 from support.ports import free_port
 from support.postgres import PostgresServer, running_server
 from support.postgres_work import add_finished, blocks, forget_blocks, work
+from support.waiting import until
 
 from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, StoreVersionError
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.records.tenants import AuditAction, AuditRecord
+from sdk_trio.runtime import leadership
 
 HOUR = 3600.0
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
@@ -112,6 +114,62 @@ async def test_leases_are_told_by_the_clock_of_the_database(
         assert not (await two.take_due(limit=9, now=1000 + ahead)).records
         record = await two.get("queued")
         assert record.attempts == 1
+
+
+async def test_one_host_leads_and_what_it_writes_after_its_term_is_refused(
+    database: Database,
+) -> None:
+    async with database.open("one") as one, database.open("two") as two:
+        assert await one.lead(seconds=60) == 1
+        assert await two.lead(seconds=60) is None
+        assert await one.lead(seconds=60) == 1, "renewed, it is the same term"
+        await one.write_checkpoint("position", "of one", term=1)
+        assert await one.lead(seconds=0) == 1
+        assert await two.lead(seconds=60) == 2
+        with pytest.raises(StoreUnavailableError, match="led the others in term 1, which is over"):
+            await one.write_checkpoint("position", "too late", term=1)
+        assert await two.read_checkpoint("position") == "of one"
+
+
+async def test_two_hosts_never_lead_at_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"TERM_SECONDS": 1.5, "RENEW_SECONDS": 0.1, "MARGIN_SECONDS": 0.5, "ASK_SECONDS": 0.1}
+    for name, seconds in times.items():
+        monkeypatch.setattr(leadership, name, seconds)
+    leading: list[tuple[str, int]] = []
+    seen: list[tuple[str, int]] = []
+
+    async with database.open("one") as one, database.open("two") as two:
+
+        def host(name: str, inbox: Any) -> leadership.Leadership:
+            async def lead(term: int) -> None:
+                leading.append((name, term))
+                seen.append((name, term))
+                assert len(leading) == 1, "both lead"
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    leading.remove((name, term))
+
+            return leadership.Leadership(inbox, lead, lambda: None)
+
+        async def away(*, seconds: float) -> int | None:
+            raise StoreUnavailableError("the database does not answer")
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(host("one", one).run)
+                await until(lambda: seen == [("one", 1)])
+                await nursery.start(host("two", two).run)
+                # The database is away for the leader alone: it gives up before the other begins.
+                monkeypatch.setattr(one, "lead", away)
+                await until(lambda: seen == [("one", 1), ("two", 2)])
+                monkeypatch.undo()
+                for name, seconds in times.items():
+                    monkeypatch.setattr(leadership, name, seconds)
+                nursery.cancel_scope.cancel()
+        assert await one.lead(seconds=60) is not None, "an orderly end gives the lease up at once"
 
 
 async def test_a_host_that_starts_takes_nothing_from_one_that_lives(database: Database) -> None:

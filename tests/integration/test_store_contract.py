@@ -199,7 +199,11 @@ async def test_the_runs_of_one_dead_owner_are_left_to_its_heir(stores: Stores) -
     assert await alive.take_over("dead", heir="heir", now=1002) == 0
     free = (await alive.take_due(limit=9, now=1002)).records
     assert [record.webhook_id for record in free] == ["queued"], "a run that ended it is the heir's"
-    heir = await stores.open("heir")
+    # The heir dies before it has tried it: its own heir is told.
+    await (await stores.open("heir")).take_suspects(limit=9, now=1002)
+    assert await alive.take_over("heir", heir="second heir", now=1002) == 1
+    assert not (await alive.take_due(limit=9, now=1003)).records
+    heir = await stores.open("second heir")
     (suspect,) = await heir.take_suspects(limit=9, now=1003)
     told = (suspect.webhook_id, suspect.state, suspect.attempts, suspect.process_ends)
     assert told == ("started", DeliveryState.RECEIVED, 1, 1)

@@ -150,14 +150,6 @@ def test_run_shows_full_detail_in_development(command_line):
     assert "sdk-trio: error: " in answer.err
 
 
-def test_run_refuses_parts_without_what_they_work_on(command_line, monkeypatch):
-    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
-    key = "Sdk:MultiTenant:Notifications:Enabled"
-    answer = command_line("run", "--standalone", "--set", f"{key}=true")
-    assert answer.status == 78
-    assert f"{key}: needs tenants" in answer.err
-
-
 @pytest.mark.parametrize("command", [["run", "--standalone"], ["dev"]])
 @pytest.mark.parametrize(
     ("reference", "status", "message"),

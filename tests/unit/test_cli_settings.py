@@ -40,14 +40,6 @@ def test_a_start_that_fails_says_what_is_odd_as_well(command_line):
         assert SECRET not in answer.err
 
 
-def test_check_finds_parts_without_what_they_work_on(command_line, monkeypatch):
-    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
-    key = "Sdk:MultiTenant:Notifications:Enabled"
-    answer = command_line("config", "check", "--standalone", "--set", f"{key}=true")
-    assert answer.status == 78
-    assert f"{key}: needs tenants" in answer.out
-
-
 def test_check_says_that_processes_need_a_store_that_they_share(command_line, monkeypatch):
     monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
     several = ["--set", "Sdk:Server:Processes=2", "--set", "Sdk:Storage:Backend=Memory"]

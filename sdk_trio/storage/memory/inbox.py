@@ -609,6 +609,8 @@ class MemoryInbox(MemoryBackend):
         for row in taken:
             if row.state is DeliveryState.RUNNING:
                 self._cut_short(row, sole=len(taken) == 1)
+            # One that the dead owner was left itself, and has not tried yet, goes on to its heir.
+            if row.process_ends:
                 row.owner, row.until = heir, now + self._terms.lease_seconds
             else:
                 self._write(row, row.state)
@@ -698,7 +700,14 @@ class MemoryInbox(MemoryBackend):
         await self._begin()
         return self._rows.checkpoints.get(name)
 
-    async def write_checkpoint(self, name: str, value: str | None) -> None:
+    async def lead(self, *, seconds: float) -> int | None:
+        """See :meth:`Inbox.lead`; this process is the only one."""
+        await self._begin()
+        return 1
+
+    async def write_checkpoint(
+        self, name: str, value: str | None, *, term: int | None = None
+    ) -> None:
         """See :meth:`Inbox.write_checkpoint`."""
         await self._begin()
         if value is None:

@@ -340,9 +340,23 @@ class PostgresInbox:
         """See :meth:`Inbox.read_checkpoint`."""
         return await self._queries.run(lambda c: reads.read_checkpoint(c, name))
 
-    async def write_checkpoint(self, name: str, value: str | None) -> None:
+    async def write_checkpoint(
+        self, name: str, value: str | None, *, term: int | None = None
+    ) -> None:
         """See :meth:`Inbox.write_checkpoint`."""
-        await self._commits.submit(lambda c: writes.write_checkpoint(c, name, value))
+        owner = self._terms.lease.owner
+
+        def job(connection: StoreConnection) -> None:
+            if term is not None:
+                leases.require_term(connection, owner, term)
+            writes.write_checkpoint(connection, name, value)
+
+        await self._commits.submit(job)
+
+    async def lead(self, *, seconds: float) -> int | None:
+        """See :meth:`Inbox.lead`."""
+        owner = self._terms.lease.owner
+        return await self._commits.submit(lambda c: leases.lead(c, owner, seconds))
 
     # -- retention and end -----------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ processes take different deliveries at the same time.
 
 from collections.abc import Sequence
 
+from ...errors import StoreUnavailableError
 from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, Due
 from ..admission import CLOCK_SLACK_SECONDS
 from .connect import StoreConnection
@@ -79,7 +80,7 @@ FOR UPDATE SKIP LOCKED
 """
 
 _HELD_BY = f"""
-SELECT sequence, state FROM work WHERE {UNFINISHED} AND lease_owner = %s FOR UPDATE
+SELECT sequence, state, process_ends FROM work WHERE {UNFINISHED} AND lease_owner = %s FOR UPDATE
 """
 
 _LEAVE = f"""
@@ -189,12 +190,53 @@ def take_over(
 ) -> int:
     """Take away the leases of ``owner``; its runs are left to ``heir``. Return how many."""
     held = connection.execute(_HELD_BY, (owner,)).fetchall()
-    running = [sequence for sequence, state in held if state == "running"]
+    running = [sequence for sequence, state, _ in held if state == "running"]
     # Before the lease goes: the end of the run is computed from it.
     _cut_short(connection, terms, running, sole=len(held) == 1)
-    connection.write(_FREE, ([sequence for sequence, state in held if state != "running"],))
-    connection.write(_LEAVE, terms.values(now, heir=heir, sequences=running))
+    # One that the dead owner was left itself, and has not tried yet, goes on to its heir.
+    suspects = [row[0] for row in held if row[1] == "running" or row[2]]
+    connection.write(_FREE, (sorted({row[0] for row in held}.difference(suspects)),))
+    connection.write(_LEAVE, terms.values(now, heir=heir, sequences=suspects))
     return len(held)
+
+
+# A row of the checkpoints, as there is one such lease: owner, term and end.
+_LEAD = """
+INSERT INTO checkpoint AS held (name, value)
+VALUES (%(name)s, json_build_object('owner', %(owner)s::text, 'term', 1, 'until', {until})::text)
+ON CONFLICT (name) DO UPDATE SET value = json_build_object('owner', %(owner)s::text,
+    'term', (held.value::json ->> 'term')::bigint
+        + CASE WHEN held.value::json ->> 'owner' = %(owner)s THEN 0 ELSE 1 END,
+    'until', {until})::text
+WHERE held.value::json ->> 'owner' = %(owner)s
+    OR (held.value::json ->> 'until')::float8 <= {now}
+RETURNING (value::json ->> 'term')::bigint
+""".format(
+    now="extract(epoch FROM statement_timestamp())::float8",
+    until="extract(epoch FROM statement_timestamp())::float8 + %(seconds)s::float8",
+)
+
+# Locked until the commit, so that no other owner begins a term in between.
+_TERM = "SELECT value::json ->> 'owner', (value::json ->> 'term')::bigint FROM checkpoint"
+
+LEADER = "storage.leader"
+
+
+def lead(connection: StoreConnection, owner: str, seconds: float) -> int | None:
+    """Take or renew the one lease of the store; return its term, None while another holds it."""
+    values = {"name": LEADER, "owner": owner, "seconds": seconds}
+    # Not a change that others have to look for.
+    row = connection.execute(_LEAD, values).fetchone()
+    return None if row is None else int(row[0])
+
+
+def require_term(connection: StoreConnection, owner: str, term: int) -> None:
+    """Raise unless ``owner`` still holds that lease in this term."""
+    row = connection.execute(f"{_TERM} WHERE name = %s FOR UPDATE", (LEADER,)).fetchone()
+    if row is None or tuple(row) != (owner, term):
+        raise StoreUnavailableError(
+            f"this host led the others in term {term}, which is over: another one leads"
+        )
 
 
 def reschedule(connection: StoreConnection, now: float) -> int:

@@ -585,9 +585,16 @@ class SqliteInbox:
         """See :meth:`Inbox.read_checkpoint`."""
         return await self._read(lambda c: reader.read_checkpoint(c, name))
 
-    async def write_checkpoint(self, name: str, value: str | None) -> None:
+    async def write_checkpoint(
+        self, name: str, value: str | None, *, term: int | None = None
+    ) -> None:
         """See :meth:`Inbox.write_checkpoint`."""
         await self._committer.submit(lambda c: writer.write_checkpoint(c, name, value))
+
+    async def lead(self, *, seconds: float) -> int | None:
+        """See :meth:`Inbox.lead`; the lock of the data directory has one holder."""
+        await trio.lowlevel.checkpoint()
+        return 1
 
     # -- retention and end -----------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ WHERE {_OF_OTHERS}
 """
 
 _HELD_BY = f"""
-SELECT sequence, state FROM open INDEXED BY open_due
+SELECT sequence, state, process_ends FROM open INDEXED BY open_due
 WHERE {UNFINISHED} AND queued IN (0, 1) AND lease_owner = ?
 """
 
@@ -239,10 +239,12 @@ def take_over(
     arrivals.settle(connection)
     held: list[Any] = connection.execute(_HELD_BY, (owner,)).fetchall()
     until = now + terms.lease_seconds
-    for sequence, state in held:
+    for sequence, state, process_ends in held:
         if state == "running":
             # Before the lease goes: the end of the run is computed from it.
             _cut_short(connection, terms, sequence, sole=len(held) == 1)
+        # One that the dead owner was left itself, and has not tried yet, goes on to its heir.
+        if state == "running" or process_ends:
             connection.execute(_LEAVE, (heir, until, sequence))
         else:
             connection.execute(_LEAVE, (None, None, sequence))
