@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import apsw
 import msgspec
@@ -35,10 +35,12 @@ from .committer import CLOSE_SECONDS, Committer, Posted, sync_log
 from .connect import BUSY_SECONDS, clear_log, connect_writer, describe_failure, overwrite_remnants
 from .keys import StoreKeys, Version, read_keys
 from .known import key_hash
-from .notifications import SqliteNotifications
 from .queries import QueryRunner
-from .tenants import SqliteTenants
 from .upgrade import SqliteUpgrade
+
+if TYPE_CHECKING:
+    from .notifications import SqliteNotifications
+    from .tenants import SqliteTenants
 
 _Delete = Callable[[apsw.Connection, Sequence[int], DeliveryState, float], int]
 
@@ -77,6 +79,7 @@ class SqliteInbox:
     """
 
     def __init__(self, file: str, terms: LeaseTerms, committer: Committer) -> None:
+        self._file = file
         self._terms = terms
         self._committer = committer
         self._queries = QueryRunner(file, committer)
@@ -87,11 +90,21 @@ class SqliteInbox:
         self._claims: ClaimsFile | None = None
         self._claimed: dict[str, _Unawaited] = {}
         self._keys = StoreKeys(committer, self._queries, self._claimed)
-        self.tenants: SqliteTenants = SqliteTenants(file, committer)
         self.upgrade: SqliteUpgrade = SqliteUpgrade(committer, self._queries)
-        self.notifications: SqliteNotifications = SqliteNotifications(
-            terms, committer, self._queries
-        )
+
+    @cached_property
+    def tenants(self) -> "SqliteTenants":
+        """The tenants; as in memory, most receivers start without what is known of them."""
+        from .tenants import SqliteTenants
+
+        return SqliteTenants(self._file, self._committer)
+
+    @cached_property
+    def notifications(self) -> "SqliteNotifications":
+        """The messages to site managers."""
+        from .notifications import SqliteNotifications
+
+        return SqliteNotifications(self._terms, self._committer, self._queries)
 
     @classmethod
     async def open(
@@ -608,7 +621,8 @@ class SqliteInbox:
         # Readers first: the last connection to go clears the write-ahead log, which a connection
         # that may only read cannot do.
         self._keys.stop()
-        await self.tenants.close()
+        if "tenants" in vars(self):
+            await self.tenants.close()
         await self._queries.close()
         try:
             await self._committer.close()
