@@ -31,7 +31,9 @@ export function Chart({ title, at, lines, shown }) {
         axes: [{ ...axis, size: 28, space: 70, values: (_, splits) => splits.map(minute) },
           { ...axis, size: 62, space: 32, values: (_, splits) => splits.map((value) => (shown ? shown(value) : value)) }],
         series: [{}, ...lines.map(([label, property]) => ({
-          label, stroke: colour(property), width: 1.5, points: { show: false }, spanGaps: true }))],
+          label, stroke: colour(property), width: 1.5, spanGaps: true,
+          // A value without a neighbour has no line.
+          points: { show: (plot, index) => plot.data[index].filter((value) => value != null).length < 3, size: 5 } }))],
       }, latest.current, place.current);
     };
     draw();

@@ -124,6 +124,13 @@ class ReplayOrder:
     actor: str | None = None
 
 
+#: What differs between errors of one cause: UUIDs, long words with digits or of hexadecimal digits
+#: alone, and numbers.
+_IDS = re.compile(
+    r"\b(?:[0-9a-fA-F]+-){4}[0-9a-fA-F]+\b"
+    r"|\b(?=\w*[0-9])\w{8,}\b|\b[0-9a-fA-F]{8,}\b|0x[0-9a-fA-F]+|[0-9]+"
+)
+
 #: Fields that choose among the events of a state, in the order in which a token signs them.
 FILTER = ("state", "type", "tenant", "error", "since", "until")
 
@@ -131,7 +138,7 @@ FILTER = ("state", "type", "tenant", "error", "since", "until")
 def error_group(text: str | None) -> str:
     """Return the group of an error: its first line without the numbers and ids in it."""
     first = (text or "").partition("\n")[0][:_GROUP_CHARACTERS]
-    return re.sub(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|[0-9]+", "#", first)
+    return _IDS.sub("#", first)
 
 
 _GROUP_CHARACTERS = 200

@@ -34,7 +34,7 @@ function Whole({ event, again, readOnly }) {
       <div><dt>Received</dt><dd><${When} at=${event.received_at} /></dd></div>
       ${event.subject && html`<div><dt>Subject</dt><dd class="mono"><a href=${address("deliveries", null, { subject: event.subject })}>${event.subject}</a></dd></div>`}
       ${event.tenant_id && html`<div><dt>Tenant</dt><dd class="mono"><a href=${address("tenants", event.tenant_id)}>${event.tenant_id}</a></dd></div>`}
-      <div><dt>Way</dt><dd>${event.queued ? (event.ordered ? "queue, in order" : "queue") : "inline"}</dd></div>
+      ${event.ordered && html`<div><dt>Order</dt><dd>kept within its subject</dd></div>`}
       <div><dt>Runs</dt><dd>${event.attempts + event.earlier_attempts}${event.earlier_attempts > 0 && ` (${event.earlier_attempts} before the last replay)`}</dd></div>
       ${event.process_ends > 0 && html`<div><dt>Ended the process</dt><dd class="bad">${event.process_ends} times</dd></div>`}
       ${event.next_attempt_at && html`<div><dt>Next run</dt><dd><${When} at=${event.next_attempt_at} /></dd></div>`}
