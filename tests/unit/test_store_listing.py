@@ -1,6 +1,7 @@
 """Listings of the store in SQLite find what a look at every row finds, by whatever is asked for."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import apsw
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from sdk_trio.records.deliveries import Dead, DeliveryRecord, DeliveryState, NewDelivery
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.sqlite import arrivals, reads, writes
+from sdk_trio.storage.sqlite import arrivals, listing, reads, writes
 from sdk_trio.storage.sqlite.arrivals import NewArrival
 from sdk_trio.storage.sqlite.schema import BLOCK_BITS, BUCKET_BITS, MIGRATIONS
 
@@ -91,12 +92,26 @@ _BY = ("type", "state", "since", "until", "after_sequence", "before_sequence", "
 NONE = dict.fromkeys((*_BY, "tenant_id", "oldest_first"))
 
 
-@given(FILTERS)
-@example({"type": "rare"})
-@example({"subject": "twin-12345678", "oldest_first": True})
-@example({"since": 1000.0 + BLOCK, "until": 1010.0 + BLOCK})
+def in_steps(connection: apsw.Connection, filters: dict[str, object]) -> list[DeliveryRecord]:
+    """A whole listing, as :meth:`SqliteInbox.find` makes it."""
+    found: list[DeliveryRecord] = []
+    asked: dict[str, Any] = {**NONE, **filters}
+    limit = asked["limit"]
+    while True:
+        some, behind = reads.find(connection, **{**asked, "limit": limit - len(found)})
+        found += some
+        if behind is None:
+            return found
+        asked["after_sequence" if asked["oldest_first"] else "before_sequence"] = behind
+
+
+@given(FILTERS, st.sampled_from([1 << 15, 700, 100]))
+@example({"type": "rare"}, 1 << 15)
+@example({"type": "never"}, 100)
+@example({"subject": "twin-12345678", "oldest_first": True}, 100)
+@example({"since": 1000.0 + BLOCK, "until": 1010.0 + BLOCK}, 700)
 def test_a_listing_finds_what_a_look_at_every_row_finds(
-    connection: apsw.Connection, filters: dict[str, object]
+    connection: apsw.Connection, filters: dict[str, object], step: int
 ) -> None:
     every = f"SELECT {reads.COLUMNS}, NULL, {reads.LATER_COLUMNS} FROM inbox ORDER BY sequence"
     records = [reads.record_of(row) for row in connection.execute(every)]
@@ -105,8 +120,10 @@ def test_a_listing_finds_what_a_look_at_every_row_finds(
     expected = [record for record in records if meets(record, filters)]
     if not oldest_first:
         expected.reverse()
-    found = reads.find(connection, **{**NONE, "limit": limit, **filters})  # type: ignore[arg-type] # of each kind
-    assert list(found) == expected[: int(str(limit))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing, "STEP_ROWS", step)
+        found = in_steps(connection, {**filters, "oldest_first": oldest_first, "limit": limit})
+    assert found == expected[: int(str(limit))]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +157,29 @@ def test_a_listing_reads_few_blocks(
     reads.find(connection, **{**NONE, "limit": 50, **filters})  # type: ignore[arg-type] # of each kind
     connection.set_progress_handler(None)
     assert steps < 15 * (BLOCK + BLOCK // 2)
+
+
+def test_conditions_that_never_meet_are_looked_for_in_bounded_steps(
+    connection: apsw.Connection,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing, "STEP_ROWS", 500)
+        asked: dict[str, Any] = {**NONE, "limit": 9, "type": "common", "since": 1e9}
+        asked |= {"since": 1000.0, "tenant_id": None, "state": DeliveryState.DONE}
+        asked |= {"until": 1000.5, "oldest_first": False}
+        calls = 0
+        while True:
+            seen: list[str] = []
+            connection.set_progress_handler(lambda seen=seen: bool(seen.append("")), 1)
+            _, behind = reads.find(connection, **asked)
+            connection.set_progress_handler(None)
+            calls += 1
+            # What was arrived last is not indexed, and looked at as a whole.
+            assert len(seen) < 40 * (500 + BLOCK)
+            if behind is None:
+                break
+            asked["before_sequence"] = behind
+    assert calls > 1
 
 
 def test_what_is_removed_is_in_no_index_of_listings() -> None:
@@ -176,7 +216,7 @@ def test_the_hashes_of_a_bucket_without_arrivals_go_a_few_at_a_time() -> None:
     ends = "SELECT count(*) FROM subject_end WHERE bucket = 0"
     assert connection.execute(ends).get > BUCKET // 2 - 2
     many = {**NONE, "limit": 1, "subject": "many", "oldest_first": True}
-    (first,) = reads.find(connection, **many)  # type: ignore[arg-type] # of each kind
+    (first,), _ = reads.find(connection, **many)  # type: ignore[arg-type] # of each kind
     assert first.sequence >= BUCKET
     assert arrivals.sequence_of(connection, "m7") is None
     assert arrivals.sequence_of(connection, f"m{BUCKET}") == BUCKET + 1

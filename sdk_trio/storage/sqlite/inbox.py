@@ -530,22 +530,33 @@ class SqliteInbox:
         oldest_first: bool | None = None,
         limit: int = 50,
     ) -> Sequence[DeliveryRecord]:
-        """See :meth:`Inbox.find`."""
-        return await self._read(
-            lambda c: reader.find(
-                c,
-                type=type,
-                state=state,
-                since=since,
-                until=until,
-                after_sequence=after_sequence,
-                before_sequence=before_sequence,
-                subject=subject,
-                tenant_id=tenant_id,
-                oldest_first=oldest_first,
-                limit=limit,
+        """See :meth:`Inbox.find`. A long search is many short reads, between which others read."""
+        if oldest_first is None:
+            oldest_first = after_sequence is not None
+        found: list[DeliveryRecord] = []
+        while True:
+            some, behind = await self._read(
+                partial(
+                    reader.find,
+                    type=type,
+                    state=state,
+                    since=since,
+                    until=until,
+                    after_sequence=after_sequence,
+                    before_sequence=before_sequence,
+                    subject=subject,
+                    tenant_id=tenant_id,
+                    oldest_first=oldest_first,
+                    limit=limit - len(found),
+                )
             )
-        )
+            found += some
+            if behind is None:
+                return found
+            if oldest_first:
+                after_sequence = behind
+            else:
+                before_sequence = behind
 
     async def counts(self) -> dict[DeliveryState, int]:
         """See :meth:`Inbox.counts`."""

@@ -168,8 +168,12 @@ def find(
     tenant_id: str | None,
     oldest_first: bool | None,
     limit: int,
-) -> Sequence[DeliveryRecord]:
-    """List deliveries without bodies; see :meth:`Inbox.find`."""
+) -> tuple[list[DeliveryRecord], int | None]:
+    """List deliveries without bodies; see :meth:`Inbox.find`.
+
+    The second result is None, or the sequence behind which a further call goes on: many rows have
+    been looked at, and there may be more that meet the conditions.
+    """
     choices = {
         "type = ?": type,
         "state = ?": state,
@@ -187,8 +191,10 @@ def find(
         columns = f"{COLUMNS}, NULL, {LATER_COLUMNS}"
         # One moment for all statements of the search.
         with connection:
-            found = [*search(connection, columns, given, oldest_first=oldest_first, limit=limit)]
-        return [record_of(row) for row in found]
+            found, behind = search(
+                connection, columns, given, oldest_first=oldest_first, limit=limit
+            )
+        return [record_of(row) for row in found], behind
     # Deliveries that are not done are fresh or in a table of their own; no other is read.
     given[_IN_STATE[state]] = state
     order = "ASC" if oldest_first else "DESC"
@@ -196,7 +202,8 @@ def find(
         f"SELECT {COLUMNS}, NULL, {LATER_COLUMNS} FROM inbox WHERE {' AND '.join(given)} "
         f"ORDER BY sequence {order} LIMIT ?"
     )
-    return [record_of(row) for row in connection.execute(statement, (*given.values(), limit))]
+    rows = connection.execute(statement, (*given.values(), limit))
+    return [record_of(row) for row in rows], None
 
 
 def counts(connection: apsw.Connection) -> dict[DeliveryState, int]:
