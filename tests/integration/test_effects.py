@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sdk_trio import (
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery
 from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.storage.sqlite import committer
 from sdk_trio.storage.sqlite import effects as sqlite_effects
 from sdk_trio.storage.sqlite.inbox import SqliteInbox
 from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION
@@ -398,6 +400,28 @@ async def test_statements_that_take_too_long_are_stopped(
         await inbox.conclude("m1", endless, attempt=1, now=1001)
     assert place.applied == []
     assert await inbox.conclude("m1", lambda transaction: 7, attempt=1, now=1002) == 7
+    await inbox.close()
+
+
+async def test_a_store_that_waits_for_effects_says_for_whose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(committer, "WATCH_SECONDS", 0.05)
+    inbox = await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS)
+    await inbox.claim(delivery())
+    goes_on = threading.Event()
+    with pytest.raises(StoreUnavailableError, match="effects of the event m1 run in its thread"):
+        await inbox.conclude("m1", lambda transaction: goes_on.wait(30), attempt=1, now=1001)
+    with pytest.raises(StoreUnavailableError, match="effects of the event m1 run in its thread"):
+        await inbox.accept(delivery("m2"), leased=False)
+    goes_on.set()
+    with trio.fail_after(30):
+        while True:
+            with suppress(StoreUnavailableError):
+                await inbox.accept(delivery("m2"), leased=False)
+                break
+            await trio.sleep(0.01)
     await inbox.close()
 
 
