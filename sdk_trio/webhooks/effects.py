@@ -66,6 +66,10 @@ class Conclusions:
         self.ended.add(key)
         return value
 
+    def is_under_way(self, key: str) -> bool:
+        """Say whether the effects of an event are being written at the moment."""
+        return key in self._begun and key not in self.ended
+
     def forget(self, key: str) -> bool:
         """Forget the run of an event that has ended; return whether its handler ended the event."""
         if key not in self.ended:

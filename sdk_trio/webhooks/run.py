@@ -800,9 +800,14 @@ class DeliveryRunner:
         return tuple(self._runs.copy().values())
 
     async def leave(self) -> None:
-        """Release the events of all handlers at work, because the process ends without them."""
+        """Release the events of all handlers at work, because the process ends without them.
+
+        An event whose effects are being written is left to the end of its transaction: on
+        PostgreSQL its row is locked, and a release that waits for it would keep all others.
+        """
         for run in self.runs:
-            await self._release(run.key)
+            if not self._conclusions.is_under_way(run.key):
+                await self._release(run.key)
         await trio.lowlevel.checkpoint()
 
     # -- what ended the process --------------------------------------------------------------

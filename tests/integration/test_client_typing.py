@@ -106,12 +106,13 @@ def test_pyright_finds_every_mistake_and_no_other(
     assert sorted(found) == wrong_lines(text), said
 
 
+@pytest.mark.parametrize(("name", "mistakes"), [("handlers", 13), ("effects", 3)])
 def test_pyright_refuses_the_same_handlers_as_mypy(
-    installed: Path, pyright: tuple[str, str]
+    installed: Path, pyright: tuple[str, str], name: str, mistakes: int
 ) -> None:
-    text = (ROOT / "tests/typing/handlers_typing.py").read_text()
+    text = (ROOT / f"tests/typing/{name}_typing.py").read_text()
     refused = [n for n, line in enumerate(text.splitlines(), 1) if "type: ignore[" in line]
-    assert len(refused) == 13
+    assert len(refused) == mistakes
     file = installed / "program.py"
     file.write_text(re.sub(r" *# type: ignore\[.*", "", text))
     said = run(*pyright, "--outputjson", str(file), cwd=installed)

@@ -1,7 +1,9 @@
 """Effects in the store's own database: applied with the event's end, or not at all."""
 
+import sqlite3
 import threading
 from collections.abc import AsyncIterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from support.command_line import CommandLine
 from support.postgres import open_inbox, running_server
 
 from sdk_trio import (
+    MARKERS_SCHEMA,
     EffectError,
     EventTakenOverError,
     HandlerRegistry,
@@ -20,10 +23,12 @@ from sdk_trio import (
     Services,
     StoreUnavailableError,
     Transaction,
+    first_time,
 )
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery
 from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.storage.sqlite import committer
 from sdk_trio.storage.sqlite import effects as sqlite_effects
 from sdk_trio.storage.sqlite.inbox import SqliteInbox
 from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION
@@ -401,6 +406,28 @@ async def test_statements_that_take_too_long_are_stopped(
     await inbox.close()
 
 
+async def test_a_store_that_waits_for_effects_says_for_whose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(committer, "WATCH_SECONDS", 0.05)
+    inbox = await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS)
+    await inbox.claim(delivery())
+    goes_on = threading.Event()
+    with pytest.raises(StoreUnavailableError, match="effects of the event m1 run in its thread"):
+        await inbox.conclude("m1", lambda transaction: goes_on.wait(30), attempt=1, now=1001)
+    with pytest.raises(StoreUnavailableError, match="effects of the event m1 run in its thread"):
+        await inbox.accept(delivery("m2"), leased=False)
+    goes_on.set()
+    with trio.fail_after(30):
+        while True:
+            with suppress(StoreUnavailableError):
+                await inbox.accept(delivery("m2"), leased=False)
+                break
+            await trio.sleep(0.01)
+    await inbox.close()
+
+
 async def test_a_statement_that_a_handler_leaves_open_keeps_no_log(tmp_path: Path) -> None:
     inbox = await SqliteInbox.open(tmp_path / "inbox.db", owner="one", **TERMS)
     await inbox.claim(delivery())
@@ -523,3 +550,61 @@ def test_tables_of_handlers_outlive_migrations_checks_retention_and_purges(
     assert looked.pragma("user_version") == VERSION
     assert list(looked.execute("SELECT * FROM app_effect")) == [("kept",)]
     looked.close()
+
+
+# -- markers, through the runtime ----------------------------------------------------------------
+
+
+async def test_a_retry_and_a_replay_apply_nothing_again_and_a_deliberate_one_does(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "app.db"
+    with closing(sqlite3.connect(file)) as made:
+        made.execute(MARKERS_SCHEMA)
+        made.execute(TABLE)
+    handlers = HandlerRegistry()
+    fails = [True]
+    generations: list[int] = []
+
+    @handlers.on(OrderPaidEvent, enqueue=True)
+    def grant(event: OrderPaidEvent) -> None:
+        generations.append(event.generation)
+        with closing(sqlite3.connect(file)) as connection, connection:
+            if first_time(connection, event):
+                connection.execute("INSERT INTO app_effect VALUES (?)", (event.key,))
+        if fails:
+            raise LookupError("after the commit")
+
+    settings = settings_for_tests(
+        {
+            "Storage:Backend": "Sqlite",
+            "Storage:Path": str(tmp_path),
+            "Webhooks:Queue:MaxAttempts": 1,
+        }
+    )
+    async with running_app(handlers, settings) as app:
+        delivered = await app.deliver(OrderPaidEvent, expect="dead")
+        fails.clear()
+        for put_back in (app.store.replay, app.store.repeat):
+            assert list(await put_back([delivered.webhook_id])) == [delivered.webhook_id]
+            app.runtime.receiver.wake()
+            await app.settle()
+            assert (await record_of(app, delivered.webhook_id)).state == "done"
+    assert generations == [0, 0, 1]
+    with closing(sqlite3.connect(file)) as looked:
+        assert looked.execute("SELECT count(*) FROM app_effect").fetchone() == (2,)
+
+
+async def test_a_plain_function_finishes_its_event_from_its_thread(place: Place) -> None:
+    handlers = HandlerRegistry()
+
+    @handlers.on(OrderPaidEvent, enqueue=True)
+    def grant(event: OrderPaidEvent, services: Services) -> None:
+        def save(transaction: Transaction) -> None:
+            place.apply(transaction, event.key)
+
+        trio.from_thread.run(services.finish, event, save)
+
+    async with running_app(handlers, place.settings()) as app:
+        delivered = await app.deliver(OrderPaidEvent, expect="done")
+        assert place.applied == [delivered.webhook_id]

@@ -41,8 +41,6 @@ _TO_HANDLER = sql.SQL("SET LOCAL search_path TO DEFAULT; SAVEPOINT {}").format(
     sql.Identifier(SAVEPOINT)
 )
 
-_FROM_HANDLER = sql.SQL("RELEASE SAVEPOINT {}").format(sql.Identifier(SAVEPOINT))
-
 
 class EffectConnection(StoreConnection):
     """The connection that handlers get; it ends no transaction."""
@@ -71,8 +69,10 @@ class EffectTransactions:
         self._limiter = trio.CapacityLimiter(CONNECTIONS)
         self._redial = Redial()
         self._closed = False
-        self._to_store = sql.SQL("SET LOCAL search_path TO {}").format(
-            sql.Identifier(address.schema)
+        schema, savepoint = sql.Identifier(address.schema), sql.Identifier(SAVEPOINT)
+        self._to_store = sql.SQL("SET LOCAL search_path TO {}").format(schema)
+        self._from_handler = sql.SQL("RELEASE SAVEPOINT {}; SET LOCAL search_path TO {}").format(
+            savepoint, schema
         )
 
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
@@ -142,13 +142,12 @@ class EffectTransactions:
         if connection.info.transaction_status is TransactionStatus.IDLE:
             refuse_commit()
         try:
-            connection.execute(_FROM_HANDLER)
+            connection.execute(self._from_handler)
         except psycopg.errors.InvalidSavepointSpecification:
             refuse_commit()
         return value
 
     def _end(self, connection: EffectConnection, key: str, now: float) -> None:
-        connection.execute(self._to_store)
         writes.finish_all(self._terms, connection, [(key, now)])
 
     def _take(self) -> EffectConnection:

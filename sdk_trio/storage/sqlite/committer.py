@@ -91,6 +91,10 @@ def sync_log(connection: apsw.Connection) -> None:
 
 
 _CRASHED = "the store's thread has failed; restart the process and report the traceback"
+_GUEST = (
+    "the store {file} has not answered for {seconds:.0f} s: the effects of the event {guest} run "
+    "in its thread and do not return; SQL alone belongs there, no network and no sleep"
+)
 _SILENT = (
     "the store {file} has not answered for {seconds:.0f} s: its disk hangs, or another process "
     "keeps it busy; look at the disk (dmesg, iostat); it goes on by itself when the disk answers"
@@ -216,6 +220,8 @@ class Committer(trio.abc.Instrument):
         self._refusal: str | None = None
         #: The reason for which nothing is written any more; None while the store is in order.
         self.lost: str | None = None
+        #: The key of the event whose effects a handler is writing; set by the thread.
+        self.guest: str | None = None
         self._waiting: set[_Entry[Any]] = set()
         self._someone_waits = trio.Event()
         self._silent_since: float | None = None
@@ -332,7 +338,8 @@ class Committer(trio.abc.Instrument):
         return not self._waiting or time.monotonic() - self._answered_at < PROMPT_SECONDS
 
     def _silence(self, seconds: float) -> str:
-        return _SILENT.format(file=self._file, seconds=seconds)
+        told = _SILENT if self.guest is None else _GUEST
+        return told.format(file=self._file, seconds=seconds, guest=self.guest)
 
     def _refuse(self) -> StoreUnavailableError:
         if self._refusal is not None:
@@ -457,7 +464,10 @@ class Committer(trio.abc.Instrument):
             _log.error(
                 "store.stalled",
                 waited_seconds=seconds,
-                hint="the disk does not answer; what was written is finished when it does",
+                hint="the disk does not answer; what was written is finished when it does"
+                if self.guest is None
+                else f"the effects of the event {self.guest} run in the store's thread and do not "
+                "return; all deliveries wait for them",
             )
 
     # -- in Trio's thread, called by the committing one ------------------------------------------

@@ -427,7 +427,11 @@ class SqliteInbox:
         inside = in_this_context(effects)
 
         def job(connection: apsw.Connection) -> T:
-            value = effecting.conclude(connection, terms, key, attempt, inside, now)
+            self._committer.guest = key
+            try:
+                value = effecting.conclude(connection, terms, key, attempt, inside, now)
+            finally:
+                self._committer.guest = None
             self._keys.check(connection)
             return value
 
