@@ -27,6 +27,7 @@ from ..records.deliveries import (
     NewDelivery,
     Outcome,
     Parked,
+    Postponed,
     Released,
     Retry,
 )
@@ -49,12 +50,14 @@ from .outcomes import (
     must_run_alone,
     parked_reason,
     place_of,
+    post_failure,
     retry_after_of,
     timeout_failure,
     traceback_of,
 )
 from .registry import BoundHandler, BoundHandlers
 from .rejections import LINES, SECONDS
+from .routes import PostFailedError
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
@@ -128,7 +131,7 @@ class RunPolicy:
     """
 
     seconds: float
-    after: Callable[[Failure, int], Retry | Dead]
+    after: Callable[[Failure, int], Retry | Dead | Postponed]
     insists: bool
 
 
@@ -421,7 +424,13 @@ class DeliveryRunner:
         ``placed`` that a plain function has its place among the threads.
         """
         delivery = arrival.delivery
-        handler = self.handlers.find(delivery.type)
+        handler = self.handlers.find(delivery.type, delivery.raw)
+        # A route that cannot take it now is asked first, so that the store is written once.
+        gate = None if handler is None else handler.gate
+        held = None if gate is None else gate.hold()
+        if held is not None:
+            await self._end(delivery, attempt, held, self._queued)
+            return held
         if handler is not None and handler.threads is not None and not placed:
             await self._take_place(handler.threads, delivery)
             try:
@@ -558,7 +567,9 @@ class DeliveryRunner:
             self._note_late_failure(handler, delivery, failure)
             self._report(delivery, attempt, _DONE)
             return _DONE, None
-        outcome = _DONE if failure is None else policy.after(failure, attempt)
+        outcome: Outcome = _DONE if failure is None else policy.after(failure, attempt)
+        if failure is None and handler.gate is not None:
+            outcome = Done(handler.gate.take_answer(event.key))
         await self._end(delivery, attempt, outcome, policy)
         return outcome, failure
 
@@ -593,7 +604,7 @@ class DeliveryRunner:
             failure, attempts=attempt, max_attempts=self._inline_max_attempts
         )
 
-    def _after_queued(self, failure: Failure, attempt: int) -> Retry | Dead:
+    def _after_queued(self, failure: Failure, attempt: int) -> Retry | Dead | Postponed:
         return after_queued_failure(
             failure,
             attempts=attempt,
@@ -726,20 +737,25 @@ class DeliveryRunner:
             own = self._own_part(handler, event, error)
             if own is None:
                 raise
-            cut_short = _is_cancelled() and comes_of(own, trio.Cancelled)
-            failure = Failure(
-                self._describe(own),
-                retry_after_of(own),
-                type(own).__name__,
-                place_of(own),
-                traceback_of(own, self._secrets) if self._in_development else None,
-                cut_short,
-            )
+            if isinstance(own, PostFailedError):
+                failure = post_failure(own)
+            else:
+                failure = self._failure_of(own)
             await self._call_error_hook(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
             return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
         finally:
             self._runs.pop(event.key, None)
         return None
+
+    def _failure_of(self, error: BaseException) -> Failure:
+        return Failure(
+            self._describe(error),
+            retry_after_of(error),
+            type(error).__name__,
+            place_of(error),
+            traceback_of(error, self._secrets) if self._in_development else None,
+            _is_cancelled() and comes_of(error, trio.Cancelled),
+        )
 
     async def _call_error_hook(
         self, handler: BoundHandler, event: Event[Any], error: BaseException
@@ -813,7 +829,7 @@ class DeliveryRunner:
             record.process_ends,
             ran_alone=record.ran_alone,
             attempts=record.attempts,
-            max_attempts=self._max_attempts(record.type),
+            max_attempts=self._max_attempts(record),
         )
 
     def isolates(self, record: DeliveryRecord) -> bool:
@@ -821,15 +837,15 @@ class DeliveryRunner:
         return must_run_alone(
             record.process_ends,
             attempts=record.attempts,
-            max_attempts=self._max_attempts(record.type),
+            max_attempts=self._max_attempts(record),
         )
 
     def bury(self, delivery: NewDelivery, attempts: int, outcome: Dead) -> None:
         """Report an event that is dead without another run."""
         self._report(delivery, attempts, outcome)
 
-    def _max_attempts(self, event_type: str) -> int:
-        handler = self.handlers.find(event_type)
+    def _max_attempts(self, record: DeliveryRecord) -> int:
+        handler = self.handlers.find(record.type, record.raw)
         inline = handler is not None and not handler.enqueue
         return self._inline_max_attempts if inline else self._retries.max_attempts
 
@@ -861,11 +877,14 @@ class DeliveryRunner:
             case Parked(reason):
                 self._counters.count("parked")
                 _log.warning("webhook.parked", **fields, hint=reason)
+            case Postponed(at, reason):
+                wait = round(at - self._clock(), 3)
+                _log.debug("webhook.postponed", **fields, reason=reason, retry_in=wait)
             case Released():
                 _log.info("webhook.released", **fields)
 
     def _failure_fields(self, delivery: NewDelivery, outcome: Retry | Dead) -> dict[str, str]:
-        handler = self.handlers.find(delivery.type)
+        handler = self.handlers.find(delivery.type, delivery.raw)
         fields = {
             "handler": None if handler is None else handler.name,
             "error": outcome.error,
