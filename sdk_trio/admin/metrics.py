@@ -117,8 +117,9 @@ METRICS: Final = (
     Metric(
         "sdk_forward_route_state",
         "gauge",
-        "A route: 0 open, 1 waits for its application, 2 paused.",
+        "A route: 0 open, 1 waits for its application, 2 paused; of several processes the highest.",
         ("route",),
+        across="max",
     ),
     Metric("sdk_forward_seconds", "histogram", "Time of each post.", ("route",)),
     Metric("sdk_queue_depth", "gauge", "Events that wait in memory for a worker."),

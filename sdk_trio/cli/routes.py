@@ -14,7 +14,7 @@ if not describing():
 
     from ..config import Settings
     from ..storage.ports import Inbox
-    from ..webhooks.routes import Pause, Route, checkpoint_of, pause_of, routes_of
+    from ..webhooks.routes import Pause, checkpoint_of, pause_of, routes_of
     from .settings import load
     from .store import actor_of, open_inbox, why_unreachable
     from .terminal import print_rows, say
@@ -36,7 +36,7 @@ def list_routes(arguments: Namespace) -> int:
     settings = load(arguments)
     routes = routes_of(settings)
     as_json = arguments.format == "json"
-    pauses = trio.run(_pauses, settings, routes)
+    pauses = trio.run(pauses_of, settings)
     rows = []
     for route in routes:
         options, pause = route.options, pauses.get(route.name)
@@ -107,7 +107,9 @@ def resume(arguments: Namespace) -> int:
     return 0
 
 
-async def _pauses(settings: Settings, routes: tuple[Route, ...]) -> dict[str, Pause]:
+async def pauses_of(settings: Settings) -> dict[str, Pause]:
+    """Return the pauses of routes by name; none where the store cannot be reached."""
+    routes = settings.forward.all_routes
     if not routes or why_unreachable(settings) is not None:
         await trio.lowlevel.checkpoint()
         return {}

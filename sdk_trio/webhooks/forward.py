@@ -29,6 +29,7 @@ from ..base.telemetry import Histogram, Sample, find_tracer, trace_headers
 from ..base.throttle import TokenBucket, longest_wait
 from ..config import KeyDerivation, Settings
 from ..config.check import forward_secret_problem
+from ..config.options.forward import RouteOptions
 from ..config.table import FORWARD
 from ..errors import (
     AddressInvalidError,
@@ -41,6 +42,7 @@ from ..errors import (
 )
 from ..events import Event
 from ..net.poster import HttpPoster, PostAnswer, dial_private, dial_unix
+from ..net.socket import Dial
 from ..records.deliveries import Postponed
 from ..storage.ports import Inbox
 from .registry import BoundHandler, RoutedHandler, WebhookHandlerBase
@@ -68,7 +70,7 @@ RETURNS_PER_SECOND = 100.0
 POLL_SECONDS = 1.0
 
 #: The seconds after which an event of a paused route is looked at again, at the earliest.
-PAUSED_SECONDS = 5.0
+PAUSED_SECONDS = 2.0
 
 #: The seconds after which an event looks again for a place among a route's posts.
 CROWDED_SECONDS = 0.1
@@ -465,12 +467,14 @@ def _secrets_of(route: Route, read_variable: ReadVariable) -> Sequence[str]:
 
 
 def _poster_of(route: Route, clock: Callable[[], float]) -> HttpPoster:
-    options = route.options
+    return HttpPoster(clock=clock, dial=dial_of(route.options))
+
+
+def dial_of(options: RouteOptions) -> Dial:
+    """Return the function that connects to the application of a route."""
     if options.url.startswith("unix:"):
-        return HttpPoster(clock=clock, dial=dial_unix(options.url.split(":")[1]))
-    if options.allow_public_addresses:
-        return HttpPoster(clock=clock)
-    return HttpPoster(clock=clock, dial=dial_private)
+        return dial_unix(options.url.split(":")[1])
+    return trio.open_tcp_stream if options.allow_public_addresses else dial_private
 
 
 def _header_of(text: str) -> tuple[str, str]:
