@@ -460,6 +460,7 @@ class MemoryInbox(MemoryBackend):
                 self._write(
                     row,
                     DeliveryState.RETRYING,
+                    queued=True,
                     attempts=row.attempts - running,
                     started_at=None,
                     next_attempt_at=at,

@@ -453,8 +453,8 @@ WHERE {_OURS}
 
 _PUT_OFF = f"""
 UPDATE work SET attempts = attempts - (state = 'running')::int, state = 'retrying',
-    started_at = NULL, next_attempt_at = %(at)s, failed_at = %(now)s, last_error = %(reason)s,
-    lease_owner = NULL, lease_until = NULL
+    queued = true, started_at = NULL, next_attempt_at = %(at)s, failed_at = %(now)s,
+    last_error = %(reason)s, lease_owner = NULL, lease_until = NULL
 WHERE {_OURS}
 """
 

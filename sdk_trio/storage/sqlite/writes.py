@@ -308,8 +308,9 @@ WHERE {_OURS}
 """
 
 _PUT_OFF = f"""
-UPDATE open SET attempts = attempts - (state = 'running'), state = 'retrying', started_at = NULL,
-    next_attempt_at = ?, failed_at = ?, last_error = ?, lease_owner = NULL, lease_until = NULL
+UPDATE open SET attempts = attempts - (state = 'running'), state = 'retrying', queued = 1,
+    started_at = NULL, next_attempt_at = ?, failed_at = ?, last_error = ?, lease_owner = NULL,
+    lease_until = NULL
 WHERE {_OURS}
 """
 
