@@ -94,7 +94,7 @@ METRICS: Final = (
         "histogram",
         "Time of each run of a handler, whatever its outcome; types outside of the catalogue are "
         "other.",
-        ("type",),
+        ("type", "mode"),
     ),
     Metric(
         "sdk_webhook_secret_matches_total",

@@ -545,10 +545,16 @@ class DeliveryRunner:
         delivery = arrival.delivery
         failure: Failure | None = None
         ended = False
+        seconds = 0.0
         try:
             event = self._decode(arrival, attempt, tenant)
+            begun = self._stopwatch()
             with inline_deadline(policy.seconds, expiry) as deadline:
-                failure = await self._call(handler, event)
+                try:
+                    failure = await self._call(handler, event, begun)
+                finally:
+                    seconds = round(self._stopwatch() - begun, 6)
+                    self._counters.observe(event.type, seconds, handler.enqueue)
             if deadline.cancelled_caught:
                 failure = timeout_failure(handler.name, policy.seconds)
             elif failure is not None and failure.cut_short and not deadline.cancel_called:
@@ -559,18 +565,18 @@ class DeliveryRunner:
         finally:
             if not ended:
                 if self._conclusions.forget(delivery.key):
-                    self._report(delivery, attempt, _DONE)
+                    self._report(delivery, attempt, _DONE, handler, seconds)
                 else:
                     with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                         await self._release(delivery.key)
         if self._conclusions.ended and self._conclusions.forget(delivery.key):
             self._note_late_failure(handler, delivery, failure)
-            self._report(delivery, attempt, _DONE)
+            self._report(delivery, attempt, _DONE, handler, seconds)
             return _DONE, None
         outcome: Outcome = _DONE if failure is None else policy.after(failure, attempt)
         if failure is None and handler.gate is not None:
             outcome = Done(handler.gate.take_answer(event.key))
-        await self._end(delivery, attempt, outcome, policy)
+        await self._end(delivery, attempt, outcome, policy, handler, seconds)
         return outcome, failure
 
     def _note_late_failure(
@@ -589,15 +595,21 @@ class DeliveryRunner:
             )
 
     async def _end(
-        self, delivery: NewDelivery, attempt: int, outcome: Outcome, policy: "RunPolicy"
+        self,
+        delivery: NewDelivery,
+        attempt: int,
+        outcome: Outcome,
+        policy: "RunPolicy",
+        handler: BoundHandler | None = None,
+        seconds: float = 0.0,
     ) -> None:
-        """Record and report how an event's run number ``attempt`` ended."""
+        """Record and report how run number ``attempt`` ended, which took ``seconds``."""
         key = delivery.key if delivery.signer else delivery.webhook_id
         if policy.insists:
             await self._keep(partial(self._finish, key, outcome))
         else:
             await self._finish(key, outcome)
-        self._report(delivery, attempt, outcome)
+        self._report(delivery, attempt, outcome, handler, seconds)
 
     def _after_inline(self, failure: Failure, attempt: int) -> Retry | Dead:
         return after_inline_failure(
@@ -719,17 +731,16 @@ class DeliveryRunner:
         else:
             await self._inbox.finish(key, outcome, now=self._clock())
 
-    async def _call(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
-        """Run user code; every exception of its own becomes a :class:`Failure`."""
-        begun = self._stopwatch()
+    async def _call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
+        """Run user code; every exception of its own becomes a :class:`Failure`.
+
+        ``begun`` is when it began, by ``time.perf_counter``.
+        """
         self._runs[event.key] = Run(
             handler.name, event.webhook_id, begun, event.key, handler.threads is not None
         )
         try:
-            try:
-                await handler.handler.handle_core(event)
-            finally:
-                self._counters.observe(event.type, self._stopwatch() - begun)
+            await handler.handler.handle_core(event)
         # SystemExit, KeyboardInterrupt and a leaked Cancelled from user code are failures of this
         # event too: let through, they would end the whole process or leave the worker's nursery.
         # _own_part raises what is not the handler's own.
@@ -849,10 +860,17 @@ class DeliveryRunner:
         inline = handler is not None and not handler.enqueue
         return self._inline_max_attempts if inline else self._retries.max_attempts
 
-    def _report(self, delivery: NewDelivery, attempt: int, outcome: Outcome) -> None:
+    def _report(
+        self,
+        delivery: NewDelivery,
+        attempt: int,
+        outcome: Outcome,
+        handler: BoundHandler | None = None,
+        seconds: float = 0.0,
+    ) -> None:
         if isinstance(outcome, Done):
             self._counters.count("handled")
-            if delivery.tenant_id is None:
+            if delivery.tenant_id is None and handler is not None:
                 # Nearly always: no dictionary is made, which would be thrown away by a log that is
                 # off.
                 _log.info(
@@ -860,9 +878,13 @@ class DeliveryRunner:
                     webhook_id=delivery.webhook_id,
                     type=delivery.type,
                     attempt=attempt,
+                    handler=handler.name,
+                    seconds=seconds,
                 )
                 return
         fields = {**_names_of(delivery), "type": delivery.type, "attempt": attempt}
+        if handler is not None:
+            fields |= {"handler": handler.name, "seconds": seconds}
         match outcome:
             case Done():
                 _log.info("webhook.handled", **fields)
@@ -870,10 +892,10 @@ class DeliveryRunner:
                 self._counters.count("failed")
                 wait = "redelivery" if at is None else round(at - self._clock(), 3)
                 told = self._failure_fields(delivery, outcome)
-                _log.warning("webhook.failed", **fields, **told, retry_in=wait)
+                _log.warning("webhook.failed", **(fields | told), retry_in=wait)
             case Dead():
                 self._counters.count("dead")
-                _log.error("webhook.dead", **fields, **self._failure_fields(delivery, outcome))
+                _log.error("webhook.dead", **(fields | self._failure_fields(delivery, outcome)))
             case Parked(reason):
                 self._counters.count("parked")
                 _log.warning("webhook.parked", **fields, hint=reason)

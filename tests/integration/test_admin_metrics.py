@@ -120,7 +120,7 @@ async def test_ten_thousand_hostile_types_and_ids_add_no_label():
         assert handled == HOSTILE + 2
         after = await admin.metrics()
         assert set(after) == before
-        assert after['sdk_webhook_handler_seconds_count{type="other"}'] == HOSTILE + 1
+        assert after['sdk_webhook_handler_seconds_count{type="other",mode="inline"}'] == HOSTILE + 1
         assert len(after) < 120
         assert "hostile" not in (await admin.get("/metrics")).text
 
