@@ -122,12 +122,24 @@ def _table(settings: list[Setting]) -> str:
         f"| {_cell(setting.about.doc)} | {_change(setting)} |"
         for setting in settings
     ]
-    return "\n".join(rows) + "\n"
+    items = [_items(setting) for setting in settings if setting.is_section_list]
+    return "\n".join([*rows, *items]) + "\n"
+
+
+def _items(setting: Setting) -> str:
+    """Return the keys of each item of a list of sections."""
+    first = setting.item(0)
+    return (
+        f"\n## {full_key(setting.path)}:N\n\nN counts from 0; in a file it is a list of objects "
+        f"(`[[{'.'.join(('Sdk', *setting.path))}]]` in TOML).\n\n{_table(list(first))}"
+    ).rstrip("\n")
 
 
 def _type_name(setting: Setting) -> str:
     """Return the type of a setting in words."""
-    if issubclass(setting.kind, StrEnum):
+    if setting.is_section_list:
+        name = "section"
+    elif issubclass(setting.kind, StrEnum):
         name = ", ".join(f"`{member}`" for member in setting.kind)
     elif setting.kind is Secret:
         name = "secret"

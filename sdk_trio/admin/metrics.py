@@ -94,7 +94,7 @@ METRICS: Final = (
         "histogram",
         "Time of each run of a handler, whatever its outcome; types outside of the catalogue are "
         "other.",
-        ("type",),
+        ("type", "mode"),
     ),
     Metric(
         "sdk_webhook_secret_matches_total",
@@ -102,6 +102,26 @@ METRICS: Final = (
         "Deliveries that the secret at this place of the settings has verified.",
         ("index",),
     ),
+    Metric(
+        "sdk_forward_attempts_total",
+        "counter",
+        "Events posted to the application of a route, by what came of it.",
+        ("route", "result"),
+    ),
+    Metric(
+        "sdk_forward_put_off_total",
+        "counter",
+        "How often an event went back to the store, as its route could not take it.",
+        ("route",),
+    ),
+    Metric(
+        "sdk_forward_route_state",
+        "gauge",
+        "A route: 0 open, 1 waits for its application, 2 paused; of several processes the highest.",
+        ("route",),
+        across="max",
+    ),
+    Metric("sdk_forward_seconds", "histogram", "Time of each post.", ("route",)),
     Metric("sdk_queue_depth", "gauge", "Events that wait in memory for a worker."),
     Metric("sdk_queue_capacity", "gauge", "The most that sdk_queue_depth can be."),
     Metric(

@@ -261,6 +261,8 @@ class _Stamp:
 
 _now = _Stamp()
 
+_ENDLESS = float("inf")
+
 Fields = Mapping[str, Any]
 
 
@@ -305,6 +307,9 @@ class _JsonLines:
                 line += f", {quoted[key]}: {quoted[value]}"
             elif value.__class__ is int:
                 line += f", {quoted[key]}: {value}"
+            # As the encoder writes it, without its calls; endless ones and none are left to it.
+            elif value.__class__ is float and -_ENDLESS < value < _ENDLESS:
+                line += f", {quoted[key]}: {value!r}"
             else:
                 line += f", {quoted[key]}: {_json_of(value)}"
         return f'{line}, "timestamp": "{_now()}"}}\n'

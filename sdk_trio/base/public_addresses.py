@@ -85,6 +85,15 @@ def names_local_address(url: str) -> bool:
     return not is_public(host)
 
 
+def names_public_address(url: str) -> bool:
+    """Say whether a URL's host is written as an address of the public internet."""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False  # no URL at all
+    return is_public(host)
+
+
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::[0-9]{1,5})?")
 
 

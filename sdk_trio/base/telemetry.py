@@ -165,6 +165,15 @@ def fail(span: "Span", error_type: str) -> None:
     span.set_status(StatusCode.ERROR)
 
 
+def trace_headers() -> dict[str, str]:
+    """Return the headers that name the current span to another program (W3C Trace Context)."""
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    headers: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(headers)
+    return headers
+
+
 class Links:
     """The receiving span of each event that is not finished, for the spans of its runs.
 

@@ -18,7 +18,15 @@ from typing import Any
 
 import attrs
 
-from .parse import REFERENCE, UsageError, add_port, describing, port_settings
+from .parse import (
+    REFERENCE,
+    UsageError,
+    add_forward_to,
+    add_port,
+    describing,
+    forward_settings,
+    port_settings,
+)
 
 if not describing():
     import trio
@@ -61,6 +69,7 @@ def dev_arguments(parser: ArgumentParser) -> None:
         help="the HandlerRegistry to run; without it every event is logged",
     )
     add_port(parser)
+    add_forward_to(parser)
     parser.add_argument(
         "--reload",
         action="store_true",
@@ -82,10 +91,19 @@ def dev(arguments: Namespace) -> int:
     keep_files_private()
     # Set before the settings are read, so that their errors are shown in full, too.
     arguments.development = True
-    loaded = read(arguments, defaults={**_DEFAULTS, **port_settings(arguments.port)})
+    loaded = read(
+        arguments,
+        defaults={
+            **_DEFAULTS,
+            **port_settings(arguments.port),
+            **forward_settings(arguments.forward_to),
+        },
+    )
     begin_logs(loaded)
-    handlers = import_registry(arguments.app) if arguments.app else logging_handlers()
     settings = _for_development(loaded)
+    # The handlers that log would take each event before a route does.
+    plain = HandlerRegistry() if settings.forward.all_routes else logging_handlers()
+    handlers = import_registry(arguments.app) if arguments.app else plain
     runtime = Runtime(settings, handlers)
     tell_console(runtime, loaded, arguments)
 

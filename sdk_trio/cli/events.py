@@ -9,7 +9,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -52,7 +52,9 @@ if not describing():
         put_back,
         replay_rows,
     )
+    from ..webhooks.routes import first_match, routes_of
     from .listen import feed_source, first_since, raw_of
+    from .routes import find_route
     from .settings import load
     from .store import open_inbox, tenant_id_of
     from .terminal import (
@@ -217,13 +219,14 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
         if value is not None:
             print_text(f"{name.ljust(width)}  {cell(value)}")
     if attempts:
-        print_text("\nfailed attempts")
+        answered = any(not attempt.error for attempt in attempts)
+        print_text("\nattempts" if answered else "\nfailed attempts")
         rows = [
             {
                 "number": attempt.number,
                 "started": moment_text(attempt.started_at),
                 "seconds": f"{attempt.finished_at - attempt.started_at:.3f}",
-                "error": attempt.error,
+                "error": attempt.error or None,
                 "place": attempt.place,
             }
             for attempt in attempts
@@ -259,6 +262,9 @@ def replay_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tenant", metavar="T", help="with --state: only this tenant's")
     parser.add_argument("--since", metavar="T", help=f"with --state: only since: {MOMENT_HELP}")
     parser.add_argument(
+        "--route", metavar="R", help="with --state: only what this route of the settings takes"
+    )
+    parser.add_argument(
         "--again", action="store_true", help="with ids: done events, too; their effects come again"
     )
     parser.add_argument("--dry-run", action="store_true", help="show what would be replayed")
@@ -274,9 +280,10 @@ def replay(arguments: Namespace) -> int:
     """
     if bool(arguments.ids) == bool(arguments.state):
         raise UsageError("give the ids of events, or --state dead, parked or retrying; not both")
-    if arguments.ids and (arguments.type or arguments.since or arguments.tenant):
+    chosen = arguments.type or arguments.since or arguments.tenant or arguments.route
+    if arguments.ids and chosen:
         raise UsageError(
-            "--type, --tenant and --since choose among a --state; leave them out with ids"
+            "--type, --tenant, --since and --route choose among a --state; leave them out with ids"
         )
     if arguments.again and not arguments.ids:
         raise UsageError("--again is for events that are named by their ids")
@@ -315,9 +322,26 @@ async def _candidates(
         if arguments.ids:
             return await find_named(inbox, arguments.ids, again=arguments.again)
         state = DeliveryState(arguments.state)
+        wanted = _taken_by(settings, arguments.route, inbox) if arguments.route else None
         return await find_chosen(
-            inbox, state, type=arguments.type, since=since, tenant_id=tenant_id
+            inbox, state, type=arguments.type, since=since, tenant_id=tenant_id, wanted=wanted
         )
+
+
+def _taken_by(
+    settings: Settings, name: str, inbox: Inbox
+) -> Callable[[DeliveryRecord], Awaitable[bool]]:
+    """Return a function that says whether a route takes an event, as the settings are now."""
+    routes, place = routes_of(settings), find_route(settings, name)
+    # Listings have no bodies, and most routes need none.
+    by_body = any(route.conditions for route in routes[: place + 1])
+
+    async def is_taken(record: DeliveryRecord) -> bool:
+        await trio.lowlevel.checkpoint()
+        whole = await inbox.get(record.key) if by_body else record
+        return whole is not None and first_match(routes, whole.type, whole.raw) == place
+
+    return is_taken
 
 
 async def _put_back(settings: Settings, ids: Sequence[str], again: bool) -> set[str]:

@@ -86,6 +86,11 @@ COMMANDS = (
         "listen:listen",
         "listen_arguments",
     ),
+    Command(
+        "routes list", "list where events are forwarded", "routes:list_routes", "list_arguments"
+    ),
+    Command("routes pause", "keep the events of a route back", "routes:pause", "pause_arguments"),
+    Command("routes resume", "let the events of a route go", "routes:resume", "resume_arguments"),
     Command("call", "call the upstream API", "upstream:call", "call_arguments", takes_fields=True),
     Command("sign", "sign a body as the upstream would", "sign:sign_file", "sign_arguments"),
     Command(
@@ -233,6 +238,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "run": (
         "run --standalone --app app:handlers",
         "run -c appsettings.json -p 9000 --app app:handlers",
+        "run --forward-to http://127.0.0.1:3000/hooks",
     ),
     "health": ("health --ready", "health --url unix:/run/sdk-trio/admin.sock"),
     "dev": ("dev", "dev --app app:handlers --reload", "dev -p 9000"),
@@ -247,6 +253,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "events replay": (
         "events replay msg_2f0c",
         "events replay --state dead --since 1d --dry-run",
+        "events replay --state dead --route shop",
     ),
     "events trigger": (
         "events trigger order.paid",
@@ -263,6 +270,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "listen --forward-to http://localhost:3000/webhooks",
         "listen --from wss://hooks.example --forward-to http://localhost:3000/",
     ),
+    "routes list": ("routes list", "routes list -f json"),
+    "routes pause": ("routes pause shop --reason 'database migration'",),
+    "routes resume": ("routes resume shop",),
     "call": ("call --list", "call orders list --limit 5", "call orders get ID"),
     "sign": ("sign body.json", "sign body.json --format curl"),
     "verify": ("verify --headers headers.txt body.json",),
@@ -318,6 +328,7 @@ GROUPS = {
     "config": "the settings: check them, show them, describe them",
     "events": "the inbox: what came, what became of it, what to run again",
     "replication": "the replication of the tenants' databases",
+    "routes": "the applications that events are forwarded to",
     "secrets": "webhook secrets",
     "storage": "the store: its version and sizes, its check, its move to PostgreSQL",
     "notify": "messages to site managers: what they say, what became of them",
@@ -638,6 +649,21 @@ def port_settings(text: str | None) -> dict[str, str]:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535):
         raise UsageError(f"--port takes a whole number from 0 to 65535, not {text!r}")
     return {"Sdk:Server:Bind": f"127.0.0.1:{int(text)}"}
+
+
+def add_forward_to(parser: argparse.ArgumentParser) -> None:
+    """Add ``--forward-to``, see :func:`forward_settings`."""
+    parser.add_argument(
+        "--forward-to",
+        metavar="URL",
+        help="post events that no handler takes to this application, signed anew with the secret "
+        "in SDK_FORWARD_SECRET; unix:SOCKET:PATH as well",
+    )
+
+
+def forward_settings(url: str | None) -> dict[str, str]:
+    """Return what ``--forward-to`` sets."""
+    return {} if url is None else {"Sdk:Forward:Url": url}
 
 
 def add_who_and_why(parser: argparse.ArgumentParser) -> None:

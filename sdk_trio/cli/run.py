@@ -12,7 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from ..errors import EXIT_FAILURE, OptionsValidationError, Problem
-from .parse import REFERENCE, UsageError, add_port, describing, port_settings
+from .parse import (
+    REFERENCE,
+    UsageError,
+    add_forward_to,
+    add_port,
+    describing,
+    forward_settings,
+    port_settings,
+)
 
 if not describing():
     import trio
@@ -228,9 +236,10 @@ def run_arguments(parser: ArgumentParser) -> None:
         "--app",
         metavar=REFERENCE,
         help="the HandlerRegistry to run, imported from the current directory as uvicorn does; "
-        "without it every event is parked",
+        "without it every event is parked, or forwarded",
     )
     add_port(parser)
+    add_forward_to(parser)
     parser.add_argument(
         "--standalone", action="store_true", help="the receiver alone: no AccessToken is needed"
     )
@@ -254,12 +263,14 @@ def run(arguments: Namespace) -> int:
     if SUPERVISOR_VARIABLE in os.environ:
         return _work(arguments)
     manager = claim_environment(os.environ)
+    # A gateway without an application calls nobody, so it needs no token, and may have one.
+    is_gateway = arguments.forward_to is not None and not arguments.app
     read_again = partial(
         read,
         arguments,
-        standalone=arguments.standalone,
+        standalone=arguments.standalone or is_gateway,
         receiver=True,
-        defaults=port_settings(arguments.port),
+        defaults=port_settings(arguments.port) | forward_settings(arguments.forward_to),
     )
 
     def complete(loaded: Loaded) -> Settings:
@@ -284,7 +295,7 @@ def run(arguments: Namespace) -> int:
     runtime = Runtime(
         settings,
         handlers,
-        standalone=arguments.standalone,
+        standalone=arguments.standalone or (None if is_gateway else False),
         host_upgrade=_host(arguments, settings),
         workers=workers,
     )
@@ -313,7 +324,7 @@ def _workers(
     command = [sys.executable, *flags, "-m", __package__.partition(".")[0], "run"]
     if arguments.app:
         command += ["--app", arguments.app]
-    if arguments.standalone:
+    if arguments.standalone or not settings.has_access_token:
         command.append("--standalone")
     worker = WorkerCommand(
         tuple(command),

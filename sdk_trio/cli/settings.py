@@ -132,7 +132,11 @@ def _folded(key: str) -> tuple[str, ...]:
 def _setting(key: str) -> Setting | None:
     """Return the setting of a key, or of the key of one item of its list."""
     path = _folded(key)
-    return by_folded_path().get(path) or by_folded_path().get(path[:-1])
+    known = by_folded_path()
+    found = known.get(path) or known.get(path[:-1])
+    if found is None and (above := known.get(path[:-2])) is not None and above.is_section_list:
+        found = next((each for each in above.item(0) if each.folded[-1] == path[-1]), None)
+    return found
 
 
 # -- commands ----------------------------------------------------------------------------------

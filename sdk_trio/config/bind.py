@@ -20,7 +20,7 @@ from ..errors import Problem
 from .fields import Form
 from .options import Settings
 from .secret import HMAC_PREFIX, PUBLIC_KEY_PREFIX, Secret
-from .sources import Entry, Layer, Pairs, printable
+from .sources import Entry, Layer, Pairs, printable, read_item
 from .table import Setting, by_folded_path, fold, full_key, sections, table
 
 #: The most days that the form's original can hold: 2**63 units of 100 ns.
@@ -305,25 +305,85 @@ class _Binding:
     """Takes entries out of the merged layers, setting by setting."""
 
     def __init__(self, merged: _Merged) -> None:
+        self.problems: list[Problem] = []
+        # The settings of the items of lists of sections, which are there as often as they are
+        # written, and those of all others.
+        self._known: dict[tuple[str, ...], Setting] = dict(by_folded_path())
+        self._sections = dict(sections())
+        self._lengths: dict[str, int] = {}
+        for setting in table():
+            if setting.is_section_list:
+                merged = self._numbered(setting, merged)
         self._items: dict[tuple[str, ...], dict[str, Entry]] = {}
         for path, entry in merged.items():
-            parent = by_folded_path().get(path[:-1])
-            if parent is not None and parent.many:
+            parent = self._known.get(path[:-1])
+            if parent is not None and parent.many and not parent.is_section_list:
                 self._items.setdefault(path[:-1], {})[path[-1]] = entry
         # Entries that nobody takes out belong to no setting, and are reported at the end.
         self._unused = dict(merged)
-        self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
         self.origins: dict[str, str] = {}
 
+    def _numbered(self, setting: Setting, merged: _Merged) -> _Merged:
+        """Return ``merged`` with each item of a list of sections as entries of its own."""
+        whole = merged.pop(setting.folded, None)
+        written = {} if whole is None else self._entries_of(setting, whole)
+        depth = len(setting.folded)
+        below = [path for path in merged if path[:depth] == setting.folded and len(path) > depth]
+        for path in below:
+            if _is_index(path[depth]):
+                written[path] = merged.pop(path)
+        # Indexes may have gaps, which count for nothing.
+        indexes = sorted({path[depth] for path in written}, key=int)
+        places = {name: str(place) for place, name in enumerate(indexes)}
+        for path, entry in written.items():
+            place = places[path[depth]]
+            named = (*entry.path[:depth], place, *entry.path[depth + 1 :])
+            merged[*setting.folded, place, *path[depth + 1 :]] = attrs.evolve(entry, path=named)
+        for number in range(len(indexes)):
+            rows = setting.item(number)
+            self._known |= {row.folded: row for row in rows}
+            self._sections[rows[0].folded[:-1]] = rows[0].path[:-1]
+        self._lengths[setting.key] = len(indexes)
+        return merged
+
+    def _entries_of(self, setting: Setting, whole: Entry) -> _Merged:
+        try:
+            items = split_list(setting, whole.value)
+        except ValueError as error:
+            self.problems.append(Problem(setting.key, str(error), whole.origin))
+            return {}
+        found: _Merged = {}
+        for index, item in enumerate(items):
+            path = (*setting.path, str(index))
+            if not isinstance(item, Mapping | Pairs):
+                message = f"must be an object with keys of its own, not {shown(item)}"
+                self.problems.append(Problem(full_key(path), message, whole.origin))
+                continue
+            layer = read_item(path, item, whole.origin)
+            self.problems += layer.problems
+            found[fold(path)] = Entry(path, {}, whole.origin)
+            found |= {fold(entry.path): entry for entry in layer.entries}
+        return found
+
     def value(self, setting: Setting) -> Any:
         """Return the value of one setting: bound, or its default."""
+        if setting.is_section_list:
+            return tuple(
+                self._section(setting.item(place)) for place in range(self._lengths[setting.key])
+            )
         if setting.many:
             return self._list(setting)
         entry = self._unused.pop(setting.folded, None)
         if entry is None:
             return setting.default
         return self._coerced(setting, entry, setting.key, setting.default)
+
+    def _section(self, rows: Sequence[Setting]) -> Any:
+        depth = len(rows[0].attributes) - 1
+        values = {row.attributes[depth:]: self.value(row) for row in rows}
+        kind = by_folded_path()[rows[0].folded[: depth - 1]].kind
+        return _build(kind(), (), values)
 
     def _coerced(self, setting: Setting, entry: Entry, key: str, otherwise: Any) -> Any:
         if entry.origin is not None:
@@ -369,7 +429,7 @@ class _Binding:
                 items = []
             entries = {i: Entry(setting.path, item, whole.origin) for i, item in enumerate(items)}
         for name, entry in self._items.get(setting.folded, {}).items():
-            if name.isascii() and name.isdigit() and len(name) <= LONGEST_INDEX:
+            if _is_index(name):
                 # An item is used up; a name that is no number stays, and is reported as no item.
                 del self._unused[*setting.folded, name]
                 entries[int(name)] = entry
@@ -380,7 +440,7 @@ class _Binding:
         reported: set[tuple[str, ...]] = set()
         for path, entry in self._unused.items():
             # The longest part that is known says where the mistake begins.
-            known = next(path[:n] for n in range(len(path), -1, -1) if _is_known(path[:n]))
+            known = next(path[:n] for n in range(len(path), -1, -1) if self._knows(path[:n]))
             place = path[: len(known) + 1]
             # One warning for a mistyped section, not one for each of its keys.
             if place in reported:
@@ -388,10 +448,10 @@ class _Binding:
             reported.add(place)
             if known == path:
                 self._misplaced_section(entry)
-            elif (setting := by_folded_path().get(known)) is not None:
+            elif (setting := self._known.get(known)) is not None:
                 self._below_a_value(setting, entry)
             else:
-                self.warnings.append(_unknown(known, entry))
+                self.warnings.append(self._unknown(known, entry))
 
     def _misplaced_section(self, entry: Entry) -> None:
         # An empty section is how a file says that there is nothing in it.
@@ -408,25 +468,27 @@ class _Binding:
         )
         self.problems.append(Problem(entry.key, message, entry.origin))
 
+    def _knows(self, path: tuple[str, ...]) -> bool:
+        return path in self._known or path in self._sections
 
-def _is_known(path: tuple[str, ...]) -> bool:
-    return path in by_folded_path() or path in sections()
+    def _unknown(self, known: tuple[str, ...], entry: Entry) -> Problem:
+        """Return the warning about a key of which ``known`` is the part that exists."""
+        depth = len(known) + 1
+        paths = [*self._sections.values(), *(setting.path for setting in self._known.values())]
+        suggestion = _similar(paths, known, fold(entry.path)[depth - 1])
+        advice = f": did you mean {suggestion}?" if suggestion else "; it is ignored"
+        key = Entry(entry.path[:depth], None, None).key
+        return Problem(key, f"is not a known key{advice}", entry.origin)
 
 
-def _unknown(known: tuple[str, ...], entry: Entry) -> Problem:
-    """Return the warning about a key of which ``known`` is the part that exists."""
-    depth = len(known) + 1
-    suggestion = _similar(known, fold(entry.path)[depth - 1])
-    advice = f": did you mean {suggestion}?" if suggestion else "; it is ignored"
-    key = Entry(entry.path[:depth], None, None).key
-    return Problem(key, f"is not a known key{advice}", entry.origin)
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= LONGEST_INDEX
 
 
-def _similar(known: tuple[str, ...], name: str) -> str | None:
+def _similar(paths: Sequence[tuple[str, ...]], known: tuple[str, ...], name: str) -> str | None:
     """Return the full key that was probably meant: a neighbour, else any key of such a name."""
     import difflib  # on the path of a mistake only
 
-    paths = [*sections().values(), *(setting.path for setting in table())]
     neighbours = {path[-1].casefold(): path for path in paths if path and fold(path[:-1]) == known}
     anywhere = {path[-1].casefold(): path for path in reversed(paths) if path}
     # A name that lacks its unit, such as ToleranceSeconds without the seconds.

@@ -6,6 +6,7 @@ found in one pass, because a start that names one fault at a time costs a restar
 """
 
 import functools
+import re
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 from ipaddress import ip_network
@@ -13,7 +14,8 @@ from typing import Any
 
 import attrs
 
-from ..base.public_addresses import is_local_bind
+from ..base.http import is_token
+from ..base.public_addresses import is_local_bind, names_public_address
 from ..errors import Problem
 from .check_tenants import (
     notification_problems,
@@ -24,6 +26,7 @@ from .check_tenants import (
 from .fields import (
     ApiVersionStrictness,
     Form,
+    KeyDerivation,
     Mode,
     StorageBackend,
     check_form,
@@ -32,9 +35,10 @@ from .fields import (
 )
 from .options import Settings, bundled_api_version, environment_meant
 from .options.client import ConnectionOptions
+from .options.forward import URL_ROUTE
 from .options.webhooks import MOST_TOLERANCE
-from .secret import QUOTED, Secret, is_quoted, parse_secret
-from .table import SIMULATOR, Setting, full_key, is_below, used_settings
+from .secret import PUBLIC_KEY_PREFIX, QUOTED, Secret, is_quoted, parse_secret
+from .table import FORWARD, SIMULATOR, Setting, full_key, is_below, used_settings
 
 ACCESS_TOKEN = full_key(("AccessToken",))
 WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
@@ -118,6 +122,7 @@ def check(
     problems += _connection(settings.connection)
     problems += _reconciliation(settings, standalone=standalone)
     problems += _replay_window(settings)
+    problems += _forwarding(settings)
     problems += notification_problems(settings.multi_tenant.notifications)
     warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
     warnings += _environment(settings)
@@ -259,6 +264,60 @@ def _environment(settings: Settings) -> Iterator[Problem]:
         "counts as Production, as every name but Development (or dev) does"
         f"{near or ', which is right for a copy of it; only its files have names of their own'}",
     )
+
+
+#: Headers of a forwarded event that are ours to say.
+_OURS = re.compile(r"webhook-.*|sdk-.*|traceparent|content-.*|host|connection|transfer-encoding")
+
+
+def _forwarding(settings: Settings) -> Iterator[Problem]:
+    """Check what several settings of a route say together, and its headers."""
+    names: set[str] = set()
+    for index, route in enumerate(settings.forward.all_routes):
+        place = f"{FORWARD}:Routes:{index}"
+        if route.name in names:
+            yield Problem(f"{place}:Name", f"is {route.name}, as another route's: names differ")
+        names.add(route.name)
+        for number, header in enumerate(route.headers):
+            wrong = _header_fault(header.reveal())
+            if wrong:
+                yield Problem(f"{place}:Headers:{number}", wrong)
+        if route.name == URL_ROUTE:
+            place = FORWARD
+        if names_public_address(route.url) and not route.allow_public_addresses:
+            yield Problem(
+                f"{place}:Url",
+                "is an address of the public internet: give a route in Forward:Routes with "
+                "AllowPublicAddresses, if this is meant",
+            )
+
+
+def _header_fault(text: str) -> str | None:
+    # The text may be a credential, and is not quoted.
+    name, colon, value = text.partition(":")
+    if not colon or not is_token(name):
+        return "must be a header as Name: value"
+    if _OURS.fullmatch(name.casefold()):
+        return "is a header that forwarding sets itself, or that belongs to the connection"
+    if not all(" " <= character <= "~" for character in value):
+        return "has a value with a line break or characters outside ASCII"
+    return None
+
+
+def forward_secret_problem(text: str) -> str | None:
+    """Return what is wrong with the value of a variable with secrets to sign with, or None."""
+    if not text.strip():
+        return "is not set: make one with 'secrets new', and give it to the application as well"
+    for part in text.split():
+        try:
+            secret = parse_secret(part, KeyDerivation.STANDARD)
+        except ValueError as error:
+            return f"cannot be signed with: one of its secrets {error}"
+        if part.startswith(PUBLIC_KEY_PREFIX):
+            return "cannot be signed with: it is a public key; make a secret with 'secrets new'"
+        if secret.guessable is not None:
+            return f"must not be used: one of its secrets {secret.guessable}"
+    return None
 
 
 def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[str]) -> Findings:

@@ -44,6 +44,8 @@ class Form(enum.Enum):
     CIDR = "CIDR block or address"
     PROXY = "CIDR block, address, or unix"
     ABSOLUTE_PATH = "absolute path"
+    FORWARD_URL = "absolute HTTP or HTTPS URL, or unix:SOCKET:PATH"
+    CONDITION = "JSON pointer, = and a value"
     SCHEMA = "1-63 lowercase letters, digits and _, no digit first"
     SIGNING = "whsec_..., whpk_..., or the text that the upstream signs with"
 
@@ -349,6 +351,22 @@ def _env_var(text: str) -> str | None:
     return "must be the name of an environment variable, never its value"
 
 
+def _forward_url(text: str) -> str | None:
+    if not text.startswith("unix:"):
+        url = _split_url(text, query=True)
+        return url if isinstance(url, str) else None
+    socket, _, path = text.removeprefix("unix:").partition(":")
+    wrong = _unix_path(socket, "0600") if socket else "must name a socket after unix:"
+    return wrong or (_route(path) if path else None)
+
+
+def _condition(text: str) -> str | None:
+    pointer, equals, _ = text.partition("=")
+    if not equals or not pointer.startswith("/"):
+        return "must be a JSON pointer, = and a value, such as /data/status=paid"
+    return None
+
+
 def _slug(text: str) -> str | None:
     if _SLUG.fullmatch(text):
         return None
@@ -490,6 +508,8 @@ _CHECKS: dict[Form, Callable[[str], str | None]] = {
     Form.HEADER: _header,
     Form.ENVIRONMENT_NAME: _environment_name,
     Form.ENV_VAR: _env_var,
+    Form.FORWARD_URL: _forward_url,
+    Form.CONDITION: _condition,
     Form.SLUG: _slug,
     Form.PHONE: _phone,
     Form.EMAIL: _email,

@@ -22,7 +22,13 @@ import attrs
 
 from ..errors import OptionsValidationError, Problem
 from .bind import bind
-from .check import USUAL_ENVIRONMENTS, Findings, admin_token_findings, check
+from .check import (
+    USUAL_ENVIRONMENTS,
+    Findings,
+    admin_token_findings,
+    check,
+    forward_secret_problem,
+)
 from .check_tenants import database_path_fault, databases_setting, signing_secret_problem
 from .fields import Form, ReplicaTargetType, StorageBackend, check_form
 from .options import DEVELOPMENT, Settings, environment_meant, validate_mappings_with
@@ -41,7 +47,17 @@ from .sources import (
     read_state_directory,
     unread_dotenv,
 )
-from .table import REPLICATION, ROOT, fold, full_key, is_below, is_unused, used_settings
+from .table import (
+    FORWARD,
+    FORWARD_SECRET,
+    REPLICATION,
+    ROOT,
+    fold,
+    full_key,
+    is_below,
+    is_unused,
+    used_settings,
+)
 
 #: Read from the working directory when no file is named.
 DEFAULT_FILES = ("appsettings.json", "sdk.toml")
@@ -343,6 +359,7 @@ def probe(settings: Settings, environ: Mapping[str, str]) -> Findings:
             *_replication(settings),
             *_encrypted_key(settings),
             *_signing_secret(settings, environ),
+            *_forward_secrets(settings, environ),
         ),
         warnings=(*_variables(settings, environ), *_unknown_key(settings)),
     )
@@ -471,6 +488,8 @@ def _variables(settings: Settings, environ: Mapping[str, str]) -> Iterator[Probl
     if settings.storage.backend is not StorageBackend.POSTGRES:
         optional.add(full_key(("Storage", "PostgresDsnEnvVar")))
     for setting in used_settings(settings):
+        if is_below(setting.key, FORWARD):
+            continue  # an event that cannot be signed is a problem: see _forward_secrets
         if setting.about.form is Form.ENV_VAR and setting.key not in optional:
             name = setting.of(settings)
             if name is None:
@@ -487,6 +506,17 @@ def _variables(settings: Settings, environ: Mapping[str, str]) -> Iterator[Probl
                     "another character that the replicator's configuration cannot take in: set it "
                     "to the key alone",
                 )
+
+
+def _forward_secrets(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Refuse to forward what could not be signed: the application would refuse every event."""
+    for index, route in enumerate(settings.forward.all_routes):
+        own = index < len(settings.forward.routes) and settings.forward.routes[index].secret_env_var
+        name = route.secret_env_var or ""
+        wrong = forward_secret_problem(environ.get(name, ""))
+        if wrong is not None:
+            key = f"{FORWARD}:Routes:{index}:SecretEnvVar" if own else FORWARD_SECRET
+            yield Problem(key, f"names the variable {name}, which {wrong}")
 
 
 def _signing_secret(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from .bind import format_timespan
 from .fields import Form
 from .options import Settings
 from .secret import MASK, Secret
-from .table import ROOT, Setting, table
+from .table import ROOT, Setting, rows, table
 
 DEFAULT_ORIGIN = "default"
 
@@ -56,7 +56,7 @@ def describe(
     known = origins or {}
     return tuple(
         SettingRow(setting.key, _shown(setting, settings), known.get(setting.key, DEFAULT_ORIGIN))
-        for setting in table()
+        for setting in rows(settings)
     )
 
 
@@ -131,6 +131,10 @@ def _property(setting: Setting) -> dict[str, Any]:
 
 
 def _value(setting: Setting) -> dict[str, Any]:
+    if setting.is_section_list:
+        section = _section()
+        section["properties"] = {each.path[-1]: _property(each) for each in setting.item(0)}
+        return section
     if issubclass(setting.kind, StrEnum):
         return {"type": "string", "enum": [member.value for member in setting.kind]}
     if setting.kind is timedelta:

@@ -130,6 +130,15 @@ def read_section(mapping: Mapping[Any, Any], origin: str | None) -> Layer:
     return found.layer()
 
 
+def read_item(
+    path: tuple[str, ...], mapping: Mapping[Any, Any] | Pairs, origin: str | None
+) -> Layer:
+    """Flatten one item of a list of sections, which stands at ``path``."""
+    found = _Flattening(origin)
+    found.visit(path, mapping, rooted=True)
+    return found.layer()
+
+
 def layer_of(entries: Iterable[Entry], origin: str) -> Layer:
     """Make a layer of separate entries, such as variables; ``origin`` names them together."""
     found = _Flattening(origin)

@@ -33,7 +33,8 @@ class Setting:
     """One setting: where it stands, what it holds, and what is known about it.
 
     ``path`` are the parts of the key below the root, ``attributes`` the attribute names that lead
-    to the value, ``kind`` the type of the value or, with ``many``, of each item.
+    to the value, ``kind`` the type of the value or, with ``many``, of each item. Items may be
+    sections of their own (``is_section_list``): their settings are :meth:`item`'s.
     """
 
     path: tuple[str, ...]
@@ -62,9 +63,23 @@ class Setting:
             greatest = GREATEST_INT
         return self.about.minimum, greatest
 
+    @property
+    def is_section_list(self) -> bool:
+        """Return whether each item is a section with settings of its own."""
+        return attrs.has(self.kind)
+
+    def item(self, index: int) -> tuple["Setting", ...]:
+        """Return the settings of the item at ``index`` of a list of sections."""
+        place = str(index)
+        return tuple(_walk(self.kind(), (*self.path, place), (*self.attributes, place)))
+
     def of(self, settings: Settings) -> Any:
         """Return this setting's value in ``settings``."""
-        return functools.reduce(getattr, self.attributes, settings)
+        return functools.reduce(_part, self.attributes, settings)
+
+
+def _part(value: Any, name: str) -> Any:
+    return value[int(name)] if isinstance(value, tuple) else getattr(value, name)
 
 
 def full_key(path: tuple[str, ...]) -> str:
@@ -82,6 +97,19 @@ def table() -> tuple[Setting, ...]:
     """Return every setting, in the order of the option classes."""
     # The defaults are read from an instance, because some are made by factories.
     return tuple(_walk(Settings(), (), ()))
+
+
+def rows(settings: Settings) -> tuple[Setting, ...]:
+    """Return every setting, and in place of a list of sections the settings of its items."""
+    found: list[Setting] = []
+    for setting in table():
+        if setting.is_section_list:
+            # Known only with the settings: a list has as many sections as somebody wrote.
+            items = range(len(setting.of(settings)))
+            found += [row for index in items for row in setting.item(index)] or [setting]
+        else:
+            found.append(setting)
+    return tuple(found)
 
 
 @functools.cache
@@ -129,6 +157,8 @@ def _shape(annotation: Any) -> tuple[type, bool, bool]:
 
 REPLICATION = full_key(("MultiTenant", "FileDb", "Replication"))
 SIMULATOR = full_key(("Simulator",))
+FORWARD = full_key(("Forward",))
+FORWARD_SECRET = f"{FORWARD}:SecretEnvVar"
 NOTIFICATIONS = full_key(("MultiTenant", "Notifications"))
 UPGRADE = full_key(("MultiTenant", "SingleTenantUpgrade"))
 
@@ -151,7 +181,7 @@ def used_settings(settings: Settings, invalid: Collection[str] = ()) -> tuple[Se
             because nobody can tell whether it was meant to be on.
     """
     unused = _unused(settings, invalid)
-    return tuple(setting for setting in table() if not _is_switched_off(setting.key, unused))
+    return tuple(row for row in rows(settings) if not _is_switched_off(row.key, unused))
 
 
 def is_unused(key: str, settings: Settings, invalid: Collection[str] = ()) -> bool:
@@ -180,6 +210,8 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
     # The simulator is mapped in Development alone.
     prefixes: list[str] = [] if settings.is_development else [SIMULATOR]
     # Prefixes of keys, because a section is switched off with all that is in it.
+    if not settings.forward.all_routes:
+        prefixes.append(FORWARD_SECRET)
     if not replication.use_replication:
         prefixes.append(REPLICATION)
     prefixes += [

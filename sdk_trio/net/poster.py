@@ -55,8 +55,8 @@ class PostAnswer:
     retry_after: float | None = None
 
 
-class NoPublicAddressError(OSError):
-    """A host has no public address."""
+class NoAllowedAddressError(OSError):
+    """A host has no address of the kind that may be connected to."""
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -83,21 +83,67 @@ async def dial_public(
         connect: connects to an address.
 
     Raises:
-        NoPublicAddressError: the host has no public address; nothing was connected to.
+        NoAllowedAddressError: the host has no public address; nothing was connected to.
         OSError: it cannot be resolved, or no public address answers.
     """
+    return await _dial_some(
+        host, port, is_public, "of the public internet", resolve=resolve, connect=connect
+    )
+
+
+async def dial_private(
+    host: str,
+    port: int,
+    *,
+    resolve: Resolve = resolve,
+    connect: Callable[[str, int], Awaitable[trio.SocketStream]] = trio.open_tcp_stream,
+) -> trio.SocketStream:
+    """Connect to the first address of a host that is this machine's or of a private network.
+
+    It is :func:`dial_public` with the other addresses.
+
+    Raises:
+        NoAllowedAddressError: the host has public addresses alone; nothing was connected to.
+        OSError: it cannot be resolved, or no private address answers.
+    """
+    return await _dial_some(
+        host,
+        port,
+        lambda address: not is_public(address),
+        "of this machine or a private network",
+        resolve=resolve,
+        connect=connect,
+    )
+
+
+def dial_unix(path: str) -> Dial:
+    """Return a function that connects to a unix socket, whatever host it is asked for."""
+
+    async def dial(_host: str, _port: int) -> trio.SocketStream:
+        return await trio.open_unix_socket(path)
+
+    return dial
+
+
+async def _dial_some(
+    host: str,
+    port: int,
+    allowed: Callable[[str], bool],
+    kind: str,
+    *,
+    resolve: Resolve,
+    connect: Callable[[str, int], Awaitable[trio.SocketStream]],
+) -> trio.SocketStream:
     addresses = await resolve(host, port)
-    public = [address for address in addresses if is_public(address)]
-    if not public:
-        raise NoPublicAddressError(
-            f"{host!r} has no address of the public internet"
-            if addresses
-            else f"{host!r} has no address"
+    usable = [address for address in addresses if allowed(address)]
+    if not usable:
+        raise NoAllowedAddressError(
+            f"{host!r} has no address {kind}" if addresses else f"{host!r} has no address"
         )
-    for address in public[:-1]:
+    for address in usable[:-1]:
         with trio.move_on_after(PATIENCE_SECONDS), contextlib.suppress(OSError):
             return await connect(address, port)
-    return await connect(public[-1], port)
+    return await connect(usable[-1], port)
 
 
 class HttpPoster:
@@ -137,10 +183,12 @@ class HttpPoster:
         timeout_seconds: float,
         public_only: bool = False,
         wants_body: bool = True,
+        head_counts: bool = False,
     ) -> PostAnswer:
         """Send one POST request; see :class:`~sdk_trio.notifications.send.Poster`.
 
-        Cancelling abandons the request; whether it arrived is then unknown.
+        With ``head_counts`` a success counts once its head has come, and a body that breaks off is
+        cut short. Cancelling abandons the request; whether it arrived is then unknown.
         """
         exchange = _Exchange(wants_body)
         try:
@@ -155,14 +203,14 @@ class HttpPoster:
             text = str(error) or type(error).__name__
         else:
             return self._answer(exchange)
-        if exchange.response is not None and not exchange.response.is_success:
+        if exchange.response is not None and (head_counts or not exchange.response.is_success):
             # The body is missing, but the status of a failure says what became of the message.
             return self._answer(exchange)
         # From here on a byte may have reached the provider. That question comes before all others,
         # because only its answer forbids a second try.
         if exchange.has_begun:
             raise AnswerLostError(text) from failure
-        if _has_cause(failure, NoPublicAddressError):
+        if _has_cause(failure, NoAllowedAddressError):
             raise AddressRefusedError(text) from failure
         if _has_cause(failure, _NO_ADDRESS):
             raise AddressInvalidError(text) from failure

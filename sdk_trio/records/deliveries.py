@@ -126,8 +126,10 @@ class EvidenceRecord:
 class AttemptRecord:
     """One run that failed: its number from 1, when, for how long, and why.
 
-    ``place`` is the innermost line of the user's code, as ``FILE:LINE in FUNCTION``; ``traceback``
-    is kept in Development only.
+    ``place`` is the innermost line of the user's code, as ``FILE:LINE in FUNCTION``, or the
+    beginning of what an application answered to a forwarded event; ``traceback`` is kept in
+    Development only. The run of a forwarded event that ended well is kept as well, without an
+    ``error``.
     """
 
     number: int
@@ -184,35 +186,51 @@ class Due:
 
 @attrs.frozen
 class Done:
-    """The handler finished."""
+    """The handler finished. ``answer`` is what an application answered to a forwarded event."""
+
+    answer: str | None = None
 
 
 @attrs.frozen
 class Retry:
-    """The run failed. ``at`` is when our workers try again; None: the sender's redelivery will."""
+    """The run failed. ``at`` is when our workers try again; None: the sender's redelivery will.
+
+    ``answer`` is the beginning of what an application answered, which is kept and never logged.
+    """
 
     at: float | None
     error: str
     place: str | None = None
     traceback: str | None = None
+    answer: str | None = None
 
 
 @attrs.frozen
 class Dead:
     """The run failed and was the last one allowed.
 
-    ``recorded`` says that its last failed run has its record already.
+    ``recorded`` says that its last failed run has its record already. ``answer`` is as of
+    :class:`Retry`.
     """
 
     error: str
     place: str | None = None
     traceback: str | None = None
     recorded: bool = False
+    answer: str | None = None
 
 
 @attrs.frozen
 class Released:
     """The run was cut short by a shutdown: the attempt does not count, the event is due again."""
+
+
+@attrs.frozen
+class Postponed:
+    """The run was put off: the attempt does not count, and the event is due again at ``at``."""
+
+    at: float
+    reason: str
 
 
 @attrs.frozen
@@ -222,7 +240,7 @@ class Parked:
     reason: str | None = None
 
 
-Outcome = Done | Retry | Dead | Released | Parked
+Outcome = Done | Retry | Dead | Released | Postponed | Parked
 
 
 @attrs.frozen
@@ -252,11 +270,13 @@ def shown(
 
     With ``body``, it and each of those has ``raw`` or ``raw_base64``.
     """
-    failed = [attrs.asdict(attempt) for attempt in attempts]
+    failed = [attrs.asdict(attempt) for attempt in attempts if attempt.error]
+    answered = [attrs.asdict(attempt) for attempt in attempts if not attempt.error]
     return {
         **listed(record),
         **(body_fields(record.raw) if body else {}),
         "failed_attempts": failed,
+        "answered_attempts": answered,
         "other_bodies": [
             {
                 "received_at": other.received_at,

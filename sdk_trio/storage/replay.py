@@ -1,6 +1,6 @@
 """Replay: finds the deliveries that an operator names, and puts them back into the queue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import attrs
@@ -85,8 +85,12 @@ async def find_chosen(
     since: float | None = None,
     tenant_id: str | None = None,
     limit: int | None = None,
+    wanted: Callable[[DeliveryRecord], Awaitable[bool]] | None = None,
 ) -> list[ReplayCandidate]:
-    """Return the events of a state, oldest first, read page by page; at most ``limit``."""
+    """Return the events of a state, oldest first, read page by page; at most ``limit``.
+
+    ``wanted`` chooses among them.
+    """
     await trio.lowlevel.checkpoint()
     found: list[ReplayCandidate] = []
     after = 0
@@ -102,7 +106,8 @@ async def find_chosen(
         if not page:
             break
         after = page[-1].sequence
-        found += map(_candidate, page)
+        chosen = page if wanted is None else [each for each in page if await wanted(each)]
+        found += map(_candidate, chosen)
     return found
 
 

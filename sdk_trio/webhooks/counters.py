@@ -60,7 +60,8 @@ class Counters:
         self._counts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         self._types = frozenset(types)
-        self._seconds: dict[str, Histogram] = {}
+        self._inline: dict[str, Histogram] = {}
+        self._queued: dict[str, Histogram] = {}
 
     def count(self, result: str) -> None:
         """Count one more ``result``."""
@@ -70,13 +71,14 @@ class Counters:
         """Count one more request that was not answered 200; ``cause`` is one of ``CAUSES``."""
         self._refusals[cause] += 1
 
-    def observe(self, event_type: str, seconds: float) -> None:
-        """Count one run of a handler, which took so long."""
+    def observe(self, event_type: str, seconds: float, queued: bool = False) -> None:
+        """Count one run of a handler, which took so long; ``queued``: no sender waited for it."""
+        histograms = self._queued if queued else self._inline
         try:
-            self._seconds[event_type].observe(seconds)
+            histograms[event_type].observe(seconds)
         except KeyError:
             label = event_type if event_type in self._types else OTHER_TYPE
-            self._seconds.setdefault(label, Histogram(HANDLER_SECONDS)).observe(seconds)
+            histograms.setdefault(label, Histogram(HANDLER_SECONDS)).observe(seconds)
 
     @property
     def values(self) -> Mapping[str, int]:
@@ -91,5 +93,8 @@ class Counters:
         for cause in CAUSES:
             labels = (("cause", cause),)
             yield Sample("sdk_webhook_refusals_total", labels, self._refusals[cause])
-        for event_type, seconds in sorted(self._seconds.items()):
-            yield from seconds.samples("sdk_webhook_handler_seconds", (("type", event_type),))
+        for mode, histograms in (("inline", self._inline), ("queued", self._queued)):
+            for event_type, seconds in sorted(histograms.items()):
+                yield from seconds.samples(
+                    "sdk_webhook_handler_seconds", (("type", event_type), ("mode", mode))
+                )

@@ -384,7 +384,7 @@ class Endpoint:
             return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
         runner, queue, _ = self.ways
         delivery = arrival.delivery
-        handler = runner.handlers.find(delivery.type)
+        handler = runner.handlers.find(delivery.type, delivery.raw)
         # Nearly all deliveries have no tenant: what is asked of each is asked without a call.
         tenant = None if delivery.tenant_id is None else await runner.tenant_of(delivery)
         if handler is None or (

@@ -18,7 +18,8 @@ import attrs
 from ..base.throttle import jittered_wait
 from ..config.secret import MASK
 from ..errors import RetryLater
-from ..records.deliveries import Dead, Retry
+from ..records.deliveries import Dead, Postponed, Retry
+from .routes import PostFailedError, Ruling
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
@@ -50,7 +51,8 @@ class Failure:
     """The failure of one run: ``error`` for people, ``retry_after`` seconds if the handler asked.
 
     ``error_type`` is the name of the exception's class, ``place`` the user's line that raised it.
-    ``cut_short`` says that it was caused by a cancellation of ours.
+    ``cut_short`` says that it was caused by a cancellation of ours. ``ruling`` says what follows a
+    post that failed.
     """
 
     error: str
@@ -59,6 +61,7 @@ class Failure:
     place: str | None = None
     traceback: str | None = None
     cut_short: bool = False
+    ruling: Ruling | None = None
 
 
 def timeout_failure(handler: str, seconds: float) -> Failure:
@@ -85,20 +88,23 @@ class DeliveryRetries:
 
 def after_queued_failure(
     failure: Failure, *, attempts: int, policy: DeliveryRetries, now: float, fraction: float
-) -> Retry | Dead:
+) -> Retry | Dead | Postponed:
     """Decide what follows the failed run number ``attempts`` of an enqueued event.
 
     ``fraction`` in [0, 1) is the caller's randomness, ``now`` Unix seconds. A delay that the
     handler asked for is a lower bound: the jitter is added to it, so that many events that were
     told the same delay do not return at once.
     """
-    if attempts >= policy.max_attempts:
-        return Dead(failure.error, failure.place, failure.traceback)
+    ruling = failure.ruling or Ruling()
+    if ruling.put_off is not None:
+        return ruling.put_off
+    if attempts >= min(policy.max_attempts, ruling.most_attempts or policy.max_attempts):
+        return Dead(failure.error, failure.place, failure.traceback, answer=ruling.answer)
     wait = jittered_wait(
         attempts, fraction, base_seconds=policy.base_seconds, cap_seconds=policy.cap_seconds
     )
-    at = now + (failure.retry_after or 0.0) + wait
-    return Retry(at, failure.error, failure.place, failure.traceback)
+    at = now + (failure.retry_after or ruling.retry_after or 0.0) + wait
+    return Retry(at, failure.error, failure.place, failure.traceback, ruling.answer)
 
 
 def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) -> Retry | Dead:
@@ -148,6 +154,11 @@ def retry_after_of(error: BaseException) -> float | None:
     """Return the longest delay, in seconds, that an error or one in its group asked for."""
     asked = [part.seconds for part in _leaves(error) if isinstance(part, RetryLater)]
     return max(asked, default=None)
+
+
+def post_failure(error: PostFailedError) -> Failure:
+    """Return the failure of a forwarded event, of which no line of user code can be blamed."""
+    return Failure(str(error), error_type=type(error).__name__, ruling=error.ruling)
 
 
 def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:

@@ -21,7 +21,7 @@ from ..base.bell import Bell
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
-from ..records.deliveries import Admission, Dead, DeliveryRecord, Retry
+from ..records.deliveries import Admission, Dead, DeliveryRecord, Postponed, Retry
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
@@ -356,7 +356,7 @@ class WorkerPool:
                 self._running -= 1
             # The next event of an ordered lane may run now, a retry has a due time that the feeder
             # must know, and a free place is of use only while events wait on disk.
-            if arrival.delivery.ordered or self._behind or isinstance(outcome, Retry):
+            if arrival.delivery.ordered or self._behind or isinstance(outcome, Retry | Postponed):
                 self._want_feed()
 
     # -- feeding -----------------------------------------------------------------------------

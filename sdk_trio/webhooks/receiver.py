@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ..tenants.tenancy import ClientFactory, TenantRuntime
     from ..tenants.upgrade import HostUpgrade
     from ..tenants.upgrade_run import Upgrader
+    from .forward import Forwarder
     from .tenant_keys import TenantKeys
 
     _Opened = tuple[Inbox, TenantRuntime | None, Store | None]
@@ -324,6 +325,8 @@ class WebhookReceiver:
         for index, matches in enumerate(self._endpoint.secret_usage.matches):
             labels = (("index", str(index)),)
             yield Sample("sdk_webhook_secret_matches_total", labels, matches)
+        if self._last is not None and self._last.forwarder is not None:
+            yield from self._last.forwarder.samples()
         if self._share.deliveries:
             yield Sample("sdk_queue_depth", (), self.queue_depth)
             yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
@@ -460,6 +463,8 @@ class WebhookReceiver:
             if self._share.singletons:
                 await start("the janitor", running.janitor.run)
             await start("the summary of refusals", self._rejections.run)
+            if running.forwarder is not None:
+                await start("the look for paused routes", running.forwarder.run)
             if running.tenancy is not None:
                 await start("the watch over the tenants", running.tenancy.run)
             # The companion has a nursery of its own inside the outer one, so that it ends by itself
@@ -516,6 +521,11 @@ class WebhookReceiver:
             self.settings, inbox, self._client, tenancy=tenancy, conclusions=conclusions
         )
         handlers = self._registry.bind(services)
+        forwarder = None
+        if self._share.deliveries:
+            forwarder = _forwarder(self.settings, inbox, self._clock)
+        if forwarder is not None:
+            handlers = attrs.evolve(handlers, routed=forwarder.bound)
         make_runner = self._trace() or DeliveryRunner
         runner = make_runner(
             self.settings,
@@ -537,7 +547,7 @@ class WebhookReceiver:
             after_crash=after_crash,
         )
         janitor = Janitor(inbox, self._endpoint.secret_usage, clock=self._clock)
-        return _Running(inbox, runner, queue, janitor, tenancy)
+        return _Running(inbox, runner, queue, janitor, tenancy, forwarder=forwarder)
 
     def _trace(self) -> Callable[..., DeliveryRunner] | None:
         """Switch to an endpoint with spans and return the factory of a runner with spans.
@@ -565,7 +575,7 @@ class WebhookReceiver:
 
     def _tell_missing_handlers(self) -> None:
         told = self._registry.incomplete()
-        if told is not None:
+        if told is not None and not self.settings.forward.url:
             # Info, because an application that wants two events of 28 is not at fault. An event
             # that comes and has no handler is a warning of its own, webhook.parked.
             _log.info(
@@ -596,6 +606,14 @@ async def _start(nursery: trio.Nursery, may_end: Callable[[], bool], name: str, 
     await nursery.start(partial(keep, name, part, may_end=may_end))
 
 
+def _forwarder(settings: Settings, inbox: Inbox, clock: Callable[[], float]) -> "Forwarder | None":
+    if not settings.forward.all_routes:
+        return None
+    from .forward import Forwarder  # loads an HTTP client
+
+    return Forwarder(settings, inbox, clock=clock)
+
+
 def _tenant_keys(tenancy: "TenantRuntime", settings: Settings) -> "TenantKeys":
     from .tenant_keys import TenantKeys  # loads all of the tenants' modules
 
@@ -624,3 +642,4 @@ class _Running:
     tenancy: "TenantRuntime | None" = None
     store: Store | None = None
     handled_before_drain: int = 0
+    forwarder: "Forwarder | None" = None

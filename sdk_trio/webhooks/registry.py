@@ -23,6 +23,7 @@ from ..errors import (
 )
 from ..events import DEFAULT_CATALOG, Catalog, Event, EventType
 from ..events.decoding import Documents
+from ..records.deliveries import Postponed
 from ..storage.effects import Transaction
 from .handler import (
     CoroutineHandler,
@@ -41,6 +42,7 @@ from .handler import (
     takes_services,
 )
 from .outcomes import describe_error, is_interrupt
+from .routes import Route, first_match
 from .services import Services
 
 __all__ = ["BoundHandler", "BoundHandlers", "HandlerRegistry", "Registration", "WebhookHandlerBase"]
@@ -73,6 +75,18 @@ class Registration:
     place: str = ""
 
 
+class Gate(Protocol):
+    """The part of a handler that says when it takes events; only forwarding has one."""
+
+    def hold(self) -> Postponed | None:
+        """Return when an event is due again, None if it can be run now."""
+        ...
+
+    def take_answer(self, key: str) -> str | None:
+        """Return what was answered to the event of ``key``, once."""
+        ...
+
+
 @attrs.frozen
 class BoundHandler:
     """A handler that is ready to run.
@@ -87,15 +101,28 @@ class BoundHandler:
     ordered: bool
     run_when_suspended: bool = True
     threads: trio.CapacityLimiter | None = None
+    gate: Gate | None = None
+
+
+@attrs.frozen
+class RoutedHandler:
+    """The handler that posts the events of a route."""
+
+    route: Route
+    handler: BoundHandler
 
 
 @attrs.frozen
 class BoundHandlers:
-    """All handlers of an application, built with its services; looked up for each delivery."""
+    """All handlers of an application, built with its services; looked up for each delivery.
+
+    A type's own handler comes first, then the first route that takes the event, then the fallback.
+    """
 
     catalog: Catalog
     by_type: dict[str, BoundHandler]
     fallback: BoundHandler | None
+    routed: Sequence[RoutedHandler] = ()
 
     @property
     def documents(self) -> Documents:
@@ -104,9 +131,17 @@ class BoundHandlers:
         rows = (self.catalog.by_type(wire_type) for wire_type in inline)
         return Documents(row for row in rows if row is not None)
 
-    def find(self, event_type: str) -> BoundHandler | None:
-        """Return the handler of ``event_type``, else the fallback, else None."""
-        return self.by_type.get(event_type, self.fallback)
+    def find(self, event_type: str, raw: bytes | None = None) -> BoundHandler | None:
+        """Return the handler of ``event_type``, else of a route or the fallback, else None.
+
+        ``raw`` is the body, which the conditions of routes look into.
+        """
+        if not self.routed:
+            return self.by_type.get(event_type, self.fallback)
+        if (handler := self.by_type.get(event_type)) is not None:
+            return handler
+        place = first_match([each.route for each in self.routed], event_type, raw)
+        return self.fallback if place is None else self.routed[place].handler
 
 
 #: A handler whose effects are one transaction with the event's end.

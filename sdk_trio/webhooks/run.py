@@ -27,6 +27,7 @@ from ..records.deliveries import (
     NewDelivery,
     Outcome,
     Parked,
+    Postponed,
     Released,
     Retry,
 )
@@ -49,12 +50,14 @@ from .outcomes import (
     must_run_alone,
     parked_reason,
     place_of,
+    post_failure,
     retry_after_of,
     timeout_failure,
     traceback_of,
 )
 from .registry import BoundHandler, BoundHandlers
 from .rejections import LINES, SECONDS
+from .routes import PostFailedError
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
@@ -128,7 +131,7 @@ class RunPolicy:
     """
 
     seconds: float
-    after: Callable[[Failure, int], Retry | Dead]
+    after: Callable[[Failure, int], Retry | Dead | Postponed]
     insists: bool
 
 
@@ -421,7 +424,13 @@ class DeliveryRunner:
         ``placed`` that a plain function has its place among the threads.
         """
         delivery = arrival.delivery
-        handler = self.handlers.find(delivery.type)
+        handler = self.handlers.find(delivery.type, delivery.raw)
+        # A route that cannot take it now is asked first, so that the store is written once.
+        gate = None if handler is None else handler.gate
+        held = None if gate is None else gate.hold()
+        if held is not None:
+            await self._end(delivery, attempt, held, self._queued)
+            return held
         if handler is not None and handler.threads is not None and not placed:
             await self._take_place(handler.threads, delivery)
             try:
@@ -536,10 +545,16 @@ class DeliveryRunner:
         delivery = arrival.delivery
         failure: Failure | None = None
         ended = False
+        seconds = 0.0
         try:
             event = self._decode(arrival, attempt, tenant)
+            begun = self._stopwatch()
             with inline_deadline(policy.seconds, expiry) as deadline:
-                failure = await self._call(handler, event)
+                try:
+                    failure = await self._call(handler, event, begun)
+                finally:
+                    seconds = round(self._stopwatch() - begun, 6)
+                    self._counters.observe(event.type, seconds, handler.enqueue)
             if deadline.cancelled_caught:
                 failure = timeout_failure(handler.name, policy.seconds)
             elif failure is not None and failure.cut_short and not deadline.cancel_called:
@@ -550,16 +565,18 @@ class DeliveryRunner:
         finally:
             if not ended:
                 if self._conclusions.forget(delivery.key):
-                    self._report(delivery, attempt, _DONE)
+                    self._report(delivery, attempt, _DONE, handler, seconds)
                 else:
                     with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                         await self._release(delivery.key)
         if self._conclusions.ended and self._conclusions.forget(delivery.key):
             self._note_late_failure(handler, delivery, failure)
-            self._report(delivery, attempt, _DONE)
+            self._report(delivery, attempt, _DONE, handler, seconds)
             return _DONE, None
-        outcome = _DONE if failure is None else policy.after(failure, attempt)
-        await self._end(delivery, attempt, outcome, policy)
+        outcome: Outcome = _DONE if failure is None else policy.after(failure, attempt)
+        if failure is None and handler.gate is not None:
+            outcome = Done(handler.gate.take_answer(event.key))
+        await self._end(delivery, attempt, outcome, policy, handler, seconds)
         return outcome, failure
 
     def _note_late_failure(
@@ -578,22 +595,28 @@ class DeliveryRunner:
             )
 
     async def _end(
-        self, delivery: NewDelivery, attempt: int, outcome: Outcome, policy: "RunPolicy"
+        self,
+        delivery: NewDelivery,
+        attempt: int,
+        outcome: Outcome,
+        policy: "RunPolicy",
+        handler: BoundHandler | None = None,
+        seconds: float = 0.0,
     ) -> None:
-        """Record and report how an event's run number ``attempt`` ended."""
+        """Record and report how run number ``attempt`` ended, which took ``seconds``."""
         key = delivery.key if delivery.signer else delivery.webhook_id
         if policy.insists:
             await self._keep(partial(self._finish, key, outcome))
         else:
             await self._finish(key, outcome)
-        self._report(delivery, attempt, outcome)
+        self._report(delivery, attempt, outcome, handler, seconds)
 
     def _after_inline(self, failure: Failure, attempt: int) -> Retry | Dead:
         return after_inline_failure(
             failure, attempts=attempt, max_attempts=self._inline_max_attempts
         )
 
-    def _after_queued(self, failure: Failure, attempt: int) -> Retry | Dead:
+    def _after_queued(self, failure: Failure, attempt: int) -> Retry | Dead | Postponed:
         return after_queued_failure(
             failure,
             attempts=attempt,
@@ -708,17 +731,16 @@ class DeliveryRunner:
         else:
             await self._inbox.finish(key, outcome, now=self._clock())
 
-    async def _call(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
-        """Run user code; every exception of its own becomes a :class:`Failure`."""
-        begun = self._stopwatch()
+    async def _call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
+        """Run user code; every exception of its own becomes a :class:`Failure`.
+
+        ``begun`` is when it began, by ``time.perf_counter``.
+        """
         self._runs[event.key] = Run(
             handler.name, event.webhook_id, begun, event.key, handler.threads is not None
         )
         try:
-            try:
-                await handler.handler.handle_core(event)
-            finally:
-                self._counters.observe(event.type, self._stopwatch() - begun)
+            await handler.handler.handle_core(event)
         # SystemExit, KeyboardInterrupt and a leaked Cancelled from user code are failures of this
         # event too: let through, they would end the whole process or leave the worker's nursery.
         # _own_part raises what is not the handler's own.
@@ -726,20 +748,25 @@ class DeliveryRunner:
             own = self._own_part(handler, event, error)
             if own is None:
                 raise
-            cut_short = _is_cancelled() and comes_of(own, trio.Cancelled)
-            failure = Failure(
-                self._describe(own),
-                retry_after_of(own),
-                type(own).__name__,
-                place_of(own),
-                traceback_of(own, self._secrets) if self._in_development else None,
-                cut_short,
-            )
+            if isinstance(own, PostFailedError):
+                failure = post_failure(own)
+            else:
+                failure = self._failure_of(own)
             await self._call_error_hook(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
             return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
         finally:
             self._runs.pop(event.key, None)
         return None
+
+    def _failure_of(self, error: BaseException) -> Failure:
+        return Failure(
+            self._describe(error),
+            retry_after_of(error),
+            type(error).__name__,
+            place_of(error),
+            traceback_of(error, self._secrets) if self._in_development else None,
+            _is_cancelled() and comes_of(error, trio.Cancelled),
+        )
 
     async def _call_error_hook(
         self, handler: BoundHandler, event: Event[Any], error: BaseException
@@ -818,7 +845,7 @@ class DeliveryRunner:
             record.process_ends,
             ran_alone=record.ran_alone,
             attempts=record.attempts,
-            max_attempts=self._max_attempts(record.type),
+            max_attempts=self._max_attempts(record),
         )
 
     def isolates(self, record: DeliveryRecord) -> bool:
@@ -826,22 +853,29 @@ class DeliveryRunner:
         return must_run_alone(
             record.process_ends,
             attempts=record.attempts,
-            max_attempts=self._max_attempts(record.type),
+            max_attempts=self._max_attempts(record),
         )
 
     def bury(self, delivery: NewDelivery, attempts: int, outcome: Dead) -> None:
         """Report an event that is dead without another run."""
         self._report(delivery, attempts, outcome)
 
-    def _max_attempts(self, event_type: str) -> int:
-        handler = self.handlers.find(event_type)
+    def _max_attempts(self, record: DeliveryRecord) -> int:
+        handler = self.handlers.find(record.type, record.raw)
         inline = handler is not None and not handler.enqueue
         return self._inline_max_attempts if inline else self._retries.max_attempts
 
-    def _report(self, delivery: NewDelivery, attempt: int, outcome: Outcome) -> None:
+    def _report(
+        self,
+        delivery: NewDelivery,
+        attempt: int,
+        outcome: Outcome,
+        handler: BoundHandler | None = None,
+        seconds: float = 0.0,
+    ) -> None:
         if isinstance(outcome, Done):
             self._counters.count("handled")
-            if delivery.tenant_id is None:
+            if delivery.tenant_id is None and handler is not None:
                 # Nearly always: no dictionary is made, which would be thrown away by a log that is
                 # off.
                 _log.info(
@@ -849,9 +883,13 @@ class DeliveryRunner:
                     webhook_id=delivery.webhook_id,
                     type=delivery.type,
                     attempt=attempt,
+                    handler=handler.name,
+                    seconds=seconds,
                 )
                 return
         fields = {**_names_of(delivery), "type": delivery.type, "attempt": attempt}
+        if handler is not None:
+            fields |= {"handler": handler.name, "seconds": seconds}
         match outcome:
             case Done():
                 _log.info("webhook.handled", **fields)
@@ -859,18 +897,21 @@ class DeliveryRunner:
                 self._counters.count("failed")
                 wait = "redelivery" if at is None else round(at - self._clock(), 3)
                 told = self._failure_fields(delivery, outcome)
-                _log.warning("webhook.failed", **fields, **told, retry_in=wait)
+                _log.warning("webhook.failed", **(fields | told), retry_in=wait)
             case Dead():
                 self._counters.count("dead")
-                _log.error("webhook.dead", **fields, **self._failure_fields(delivery, outcome))
+                _log.error("webhook.dead", **(fields | self._failure_fields(delivery, outcome)))
             case Parked(reason):
                 self._counters.count("parked")
                 _log.warning("webhook.parked", **fields, hint=reason)
+            case Postponed(at, reason):
+                wait = round(at - self._clock(), 3)
+                _log.debug("webhook.postponed", **fields, reason=reason, retry_in=wait)
             case Released():
                 _log.info("webhook.released", **fields)
 
     def _failure_fields(self, delivery: NewDelivery, outcome: Retry | Dead) -> dict[str, str]:
-        handler = self.handlers.find(delivery.type)
+        handler = self.handlers.find(delivery.type, delivery.raw)
         fields = {
             "handler": None if handler is None else handler.name,
             "error": outcome.error,

@@ -128,7 +128,7 @@ class TracedRunner(DeliveryRunner):
         self._tracer = tracer
         self._links = links
 
-    async def _call(self, handler: BoundHandler, event: Event[Any]) -> Failure | None:
+    async def _call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
         received = self._links.find(event.key)
         inline = received is not None and get_current_span().get_span_context() == received
         span = self._tracer.start_span(
@@ -143,15 +143,22 @@ class TracedRunner(DeliveryRunner):
             },
         )
         with recorded(span):
-            failure = await super()._call(handler, event)
+            failure = await super()._call(handler, event, begun)
             if failure is not None:
                 fail(span, failure.error_type)
             return failure
 
-    def _report(self, delivery: NewDelivery, attempt: int, outcome: Outcome) -> None:
+    def _report(
+        self,
+        delivery: NewDelivery,
+        attempt: int,
+        outcome: Outcome,
+        handler: BoundHandler | None = None,
+        seconds: float = 0.0,
+    ) -> None:
         if isinstance(outcome, Done | Dead | Parked):
             self._links.forget(delivery.key)
-        super()._report(delivery, attempt, outcome)
+        super()._report(delivery, attempt, outcome, handler, seconds)
 
 
 def _event_attributes(webhook_id: str, event_type: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 from support.admin import TOKEN, administered
+from support.deliveries import SECRET
 from support.programs import program
 from support.serving import registry, signed, works
 from support.wire import Wire
@@ -65,8 +66,10 @@ def promtool(*words, text=""):
     return ran.stdout + ran.stderr
 
 
-async def test_promtool_finds_nothing_wrong_with_the_live_metrics(tmp_path):
-    async with administered(registry(works, enqueue=True), MultiTenant__Enabled=True) as admin:
+async def test_promtool_finds_nothing_wrong_with_the_live_metrics(tmp_path, monkeypatch):
+    monkeypatch.setenv("SDK_FORWARD_SECRET", SECRET)
+    keys = {"MultiTenant__Enabled": True, "Forward__Routes": [{"Url": "http://127.0.0.1:9/"}]}
+    async with administered(registry(works, enqueue=True), **keys) as admin:
         sources = admin.runtime.administrator.sources
         sources.samples.append(lambda: [Sample(name, OF_PARTS[name], 3.5) for name in OF_PARTS])
         await admin.app.deliver("order.paid")
@@ -117,7 +120,7 @@ async def test_ten_thousand_hostile_types_and_ids_add_no_label():
         assert handled == HOSTILE + 2
         after = await admin.metrics()
         assert set(after) == before
-        assert after['sdk_webhook_handler_seconds_count{type="other"}'] == HOSTILE + 1
+        assert after['sdk_webhook_handler_seconds_count{type="other",mode="inline"}'] == HOSTILE + 1
         assert len(after) < 120
         assert "hostile" not in (await admin.get("/metrics")).text
 

@@ -10,7 +10,7 @@ from support.notifications import fake_provider, http_answer, options, send
 from support.waiting import PATIENCE_SECONDS
 
 from sdk_trio.net import poster as public_dialer
-from sdk_trio.net.poster import HttpPoster, NoPublicAddressError, dial_public
+from sdk_trio.net.poster import HttpPoster, NoAllowedAddressError, dial_public
 from sdk_trio.notifications.send import Again, Refused, Sent
 
 KEY = "Sdk:MultiTenant:Notifications:Webhook:AllowPrivateAddresses"
@@ -197,7 +197,7 @@ async def test_the_next_address_is_tried_when_one_does_not_answer(monkeypatch):
 
 async def test_a_name_without_addresses_is_refused():
     names = Names([])
-    with pytest.raises(NoPublicAddressError):
+    with pytest.raises(NoAllowedAddressError):
         await dial_public("x", 443, resolve=names.resolve, connect=names.connect)
 
 

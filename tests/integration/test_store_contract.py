@@ -20,6 +20,7 @@ from sdk_trio.records.deliveries import (
     EvidenceRecord,
     NewDelivery,
     Parked,
+    Postponed,
     Purged,
     Released,
     Retry,
@@ -240,6 +241,53 @@ async def test_a_run_that_is_begun_without_waiting_counts_before_what_follows(
     assert (done.state, done.attempts, done.started_at) == (DeliveryState.DONE, 1, 1001)
     assert (failed.state, failed.attempts) == (DeliveryState.RETRYING, 1)
     assert [(run.number, run.started_at) for run in await inbox.attempts("failed")] == [(1, 1001)]
+
+
+async def test_a_run_that_is_put_off_counts_for_nothing_and_is_due_at_its_time(
+    stores: Stores,
+) -> None:
+    inbox = await stores.open()
+    for name in ("began", "leased", "first", "second"):
+        ordered = name in ("first", "second")
+        await inbox.accept(delivery(name, ordered=ordered, subject="s"), leased=name != "second")
+    inbox.begin("began", now=1001)
+    await inbox.start("first", now=1001)
+    for name in ("began", "leased", "first"):
+        await inbox.finish(name, Postponed(1100, "the route is paused"), now=1002)
+    for name in ("began", "leased", "first"):
+        record = await inbox.get(name)
+        assert record is not None
+        assert (record.state, record.attempts) == (DeliveryState.RETRYING, 0)
+        assert (record.next_attempt_at, record.last_error) == (1100, "the route is paused")
+        assert list(await inbox.attempts(name)) == []
+    # It holds up its successors, and nobody else.
+    due = await inbox.take_due(limit=9, now=1099)
+    assert (list(due.records), due.next_due_at) == ([], 1100)
+    due = await inbox.take_due(limit=9, now=1100)
+    assert [record.webhook_id for record in due.records] == ["began", "leased", "first"]
+
+
+async def test_what_was_answered_is_kept_with_a_run_that_ended_well(stores: Stores) -> None:
+    inbox = await stores.open()
+    for name in ("began", "started", "retried"):
+        await inbox.accept(delivery(name), leased=True)
+    inbox.begin("began", now=1001)
+    await inbox.start("started", now=1001)
+    await inbox.start("retried", now=1001)
+    await inbox.finish("retried", Retry(1002, "500", answer="answered 500: oh"), now=1002)
+    await inbox.start("retried", now=1002)
+    for name in ("began", "started", "retried"):
+        await inbox.finish(name, Done("answered 200: ok"), now=1003)
+        record = await inbox.get(name)
+        assert record is not None
+        assert record.state is DeliveryState.DONE
+    for name in ("began", "started"):
+        (run,) = await inbox.attempts(name)
+        assert (run.number, run.started_at, run.finished_at) == (1, 1001, 1003)
+        assert (run.error, run.place) == ("", "answered 200: ok")
+    failed, ended = await inbox.attempts("retried")
+    assert (failed.number, failed.error, failed.place) == (1, "500", "answered 500: oh")
+    assert (ended.number, ended.error, ended.place) == (2, "", "answered 200: ok")
 
 
 async def test_a_run_that_begins_and_ends_at_once_counts_as_any_other(stores: Stores) -> None:

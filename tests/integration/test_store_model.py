@@ -22,6 +22,7 @@ from sdk_trio.records.deliveries import (
     NewDelivery,
     Outcome,
     Parked,
+    Postponed,
     Released,
     Retry,
 )
@@ -42,6 +43,8 @@ outcomes = st.one_of(
     st.just(("done",)),
     st.just(("released",)),
     st.just(("parked",)),
+    st.just(("answered", "200")),
+    st.tuples(st.just("postponed"), st.sampled_from((0, 5)), st.just("paused")),
     st.just(("dead", "broken")),
     st.tuples(st.just("retry"), st.sampled_from((None, 0, 5, 30)), st.sampled_from(("e1", "e2"))),
 )
@@ -145,6 +148,15 @@ class Model:
                 if row.state == "running":
                     row.attempts -= 1
                 row.state, row.started = "received", None
+            case ("answered", answer):
+                row.failed.append((max(row.attempts, 1), begun, now, "", answer, None))
+                row.state, row.finished = "done", now
+                row.gone = row.raw if self.forgets_early else None
+                row.raw = None if self.forgets_early else row.raw
+            case ("postponed", wait, reason):
+                row.attempts -= row.state == "running"
+                row.state, row.error, row.queued = "retrying", reason, True
+                row.decided, row.due, row.started = now, now + wait, None
             case ("parked",):
                 row.state, row.queued = "parked", False
             case ("dead", error):
@@ -379,6 +391,10 @@ class StoreMachine(RuleBasedStateMachine):
                 told = Done()
             case ("released",):
                 told = Released()
+            case ("answered", answer):
+                told = Done(answer)
+            case ("postponed", wait, reason):
+                told = Postponed(self.now + wait, reason)
             case ("parked",):
                 told = Parked()
             case ("dead", error):

@@ -2,7 +2,9 @@
 
 import pytest
 import trio
+from msgspec.structs import replace
 from support.deliveries import SECRET, Bench, arrival, memory_inbox, settings
+from support.replicating import said
 from support.serving import registry
 
 from sdk_trio.errors import HandlerAbortedError, RetryLater, StoreUnavailableError
@@ -27,6 +29,33 @@ async def test_a_handler_that_returns_is_done_and_answered_200(autojump_clock):
     assert (answer.status, answer.body) == (200, b"{}")
     assert seen == [("a", "s1", 1)]
     assert await state_of(bench, "a") is DeliveryState.DONE
+
+
+@pytest.mark.parametrize("tenant_id", [None, "t1"])
+async def test_each_run_leaves_a_line_with_handler_seconds_and_tenant(
+    autojump_clock, caplog, tenant_id
+):
+    failing = True
+
+    async def handler(event):
+        await trio.sleep(2)
+        if failing:
+            raise ValueError("no such product")
+
+    bench = Bench.of(registry(handler))
+    bench.runner._stopwatch = trio.current_time
+    came = arrival(webhook_id="a")
+    came = replace(came, delivery=replace(came.delivery, tenant_id=tenant_id))
+    with caplog.at_level("INFO"):
+        await bench.runner.run_inline(came, bench.handler())
+        failing = False
+        await bench.runner.run_inline(came, bench.handler())
+    (failed,), (handled,) = said(caplog, "webhook.failed"), said(caplog, "webhook.handled")
+    for line, attempt in ((failed, 1), (handled, 2)):
+        assert (line["webhook_id"], line["type"], line["attempt"]) == ("a", "order.paid", attempt)
+        assert line["handler"].endswith("handler")
+        assert line["seconds"] == 2
+        assert line.get("tenant_id") == tenant_id
 
 
 async def test_a_finished_id_is_answered_200_and_not_run_again(autojump_clock):

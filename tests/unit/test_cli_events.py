@@ -106,6 +106,7 @@ def test_the_json_of_an_event_is_a_stable_contract(command_line):
         **attributes,
         "raw": body.decode(),
         "failed_attempts": [failed],
+        "answered_attempts": [],
         "other_bodies": [],
     }
 

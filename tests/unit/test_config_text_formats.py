@@ -24,6 +24,8 @@ ACCEPTED = {
     Form.HOOK_URL: ["https://hooks.example/in?key=1"],
     Form.API_VERSION: ["2026-04", "2026-04-01"],
     Form.ROUTE: ["/", "/hooks/sdk", "/a//b", "/%7Eme"],
+    Form.FORWARD_URL: ["http://127.0.0.1:3000/in?a=1", "unix:/run/a:/in", "unix:/a"],
+    Form.CONDITION: ["/data/status=paid", "/data/n=1", "/a=", '/a~1b="x=y"'],
     Form.HEADER: ["X-Real-IP", "a"],
     Form.ENVIRONMENT_NAME: ["Production", "a_b-1", "x" * 64],
     Form.ENV_VAR: ["TOKEN", "_t1"],
@@ -37,7 +39,7 @@ ACCEPTED = {
     Form.CIDR: ["10.0.0.0/8", "192.0.2.1", "2001:db8::/32"],
     Form.PROXY: ["unix", "10.0.0.1"],
     Form.ABSOLUTE_PATH: ["/usr/bin/x", "C:\\x"],
-}
+}  # fmt: skip
 
 REFUSED = {
     Form.URL: ["a", "//a", "ftp://a", "http://", "http://a b", "http://u:p@a", "http://a/?x", "http://a/#"],
@@ -45,6 +47,8 @@ REFUSED = {
     Form.HOOK_URL: ["https://a/#x", "https://u@a"],
     Form.API_VERSION: ["2026", "2026-13", "2026-02-30", "26-01", "2026-04-01T00"],
     Form.ROUTE: ["hooks", "/a b", "/a?b", "/a#b", "/ä", ""],
+    Form.FORWARD_URL: ["localhost:3000", "http://u:p@a", "unix:", "unix::/a", "unix:/a:b"],
+    Form.CONDITION: ["/data/status", "data/status=paid", "=paid", ""],
     Form.HEADER: ["X Real", "a:", "ä"],
     Form.ENVIRONMENT_NAME: ["a b", "x" * 65, "ä"],
     Form.ENV_VAR: ["1T", "A-B", "whsec_a/b="],

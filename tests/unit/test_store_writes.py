@@ -17,6 +17,7 @@ from sdk_trio.records.deliveries import (
     Done,
     NewDelivery,
     Parked,
+    Postponed,
     Released,
     Retry,
 )
@@ -31,7 +32,17 @@ HERE, THERE = (
 KEYS = st.sampled_from(["a", "b", "c"])
 OWNERS = st.sampled_from([HERE, THERE])
 OUTCOMES = st.sampled_from(
-    [Done(), Retry(None, "E"), Retry(7.0, "E"), Dead("E"), Released(), Parked(None), Parked("held")]
+    [
+        Done(),
+        Done("answered 200"),
+        Retry(None, "E"),
+        Retry(7.0, "E"),
+        Dead("E"),
+        Released(),
+        Postponed(9.0, "paused"),
+        Parked(None),
+        Parked("held"),
+    ]
 )
 
 

@@ -14,13 +14,16 @@ from ...client.errors import CallError
 from ...config import Settings
 from ...config.fields import ForwardedHeaders
 from ...errors import OptionsValidationError
+from ...net.poster import NoAllowedAddressError
 from ...net.transport import URL_KEY as PROXY_URL
 from ...net.transport import Proxy, ignored_variable, proxy_of, tls_context
 from ...reconcile.plan import has_path
 from ...runtime.presence import Presence
+from ...webhooks.forward import dial_of
 from ...webhooks.screen import TrustedProxies
 from ...webhooks.signed_request import DeliveryFailedError, post, sign_body
 from ..receiver import find
+from ..routes import pauses_of
 from ..sign import NoSecretError
 from ..trigger import secret_of
 from . import Report
@@ -71,6 +74,45 @@ async def check_receiver(settings: Settings, report: Report) -> None:
         )
     else:
         _explain(posted.status, where, settings, report)
+
+
+async def check_routes(settings: Settings, report: Report) -> None:
+    """Connect to the application of each route, and say which routes are paused.
+
+    Raises:
+        StorageError: the store cannot be opened.
+    """
+    await trio.lowlevel.checkpoint()
+    pauses = await pauses_of(settings)
+    for route in settings.forward.all_routes:
+        where = f"route {route.name}"
+        if (pause := pauses.get(route.name)) is not None:
+            report.warning(where, f"paused {pause}", f"'routes resume {route.name}', if it is over")
+        try:
+            with trio.fail_after(STEP_SECONDS):
+                host, port = _target_of(route.url)
+                stream = await dial_of(route)(host, port)
+            await trio.aclose_forcefully(stream)
+        except NoAllowedAddressError as error:
+            report.problem(
+                where,
+                f"{error}, so nothing is posted there",
+                "give the name an address in your network, or the route AllowPublicAddresses",
+            )
+        except (OSError, trio.TooSlowError) as error:
+            told = str(error) or f"no connection within {STEP_SECONDS:g} s"
+            report.problem(
+                where,
+                f"nobody can be connected to at {route.url}: {told}",
+                "start the application, or change the route; its events wait in the store",
+            )
+        else:
+            report.ok(where, f"somebody listens at {route.url}")
+
+
+def _target_of(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _as_a_proxy(settings: Settings, presence: Presence) -> dict[str, str]:

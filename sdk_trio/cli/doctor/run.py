@@ -168,6 +168,7 @@ async def _examine(
         "clock": _plain(check_clock),
         "store": look_at_store,
         "receiver": partial(_look_at_receiver, settings),
+        "routes": partial(_look_at_routes, settings),
         "upstream": partial(_look_at_upstream, settings, handled, arguments),
         "handlers": _plain(partial(handled.check, settings)),
         "tenants": look_at_tenants,
@@ -186,7 +187,7 @@ async def _examine(
     # The application is the user's code, so it is imported here, before other checks run beside it.
     if not running:
         await run("handlers")
-    over_network = ("receiver", "upstream")
+    over_network = ("receiver", "routes", "upstream")
     here = [name for name in checks if name not in ("handlers", "disk", *over_network)]
     # The growth of the store says how long the disk will do, so the disk comes after it.
     here.insert(here.index("store") + 1, "disk")
@@ -211,6 +212,15 @@ async def _look_at_receiver(settings: Settings, report: Report) -> None:
         await check_receiver(settings, report)
     except NobodyThereError as error:
         report.note("receiver", f"nothing was delivered: {error}")
+
+
+async def _look_at_routes(settings: Settings, report: Report) -> None:
+    if not settings.forward.all_routes:
+        await trio.lowlevel.checkpoint()
+        return
+    from .network import check_routes
+
+    await check_routes(settings, report)
 
 
 async def _look_at_upstream(

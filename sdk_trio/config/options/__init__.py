@@ -28,6 +28,7 @@ from ..fields import (
 )
 from ..secret import Secret
 from .client import ConnectionOptions, ResilienceOptions, UpstreamOptions
+from .forward import ForwardOptions, RouteOptions
 from .notifications import (
     EmailOptions,
     EmailProviderAOptions,
@@ -162,6 +163,7 @@ class Settings:
     resilience: ResilienceOptions = attrs.field(factory=ResilienceOptions)
     connection: ConnectionOptions = attrs.field(factory=ConnectionOptions)
     webhooks: WebhooksOptions = attrs.field(factory=WebhooksOptions)
+    forward: ForwardOptions = attrs.field(factory=ForwardOptions)
     simulator: SimulatorOptions = attrs.field(factory=SimulatorOptions)
     server: ServerOptions = attrs.field(factory=ServerOptions)
     admin: AdminOptions = attrs.field(factory=AdminOptions)
@@ -238,11 +240,13 @@ __all__ = [
     # sections
     "AdminOptions",
     "ConnectionOptions",
+    "ForwardOptions",
     "LoggingOptions",
     "QueueOptions",
     "ReconciliationOptions",
     "RelayOptions",
     "ResilienceOptions",
+    "RouteOptions",
     "ServerOptions",
     "SimulatorOptions",
     "StorageOptions",

@@ -42,6 +42,7 @@ from ...records.deliveries import (
     NewDelivery,
     Outcome,
     Parked,
+    Postponed,
     Purged,
     Released,
     Retry,
@@ -419,7 +420,9 @@ class MemoryInbox(MemoryBackend):
         if row is None or row.owner != self._terms.owner or row.state not in UNFINISHED:
             return
         match outcome:
-            case Done():
+            case Done(answer):
+                if answer is not None:
+                    self._keep_attempt(row, "", answer, None, now)
                 self._rows.finish(row, now)
                 self._own_changes += 1
             case Retry(at, error):
@@ -452,6 +455,18 @@ class MemoryInbox(MemoryBackend):
                     started_at=None,
                     next_attempt_at=None,
                 )
+            case Postponed(at, reason):
+                running = row.state is DeliveryState.RUNNING
+                self._write(
+                    row,
+                    DeliveryState.RETRYING,
+                    queued=True,
+                    attempts=row.attempts - running,
+                    started_at=None,
+                    next_attempt_at=at,
+                    failed_at=now,
+                    last_error=reason,
+                )
             case Parked(reason):
                 self._write(
                     row,
@@ -462,10 +477,15 @@ class MemoryInbox(MemoryBackend):
                 )
 
     def _keep_failure(self, row: MemoryRow, outcome: Retry | Dead, now: float) -> None:
+        place = outcome.answer or outcome.place
+        self._keep_attempt(row, outcome.error, place, outcome.traceback, now)
+
+    def _keep_attempt(
+        self, row: MemoryRow, error: str, place: str | None, traceback: str | None, now: float
+    ) -> None:
         begun = now if row.started_at is None else row.started_at
-        number = max(row.attempts, 1)
-        failure = AttemptRecord(number, begun, now, outcome.error, outcome.place, outcome.traceback)
-        row.failures = (*row.failures, failure)
+        kept = AttemptRecord(max(row.attempts, 1), begun, now, error, place, traceback)
+        row.failures = (*row.failures, kept)
 
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`; memory has no transactions that effects could share."""

@@ -193,7 +193,7 @@ class PostgresInbox:
         await trio.lowlevel.checkpoint_if_cancelled()
         terms = self._terms
         begun = self._begun.pop(key, None)
-        if not isinstance(outcome, Done):
+        if not isinstance(outcome, Done) or outcome.answer is not None:
             await self._commits.submit(lambda c: writes.finish(c, terms, key, outcome, now))
         # The handler ended before its start was handed over: both are written by one statement.
         elif begun is not None and self._commits.withdraw(begun[0]):

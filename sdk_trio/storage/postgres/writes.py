@@ -26,6 +26,7 @@ from ...records.deliveries import (
     NewDelivery,
     Outcome,
     Parked,
+    Postponed,
     Released,
     Retry,
 )
@@ -450,6 +451,19 @@ UPDATE work SET attempts = attempts - (state = 'running')::int, state = 'receive
 WHERE {_OURS}
 """
 
+_PUT_OFF = f"""
+UPDATE work SET attempts = attempts - (state = 'running')::int, state = 'retrying',
+    queued = true, started_at = NULL, next_attempt_at = %(at)s, failed_at = %(now)s,
+    last_error = %(reason)s, lease_owner = NULL, lease_until = NULL
+WHERE {_OURS}
+"""
+
+_KEEP_ANSWER = f"""
+INSERT INTO attempt (sequence, number, started_at, finished_at, error, place)
+SELECT sequence, greatest(attempts, 1), coalesce(started_at, %(now)s), %(now)s, '', %(answer)s
+FROM work WHERE {_OURS}
+"""
+
 _SET_ASIDE = f"""
 UPDATE work SET state = 'parked', queued = false, next_attempt_at = NULL,
     last_error = coalesce(%(reason)s, last_error), lease_owner = NULL, lease_until = NULL
@@ -542,7 +556,9 @@ def finish(
     """Record the outcome of a run of ours; do nothing if its lease is not ours any more."""
     ours = {"key": key, "owner": terms.lease.owner}
     match outcome:
-        case Done():
+        case Done(answer):
+            if answer is not None:
+                connection.write(_KEEP_ANSWER, {**ours, "now": now, "answer": answer})
             finish_all(terms, connection, [(key, now)])
         case Retry(at):
             retrying = {"state": DeliveryState.RETRYING, "queued": at is not None, "at": at}
@@ -552,6 +568,8 @@ def finish(
             _fail(connection, {**ours, **dead, "finished_at": now}, outcome, now)
         case Released():
             connection.write(_CUT_SHORT, ours)
+        case Postponed(at, reason):
+            connection.write(_PUT_OFF, {**ours, "at": at, "now": now, "reason": reason})
         case Parked(reason):
             connection.write(_SET_ASIDE, {**ours, "reason": reason})
 
@@ -567,7 +585,7 @@ def _fail(
     # would count it twice.
     if isinstance(outcome, Dead) and outcome.recorded:
         return
-    told = (outcome.error, outcome.place, outcome.traceback)
+    told = (outcome.error, outcome.answer or outcome.place, outcome.traceback)
     for sequence, attempts, started_at in failed:
         begun = now if started_at is None else started_at
         # A body that cannot be decoded is dead without a run; it is recorded as the first attempt.

@@ -368,7 +368,7 @@ class SqliteInbox:
         begun = self._begun.pop(key, None)
         # The handler ended within the turn of the loop in which it began, so the start was not
         # handed over yet: start and end are written by one statement.
-        if isinstance(outcome, Done):
+        if isinstance(outcome, Done) and outcome.answer is None:
             started_at = begun[1] if begun and self._committer.withdraw(begun[0]) else None
             run = writer.RunEnd(key, now, started_at)
             await self._committer.submit(_End(self._end_runs, run))
@@ -382,6 +382,7 @@ class SqliteInbox:
         """
         delivery, claim, slot, version = begun
         terms = self._terms
+        plain = isinstance(outcome, Done) and outcome.answer is None
 
         def record(connection: apsw.Connection) -> None:
             writer.record_run(connection, terms, delivery, outcome, now)
@@ -394,11 +395,11 @@ class SqliteInbox:
             self._keys.check(connection)
 
         job: Callable[[apsw.Connection], None] = finish
-        if claim.finished and _is_new(claim.value) and isinstance(outcome, Done):
+        if claim.finished and _is_new(claim.value) and plain:
             job = _End(self._end_runs, writer.RunEnd(delivery.key, now))
         elif self._committer.withdraw(claim):
             job = record
-            if isinstance(outcome, Done):
+            if plain:
                 job = _Arrival(
                     self._add_arrivals,
                     delivery.key,

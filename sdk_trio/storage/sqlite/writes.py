@@ -25,6 +25,7 @@ from ...records.deliveries import (
     NewDelivery,
     Outcome,
     Parked,
+    Postponed,
     Released,
     Retry,
 )
@@ -306,6 +307,13 @@ UPDATE open SET attempts = attempts - (state = 'running'), state = 'received',
 WHERE {_OURS}
 """
 
+_PUT_OFF = f"""
+UPDATE open SET attempts = attempts - (state = 'running'), state = 'retrying', queued = 1,
+    started_at = NULL, next_attempt_at = ?, failed_at = ?, last_error = ?, lease_owner = NULL,
+    lease_until = NULL
+WHERE {_OURS}
+"""
+
 _SET_ASIDE = f"""
 UPDATE open SET state = 'parked', queued = 0, next_attempt_at = NULL,
     last_error = coalesce(?, last_error), lease_owner = NULL, lease_until = NULL
@@ -492,7 +500,8 @@ def record_run(
     ends that record, unless another owner holds it.
     """
     done = isinstance(outcome, Done)
-    if done and _sequence_of(connection, delivery) is None:
+    plain = isinstance(outcome, Done) and outcome.answer is None
+    if plain and _sequence_of(connection, delivery) is None:
         arrivals.add(connection, (done_at_once(delivery, now),))
         return
     admitted = claim(connection, terms, delivery)
@@ -526,6 +535,8 @@ def finish(
 ) -> None:
     """Record the outcome of a run of ours; do nothing if its lease is not ours any more."""
     if isinstance(outcome, Done):
+        if outcome.answer is not None:
+            _keep_answer(connection, terms, key, outcome.answer, now)
         end_runs(connection, terms, (RunEnd(key, now),))
         return
     place = _place_of(connection, key)
@@ -544,8 +555,31 @@ def finish(
             _fail(connection, (*dead, *ours), outcome, now)
         case Released():
             connection.execute(_CUT_SHORT, ours)
+        case Postponed(at, reason):
+            connection.execute(_PUT_OFF, (at, now, reason, *ours))
         case Parked(reason):
             connection.execute(_SET_ASIDE, (reason, *ours))
+
+
+_RUNNING = f"SELECT attempts, started_at FROM open WHERE {_OURS}"
+
+
+def _keep_answer(
+    connection: apsw.Connection, terms: LeaseTerms, key: str, answer: str, now: float
+) -> None:
+    """Record the run of a forwarded event that ended well, with what was answered."""
+    place = _place_of(connection, key)
+    if place is None or (place.is_fresh and place.lease_owner != terms.owner):
+        return
+    row: Any = (1, place.started_at)
+    if not place.is_fresh:
+        row = connection.execute(_RUNNING, (place.sequence, terms.owner)).fetchone()
+    if row is not None:
+        attempts, begun = row
+        told = ("", answer, None)
+        connection.execute(
+            _INSERT_ATTEMPT, (place.sequence, max(attempts, 1), begun or now, now, *told)
+        )
 
 
 def _fail(
@@ -559,7 +593,7 @@ def _fail(
     # would count it twice.
     if isinstance(outcome, Dead) and outcome.recorded:
         return
-    told = (outcome.error, outcome.place, outcome.traceback)
+    told = (outcome.error, outcome.answer or outcome.place, outcome.traceback)
     for sequence, attempts, started_at in failed:
         begun = now if started_at is None else started_at
         # A body that cannot be decoded is dead without a run; it is recorded as the first attempt.

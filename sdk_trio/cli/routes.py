@@ -1,0 +1,147 @@
+"""``routes list``, ``pause`` and ``resume``: where forwarded events go."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from ..errors import SdkError
+from .parse import add_format, add_who_and_why, describing
+
+if not describing():
+    import trio
+
+    from ..config import Settings
+    from ..storage.ports import Inbox
+    from ..webhooks.routes import Pause, checkpoint_of, pause_of, routes_of
+    from .settings import load
+    from .store import actor_of, open_inbox, why_unreachable
+    from .terminal import print_rows, say
+
+COLUMNS = ("name", "state", "types", "where", "url")
+
+
+class UnknownRouteError(SdkError):
+    """The settings have no route of this name."""
+
+
+def list_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``routes list``."""
+    add_format(parser)
+
+
+def list_routes(arguments: Namespace) -> int:
+    """Print the routes in their order; the first that matches an event takes it."""
+    settings = load(arguments)
+    routes = routes_of(settings)
+    as_json = arguments.format == "json"
+    pauses = trio.run(pauses_of, settings)
+    rows = []
+    for route in routes:
+        options, pause = route.options, pauses.get(route.name)
+        row: dict[str, Any] = {
+            "name": route.name,
+            "state": "paused" if pause else "open",
+            "types": list(options.types),
+            "where": list(options.where),
+            "url": options.url,
+        }
+        if as_json:
+            row |= {
+                "ordered": options.ordered,
+                "concurrency": options.concurrency,
+                "paused_at": pause and pause.at,
+                "paused_by": pause and pause.actor,
+                "reason": pause and pause.reason,
+            }
+        else:
+            row |= {"types": " ".join(options.types), "where": " ".join(options.where) or None}
+        rows.append(row)
+    print_rows(rows, COLUMNS, as_json=as_json)
+    for name, pause in pauses.items():
+        say(f"{name} is paused {pause}")
+    if not routes:
+        say("no routes: set Sdk:Forward:Routes, or run with --forward-to URL")
+    return 0
+
+
+def pause_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``routes pause``."""
+    parser.add_argument("name", metavar="NAME", help="the route, as 'routes list' names it")
+    add_who_and_why(parser)
+
+
+def pause(arguments: Namespace) -> int:
+    """Keep the events of a route in the store, until it is resumed.
+
+    Raises:
+        UnknownRouteError: the settings have no such route.
+    """
+    reason = arguments.reason or "no reason was given"
+    wanted = Pause(reason, time.time(), actor_of(arguments))
+    before = trio.run(_change, load(arguments), arguments.name, wanted)
+    if before is not None:
+        say(f"{arguments.name} was paused already, {before}")
+    else:
+        say(f"{arguments.name} is paused; a running receiver notices within a second or two")
+    return 0
+
+
+def resume_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``routes resume``."""
+    parser.add_argument("name", metavar="NAME", help="the route, as 'routes list' names it")
+
+
+def resume(arguments: Namespace) -> int:
+    """Let the events of a paused route go again.
+
+    Raises:
+        UnknownRouteError: the settings have no such route.
+    """
+    before = trio.run(_change, load(arguments), arguments.name, None)
+    if before is None:
+        say(f"{arguments.name} is not paused")
+    else:
+        say(f"{arguments.name} goes on; its events leave within seconds, the oldest first")
+    return 0
+
+
+async def pauses_of(settings: Settings) -> dict[str, Pause]:
+    """Return the pauses of routes by name; none where the store cannot be reached."""
+    routes = settings.forward.all_routes
+    if not routes or why_unreachable(settings) is not None:
+        await trio.lowlevel.checkpoint()
+        return {}
+    async with open_inbox(settings) as inbox:
+        found = {route.name: await _pause_in(inbox, route.name) for route in routes}
+    return {name: pause for name, pause in found.items() if pause is not None}
+
+
+async def _pause_in(inbox: Inbox, name: str) -> Pause | None:
+    return pause_of(await inbox.read_checkpoint(checkpoint_of(name)))
+
+
+async def _change(settings: Settings, name: str, wanted: Pause | None) -> Pause | None:
+    """Write a pause, or remove it; return the one that was there, which stays if it is one."""
+    find_route(settings, name)
+    async with open_inbox(settings) as inbox:
+        before = await _pause_in(inbox, name)
+        if (before is None) is not (wanted is None):
+            text = None if wanted is None else wanted.as_text()
+            await inbox.write_checkpoint(checkpoint_of(name), text)
+        return before
+
+
+def find_route(settings: Settings, name: str) -> int:
+    """Return the place of a route in the settings.
+
+    Raises:
+        UnknownRouteError: there is none of that name.
+    """
+    names = [route.name for route in settings.forward.all_routes]
+    if name not in names:
+        known = f"there are {', '.join(names)}" if names else "there are no routes"
+        hint = "; that of a receiver with --forward-to URL is known with --set Sdk:Forward:Url=URL"
+        raise UnknownRouteError(f"no route is named {name!r}: {known}{'' if names else hint}")
+    return names.index(name)

@@ -1,0 +1,242 @@
+"""Routes of forwarding: which events one takes, and what follows an application's answer. Pure.
+
+The first route of the list that matches an event takes it. ``forward.py`` posts the events, and
+docs/how-to/forward-to-an-application.md tells both to people.
+"""
+
+import fnmatch
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from ..base.times import rfc3339
+from ..config import Settings
+from ..config.options.forward import RouteOptions
+from ..records.deliveries import Postponed
+
+#: The runs of an event that an application refuses (4xx): one more or two, as a deployment may be
+#: under way, and not MaxAttempts, as the same request is refused again as a rule.
+FEW_ATTEMPTS = 3
+
+GONE = 410
+
+#: Statuses of a request that did not arrive whole, came too early, or was one too many: they say
+#: nothing against the event.
+_TRY_AGAIN = frozenset({408, 425, 429})
+
+#: Statuses with which an application, or a proxy before it, says that it cannot answer at present.
+_UNAVAILABLE = frozenset({429, 502, 503, 504})
+
+#: The beginning of types that this program sends to itself, as ``doctor`` does to see whether a
+#: delivery goes through: they are nobody else's.
+_OUR_OWN = "sdk_trio."
+
+#: The most characters of an answer that are kept with an attempt.
+ANSWER_CHARACTERS = 300
+
+
+@attrs.frozen
+class Condition:
+    """A JSON pointer (RFC 6901) into the body, and the value that stands there."""
+
+    path: tuple[str, ...]
+    text: str
+    value: Any
+
+    @classmethod
+    def of(cls, setting: str) -> "Condition":
+        """Read ``POINTER=VALUE``; a value that is no JSON counts as text."""
+        pointer, _, text = setting.partition("=")
+        # In this order, so that ~01 is ~1 and not a slash.
+        path = tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        return cls(path, text, value)
+
+    def holds(self, document: Any) -> bool:
+        """Say whether the value stands at the place; where there is no such place, it does not."""
+        for part in self.path:
+            if isinstance(document, dict) and part in document:
+                document = document[part]
+            elif isinstance(document, list) and part.isdecimal() and int(part) < len(document):
+                document = document[int(part)]
+            else:
+                return False
+        # 5 is meant by whoever wrote =5, whether the upstream sends a number or a text.
+        if isinstance(document, str):
+            return document in (self.value, self.text)
+        # Python holds True and 1 for equal, and JSON does not.
+        same_kind = isinstance(document, bool) is isinstance(self.value, bool)
+        return same_kind and bool(document == self.value)
+
+
+@attrs.frozen
+class Route:
+    """One route, ready to be asked."""
+
+    options: RouteOptions
+    types: re.Pattern[str]
+    conditions: tuple[Condition, ...]
+
+    @classmethod
+    def of(cls, options: RouteOptions) -> "Route":
+        """Return the route of checked settings."""
+        globs = "|".join(f"(?:{fnmatch.translate(glob)})" for glob in options.types)
+        return cls(options, re.compile(globs), tuple(map(Condition.of, options.where)))
+
+    @property
+    def name(self) -> str:
+        """The route's name."""
+        return self.options.name
+
+    def takes(self, event_type: str, document: Callable[[], Any]) -> bool:
+        """Say whether it takes an event; ``document`` reads the body, if a condition asks."""
+        if self.types.match(event_type) is None:
+            return False
+        return all(condition.holds(document()) for condition in self.conditions)
+
+
+def routes_of(settings: Settings) -> tuple[Route, ...]:
+    """Return the routes of checked settings in their order."""
+    return tuple(map(Route.of, settings.forward.all_routes))
+
+
+def first_match(routes: Sequence[Route], event_type: str, raw: bytes | None) -> int | None:
+    """Return the place of the first route that takes an event, None if none does.
+
+    ``raw`` is the body; without one, routes with conditions take nothing.
+    """
+    if event_type.startswith(_OUR_OWN):
+        return None
+    read: list[Any] = []
+
+    def document() -> Any:
+        if not read:
+            try:
+                read.append(msgspec.json.decode(raw or b"null"))
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                read.append(None)
+        return read[0]
+
+    for place, route in enumerate(routes):
+        if route.takes(event_type, document):
+            return place
+    return None
+
+
+# -- what follows a post -------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Ruling:
+    """The consequence of a post that failed, where that is not the queue's usual way.
+
+    ``retry_after`` is the least wait in seconds. ``most_attempts``: dead after so many.
+    ``put_off``: the attempt does not count. ``answer`` is the beginning of what was answered.
+    """
+
+    retry_after: float | None = None
+    most_attempts: int | None = None
+    put_off: Postponed | None = None
+    answer: str | None = None
+
+
+class PostFailedError(Exception):
+    """An event was not taken by its application; ``ruling`` says what follows."""
+
+    def __init__(self, text: str, ruling: Ruling) -> None:
+        super().__init__(text)
+        self.ruling = ruling
+
+
+@attrs.frozen
+class Judgement:
+    """The meaning of an application's status.
+
+    ``done``: it has the event. ``pauses``: it wants no more events. ``unavailable``: it cannot
+    answer at present, whatever the event. ``at_fault``: it failed, maybe because of the event.
+    ``most_attempts`` and ``retry_after`` are as of :class:`Ruling`; with ``holds``, no other event
+    is posted before ``retry_after`` either.
+    """
+
+    text: str
+    done: bool = False
+    pauses: bool = False
+    unavailable: bool = False
+    at_fault: bool = False
+    most_attempts: int | None = None
+    retry_after: float | None = None
+    holds: bool = False
+
+
+def judge(status: int, retry_after: float | None, *, longest: float) -> Judgement:
+    """Return what an answer says; a ``Retry-After`` of more than ``longest`` seconds is cut."""
+    text = f"answered {status}"
+    if 200 <= status < 300:
+        return Judgement(text, done=True)
+    if status == GONE:
+        return Judgement(f"{text}: it wants no more events", pauses=True)
+    wait = None if retry_after is None else min(retry_after, longest)
+    if status in _TRY_AGAIN or status >= 500:
+        unavailable = status in _UNAVAILABLE
+        return Judgement(
+            text,
+            unavailable=unavailable,
+            at_fault=status >= 500 and not unavailable,
+            retry_after=wait,
+            holds=unavailable and wait is not None,
+        )
+    if 300 <= status < 400:
+        # To follow would post to an address that nobody has configured.
+        text += ", a redirect, which is not followed: give the route the last address"
+    return Judgement(text, most_attempts=FEW_ATTEMPTS, retry_after=wait)
+
+
+def answer_text(status: int, body: bytes) -> str:
+    """Return a status and the beginning of a body as one line for people."""
+    shown = body[: 4 * ANSWER_CHARACTERS].decode("utf-8", "replace")
+    shown = " ".join(shown.split())[:ANSWER_CHARACTERS]
+    return f"answered {status}: {shown}" if shown else f"answered {status}"
+
+
+# -- pauses --------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Pause:
+    """A pause of a route: why, since when (Unix seconds), and who has paused it."""
+
+    reason: str
+    at: float
+    actor: str
+
+    def __str__(self) -> str:
+        return f"since {rfc3339(self.at)}, by {self.actor}: {self.reason}"
+
+    def as_text(self) -> str:
+        """Return the form in which the store keeps it."""
+        return json.dumps(attrs.asdict(self))
+
+
+def pause_of(text: str | None) -> Pause | None:
+    """Read the pause that the store keeps, None if there is none.
+
+    What cannot be read counts as a pause: to post events that somebody has stopped is worse.
+    """
+    if text is None:
+        return None
+    try:
+        return Pause(**json.loads(text))
+    except (ValueError, TypeError):
+        return Pause("its record in the store cannot be read", 0.0, "unknown")
+
+
+def checkpoint_of(route: str) -> str:
+    """Return the name under which the store keeps the pause of a route."""
+    return f"forward.paused.{route}"

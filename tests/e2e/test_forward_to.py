@@ -1,0 +1,280 @@
+"""``run --forward-to`` as people use it: the page's applications in Node and Django; commands."""
+
+import json
+import os
+import re
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+from support.daemon import Place
+from support.deliveries import SECRET
+from support.programs import node_package, program
+from support.waiting import wait_until
+
+from sdk_trio.testing import sign_delivery
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "forward-to-an-application.md"
+LOCAL = "whsec_TJ7sAxr3kVsS6yQd0Zf0fG3bA9UOe5Vh"  # a test value
+
+#: A Django project of one file around the page's view.
+DJANGO = """
+import sys
+from django.conf import settings
+settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="x", DEBUG=False)
+import django
+django.setup()
+{view}
+from django.core.wsgi import get_wsgi_application
+from django.urls import path
+urlpatterns = [path("hooks", hooks)]
+from wsgiref.simple_server import make_server
+make_server("127.0.0.1", int(sys.argv[1]), get_wsgi_application()).serve_forever()
+"""
+
+
+def code(language):
+    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    return found
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@contextmanager
+def application(words, directory, port, **environ):
+    """A process that listens on ``port``; yields the file of what it prints."""
+    out = directory / "application"
+    with out.open("w") as file:
+        process = subprocess.Popen(
+            words,
+            cwd=directory,
+            env={**os.environ, "SDK_FORWARD_SECRET": LOCAL, "PORT": str(port), **environ},
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        wait_until(lambda: listens(port) or process.poll() is not None, out.read_text)
+        yield out
+    finally:
+        process.kill()
+        process.wait()
+
+
+def listens(port):
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def in_node(directory, port, **environ):
+    modules = node_package("standardwebhooks").parent
+    (directory / "app.js").write_text(code("javascript"))
+    words = [program("node"), "app.js"]
+    return application(words, directory, port, NODE_PATH=str(modules), **environ)
+
+
+def in_django(directory, port, **environ):
+    pytest.importorskip("django")
+    (directory / "app.py").write_text(DJANGO.format(view=code("python")))
+    return application([sys.executable, "app.py", str(port)], directory, port, **environ)
+
+
+@pytest.fixture
+def place(tmp_path):
+    found = Place(tmp_path)
+    found.environ["SDK_FORWARD_SECRET"] = LOCAL
+    # A shop that has just been restarted should not be waited for by a test.
+    found.environ["SDK__WEBHOOKS__QUEUE__RETRYBASESECONDS"] = "0.05"
+    found.environ["SDK__WEBHOOKS__QUEUE__RETRYCAPSECONDS"] = "0.2"
+    return found
+
+
+def to(url):
+    return ("run", "--forward-to", url)
+
+
+def deliver(daemon, number, event="order.paid"):
+    signed = sign_delivery(event, {"id": f"o{number}"}, secret=SECRET, webhook_id=f"msg_{number}")
+    answer = httpx.post(f"{daemon.receiver}/hooks/sdk", content=signed.body, headers=signed.headers)
+    assert answer.status_code == 200, answer
+
+
+def states(place):
+    """The number of events in each state, read beside the daemon without the cost of a command."""
+    with closing(sqlite3.connect(f"file:{place.data}/inbox.db?mode=ro", uri=True)) as store:
+        return dict(store.execute("SELECT state, count(*) FROM inbox GROUP BY state"))
+
+
+@pytest.mark.parametrize("runs", [in_node, in_django], ids=["node", "django"])
+def test_the_applications_of_the_page_verify_and_take_events(place, runs):
+    port = free_port()
+    gateway = place.daemon(start=to(f"http://127.0.0.1:{port}/hooks"))
+    with runs(place.directory, port) as printed, gateway as daemon:
+        for number in range(3):
+            deliver(daemon, number)
+        wait_until(lambda: states(place) == {"done": 3}, printed.read_text)
+    told = re.findall(r"order\.paid (msg_\d)", printed.read_text())
+    assert sorted(told) == ["msg_0", "msg_1", "msg_2"]
+
+
+def test_an_application_with_another_secret_refuses_and_the_events_are_dead_letters(place):
+    port = free_port()
+    gateway = place.daemon(start=to(f"http://127.0.0.1:{port}/hooks"))
+    with in_node(place.directory, port, SDK_FORWARD_SECRET=SECRET) as printed, gateway as daemon:
+        deliver(daemon, 1)
+        wait_until(lambda: states(place) == {"dead": 1}, printed.read_text)
+        assert daemon.wait_for("webhook.dead")["error"] == "answered 401"
+        shown = place.run("events", "show", "msg_1").stdout
+    assert "answered 401" in shown
+    assert "order.paid" not in printed.read_text()
+
+
+class Scripted(ThreadingHTTPServer):
+    """An application of which a test decides the answers."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.answer = 200
+        self.seconds = 0.0
+        self.ids = []
+        Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class _Answers(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.ids.append(self.headers["webhook-id"])
+        time.sleep(self.server.seconds)
+        self.send_response(self.server.answer)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def scripted():
+    with Scripted() as server:
+        yield server
+        server.shutdown()
+
+
+def test_a_pause_of_the_application_or_of_a_command_survives_a_restart_until_it_is_resumed(
+    place, scripted
+):
+    place.environ["SDK__FORWARD__ROUTES"] = json.dumps([{"Name": "shop", "Url": scripted.url}])
+    scripted.answer = 410
+    with place.daemon() as daemon:
+        deliver(daemon, 1)
+        paused = daemon.wait_for("forward.paused")
+        assert (paused["level"], paused["route"]) == ("error", "shop")
+        wait_until(lambda: states(place) == {"retrying": 1}, daemon.log.read_text)
+    listed = place.run("routes", "list")
+    assert "paused" in listed.stdout
+    assert "by the application: answered 410" in listed.stderr
+    assert place.run("routes", "resume", "shop").returncode == 0
+    assert place.run("routes", "pause", "shop", "--reason", "migration").returncode == 0
+    scripted.answer = 200
+    before = len(scripted.ids)
+    with place.daemon() as daemon:
+        deliver(daemon, 2)
+        wait_until(lambda: states(place) == {"retrying": 2}, daemon.log.read_text)
+        assert "migration" in place.run("events", "show", "msg_2").stdout
+        assert len(scripted.ids) == before
+        assert place.run("routes", "resume", "shop").returncode == 0
+        daemon.wait_for("forward.resumed")
+        wait_until(lambda: states(place) == {"done": 2}, daemon.log.read_text)
+    document = json.loads(place.run("routes", "list", "--format", "json").stdout)
+    assert [(one["name"], one["state"], one["reason"]) for one in document] == [
+        ("shop", "open", None)
+    ]
+    unknown = place.run("routes", "pause", "shopp")
+    assert unknown.returncode == 1
+    assert "there are shop" in unknown.stderr
+
+
+def test_the_dead_letters_of_one_route_are_replayed_together(place, scripted):
+    routes = [
+        {"Name": "paid", "Url": scripted.url, "Types": ["order.paid"], "Where": ["/data/id=o1"]},
+        {"Name": "rest", "Url": scripted.url},
+    ]
+    place.environ["SDK__FORWARD__ROUTES"] = json.dumps(routes)
+    scripted.answer = 400
+    with place.daemon() as daemon:
+        deliver(daemon, 1)
+        deliver(daemon, 2)
+        deliver(daemon, 3, event="refund.created")
+        wait_until(lambda: states(place) == {"dead": 3}, daemon.log.read_text)
+        scripted.answer = 200
+        chosen = ("events", "replay", "--state", "dead", "--route", "rest", "--format", "json")
+        dry = json.loads(place.run(*chosen, "--dry-run").stdout)
+        assert [row["webhook_id"] for row in dry] == ["msg_2", "msg_3"]
+        assert place.run(*chosen, "--yes").returncode == 0
+        wait_until(lambda: states(place) == {"dead": 1, "done": 2}, daemon.log.read_text)
+    # What is left is the other route's.
+    chosen = ("events", "replay", "--state", "dead", "--route", "paid", "--format", "json")
+    (left,) = json.loads(place.run(*chosen, "--dry-run").stdout)
+    assert left["webhook_id"] == "msg_1"
+
+
+def test_a_gateway_that_is_killed_has_lost_nothing(place, scripted):
+    scripted.seconds = 0.1
+    with place.daemon(start=to(scripted.url)) as daemon:
+        for number in range(40):
+            deliver(daemon, number)
+        daemon.process.kill()
+        daemon.process.wait()
+    assert states(place).get("done", 0) < 40
+    scripted.seconds = 0.0
+    with place.daemon(start=to(scripted.url)) as daemon:
+        wait_until(lambda: states(place) == {"done": 40}, daemon.log.read_text)
+    assert set(scripted.ids) == {f"msg_{number}" for number in range(40)}
+
+
+def test_what_is_missing_is_said_before_anything_is_accepted(place):
+    del place.environ["SDK_FORWARD_SECRET"]
+    ended = place.run(*to("http://127.0.0.1:9/"))
+    assert ended.returncode == 78
+    assert "SDK_FORWARD_SECRET" in ended.stderr
+    assert "secrets new" in ended.stderr
+    (found,) = place.checked("Sdk:Forward:Url=http://127.0.0.1:9/")
+    assert (found["level"], found["key"]) == ("error", "Sdk:Forward:SecretEnvVar")
+    ended = place.run(*to("https://93.184.216.34/hooks"))
+    assert ended.returncode == 78
+    assert "AllowPublicAddresses" in ended.stderr
+
+
+def test_doctor_says_whether_somebody_listens(place, scripted):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        routes = [
+            {"Name": "up", "Url": scripted.url},
+            {"Name": "down", "Url": f"http://127.0.0.1:{nobody.getsockname()[1]}/"},
+        ]
+        place.environ["SDK__FORWARD__ROUTES"] = json.dumps(routes)
+        with place.daemon() as daemon:
+            daemon.wait_for("runtime.started")
+            assert place.run("routes", "pause", "up", "--reason", "migration").returncode == 0
+            ran = place.run("doctor", "--standalone", "--format", "json")
+            # Its own probe is nobody's event.
+            assert scripted.ids == []
+    found = [one for one in json.loads(ran.stdout) if one["check"] == "routes"]
+    told = {(one["where"], one["level"]): one["what"] for one in found}
+    assert set(told) == {("route up", "warning"), ("route up", "ok"), ("route down", "problem")}
+    assert "migration" in told["route up", "warning"]
