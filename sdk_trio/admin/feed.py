@@ -365,7 +365,9 @@ class Feed:
         for record in records:
             listener.position = record.sequence
             if listener.query.wants(record, listener.tenant_id):
-                self._watch(record)
+                # A look since then may know a later state, and has told it.
+                if record.sequence not in self._watched:
+                    self._watch(record)
                 event = await self._event(record, listener)
                 told = {"seq": record.sequence, "kind": "delivery", "at": record.received_at}
                 messages.append({**told, "event": event})
