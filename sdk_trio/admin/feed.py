@@ -62,7 +62,7 @@ HEARTBEAT_SECONDS = 15.0
 PONG_SECONDS = 20.0
 
 #: The longest wait for the answer to a closing frame, in seconds.
-CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 0.25
 
 #: Bytes of a message of a listener: it has nothing to say.
 LISTENER_BYTES = 1024
@@ -309,6 +309,7 @@ class Feed:
             nursery.start_soon(self._hear, socket, nursery.cancel_scope)
             nursery.start_soon(_ping, socket)
             await self._tell(socket, listener)
+            nursery.cancel_scope.cancel()
 
     async def _hear(self, socket: "WebSocketConnection", scope: trio.CancelScope) -> None:
         """End the conversation when the listener says something: it has nothing to say.
@@ -351,18 +352,22 @@ class Feed:
 
     async def _tell_deliveries(self, socket: "WebSocketConnection", listener: _Listener) -> bool:
         """Send the next deliveries after its position; return whether there may be more."""
-        if listener.position >= self._position:
+        # The position of the feed as of now: it moves on while the page is read.
+        until = self._position
+        if listener.position >= until:
             return False
         if "delivery" not in listener.query.kinds:
-            listener.position = self._position
+            listener.position = until
             return False
-        records = await self._next_of(listener)
-        reached = self._position if len(records) < PAGE else records[-1].sequence
+        records = await self._next_of(listener, until)
+        reached = until if len(records) < PAGE else records[-1].sequence
         messages = []
         for record in records:
             listener.position = record.sequence
             if listener.query.wants(record, listener.tenant_id):
-                self._watch(record)
+                # A look since then may know a later state, and has told it.
+                if record.sequence not in self._watched:
+                    self._watch(record)
                 event = await self._event(record, listener)
                 told = {"seq": record.sequence, "kind": "delivery", "at": record.received_at}
                 messages.append({**told, "event": event})
@@ -374,7 +379,8 @@ class Feed:
         listener.position = max(listener.position, reached)
         return listener.position < self._position
 
-    async def _next_of(self, listener: _Listener) -> Sequence[DeliveryRecord]:
+    async def _next_of(self, listener: _Listener, until: int) -> Sequence[DeliveryRecord]:
+        """Return the next deliveries of a listener, up to a sequence: a page, or fewer."""
         query = listener.query
         exact = query.types[0] if len(query.types) == 1 and "*" not in query.types[0] else None
         inbox = self._inbox
@@ -383,7 +389,7 @@ class Feed:
             type=exact,
             state=query.state,
             tenant_id=listener.tenant_id,
-            before_sequence=self._position + 1,
+            before_sequence=until + 1,
         )
         if query.most is None:
             return await find(after_sequence=listener.position, oldest_first=True, limit=PAGE)
@@ -443,6 +449,10 @@ class Feed:
             try:
                 await self._look()
             except (NotRunningError, StoreUnavailableError):
+                await trio.sleep(QUIET_SECONDS)
+            except Exception:
+                # A listener may wait; the receiver must not end for it.
+                _log.exception("admin.feed_failed")
                 await trio.sleep(QUIET_SECONDS)
 
     async def _look(self) -> None:
