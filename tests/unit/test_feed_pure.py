@@ -144,6 +144,8 @@ def test_a_quantile_lies_in_the_bucket_of_its_value(values, share):
         ("KeyError: 'deadbeef'\nmore", "KeyError: '#'"),
         ("at 0x7f01 of 3e4a9b1c77", "at # of #"),
         ("Timeout after 8 s", "Timeout after # s"),
+        ("KeyError: '13f30b71-28e4-434b-b252-572baeb7cfd8'", "KeyError: '#'"),
+        ("no customer cus_8xTq2ab of v2", "no customer # of v#"),
     ],
 )
 def test_errors_that_differ_in_numbers_are_one_group(text, group):
