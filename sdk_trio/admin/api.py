@@ -124,7 +124,7 @@ class ReplayOrder:
     actor: str | None = None
 
 
-#: What differs between errors of one cause: UUIDs, long words with digits or of hexadecimal digits
+#: The parts that differ between errors of one cause: UUIDs, long words with digits or of hexadecimal digits
 #: alone, and numbers.
 _IDS = re.compile(
     r"\b(?:[0-9a-fA-F]+-){4}[0-9a-fA-F]+\b"
