@@ -4,6 +4,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -506,6 +507,24 @@ async def test_a_conflict_is_run_again_and_commit_and_texts_are_as_anywhere_else
     await inbox.conclude("m1", effects, attempt=1, now=1001)
     assert len(tries) == 3
     assert place.applied == ["a\x1ab"]
+    await inbox.close()
+
+
+async def test_connections_from_before_a_restart_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place("postgres", tmp_path, monkeypatch)
+    inbox = await place.open("one")
+    for name in ("m1", "m2"):
+        await inbox.accept(delivery(name), leased=True)
+        await inbox.start(name, now=1000)
+        effects = partial(place.apply, key=name)
+        await inbox.conclude(name, effects, attempt=1, now=1001)
+        place.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    assert place.applied == ["m1", "m2"]
     await inbox.close()
 
 
