@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from support.command_line import CommandLine, clear_environment
-from support.postgres import remove_server
+from support.postgres import remove_server, running_server
 
 # The machine that runs this is shared and slow at times: an example may take long, a hang is
 # caught by faulthandler_timeout and by fail_after in the tests.
@@ -75,6 +75,11 @@ def command_line(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture(params=["Memory", "Sqlite"])
-def store(request, tmp_path):
-    """Settings of each store in turn, as the keys that a runtime's helpers take."""
+def store(request, tmp_path, monkeypatch):
+    """Settings of each store in turn, as the keys that a runtime's helpers take.
+
+    A file whose tests are worth a server too asks for "Postgres" by indirect parameters.
+    """
+    if request.param == "Postgres":
+        monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
     return {"Storage__Backend": request.param, "Storage__Path": str(tmp_path / "data")}

@@ -344,9 +344,6 @@ exit status: 0 fine, 1 failure, 2 usage, 69 unavailable, 78 configuration, 128 +
 number when it was cut short. Every command is described in docs/reference/command-line.md.
 """
 
-#: Commands that the documentation names and that this version does not contain.
-NOT_IN_THIS_VERSION: frozenset[str] = frozenset()
-
 _HELP = frozenset({"-h", "--help"})
 
 #: Short forms of options that are typed often; ``-n`` is a number of records.
@@ -731,7 +728,7 @@ def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
         known: the commands in full, such as ``run`` and ``events list``.
 
     Raises:
-        UsageError: the command is not in this version, or unknown; with the closest name.
+        UsageError: the command is unknown; with the closest name.
     """
     chosen = ""
     for depth, word in enumerate(arguments, start=1):
@@ -745,8 +742,6 @@ def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
 def _check(chosen: str, candidates: Sequence[str]) -> None:
     if chosen in candidates:
         return
-    if chosen in NOT_IN_THIS_VERSION:
-        raise UsageError(f"the command '{chosen}' is not in this version")
     # One suggestion: a list of guesses is a guess.
     close = difflib.get_close_matches(chosen, candidates, n=1)
     advice = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,7 @@ def migrate(arguments: Namespace) -> int:
             say(f"from {plan.source} ({size_text(plan.size)}) to {plan.target}")
             if plan.copied is not None:
                 say(f"an earlier move has come to: {plan.copied}")
+            _say_left(plan.left_behind)
             say("nothing was changed" if plan.refusal is None else f"refused: {plan.refusal}")
         return 0 if plan.refusal is None else EXIT_FAILURE
     progress = ByteProgress()
@@ -182,8 +184,14 @@ def migrate(arguments: Namespace) -> int:
     rows = [{"table": name, "rows": count} for name, count in moved.rows.items()]
     print_rows(rows, ("table", "rows"), as_json=as_json)
     say(f"moved to {address.place}, and every row compared")
+    _say_left(moved.left_behind)
     say("set Sdk:Storage:Backend to Postgres before the next start; the old file is left as it is")
     return 0
+
+
+def _say_left(tables: Sequence[str]) -> None:
+    if tables:
+        say(f"not moved, because they are the application's: the tables {', '.join(tables)}")
 
 
 def _file(settings: Settings) -> Path:

@@ -148,7 +148,8 @@ class TransferError(StorageError):
 class TransferPlan:
     """The findings before a move.
 
-    ``rows`` are those of the source, by table; ``copied`` says how far an earlier move has come, as
+    ``rows`` are those of the source, by table, ``left_behind`` an application's own tables in the
+    file, which it has to move itself; ``copied`` says how far an earlier move has come, as
     words, None without one. ``refusal`` is the reason for which it cannot begin, None without one.
     """
 
@@ -156,15 +157,17 @@ class TransferPlan:
     target: str
     size: int
     rows: dict[str, int]
+    left_behind: tuple[str, ...]
     copied: str | None = None
     refusal: str | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Transferred:
-    """The rows that were moved and compared, by table."""
+    """The rows that were moved and compared, by table, and the tables that were left."""
 
     rows: dict[str, int]
+    left_behind: tuple[str, ...]
 
 
 def plan_transfer(file: Path, address: PostgresAddress) -> TransferPlan:
@@ -178,7 +181,11 @@ def plan_transfer(file: Path, address: PostgresAddress) -> TransferPlan:
         # An older one is brought up to date by the move itself; it has other tables.
         rows = {} if older else _count_rows(source)
         plan = TransferPlan(
-            source=str(file), target=address.place, size=file.stat().st_size, rows=rows
+            source=str(file),
+            target=address.place,
+            size=file.stat().st_size,
+            rows=rows,
+            left_behind=_tables_of_application(source),
         )
         with _dialled(address) as target:
             try:
@@ -321,6 +328,15 @@ def _count_rows(source: apsw.Connection) -> dict[str, int]:
     }
 
 
+def _tables_of_application(source: apsw.Connection) -> tuple[str, ...]:
+    """Return the tables that handlers of ``transaction=True`` keep in the store's file."""
+    rows = source.execute(
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    )
+    names = {str(name) for (name,) in rows}
+    return tuple(sorted(names - sqlite_schema.OWN_TABLES - {"inbox_before"}))
+
+
 def _batch(table: MovedTable, source: str, mark: str, after: Sequence[Any]) -> str:
     """Return SQL of the next rows after a key, in the order of the keys."""
     keys = ", ".join(table.keys)
@@ -370,7 +386,7 @@ class _Move:
         for number, (step, table) in enumerate(steps[first:]):
             self._do(step, table, reached if number == 0 else None)
         self._end()
-        return Transferred(rows=self._rows)
+        return Transferred(rows=self._rows, left_behind=_tables_of_application(self._source))
 
     def _do(self, step: str, table: MovedTable, reached: _Position | None) -> None:
         key = () if reached is None else reached.key

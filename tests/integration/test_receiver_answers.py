@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 from support.deliveries import SECRET
+from support.postgres import on_every_store
 from support.serving import (
     RawWire,
     chunked,
@@ -269,6 +270,7 @@ async def test_a_rejected_id_is_not_claimed():
 # -- handled ----------------------------------------------------------------------------------
 
 
+@on_every_store
 async def test_an_inline_handler_has_ended_before_the_200(store):
     handled = []
 
@@ -288,6 +290,7 @@ async def test_an_inline_handler_has_ended_before_the_200(store):
         assert record.raw == (None if in_memory else delivery.body)
 
 
+@on_every_store
 async def test_a_finished_id_is_200_and_not_run_again(store):
     runs = []
 
@@ -305,6 +308,7 @@ async def test_a_finished_id_is_200_and_not_run_again(store):
     assert runs == ["a"]
 
 
+@on_every_store
 async def test_an_enqueued_event_is_200_before_its_handler_ends_and_is_in_the_store(store):
     gate = trio.Event()
 
@@ -362,6 +366,7 @@ async def test_a_payload_that_does_not_fit_is_dispatched_all_the_same(store, cap
 # -- not handled ------------------------------------------------------------------------------
 
 
+@on_every_store
 async def test_a_handler_that_raises_is_an_opaque_500_and_can_be_delivered_again(store):
     attempts = []
 
@@ -421,6 +426,7 @@ async def test_a_full_queue_is_503_and_the_event_is_not_in_the_store(store):
         assert (await app.store.counts())[DeliveryState.DONE] == 4
 
 
+@on_every_store
 async def test_while_it_drains_the_answer_is_503_and_nothing_is_kept(store):
     gate = trio.Event()
     started = trio.Event()
@@ -546,6 +552,7 @@ async def _deliver_fifty(app, delivery, started, gate):
     return answers
 
 
+@on_every_store
 async def test_fifty_deliveries_of_one_id_at_once_run_once(store):
     runs, started, gate = [], trio.Event(), trio.Event()
 
@@ -560,6 +567,7 @@ async def test_fifty_deliveries_of_one_id_at_once_run_once(store):
     assert len(runs) == 1
 
 
+@on_every_store
 async def test_those_who_wait_for_a_run_that_fails_get_500_and_a_redelivery_runs_again(store):
     runs, started, gate = [], trio.Event(), trio.Event()
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 from support.deliveries import settings
 from support.ports import free_port
+from support.postgres import on_every_store
 from support.serving import RawWire, asgi_headers, ask, registry, running, signed, works
 
 from sdk_trio.errors import (
@@ -220,6 +221,7 @@ async def test_shutting_down_twice_keeps_the_first_reason_and_drains(store, capl
     assert caplog.text.count("runtime.stopped") == 1
 
 
+@on_every_store
 async def test_what_the_drain_did_not_finish_is_reported_with_ids(store, caplog):
     caplog.set_level("INFO")
     runtime = Runtime(
@@ -513,6 +515,7 @@ async def test_without_a_handler_any_more_what_was_left_is_parked(sqlite):
 # -- a good guest -----------------------------------------------------------------------------
 
 
+@on_every_store
 async def test_nothing_is_left_open_after_the_end(store):
     def descriptors():
         gc.collect()

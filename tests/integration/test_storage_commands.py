@@ -210,6 +210,39 @@ def test_everything_is_moved_and_goes_on(
     assert (again.status, "moved already" in again.err) == (1, True)
 
 
+def test_every_table_and_column_is_moved(
+    command_line: CommandLine, source: Path, target: Target
+) -> None:
+    """Whoever gives a store a new table or column is reminded of the move here."""
+    from sdk_trio.storage.transfer import TABLES
+
+    assert command_line(*MOVE).status == 0
+    found: dict[str, set[str]] = {}
+    for table, column in target.execute(
+        "SELECT table_name, column_name FROM information_schema.columns "
+        "WHERE table_schema = 'sdk_trio' AND table_name <> 'delivery'"
+    ):
+        found.setdefault(table, set()).add(column)
+    # Of this database alone: its version, the numbers of its nodes, and what its rows tell.
+    for name in ("store", "node", "counter"):
+        del found[name]
+    deliveries = (found.pop(name) for name in ("arrival", "work", "ended"))
+    found["delivery"] = set().union(*deliveries) - {"lane", "bare"}
+    assert found == {table.name: set(table.columns) for table in TABLES}
+
+
+def test_tables_of_the_application_are_left_and_named(
+    command_line: CommandLine, source: Path, target: Target
+) -> None:
+    connection = apsw.Connection(str(source))
+    connection.execute("CREATE TABLE access (name TEXT)")
+    connection.close()
+    planned = command_line(*MOVE, "--dry-run", "-f", "json")
+    assert planned.document["left_behind"] == ["access"]
+    moved = command_line(*MOVE)
+    assert (moved.status, "the tables access" in moved.err) == (0, True)
+
+
 def test_a_dry_run_changes_nothing(command_line: CommandLine, source: Path, target: Target) -> None:
     shown = command_line(*MOVE, "--dry-run", "-f", "json")
     assert shown.status == 0, shown.err

@@ -16,6 +16,9 @@ import pytest
 
 _NUMBERS = itertools.count()
 
+#: For tests with the fixture ``store`` that are worth a server, too.
+on_every_store = pytest.mark.parametrize("store", ["Memory", "Sqlite", "Postgres"], indirect=True)
+
 #: Databases that are used in turn; no test needs as many at once.
 _KEPT = 8
 

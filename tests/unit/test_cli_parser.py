@@ -10,7 +10,7 @@ import pytest
 from support.deliveries import SECRET
 
 from sdk_trio.cli.main import main
-from sdk_trio.cli.parse import COMMANDS, EXAMPLES, NOT_IN_THIS_VERSION, build_parser, parse
+from sdk_trio.cli.parse import COMMANDS, EXAMPLES, build_parser, parse
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
 
@@ -48,14 +48,6 @@ def test_wrong_words_are_a_usage_error_with_advice(words, message, capsys):
     assert captured.out == ""
     assert captured.err.startswith("sdk-trio: error: ")
     assert message in captured.err
-
-
-@pytest.mark.parametrize("words", sorted(NOT_IN_THIS_VERSION))
-def test_documented_commands_that_are_missing_say_so(words, capsys):
-    assert main([*words.split(), "--whatever"]) == 2
-    assert capsys.readouterr().err == (
-        f"sdk-trio: error: the command '{words}' is not in this version\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -198,5 +190,3 @@ def test_the_page_names_every_command_and_every_option():
     assert [heading.strip() for heading in headings] == [command.words for command in COMMANDS]
     missing = {option for option in _options(build_parser()) if not re.search(rf"{option}\b", page)}
     assert not missing
-    for words in NOT_IN_THIS_VERSION:
-        assert f"`{words}`" in page

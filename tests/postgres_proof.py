@@ -1,0 +1,285 @@
+"""Long proofs of the store on PostgreSQL, each of which the suite has a small version of.
+
+    python tests/postgres_proof.py plans [--finished 1000000]
+    python tests/postgres_proof.py cancel [--seconds 60]
+    python tests/postgres_proof.py bloat [--seconds 20]
+    python tests/postgres_proof.py failover [--rounds 5]
+
+Each starts servers of its own (Debian's package ``postgresql``), prints what it measured, stops by
+itself, and ends with 1 if something is not as it should be.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from support.postgres import PostgresServer, binaries, remove_server, running_server
+from support.postgres_work import add_finished, blocks, forget_blocks, work
+
+from sdk_trio.errors import StoreUnavailableError
+from sdk_trio.records.deliveries import Done, NewDelivery, Retry
+from sdk_trio.storage.postgres.connect import PostgresAddress
+from sdk_trio.storage.postgres.inbox import PostgresInbox
+
+TERMS = {"lease_seconds": 75.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
+
+#: A statement may read so many blocks of 8 KiB more with a hundred times the history: the indexes
+#: have grown by a level or two, and a listing reads twenty rows.
+MORE_BLOCKS = 200.0
+
+#: Finished deliveries that are added by one statement.
+CHUNK = 100_000
+
+
+@asynccontextmanager
+async def opened(dsn: str, owner: str) -> AsyncIterator[PostgresInbox]:
+    inbox = await PostgresInbox.open(PostgresAddress(dsn=dsn), owner=owner, **TERMS)
+    try:
+        yield inbox
+    finally:
+        with trio.move_on_after(30, shield=True):
+            await inbox.close()
+
+
+def told(key: str) -> NewDelivery:
+    return NewDelivery(key, "order.paid", b"x" * 600, 7, time.time(), f"subject-{key}")
+
+
+def plans(finished: int) -> bool:
+    """Compare the blocks that each statement reads with few and with many finished deliveries."""
+    server = running_server()
+    dsn = server.fresh()
+    database = dsn.rpartition("=")[2]
+
+    async def measure(name: str, last: int) -> dict[str, float]:
+        async with opened(dsn, name) as inbox:
+            await work(inbox, f"{name}-before", 3, last)
+            forget_blocks(server)
+            await work(inbox, name, 10, last)
+        return blocks(server, database)
+
+    few = max(1000, finished // 100)
+    add_finished(server, database, 1, few, words=18)
+    before = trio.run(measure, "few", few)
+    for first in range(few + 1, finished + 1, CHUNK):
+        add_finished(server, database, first, min(finished, first + CHUNK - 1), words=18)
+    after = trio.run(measure, "many", finished)
+    print(f"{len(after)} statements; blocks a call with {few} and with {finished} finished")
+    for query in sorted(after, key=after.__getitem__, reverse=True)[:12]:
+        print(f"{before.get(query, 0):8.1f} {after[query]:8.1f}  {query[:110]}")
+    worst = max(after[query] - before.get(query, 0) for query in after)
+    print(f"the most that one has grown by: {worst:.0f} blocks")
+    return worst <= MORE_BLOCKS
+
+
+def cancel(seconds: float) -> bool:
+    """Cancel calls at random moments; then look for connections and transactions that are left."""
+    server = running_server()
+    dsn = server.fresh()
+    database = dsn.rpartition("=")[2]
+    dice = random.Random(7)
+    sessions = (
+        "SELECT count(*), count(*) FILTER (WHERE state <> 'idle') FROM pg_stat_activity "
+        f"WHERE datname = '{database}' AND application_name = 'sdk_trio'"
+    )
+    calls = cancelled = 0
+
+    async def one(inbox: Any, number: int) -> None:
+        nonlocal calls, cancelled
+        key = f"m{number % 97}"
+        calls += 1
+        with trio.move_on_after(dice.expovariate(100)) as scope:
+            match number % 7:
+                case 0:
+                    await inbox.accept(told(key), leased=True)
+                case 1:
+                    await inbox.claim(told(key))
+                case 2:
+                    await inbox.start(key, now=time.time())
+                case 3:
+                    await inbox.finish(key, Retry(time.time(), "no"), now=time.time())
+                case 4:
+                    await inbox.take_due(limit=5, now=time.time())
+                case 5:
+                    await inbox.find(limit=50)
+                case 6:
+                    await inbox.finish(key, Done(), now=time.time())
+        cancelled += scope.cancelled_caught
+
+    async def main() -> tuple[int, int]:
+        async with opened(dsn, "one") as inbox:
+            end, number = time.monotonic() + seconds, 0
+            while time.monotonic() < end:
+                async with trio.open_nursery() as nursery:
+                    for _ in range(40):
+                        number += 1
+                        nursery.start_soon(one, inbox, number)
+            with trio.move_on_after(30):
+                while server.execute(sessions)[0][1]:
+                    await trio.sleep(0.05)
+            left: tuple[int, int] = server.execute(sessions)[0]
+            await inbox.accept(told("last"), leased=True)
+            return left
+
+    left, busy = trio.run(main)
+    print(f"{calls} calls, {cancelled} cancelled in {seconds:g} s")
+    print(f"connections at the end: {left}, of these in a transaction or a query: {busy}")
+    return left <= 5 and not busy
+
+
+def bloat(seconds: float) -> bool:
+    """Work with an old snapshot held open and without; compare rates, dead rows and sizes."""
+    import psycopg
+
+    server = running_server()
+    dsn = server.fresh()
+    database = dsn.rpartition("=")[2]
+    figures = (
+        "SELECT sum(n_dead_tup), sum(pg_total_relation_size(relid)) / 1000000 "
+        "FROM pg_stat_user_tables WHERE relname IN ('work', 'node')"
+    )
+
+    async def run(name: str) -> tuple[float, int]:
+        done = 0
+        async with opened(dsn, name) as inbox:
+            end = time.monotonic() + seconds
+
+            async def worker(each: int) -> None:
+                nonlocal done
+                number = 0
+                while time.monotonic() < end:
+                    key = f"{name}-{each}-{number}"
+                    number += 1
+                    await inbox.accept(told(key), leased=False)
+                    for record in (await inbox.take_due(limit=1, now=time.time())).records:
+                        await inbox.start(record.key, now=time.time())
+                        await inbox.finish(record.key, Done(), now=time.time())
+                        done += 1
+
+            async with trio.open_nursery() as nursery:
+                for each in range(20):
+                    nursery.start_soon(worker, each)
+            forget_blocks(server)
+            await inbox.take_due(limit=1, now=time.time())
+        looked = sum(each for query, each in blocks(server, database).items() if "work AS" in query)
+        return done / seconds, int(looked)
+
+    rows = []
+    for name in ("without", "with"):
+        reader = psycopg.connect(dsn)
+        if name == "with":
+            reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            reader.execute("SELECT count(*) FROM sdk_trio.work")
+        rate, looked = trio.run(run, name)
+        dead, size = server.execute(figures, database)[0]
+        rows.append(looked)
+        print(
+            f"{name:8} an old snapshot: {rate:6.0f} events/s, {dead} dead rows, {size:.1f} MB, "
+            f"{looked} blocks to look for due ones"
+        )
+        reader.close()
+    server.execute("VACUUM", database)
+    dead, size = server.execute(figures, database)[0]
+    print(f"after its end and a vacuum: {dead} dead rows, {size:.1f} MB")
+    return dead < 1000
+
+
+def failover(rounds: int) -> bool:
+    """Kill the primary under load, promote its standby, and tell how long nothing is taken."""
+    programs = binaries()
+    if programs is None:
+        raise SystemExit("no PostgreSQL server is installed: apt-get install postgresql")
+    noticed, recovered = [], []
+    lost = 0
+    for _ in range(rounds):
+        primary = PostgresServer(programs)
+        primary.start()
+        standby = PostgresServer(programs, primary=primary)
+        standby.start()
+        primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        primary.execute("SELECT pg_reload_conf()")
+        name = primary.empty().rpartition("=")[2]
+        dsn = f"host={primary.directory},{standby.directory} user=owner dbname={name}"
+        first, again, missing = trio.run(_fail_over, dsn, primary, standby)
+        noticed.append(first)
+        recovered.append(again)
+        lost += missing
+        standby.remove()
+        primary.remove()
+    print(f"{rounds} failovers; acknowledged and lost: {lost}")
+    for what, each in (("first error", noticed), ("taken again, after the promotion", recovered)):
+        print(f"{what}: median {statistics.median(each):.2f} s, longest {max(each):.2f} s")
+    return not lost
+
+
+async def _fail_over(
+    dsn: str, primary: PostgresServer, standby: PostgresServer
+) -> tuple[float, float, int]:
+    acknowledged: set[str] = set()
+    first_error = trio.Event()
+    taken_again = trio.Event()
+    times: dict[str, float] = {}
+    async with opened(dsn, "one") as inbox:
+
+        async def send(number: int) -> None:
+            for each in range(1_000_000):
+                key = f"m{number}-{each}"
+                try:
+                    await inbox.accept(told(key), leased=False)
+                except StoreUnavailableError:
+                    times.setdefault("error", time.monotonic())
+                    first_error.set()
+                    await trio.sleep(0.05)
+                else:
+                    acknowledged.add(key)
+                    if "promoted" in times:
+                        times.setdefault("again", time.monotonic())
+                        taken_again.set()
+
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(send, number)
+            await trio.sleep(1.0)
+            killed = time.monotonic()
+            await trio.to_thread.run_sync(primary.kill)
+            await first_error.wait()
+            await trio.to_thread.run_sync(standby.promote)
+            times["promoted"] = time.monotonic()
+            with trio.fail_after(60):
+                await taken_again.wait()
+            await trio.sleep(0.5)
+            nursery.cancel_scope.cancel()
+        known: set[str] = set()
+        wanted = sorted(acknowledged)
+        for begin in range(0, len(wanted), 1000):
+            known |= await inbox.known(wanted[begin : begin + 1000])
+    missing = len(acknowledged - known)
+    return times["error"] - killed, times["again"] - times["promoted"], missing
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="proof", required=True)
+    commands.add_parser("plans").add_argument("--finished", type=int, default=1_000_000)
+    commands.add_parser("cancel").add_argument("--seconds", type=float, default=60.0)
+    commands.add_parser("bloat").add_argument("--seconds", type=float, default=20.0)
+    commands.add_parser("failover").add_argument("--rounds", type=int, default=5)
+    arguments = vars(parser.parse_args())
+    proof = {"plans": plans, "cancel": cancel, "bloat": bloat, "failover": failover}
+    begun = time.monotonic()
+    try:
+        good = proof[arguments.pop("proof")](**arguments)
+    finally:
+        remove_server()
+    print(f"{'fine' if good else 'NOT AS IT SHOULD BE'}, {time.monotonic() - begun:.0f} s")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
