@@ -2,8 +2,9 @@
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -247,6 +248,20 @@ class HostLoop:
             # Ours, if there was one: then it is Trio's own that is raised.
             await trio.lowlevel.checkpoint_if_cancelled()
             raise
+
+
+@contextmanager
+def asyncio_loop() -> Iterator[HostLoop]:
+    """Run a loop of asyncio in a thread for the block: for tests of ``asyncio=True`` handlers."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="asyncio", daemon=True)
+    thread.start()
+    try:
+        yield HostLoop(loop)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 async def _captured(call: Callable[[], Awaitable[None]]) -> "outcome.Outcome[None]":

@@ -1,14 +1,15 @@
 """A runtime under test: real sockets on the loopback address, its store in memory."""
 
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
 import trio
 
+from ..asgi import asyncio_loop
 from ..config import Secret, Settings
 from ..errors import NotRunningError
 from ..events import Event
@@ -67,6 +68,7 @@ class RecordedHandlers(HandlerRegistry):
         # The registrations are shared: a test may add one before the start.
         vars(self).update(vars(registry))
         self._bind = registry.bind
+        self._given = registry
         self.raised: dict[str, BaseException] = {}
 
     def bind(self, services: Services[Any]) -> BoundHandlers:
@@ -77,6 +79,16 @@ class RecordedHandlers(HandlerRegistry):
             by_type={name: self._record(handler) for name, handler in bound.by_type.items()},
             fallback=bound.fallback and self._record(bound.fallback),
         )
+
+    @contextmanager
+    def beside_asyncio(self) -> Iterator[None]:
+        """Run a loop of asyncio in a thread for the block, if a handler has ``asyncio=True``."""
+        if not self.needs_host_loop:
+            yield
+            return
+        with asyncio_loop() as loop:
+            self._given.host_loop = loop
+            yield
 
     def _record(self, bound: BoundHandler) -> BoundHandler:
         return attrs.evolve(bound, handler=RecordedHandler(bound.handler, self.raised))
@@ -277,6 +289,7 @@ async def running_app(
                 directory = stack.enter_context(TemporaryDirectory())
                 store = {"Storage:Backend": "Sqlite", "Storage:Path": directory}
             settings = settings_for_tests(store)
+        stack.enter_context(recorded.beside_asyncio())
         runtime = Runtime(settings, recorded)
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)

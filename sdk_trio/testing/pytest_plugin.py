@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..config import Settings
     from ..webhooks import HandlerRegistry
     from . import AppUnderTest, MockUpstream
+    from .application import RecordedHandlers
 
 try:
     # pytest loads this file in every project that has the package, with or without pytest-trio.
@@ -80,22 +81,31 @@ def _sdk_client(request: pytest.FixtureRequest) -> "Client | None":
     return upstream.client()
 
 
+@pytest.fixture
+def _sdk_recorded(sdk_handlers: "HandlerRegistry") -> "Iterator[RecordedHandlers]":
+    """Return the handlers with recorders around them, and an asyncio loop beside if they ask."""
+    from .application import RecordedHandlers
+
+    recorded = RecordedHandlers(sdk_handlers)
+    # Not in the fixture of the app: the loop has to outlive the drain, which ends after that.
+    with recorded.beside_asyncio():
+        yield recorded
+
+
 @trio_fixture  # type: ignore[untyped-decorator]  # pytest-trio has no types
 async def sdk_app(  # noqa: ASYNC900,ASYNC911 - pytest-trio runs it in a task of its own
     nursery: "trio.Nursery",
-    sdk_handlers: "HandlerRegistry",
+    _sdk_recorded: "RecordedHandlers",
     sdk_settings: "Settings",
     _sdk_client: "Client | None",
 ) -> AsyncIterator["AppUnderTest"]:
     """Run the handlers in a real runtime on a free port; it is drained after the test."""
     from ..runtime import Runtime
     from . import AppUnderTest
-    from .application import RecordedHandlers
 
-    recorded = RecordedHandlers(sdk_handlers)
-    runtime = Runtime(sdk_settings, recorded, client=_sdk_client)
+    runtime = Runtime(sdk_settings, _sdk_recorded, client=_sdk_client)
     await nursery.start(runtime.run)
-    yield AppUnderTest(runtime, recorded.raised)
+    yield AppUnderTest(runtime, _sdk_recorded.raised)
     runtime.shut_down("the test ended")
 
 

@@ -355,6 +355,12 @@ class HandlerRegistry:
         self._around.append(surrounding)
         return surrounding
 
+    @property
+    def needs_host_loop(self) -> bool:
+        """Say whether a handler has ``asyncio=True``, so that a start without a loop fails."""
+        given = (*self._registrations.values(), self._fallback)
+        return any(each is not None and each.asyncio for each in given)
+
     def __iter__(self) -> Iterator[str]:
         """Iterate over the wire types that have a handler."""
         return iter(self._registrations)

@@ -3,6 +3,7 @@
 What a thread does is told by events that it sets and waits for, with a net under each wait.
 """
 
+import asyncio
 import contextvars
 import threading
 from contextlib import contextmanager
@@ -440,7 +441,28 @@ async def test_the_kit_of_the_tests_runs_them_too():
     def grant(event):
         seen.append(event.data.id)
 
+    @handlers.on(OrderCreatedEvent, asyncio=True)
+    async def note(event):
+        await asyncio.sleep(0)
+        seen.append(event.type)
+
     options = settings(Webhooks__Secret=Secret(SECRET, made_for_tests=True))
     async with running_app(handlers, options) as app:
         await app.deliver(OrderPaidEvent, {"id": "o_7"}, expect="done")
-    assert seen == ["o_7"]
+        await app.deliver(OrderCreatedEvent, expect="done")
+    assert seen == ["o_7", "order.created"]
+
+
+@pytest.fixture
+def sdk_handlers():
+    handlers = HandlerRegistry()
+
+    @handlers.on(OrderCreatedEvent, asyncio=True, enqueue=True)
+    async def slow(event):
+        await asyncio.sleep(0.2)
+
+    return handlers
+
+
+async def test_the_fixture_of_the_kit_keeps_its_asyncio_loop_until_the_drain_has_ended(deliver):
+    await deliver(OrderCreatedEvent, settle=False)

@@ -58,7 +58,10 @@ def sdk_handlers():
 @pytest.fixture
 def project(pytester):
     """A user's project with an application and a conftest; returns how to run its tests."""
-    pytester.makeini("[pytest]\ntrio_mode = true\npythonpath = .\nfilterwarnings = error\n")
+    pytester.makeini(
+        "[pytest]\ntrio_mode = true\npythonpath = .\nfilterwarnings = error\n"
+        "addopts = -p no:faker\n"
+    )
     pytester.makepyfile(application=APPLICATION)
     pytester.makeconftest(CONFTEST)
 
