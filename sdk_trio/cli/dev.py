@@ -46,7 +46,7 @@ if not describing():
     from ..webhooks.simulator import PREFIX
     from .application import import_registry
     from .run import announcement, begin_logs, serve, tell_console
-    from .settings import assignments, read
+    from .settings import DEV_DEFAULTS, assignments, read
     from .sign import DEV_SECRET_NAME, provide_dev_secret
     from .terminal import print_text, program_name, say
 
@@ -54,11 +54,6 @@ if not describing():
 
 _BIND = "Sdk:Server:Bind"
 _ADMIN_BIND = "Sdk:Admin:Bind"
-
-#: The settings of ``dev``; a ``--set`` of the user's wins over them.
-# HTTPS is not asked for, because a trial on this machine has no certificate; both are what a
-# newcomer would have to find out first.
-_DEFAULTS = {"Sdk:Environment": "Development", "Sdk:Webhooks:RequireHttps": "false"}
 
 
 def dev_arguments(parser: ArgumentParser) -> None:
@@ -94,7 +89,7 @@ def dev(arguments: Namespace) -> int:
     loaded = read(
         arguments,
         defaults={
-            **_DEFAULTS,
+            **DEV_DEFAULTS,
             **port_settings(arguments.port),
             **forward_settings(arguments.forward_to),
         },

@@ -663,6 +663,13 @@ def forward_settings(url: str | None) -> dict[str, str]:
     return {} if url is None else {"Sdk:Forward:Url": url}
 
 
+def add_dev(parser: argparse.ArgumentParser) -> None:
+    """Add ``--dev``: examine what ``dev`` runs."""
+    parser.add_argument(
+        "--dev", action="store_true", help="as 'dev' runs: Development, its own secret, no token"
+    )
+
+
 def add_who_and_why(parser: argparse.ArgumentParser) -> None:
     """Add the reason and the actor of a change of a tenant."""
     parser.add_argument("--reason", metavar="R", help="why, for the audit trail and messages")

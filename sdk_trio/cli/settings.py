@@ -17,7 +17,7 @@ import attrs
 
 from .._version import __version__
 from ..errors import EXIT_CONFIGURATION
-from .parse import UsageError, add_format, describing
+from .parse import UsageError, add_dev, add_format, describing
 
 if not describing():
     from ..config import (
@@ -29,6 +29,7 @@ if not describing():
         read_settings,
         unmet_needs,
     )
+    from ..config.check import WEBHOOK_SECRET
     from ..config.options import DEVELOPMENT, environment_meant
     from ..config.show import DEFAULT_ORIGIN
     from ..config.sources import below_root, split_mapping_key
@@ -63,6 +64,22 @@ def read(
     # Known with invalid settings, too: main asks for it when it words the error.
     arguments.development = loaded.is_development
     return loaded
+
+
+#: The settings of ``dev``; a ``--set`` of the user's wins over them.
+# HTTPS is not asked for, because a trial on this machine has no certificate; both are what a
+# newcomer would have to find out first.
+DEV_DEFAULTS = {"Sdk:Environment": "Development", "Sdk:Webhooks:RequireHttps": "false"}
+
+
+def read_to_examine(arguments: Namespace) -> Loaded:
+    """Read the settings of the receiver that ``doctor`` or ``config check`` looks at.
+
+    With ``--dev`` they are those of ``dev``, which makes its secret by itself.
+    """
+    if arguments.dev:
+        return read(arguments, standalone=True, defaults=DEV_DEFAULTS)
+    return read(arguments, standalone=arguments.standalone, receiver=True)
 
 
 def load(arguments: Namespace) -> Settings:
@@ -147,12 +164,13 @@ def check_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--standalone", action="store_true", help="check for the receiver alone: no AccessToken"
     )
+    add_dev(parser)
     add_format(parser)
 
 
 def check(arguments: Namespace) -> int:
     """Print every problem and warning at once; 78 if there is a problem."""
-    loaded = read(arguments, standalone=arguments.standalone, receiver=True)
+    loaded = read_to_examine(arguments)
     problems = list(loaded.problems)
     if loaded.settings is not None:
         # `run` refuses these at its start only; a check before a deployment must not wait for that.
@@ -169,6 +187,8 @@ def check(arguments: Namespace) -> int:
             for problem in found:
                 print_text(f"{level}: {problem}")
         say(f"errors: {len(problems)}, warnings: {len(loaded.warnings)}")
+        if any(problem.key == WEBHOOK_SECRET for problem in problems):
+            say("to try things out no secret is needed: 'config check --dev', 'doctor --dev'")
     return EXIT_CONFIGURATION if problems else 0
 
 

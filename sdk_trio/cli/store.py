@@ -109,6 +109,9 @@ async def open_tenants(
     in_memory = settings.storage.backend is StorageBackend.MEMORY
     if missing is not None and (in_memory or not creates):
         raise StoreUnavailableError(missing)
+    if missing is not None:
+        # A mistyped directory makes a store that nobody looks into.
+        say(f"note: {missing.partition(':')[0]}, so a new one is made")
     async with storage.open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
         yield TenantService(settings, store.tenants)
 

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, TypeVar
 
 import attrs
 
-from ..config.secret import MASK
+from ..config.secret import LEAST_MASKED, MASK
 from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
 from .json_text import UnreadableJsonError, read_json
 
@@ -313,13 +313,14 @@ def without_frames(error: X) -> X:
 
 
 def mask(text: str, secrets: Iterable[str]) -> str:
-    """Replace ``secrets`` in ``text``; an empty one replaces nothing.
+    """Replace ``secrets`` in ``text``, but those that are too short to be any.
 
     They are found in JSON too, where any character may be written as an escape, so that the parsed
     body does not hold them either.
     """
     for secret in secrets:
-        if not secret:
+        # A shorter one is no real secret, and would take letters out of every word.
+        if len(secret) < LEAST_MASKED:
             continue
         # The plain spelling first: it is nearly all there is, and needs no pattern.
         text = text.replace(secret, MASK)

@@ -172,7 +172,8 @@ def shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "a list"
     if isinstance(value, int | float):
-        return "this number"
+        text = repr(value)
+        return text if len(text) <= LONGEST_QUOTED else "this number"
     return f"a value of type {type(value).__name__}"
 
 

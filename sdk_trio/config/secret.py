@@ -19,6 +19,10 @@ from .fields import KeyDerivation
 
 MASK: Final = "********"
 
+#: The shortest secret, in characters, that is masked in messages. A shorter text is no real secret,
+#: and masking it would garble every word that holds it.
+LEAST_MASKED = 8
+
 
 @final
 class Secret:

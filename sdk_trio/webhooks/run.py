@@ -16,6 +16,7 @@ import trio
 from ..base.http import Deadline, Expiry
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
+from ..config.secret import LEAST_MASKED
 from ..errors import HandlerAbortedError, StoreLostError, StoreUnavailableError
 from ..events import Drift, Event, decode_event
 from ..records.deliveries import (
@@ -81,10 +82,6 @@ STORE_RETRY_SECONDS = 1.0
 _DONE = Done()
 
 _BUSY = answers.unavailable(BUSY_RETRY_SECONDS)
-
-#: The shortest secret, in characters, that is masked in handlers' messages. A shorter text is no
-#: real secret, and masking it would garble messages.
-LEAST_MASKED = 8
 
 
 @attrs.define

@@ -14,6 +14,7 @@ from support.deliveries import SECRET
 from support.doctor import Doctor
 
 from sdk_trio.cli.doctor import Report, machine, store
+from sdk_trio.cli.sign import provide_dev_secret
 from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.runtime.presence import SETTINGS_SECRET, Presence, announced
@@ -53,6 +54,23 @@ def test_invalid_settings_are_all_listed_and_nothing_else_is_looked_at(doctor):
     ]
     assert all(f["remedy"] for f in problems)
     assert found.of("secrets") == []
+
+
+def test_a_directory_of_dev_is_examined_as_dev_runs_it(doctor, command_line):
+    doctor.monkeypatch.delenv("SDK__WEBHOOKS__SECRET")
+    refused = doctor()
+    assert refused.status == 78
+    assert "doctor --dev" in refused.one("settings", "note", "valid settings")["remedy"]
+    checked = command_line("config", "check")
+    assert checked.status == 78
+    assert "config check --dev" in checked.err
+    found = doctor("--dev", "--offline")
+    found.one("settings", "note", "'dev' has not been started here yet")
+    provide_dev_secret(str(doctor.data))
+    found = doctor("--dev", "--offline")
+    assert [f for f in found.findings if f["level"] == "problem"] == []
+    found.one("secrets", "ok", "KeyDerivation")
+    assert command_line("config", "check", "--dev").status == 0
 
 
 def test_the_remedy_of_a_setting_is_what_to_do_about_it(doctor, tmp_path):

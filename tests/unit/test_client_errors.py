@@ -72,6 +72,10 @@ def test_the_token_is_masked_where_the_answer_repeats_it():
     assert errors.MASK in str(error)
 
 
+def test_a_token_of_a_few_letters_garbles_no_message():
+    assert "bad token" in str(answered(401, b'{"detail": "bad token"}', token="t"))
+
+
 @given(st.integers(300, 599), st.binary())
 def test_any_body_makes_an_error_that_can_be_shown(status, content):
     error = answered(status, content)

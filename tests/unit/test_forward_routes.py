@@ -276,6 +276,11 @@ def test_a_file_of_settings_has_its_routes(tmp_path, monkeypatch):
         load_settings(standalone=True)
 
 
+def test_a_wrong_number_is_shown():
+    (problem,) = bound({"Routes": [{"Url": URL, "Concurrency": 1.5}]}).problems
+    assert problem.message == "must be a whole number, not 1.5"
+
+
 def test_the_schema_has_the_keys_of_a_route():
     section = json_schema()["properties"]["Sdk"]["properties"]["Forward"]["properties"]["Routes"]
     assert section["type"] == "array"

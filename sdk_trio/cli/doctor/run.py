@@ -16,7 +16,7 @@ from typing import TypeAlias
 import attrs
 
 from ...errors import EXIT_CONFIGURATION, EXIT_FAILURE, SdkError
-from ..parse import REFERENCE, add_format, describing
+from ..parse import REFERENCE, add_dev, add_format, describing
 from . import Finding, Level, Report, ranked
 
 if not describing():
@@ -26,7 +26,8 @@ if not describing():
     from ...storage.examine import Examination
     from ..application import import_registry
     from ..receiver import NobodyThereError
-    from ..settings import read
+    from ..settings import read_to_examine
+    from ..sign import read_dev_secret
     from ..terminal import is_terminal, print_json, print_text, say
     from .machine import (
         check_clock,
@@ -58,6 +59,7 @@ def doctor_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--standalone", action="store_true", help="examine the receiver alone: no AccessToken"
     )
+    add_dev(parser)
     parser.add_argument("--offline", action="store_true", help="do not call the upstream")
     add_format(parser)
 
@@ -68,22 +70,39 @@ def doctor(arguments: Namespace) -> int:
     Raises:
         UsageError: an argument is wrong.
     """
-    loaded = read(arguments, standalone=arguments.standalone, receiver=True)
+    loaded = read_to_examine(arguments)
     first = Report("settings")
     check_settings(loaded, first)
     findings = first.findings
     settings = loaded.settings
     if settings is not None:
+        if arguments.dev:
+            arguments.standalone = not settings.has_access_token
+            settings = _with_dev_secret(settings, first)
         handled = _Handled(arguments.app)
         findings += trio.run(partial(_examine, loaded, settings, handled, arguments))
     else:
-        first.note("doctor", "everything else needs valid settings, and was not looked at")
+        first.note(
+            "doctor",
+            "everything else needs valid settings, and was not looked at",
+            "'doctor --dev' examines what 'dev' runs, which needs neither secret nor token",
+        )
     _show(ranked(findings), as_json=arguments.format == "json")
     if settings is None:
         return EXIT_CONFIGURATION
     # Warnings do not fail: doctor runs before deployments, which must not stop for what may go
     # wrong one day.
     return EXIT_FAILURE if any(f.level is Level.PROBLEM for f in findings) else 0
+
+
+def _with_dev_secret(settings: Settings, report: Report) -> Settings:
+    """Return the settings with the secret of ``dev``, if it has been started here."""
+    secret = read_dev_secret(settings.storage.path)
+    if secret is None:
+        report.note(settings.storage.path, "'dev' has not been started here yet", "sdk-trio dev")
+        return settings
+    webhooks = attrs.evolve(settings.webhooks, secret=secret, secrets=settings.webhooks.all_secrets)
+    return attrs.evolve(settings, webhooks=webhooks)
 
 
 @attrs.define
