@@ -124,8 +124,8 @@ class ReplayOrder:
     actor: str | None = None
 
 
-#: The parts that differ between errors of one cause: UUIDs, long words with digits or of hexadecimal digits
-#: alone, and numbers.
+#: The parts that differ between errors of one cause: UUIDs, long words that have digits or are of
+#: hexadecimal digits alone, and numbers.
 _IDS = re.compile(
     r"\b(?:[0-9a-fA-F]+-){4}[0-9a-fA-F]+\b"
     r"|\b(?=\w*[0-9])\w{8,}\b|\b[0-9a-fA-F]{8,}\b|0x[0-9a-fA-F]+|[0-9]+"
