@@ -64,6 +64,9 @@ _log = get_logger("runtime")
 #: A process that has served for this long, in seconds, was no failure: the next one begins at once.
 STEADY_SECONDS: Final = 5.0
 
+#: One that ends earlier than this, in seconds, has served nobody.
+USELESS_SECONDS: Final = 1.0
+
 #: The pause before the second successor in a row, in seconds, doubled for each further one, and the
 #: longest. An event that ends its process each time is dead after a few runs; what lasts longer is
 #: a fault of the machine or of the application, which haste does not mend.
@@ -493,7 +496,7 @@ class Processes:
         """
         self._ends_in_all += 1
         now = trio.current_time()
-        steady = served >= STEADY_SECONDS or any(
+        steady = served >= USELESS_SECONDS or any(
             other.ready_at is not None and now - other.ready_at >= STEADY_SECONDS
             for other in self._processes.values()
         )

@@ -341,9 +341,12 @@ def die_with(supervisor: int) -> None:
     Elsewhere than on Linux the end of the socket pair is noticed by the event loop alone.
     """
     if sys.platform == "linux":
-        import ctypes
+        # Some sandboxes have no memory for ctypes, which wants some that is writable and executable
+        # (MemoryDenyWriteExecute= of systemd, with an older libffi).
+        with suppress(ImportError, MemoryError, OSError):
+            import ctypes
 
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # It may have died before the wish was made: then another process is the parent already.
     if os.getppid() != supervisor:
         _end()

@@ -40,6 +40,7 @@ async def open_store(
     lease_seconds: float = LEASE_SECONDS,
     sole: bool = False,
     claims: bool = True,
+    in_turn: bool = False,
 ) -> "AsyncIterator[Store]":
     """Open the store that ``settings.storage`` names, and close it at the end of the block.
 
@@ -53,6 +54,7 @@ async def open_store(
         sole: the caller holds the lock of the data directory, so no other runtime uses the store.
         claims: with ``sole``, this process alone runs deliveries, so that the claim of a new key
             need not be waited for (docs/adr/0047-one-sync-for-an-inline-delivery.md).
+        in_turn: several processes run deliveries on this store.
 
     Raises:
         OptionsValidationError: the extra of the backend or its connection string is missing.
@@ -64,7 +66,9 @@ async def open_store(
     """
     from .ports import Store
 
-    inbox = await _open(settings, owner, lease_seconds, sole=sole, claims=sole and claims)
+    inbox = await _open(
+        settings, owner, lease_seconds, sole=sole, claims=sole and claims, in_turn=in_turn
+    )
     try:
         yield Store(inbox)
     finally:
@@ -82,7 +86,13 @@ async def open_inbox(
 
 
 async def _open(
-    settings: "Settings", owner: str, lease_seconds: float, *, sole: bool, claims: bool
+    settings: "Settings",
+    owner: str,
+    lease_seconds: float,
+    *,
+    sole: bool,
+    claims: bool,
+    in_turn: bool,
 ) -> "MemoryInbox | SqliteInbox | PostgresInbox":
     await trio.lowlevel.checkpoint()
     backend = str(settings.storage.backend)
@@ -103,6 +113,7 @@ async def _open(
     if backend == "Sqlite":
         from .data_directory import create_data_directory, refuse_other_runtime
         from .sqlite.claims import CLAIMS_NAME
+        from .sqlite.committer import TURN_NAME
         from .sqlite.inbox import SqliteInbox
         from .sqlite.schema import DATABASE_NAME
 
@@ -115,6 +126,7 @@ async def _open(
             payload_seconds=payload_seconds,
             claims=directory / CLAIMS_NAME if claims else None,
             before_migration=None if sole else partial(refuse_other_runtime, directory),
+            turn=directory / TURN_NAME if in_turn else None,
         )
     address = postgres_address(settings)
     from .postgres.inbox import PostgresInbox

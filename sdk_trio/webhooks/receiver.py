@@ -421,6 +421,7 @@ class WebhookReceiver:
                 owner=share.owner or str(uuid.uuid4()),
                 sole=share.singletons,
                 claims=share.deliveries,
+                in_turn=share is not WHOLE,
             )
         )
         if not self.settings.multi_tenant.enabled:

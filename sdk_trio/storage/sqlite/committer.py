@@ -26,6 +26,7 @@ finds damage, nothing is written any more, and every call is refused until the p
 """
 
 import math
+import os
 import queue
 import threading
 import time
@@ -38,6 +39,11 @@ from typing import Any, Generic, TypeVar, cast
 import apsw
 import trio
 
+try:
+    import fcntl
+except ImportError:  # Windows, where one process alone receives
+    fcntl = None  # type: ignore[assignment]
+
 from ...base.logs import get_logger
 from ...errors import StoreLostError, StoreUnavailableError
 from .connect import connect_reader
@@ -46,6 +52,9 @@ from .files import DAMAGE, StoreFile, may_pass
 T = TypeVar("T")
 
 _log = get_logger("storage")
+
+#: Name of the file, beside the database, by whose lock several processes write one after the other.
+TURN_NAME = "inbox.turn"
 
 #: The most jobs in one transaction. It bounds the work that is redone when one of them fails, and
 #: the time that the first job waits for the last.
@@ -88,6 +97,16 @@ ON CONFLICT DO UPDATE SET value = CASE value WHEN '' THEN '1' ELSE '' END
 def sync_log(connection: apsw.Connection) -> None:
     """Write something of no meaning: a job whose commit syncs all that was not synced before it."""
     connection.execute(_PROOF)
+
+
+def open_turn(file: str) -> int:
+    """Open the file whose lock says which process writes; it is empty, and stays.
+
+    Raises:
+        OSError: it cannot be made, or is a link.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+    return os.open(file, flags, 0o600)
 
 
 _CRASHED = "the store's thread has failed; restart the process and report the traceback"
@@ -194,6 +213,8 @@ class Committer(trio.abc.Instrument):
             after an error that left the connection unusable.
         translate: turns an error of SQLite into the exception that callers get.
         name: the thread's name.
+        turn: a file by whose lock several such threads, each in a process of its own, write one
+            after the other; None: there is no other.
     """
 
     def __init__(
@@ -203,7 +224,9 @@ class Committer(trio.abc.Instrument):
         translate: Callable[[apsw.Error], StoreUnavailableError],
         *,
         name: str,
+        turn: str | None = None,
     ) -> None:
+        self._turn = None if turn is None else open_turn(turn)
         self._file = file
         self._connect = connect
         self._translate = translate
@@ -509,7 +532,10 @@ class Committer(trio.abc.Instrument):
                 batch, last = self._take_batch()
                 if batch:
                     self._wrote = False
-                    self._commit(batch)
+                    try:
+                        self._commit(batch)
+                    finally:
+                        self._end_turn()
                     self._call(self._deliver, batch, self._wrote)
                     self._checkpoint()
                 batch = []
@@ -521,6 +547,8 @@ class Committer(trio.abc.Instrument):
             self._disconnect()
             if self._opened is not None:
                 self._opened.close()
+            if self._turn is not None:
+                os.close(self._turn)
             self._call(self._end, crashed)
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
@@ -535,6 +563,7 @@ class Committer(trio.abc.Instrument):
         taken = self._taken
         if not taken:
             taken += self._queue.get()
+        self._take_turn()
         while len(taken) < BATCH_LIMIT and not self._queue.empty():
             taken += self._queue.get_nowait()
         batch: list[_Entry[Any]] = []
@@ -548,6 +577,19 @@ class Committer(trio.abc.Instrument):
             if entry.single:
                 break
         return batch, False
+
+    def _take_turn(self) -> None:
+        """Wait until no other process writes; what arrives meanwhile joins the batch.
+
+        SQLite's own wait for its write lock sleeps and asks again, which is unfair and takes a
+        batch that was chosen before.
+        """
+        if self._turn is not None:
+            fcntl.flock(self._turn, fcntl.LOCK_EX)
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def _commit(self, batch: Sequence[_Entry[Any]]) -> None:
         """Run ``batch`` in one transaction, or each job in its own when one of them raises.

@@ -161,6 +161,7 @@ class SqliteInbox:
         payload_seconds: float,
         claims: str | os.PathLike[str] | None = None,
         before_migration: Callable[[], None] | None = None,
+        turn: str | os.PathLike[str] | None = None,
     ) -> "SqliteInbox":
         """Open the database file ``path``, creating or migrating its tables.
 
@@ -174,6 +175,8 @@ class SqliteInbox:
             claims: the claims file, for the one process that runs deliveries: :meth:`claim_new`
                 needs it. None: every claim is waited for.
             before_migration: called, in a thread, before a file of an earlier version is changed.
+            turn: the file by whose lock several processes that run deliveries write one after the
+                other; None: this is the only one.
 
         Raises:
             StoreVersionError: the file is of a newer version or of another program.
@@ -193,6 +196,7 @@ class SqliteInbox:
             partial(connect_writer, file, before_migration),
             partial(describe_failure, file=file),
             name="sdk_trio-inbox",
+            turn=None if turn is None else os.fspath(turn),
         )
         inbox = cls(file, terms, committer)
         try:
