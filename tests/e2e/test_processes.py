@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import pytest
 import trio
+from processes import kill_processes
 from support.daemon import Daemon, Place
 from support.deliveries import SECRET
+from support.postgres import running_server
 from support.senders import Senders
 from support.service_manager import service_manager
 from support.waiting import PATIENCE_SECONDS, until, wait_until
@@ -282,3 +284,15 @@ async def test_a_service_manager_talks_with_the_supervisor_alone(tmp_path: Path)
         assert await manager.stop(daemon) == 0
         await manager.said("STOPPING=1", after=place)
     assert any("WATCHDOG=1" in message for message in manager.messages)
+
+
+async def test_kills_on_postgresql_lose_nothing_and_keep_the_order_of_tenant_and_subject(
+    tmp_path: Path,
+) -> None:
+    dsn = running_server().fresh()
+    report = await kill_processes(
+        tmp_path, events=400, processes=3, every=1.0, seed=2, dsn=dsn, seconds=300
+    )
+    table = "\n".join(f"{name}: {value}" for name, value in report.rows())
+    assert not report.broken, table
+    assert report.kills, table
