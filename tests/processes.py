@@ -247,10 +247,10 @@ async def kill_processes(
     """Do it all in ``directory``; TooSlowError after ``seconds``. ``dsn``: on PostgreSQL."""
     dice = random.Random(seed)
     (directory / "application.py").write_text(APPLICATION)
-    port = free_port()
+    port, admin = free_port(), free_port()
     keys = {
         "Server": {"Bind": [f"127.0.0.1:{port}"], "Processes": processes},
-        "Admin": {"Enabled": False},
+        "Admin": {"Bind": f"127.0.0.1:{admin}"},
         "Storage": {"Path": str(directory / "data"), "Backend": "Postgres" if dsn else "Sqlite"},
         "MultiTenant": {"Enabled": True},
         "Webhooks": {
@@ -287,7 +287,7 @@ async def kill_processes(
                 await trio.sleep(0.05)
             begun = time.monotonic()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_kill, supervisor, every, dice, deaths)
+                nursery.start_soon(_kill, supervisor, admin, every, dice, deaths)
                 await senders.run()
                 nursery.cancel_scope.cancel()
             took = time.monotonic() - begun
