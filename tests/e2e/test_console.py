@@ -107,7 +107,7 @@ async def test_every_view_is_without_errors_and_barriers(address):
     async with watched(address, handlers, **keys) as console:
         await dead_letters(console.program, 1)
         await console.page.evaluate(AXE.read_text() + ";0")
-        for dark, width in ((False, 1280), (True, 360)):
+        for dark, width in ((False, 1600), (True, 360)):
             await console.page.look(width=width, dark=dark)
             for name in await views(console.page):
                 await console.view(name)
