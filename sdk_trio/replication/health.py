@@ -256,6 +256,16 @@ class ReplicationHealth:
     databases: tuple[DatabaseHealth, ...] = ()
 
     @property
+    def is_disabled(self) -> bool:
+        """Whether nobody looks, because the settings say so."""
+        return self.state is HealthState.DISABLED
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the check has found a fault."""
+        return not self.is_disabled and self.state is not HealthState.HEALTHY
+
+    @property
     def lag_seconds(self) -> float | None:
         """The largest lag: infinite when a database was never in step, None if nobody looked."""
         if self.state is HealthState.DISABLED:

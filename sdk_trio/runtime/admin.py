@@ -10,7 +10,7 @@ the alerts show.
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -23,7 +23,6 @@ from ..base.telemetry import Check
 from ..config import Settings, StorageBackend
 from ..config.check import ADMIN_TOKEN, token_fault
 from ..errors import OptionsValidationError, Problem, UnknownTenantError
-from ..replication.health import HealthState
 from ..server.limits import Limits
 from ..server.listen import BindError
 from ..server.serve import Server
@@ -31,10 +30,6 @@ from ..storage.data_directory import lock_data_directory
 from ..storage.ports import Inbox
 from ..webhooks.companion import keep
 from .console import ObservedRuntime, Overseen, RuntimeConsole, Scheduled
-
-if TYPE_CHECKING:
-    pass
-
 
 #: Tenants that a check names; it counts the others.
 NAMED = 5
@@ -57,10 +52,10 @@ def check_replication(overseen: Overseen | None) -> Check:
     health = None if overseen is None else overseen.health
     if health is None:
         return Check("replication", True, "nobody has looked yet", degraded=True)
-    if health.state is HealthState.DISABLED:
+    if health.is_disabled:
         return Check("replication", True, health.reason)
-    degraded = health.state is not HealthState.HEALTHY
-    return Check("replication", True, f"{health.state}: {health.reason}", degraded=degraded)
+    reason = f"{health.state}: {health.reason}"
+    return Check("replication", True, reason, degraded=health.is_degraded)
 
 
 def check_verification(scheduled: Scheduled | None) -> Check:

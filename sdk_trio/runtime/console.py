@@ -22,7 +22,6 @@ from ..config.secret import PUBLIC_KEY_PREFIX
 from ..config.show import SettingRow, describe
 from ..errors import NotRunningError
 from ..records.deliveries import DeliveryRecord
-from ..replication.health import ReplicationHealth
 from ..webhooks.signed_request import sign_body
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..records.states import Transition
     from ..records.tenants import Tenant
+    from ..replication.health import ReplicationHealth
     from ..replication.verification import VerificationState
     from ..storage.ports import NotificationStore
     from ..tenants.service import TenantService
@@ -54,7 +54,7 @@ class Overseen(Protocol):
     """The part of replication that the check reads."""
 
     @property
-    def health(self) -> ReplicationHealth | None:
+    def health(self) -> "ReplicationHealth | None":
         """Return the last result, None before the first look."""
         ...
 

@@ -15,6 +15,8 @@ FORBIDDEN = {
     "apsw": "the store in SQLite",
     "opentelemetry": "traces, once an SDK is configured",
     "pytest": "tests",
+    "h11": "the replicator's control socket, and hypercorn",
+    "sdk_trio.replication": "replication",
     "hypercorn": "TLS, and protocols other than HTTP/1.1",
     "h2": "calls of the upstream, and hypercorn",
     "filelock": "the data directory",
@@ -26,6 +28,9 @@ FORBIDDEN = {
     "sdk_trio.testing": "tests",
     "sdk_trio.cli": "the command line",
 }
+
+#: Of these, what the store on disk needs.
+NEEDED_BY_THE_DISK = {name: FORBIDDEN[name] for name in ("apsw", "filelock")}
 
 START = """
 import json, sys
@@ -76,5 +81,6 @@ def test_the_store_on_disk_adds_only_its_own_parts(tmp_path):
         **{"Storage:Backend": "Sqlite", "Storage:Path": str(tmp_path / "data")}
     )
     assert "apsw" in more
+    assert {name: FORBIDDEN[name] for name in more & FORBIDDEN.keys()} == NEEDED_BY_THE_DISK
     packages = {name.partition(".")[0] for name in more - modules_after_start()}
     assert packages - set(sys.stdlib_module_names) <= {"apsw", "filelock", "sdk_trio"}

@@ -101,6 +101,7 @@ DOORS = {
     "sdk_trio.server.serve": "hypercorn",
     "sdk_trio.storage.memory.inbox": "tenants",
     "sdk_trio.storage.open": "the backends",
+    "sdk_trio.storage.sqlite.inbox": "tenants",
     "sdk_trio.testing.pytest_plugin": "pytest loads the plug-in in every project",
     "sdk_trio.webhooks.receiver": "tenants, the upgrade, tracing",
 }

@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import apsw
 import msgspec
@@ -37,10 +37,12 @@ from .committer import CLOSE_SECONDS, Committer, Group, GroupedJob, Posted, sync
 from .connect import BUSY_SECONDS, clear_log, connect_writer, describe_failure, overwrite_remnants
 from .keys import StoreKeys, Version, read_keys
 from .known import key_hash
-from .notifications import SqliteNotifications
 from .queries import QueryRunner
-from .tenants import SqliteTenants
 from .upgrade import SqliteUpgrade
+
+if TYPE_CHECKING:
+    from .notifications import SqliteNotifications
+    from .tenants import SqliteTenants
 
 _Delete = Callable[[apsw.Connection, Sequence[int], DeliveryState, float], int]
 
@@ -118,6 +120,7 @@ class SqliteInbox:
     """
 
     def __init__(self, file: str, terms: LeaseTerms, committer: Committer) -> None:
+        self._file = file
         self._terms = terms
         self._committer = committer
         self._queries = QueryRunner(file, committer)
@@ -131,11 +134,21 @@ class SqliteInbox:
         # Bound once: jobs of one group are known by having the same object.
         self._add_arrivals: Group = self._add
         self._end_runs: Group = self._end
-        self.tenants: SqliteTenants = SqliteTenants(file, committer)
         self.upgrade: SqliteUpgrade = SqliteUpgrade(committer, self._queries)
-        self.notifications: SqliteNotifications = SqliteNotifications(
-            terms, committer, self._queries
-        )
+
+    @cached_property
+    def tenants(self) -> "SqliteTenants":
+        """The tenants; as in memory, most receivers start without what is known of them."""
+        from .tenants import SqliteTenants
+
+        return SqliteTenants(self._file, self._committer)
+
+    @cached_property
+    def notifications(self) -> "SqliteNotifications":
+        """The messages to site managers."""
+        from .notifications import SqliteNotifications
+
+        return SqliteNotifications(self._terms, self._committer, self._queries)
 
     @classmethod
     async def open(
@@ -696,7 +709,8 @@ class SqliteInbox:
         # Readers first: the last connection to go clears the write-ahead log, which a connection
         # that may only read cannot do.
         self._keys.stop()
-        await self.tenants.close()
+        if "tenants" in vars(self):
+            await self.tenants.close()
         await self._queries.close()
         try:
             await self._committer.close()
