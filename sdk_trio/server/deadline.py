@@ -25,7 +25,7 @@ class RequestDeadline:
     ``sweep_seconds``: the longest time between two calls of :meth:`sweep`.
     """
 
-    __slots__ = ("_at", "_near", "answer", "cancelled_caught", "scope", "spent")
+    __slots__ = ("_at", "_given", "_near", "answer", "cancelled_caught", "scope", "spent")
 
     def __init__(self, sweep_seconds: float) -> None:
         # A deadline that is nearer than two sweeps is given to Trio now: the next sweep may come
@@ -36,6 +36,7 @@ class RequestDeadline:
     def renew(self) -> None:
         """Make a new scope: an old one that was cancelled cancels everything within it."""
         self._at = inf
+        self._given = False  # whether Trio has it
         self.scope: trio.CancelScope = trio.CancelScope()
         #: Whether the scope was cancelled: every further wait inside it would be cancelled, too.
         self.spent = False
@@ -58,7 +59,7 @@ class RequestDeadline:
         self.cancelled_caught = False
         self._at = trio.current_time() + seconds
         if seconds < self._near:
-            self.scope.deadline = self._at
+            self._give()
         return self
 
     def __enter__(self) -> "RequestDeadline":
@@ -72,7 +73,8 @@ class RequestDeadline:
     ) -> bool:
         """Withdraw the deadline; absorb the cancellation that it has caused."""
         self._at = inf
-        if self.scope.deadline != inf:
+        if self._given:
+            self._given = False
             self.spent = self.scope.cancel_called
             self.scope.deadline = inf
         if error is None or not self.spent:
@@ -83,7 +85,11 @@ class RequestDeadline:
     def sweep(self, now: float) -> None:
         """Give a deadline that is near to Trio, which enforces it exactly."""
         if self._at - now < self._near:
-            self.scope.deadline = self._at
+            self._give()
+
+    def _give(self) -> None:
+        self._given = True
+        self.scope.deadline = self._at
 
 
 def _is_cancellation(error: BaseException) -> bool:
