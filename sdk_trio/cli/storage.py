@@ -187,9 +187,7 @@ def migrate(arguments: Namespace) -> int:
     print_rows(rows, ("table", "rows"), as_json=as_json)
     say(f"moved to {address.place}, and every row compared")
     _say_left(moved.left_behind)
-    say(
-        "set Sdk:Storage:Backend to Postgres before the next start; the old file is kept, marked as moved"
-    )
+    say("set Sdk:Storage:Backend to Postgres before the next start; the file is kept, as moved")
     return 0
 
 
