@@ -161,6 +161,8 @@ def migrate(arguments: Namespace) -> int:
             print_json({**attrs.asdict(plan), "rows": rows})
         else:
             print_rows(rows, ("table", "rows"), as_json=False)
+            if not plan.rows:
+                say("the store is of an earlier version: the move brings it up to date first")
             say(f"from {plan.source} ({size_text(plan.size)}) to {plan.target}")
             if plan.copied is not None:
                 say(f"an earlier move has come to: {plan.copied}")
@@ -185,7 +187,7 @@ def migrate(arguments: Namespace) -> int:
     print_rows(rows, ("table", "rows"), as_json=as_json)
     say(f"moved to {address.place}, and every row compared")
     _say_left(moved.left_behind)
-    say("set Sdk:Storage:Backend to Postgres before the next start; the old file is left as it is")
+    say("set Sdk:Storage:Backend to Postgres before the next start; the file is kept, as moved")
     return 0
 
 

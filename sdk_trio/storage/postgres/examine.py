@@ -31,7 +31,7 @@ SELECT holder, seconds FROM (
 """
 
 _TABLES = """
-SELECT pg_class.relname, coalesce(greatest(n_live_tup, reltuples), 0)::bigint,
+SELECT pg_class.relname, CASE WHEN reltuples < 0 THEN n_live_tup ELSE reltuples END::bigint,
     coalesce(n_dead_tup, 0), pg_total_relation_size(pg_class.oid)
 FROM pg_class LEFT JOIN pg_stat_user_tables ON relid = pg_class.oid
 WHERE relkind = 'r' AND relnamespace = to_regnamespace(quote_ident(%s))
