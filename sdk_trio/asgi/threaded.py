@@ -177,7 +177,8 @@ class Threaded:
     def _note_not_running(self, thread: "RuntimeThread | None") -> None:
         extra = self._throttle.fields("not_running")
         if extra is not None:
-            hint = _NOT_STARTED if thread is None else f"its thread has ended: {thread.error!r}"
+            died = None if thread is None else thread.error
+            hint = _NOT_STARTED if died is None else f"its thread has ended: {died!r}"
             _log.warning("webhook.refused", cause="not_running", status=503, hint=hint, **extra)
 
 
