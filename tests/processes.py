@@ -137,12 +137,13 @@ class Killed:
 
 @attrs.define
 class Senders:
-    """Deliver events until there were enough, each until it is answered 200."""
+    """Deliver events until there were enough and a kill, each until it is answered 200."""
 
     port: int
     file: Path
     events: int
     dice: random.Random
+    deaths: dict[int, int]
     answers: dict[str, int] = attrs.Factory(dict)
     acknowledged: int = 0
     _numbers: Iterator[int] = attrs.Factory(itertools.count)
@@ -155,15 +156,18 @@ class Senders:
                 for tenant, subject in itertools.product(range(2), range(SUBJECTS)):
                     nursery.start_soon(self._send, self._of_lane(tenant, subject), file)
 
+    def _goes_on(self) -> bool:
+        return next(self._numbers) < self.events or not self.deaths
+
     def _mixed(self) -> Iterator[tuple[str, str, str, str]]:
-        while next(self._numbers) < self.events:
+        while self._goes_on():
             type_ = self.dice.choice(["order.created", "order.paid", "order.paid"])
             name = f"{type_.replace('.', '')}{self.dice.getrandbits(48):x}"
             yield type_, name, name, self.dice.choice(ORGANIZATIONS)
 
     def _of_lane(self, tenant: int, subject: int) -> Iterator[tuple[str, str, str, str]]:
         for number in itertools.count():
-            if next(self._numbers) >= self.events:
+            if not self._goes_on():
                 return
             name = f"lane{tenant}{subject:02}_{number}"
             yield "subscription.updated", name, f"subject{subject}", ORGANIZATIONS[tenant]
@@ -208,7 +212,8 @@ async def _serving(admin: int) -> int:
         with await Wire.connect(f"http://127.0.0.1:{admin}") as wire:
             await wire.send(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
             text = (await wire.answer()).body.decode()
-        return int(text.partition('sdk_processes{state="serving"} ')[2].split()[0])
+        found = text.partition('sdk_processes{state="serving"} ')[2].split()
+        return int(found[0]) if found else 0
     return 0
 
 
@@ -272,8 +277,8 @@ async def kill_processes(
         add = ["tenant", "add", f"t{number}", "--name", "T", "--organization-id", organization]
         command = [*program, *add, "--config", "settings.json"]
         await trio.run_process(command, cwd=directory, env=environment, capture_stdout=True)
-    senders = Senders(port, directory / "acknowledged", events, dice)
     deaths: dict[int, int] = {}
+    senders = Senders(port, directory / "acknowledged", events, dice, deaths)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with (directory / "log").open("w") as log:
         run = ["run", "--standalone", "--app", "application:handlers", "--config", "settings.json"]
@@ -282,7 +287,7 @@ async def kill_processes(
         )
     try:
         with trio.fail_after(seconds):
-            while len(children_of(supervisor.pid)) < processes:
+            while await _serving(admin) < processes:
                 assert supervisor.poll() is None, (directory / "log").read_text()
                 await trio.sleep(0.05)
             begun = time.monotonic()

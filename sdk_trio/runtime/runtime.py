@@ -628,7 +628,9 @@ class Runtime:
     async def _start(self, parts: trio.Nursery, name: str, part: Part) -> Any:
         return await parts.start(partial(keep, name, part, may_end=self._drain_begun.is_set))
 
-    async def _lead(self, replicates: bool, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _lead(  # noqa: ASYNC128 - the leadership calls it
+        self, replicates: bool, *, task_status: trio.TaskStatus[None]
+    ) -> None:
         """Replicate and reconcile while this host leads those that share its store."""
         from .leadership import MARGIN_SECONDS, Leadership
 
