@@ -361,9 +361,14 @@ class PostgresAddress:
         for statement in statements:
             name = f"{schema}.{statement.removeprefix(CONCURRENTLY).split()[0]}"
             qualified = statement.replace(" ON ", f" ON {schema}.", 1)
-            while not _is_made(connection, name):
-                with suppress(psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation):
-                    connection.execute(qualified)
+            made = False
+            while not made:
+                # Another host may begin in the same moment. The two then wait for each other, until
+                # the server ends one of them as a deadlock, and maybe leaves its index half-made.
+                with suppress(*_MADE_AT_ONCE):
+                    made = _is_made(connection, name)
+                    if not made:
+                        connection.execute(qualified)
         if not connection.pooled:
             connection.execute(f"SET statement_timeout TO '{STATEMENT_SECONDS}s'")
 
@@ -393,6 +398,13 @@ SELECT indisvalid, EXISTS (
     SELECT 1 FROM pg_stat_progress_create_index WHERE index_relid = indexrelid)
 FROM pg_index WHERE indexrelid = to_regclass(%s)
 """
+
+
+_MADE_AT_ONCE = (
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.DuplicateTable,
+    psycopg.errors.UniqueViolation,
+)
 
 
 def _is_made(connection: StoreConnection, name: str) -> bool:
