@@ -1,9 +1,11 @@
 """The runtime in a thread beside an asyncio loop, asked as an ASGI server asks it."""
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
+import sqlite3
 import threading
 
 import attrs
@@ -208,6 +210,42 @@ async def test_after_the_death_of_its_thread_every_request_is_answered(caplog):
         assert not receiver.ready
         assert await post(receiver) == 503
         assert "its thread has ended" in caplog.text
+
+
+@on_asyncio
+async def test_a_request_that_the_dying_thread_never_saw_is_answered():
+    gate = threading.Event()
+    receiver = threaded(registry(works))
+    async with receiver.lifespan():
+
+        def die():
+            raise RuntimeError("the loop is broken")
+
+        token = receiver._thread._token
+        token.run_sync_soon(gate.wait)
+        token.run_sync_soon(die)
+        waiting = asyncio.create_task(post(receiver))
+        await until(lambda: receiver._thread._pending)
+        gate.set()
+        assert await waiting == 503
+
+
+@on_asyncio
+async def test_the_end_of_the_drain_cancels_inline_handlers_and_releases_their_events(tmp_path):
+    begun = threading.Event()
+
+    async def forever(event):
+        begun.set()
+        await trio.sleep_forever()
+
+    keys = {"Storage__Backend": "Sqlite", "Storage__Path": str(tmp_path)}
+    receiver = threaded(registry(forever), Webhooks__GracefulDrainTimeoutSeconds=0.1, **keys)
+    async with receiver.lifespan():
+        waiting = asyncio.create_task(post(receiver, signed(webhook_id="a")))
+        await until(begun.is_set)
+    assert await waiting == 503
+    with contextlib.closing(sqlite3.connect(tmp_path / "inbox.db")) as store:
+        assert store.execute("SELECT state, attempts FROM inbox").fetchall() == [("received", 0)]
 
 
 @on_asyncio
