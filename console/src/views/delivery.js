@@ -124,6 +124,9 @@ function TimeLine({ event }) {
       <pre class="error">${attempt.error}</pre>
       ${attempt.place && html`<p class="mono faint">${attempt.place}</p>`}
       ${attempt.traceback && html`<details><summary>Traceback</summary><pre class="raw">${attempt.traceback}</pre></details>`}</li>`)}
+    ${event.answered_attempts.map((attempt) => html`<li class="good">
+      <${When} at=${attempt.started_at} /> <b>run ${attempt.number} answered</b> after ${span(attempt.finished_at - attempt.started_at)}
+      ${attempt.place && html`<p class="mono faint">${attempt.place}</p>`}</li>`)}
     ${event.state === "running" && html`<li><${When} at=${event.started_at} /> <b>running</b></li>`}
     ${event.state === "done" && html`<li class="good"><${When} at=${event.finished_at} /> <b>done</b>${event.started_at && event.finished_at ? ` after ${span(event.finished_at - event.started_at)}` : ""}</li>`}
     ${event.state === "dead" && html`<li class="bad"><${When} at=${event.finished_at} /> <b>dead letter</b>: no run follows by itself</li>`}
