@@ -198,7 +198,8 @@ class Inbox(Protocol):
         """Lease up to ``limit`` queued, ``received`` deliveries with ``process_ends``, by age.
 
         They are those of :meth:`take_due` that ran when a process ended, and those that
-        :meth:`take_over` has left to this owner.
+        :meth:`take_over` has left to this owner. It is for the start of an owner: those that it
+        has leased already are among them.
         """
         ...
 

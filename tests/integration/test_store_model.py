@@ -207,11 +207,13 @@ class Model:
         return len(held)
 
     def suspects(self, owner: str, limit: int, now: float) -> list[str]:
-        """What would be due, of those that ran when a process ended."""
+        """What would be due, of those that ran when a process ended, and are nobody else's."""
         before = {id_: (r.owner, r.until) for id_, r in self.rows.items()}
-        held = [r for r in self.rows.values() if r.owner is not None]
-        for row in held:
-            row.owner, row.until = owner, now
+        for row in self.rows.values():
+            if row.owner == owner and row.ends and row.state == "received":
+                row.owner = row.until = None
+            elif row.owner is not None:
+                row.owner, row.until = owner, now
         due, _, _ = self.take(owner, len(self.rows), now)
         for id_, row in self.rows.items():
             row.owner, row.until = before[id_]
