@@ -32,7 +32,7 @@ from .api import (
 )
 
 if TYPE_CHECKING:
-    from ..records.notifications import NotificationId, NotificationRecord
+    from ..records.notifications import NotificationId
     from ..records.tenants import AuditRecord, Tenant
     from ..storage.ports import NotificationStore
     from ..tenants.service import TenantService
@@ -202,28 +202,6 @@ def listed_tenant(tenant: "Tenant") -> dict[str, Any]:
     return fields
 
 
-def listed_message(record: "NotificationRecord") -> dict[str, Any]:
-    """Return a message as ``notify list`` shows it."""
-    outbox = record.outbox
-    return {
-        "id": str(record.id),
-        "channel": record.id.channel,
-        "state": str(record.state),
-        "attempts": record.attempts,
-        "delivery_id": outbox.delivery_id,
-        "tenant_id": outbox.tenant_id,
-        "tenant_identifier": outbox.tenant_identifier,
-        "transition": str(outbox.transition),
-        "occurred_at": outbox.occurred_at,
-        "created_at": record.created_at,
-        "next_attempt_at": record.next_attempt_at,
-        "started_at": record.started_at,
-        "finished_at": record.finished_at,
-        "provider_id": record.provider_id,
-        "reason": record.reason,
-    }
-
-
 class ConsoleAnswerer:
     """The calls of the console's API.
 
@@ -332,6 +310,9 @@ class ConsoleAnswerer:
 
     async def messages(self, query: bytes) -> Reply:
         """Return a page of messages to site managers, newest first."""
+        # Whoever has messages has loaded their records already.
+        from ..records.notifications import listed_notification
+
         given = parameters(query, ("state", "channel", "tenant", "before", "limit"))
         limit = _limit(given)
         store = self._source.notifications()
@@ -346,7 +327,7 @@ class ConsoleAnswerer:
         )
         page = found[:limit]
         before = str(page[-1].id) if len(found) > limit else None
-        rows = [listed_message(each) for each in page]
+        rows = [listed_notification(each) for each in page]
         return _page("/api/notifications", given, rows, before=before)
 
     async def preview(self, query: bytes) -> Reply:
@@ -429,7 +410,6 @@ def _audited(record: "AuditRecord") -> dict[str, Any]:
 
 
 def _message_id(text: str) -> "NotificationId":
-    # Whoever has messages has loaded them already.
     from ..records.notifications import parse_notification_id
 
     id = parse_notification_id(text)

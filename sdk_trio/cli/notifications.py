@@ -42,7 +42,12 @@ if not describing():
         sample_record,
     )
     from ..notifications.templates import Message, render, template_of
-    from ..records.notifications import NotificationId, NotificationRecord, parse_notification_id
+    from ..records.notifications import (
+        NotificationId,
+        NotificationRecord,
+        listed_notification,
+        parse_notification_id,
+    )
     from ..records.tenants import OutboxRecord
     from ..storage.open import open_store
     from ..storage.ports import NotificationStore, Store
@@ -56,31 +61,9 @@ if not describing():
 LIST_COLUMNS = ("id", "tenant", "transition", "occurred", "state", "attempts", "reason")
 
 
-def listed(record: NotificationRecord) -> dict[str, Any]:
-    """Return a message's stored fields, and those of its transition that identify it."""
-    outbox = record.outbox
-    return {
-        "id": str(record.id),
-        "channel": record.id.channel,
-        "state": str(record.state),
-        "attempts": record.attempts,
-        "delivery_id": outbox.delivery_id,
-        "tenant_id": outbox.tenant_id,
-        "tenant_identifier": outbox.tenant_identifier,
-        "transition": str(outbox.transition),
-        "occurred_at": outbox.occurred_at,
-        "created_at": record.created_at,
-        "next_attempt_at": record.next_attempt_at,
-        "started_at": record.started_at,
-        "finished_at": record.finished_at,
-        "provider_id": record.provider_id,
-        "reason": record.reason,
-    }
-
-
 def table_row(record: NotificationRecord) -> dict[str, Any]:
     """Return the cells of ``LIST_COLUMNS``."""
-    row = listed(record)
+    row = listed_notification(record)
     return {
         **row,
         "tenant": row["tenant_identifier"],
@@ -93,7 +76,7 @@ def shown(record: NotificationRecord) -> dict[str, Any]:
     transition = attrs.asdict(record.outbox)
     # The place in the outbox is the store's own matter, and the id of the message begins with it.
     del transition["sequence"]
-    return {**listed(record), "outbox": transition}
+    return {**listed_notification(record), "outbox": transition}
 
 
 class UnknownNotificationError(SdkError):
@@ -166,7 +149,7 @@ def list_notifications(arguments: Namespace) -> int:
 
     records = trio.run(find)
     as_json = arguments.format == "json"
-    rows = [listed(r) if as_json else table_row(r) for r in records]
+    rows = [listed_notification(r) if as_json else table_row(r) for r in records]
     print_rows(rows, LIST_COLUMNS, as_json=as_json)
     if not records:
         say("no messages")

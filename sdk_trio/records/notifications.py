@@ -4,6 +4,7 @@ A message tells of one transition on one channel. Times are Unix seconds as floa
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
@@ -128,3 +129,25 @@ class SendResult:
     reason: str | None = None
     provider_id: str | None = None
     next_attempt_at: float | None = None
+
+
+def listed_notification(record: NotificationRecord) -> dict[str, Any]:
+    """Return a message's stored fields, and those of its transition that identify it."""
+    outbox = record.outbox
+    return {
+        "id": str(record.id),
+        "channel": record.id.channel,
+        "state": str(record.state),
+        "attempts": record.attempts,
+        "delivery_id": outbox.delivery_id,
+        "tenant_id": outbox.tenant_id,
+        "tenant_identifier": outbox.tenant_identifier,
+        "transition": str(outbox.transition),
+        "occurred_at": outbox.occurred_at,
+        "created_at": record.created_at,
+        "next_attempt_at": record.next_attempt_at,
+        "started_at": record.started_at,
+        "finished_at": record.finished_at,
+        "provider_id": record.provider_id,
+        "reason": record.reason,
+    }
