@@ -46,6 +46,12 @@ _NO_TRANSACTION = (
     "fail: begin a transaction first, {how}, and apply the effects in the same one"
 )
 
+_SAVEPOINT_COMMITS = (
+    "sqlite3 begins no transaction before a savepoint, so the end of begin_nested() may commit the "
+    "marker before the effects: call first_time before begin_nested(), or let SQLAlchemy begin "
+    "transactions, as its page on SQLite shows"
+)
+
 
 def first_time(connection: Any, event: Event[Any], *, effect: str = "") -> bool:
     """Mark ``event`` as applied, in the caller's transaction; return whether it was not before.
@@ -111,7 +117,8 @@ def _execute(connection: Any, statement: str, values: Sequence[Any]) -> int:
         modules = (sys.modules.get(package) for package in packages)
         styles = (getattr(module, "paramstyle", "") for module in modules)
         placeholder = next((_PLACEHOLDERS[each] for each in styles if each in _PLACEHOLDERS), None)
-        if placeholder is None or iscoroutinefunction(getattr(connection, "execute", None)):
+        asynchronous = iscoroutinefunction(getattr(connection, "execute", None))
+        if placeholder is None or asynchronous or not hasattr(connection, "cursor"):
             raise _unknown(connection)
         _require_transaction(connection)
         return _execute_by_cursor(connection, statement.format(placeholder), values)
@@ -140,7 +147,12 @@ def _execute_by_sqlalchemy(connection: Any, statement: str, values: Sequence[Any
         raise _unknown(connection)
     dialect = connection.dialect
     _require_known(dialect.name)
-    _require_transaction(connection.connection.driver_connection, "`with engine.begin()`")
+    pooled = connection.connection
+    # asyncpg itself does not know what SQLAlchemy's adapter for it does.
+    for driver in (pooled.driver_connection, pooled.dbapi_connection):
+        _require_transaction(driver, "`with engine.begin()`")
+    if connection.in_nested_transaction() and _begins_late(pooled.driver_connection):
+        raise EffectError(_SAVEPOINT_COMMITS)
     placeholder = _PLACEHOLDERS.get(dialect.paramstyle)
     if placeholder is None:
         raise _unknown(connection)
@@ -178,6 +190,14 @@ def _require_transaction(driver: Any, how: str = "`with connection.transaction()
     # 0 is libpq's number of a connection outside of a transaction.
     if getattr(driver, "autocommit", False) is True and status == 0:
         raise EffectError(_NO_TRANSACTION.format(how=how))
+
+
+def _begins_late(driver: Any) -> bool:
+    """Say whether it is sqlite3's connection that begins a transaction before a write only."""
+    by_itself = getattr(driver, "isolation_level", None) is None
+    return hasattr(driver, "in_transaction") and not (
+        by_itself or getattr(driver, "autocommit", -1) is False
+    )
 
 
 def _require_known(database: str) -> None:

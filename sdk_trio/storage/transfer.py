@@ -2,8 +2,8 @@
 
 Rows are copied in batches, each with the position that it reaches in one transaction of the
 target, so a move that was killed goes on where it was. The source is locked for writing meanwhile
-and stays as it was; after the last batch every row of both is read again and compared. Until then
-the version in the target is a negative number, with which no program opens it. At the end the
+and stays as it was; after the last batch one run reads every row of both again and compares. Until
+then the version in the target is a negative number, with which no program opens it. At the end the
 source is marked as moved, so that no start by mistake takes deliveries into it.
 """
 
@@ -380,9 +380,11 @@ class _Move:
             reached = _position(target)
         steps = [(step, table) for step in ("copy", "compare") for table in TABLES]
         first = 0
-        if reached is not None:
-            names = [(step, table.name) for step, table in steps]
-            first = names.index((reached.step, reached.table))
+        if reached is not None and reached.step == "compare":
+            # From the beginning: a receiver may have worked on the source since.
+            first, reached = len(TABLES), None
+        elif reached is not None:
+            first = [table.name for table in TABLES].index(reached.table)
         for number, (step, table) in enumerate(steps[first:]):
             self._do(step, table, reached if number == 0 else None)
         self._end()
@@ -456,8 +458,12 @@ class _Move:
         """Set the numbers that rows get, open the target, and mark the source."""
         last = self._source.execute(_LAST).get
         numbers = dict(cast("Any", self._source.execute(_NUMBERS).fetchall()))
+        execute = self._target.execute
         with self._address.transaction(self._target):
-            execute = self._target.execute
+            execute("SET LOCAL statement_timeout TO 0")
+            # Without it the first queries would be planned for empty tables.
+            execute("ANALYZE")
+        with self._address.transaction(self._target):
             execute("SET LOCAL statement_timeout TO 0")
             for table, column, least in (
                 ("arrival", "sequence", last),
@@ -475,10 +481,6 @@ class _Move:
             if self._source.pragma("user_version") > 0:
                 self._source.execute(f"PRAGMA user_version = {-sqlite_schema.VERSION}")
             self._source.execute("COMMIT")
-        with self._address.transaction(self._target):
-            execute("SET LOCAL statement_timeout TO 0")
-            # Without it the first queries would be planned for empty tables.
-            execute("ANALYZE")
 
 
 _MOVE_LANES = f"""

@@ -182,6 +182,64 @@ def test_a_marker_that_would_be_committed_alone_is_refused(tmp_path: Path) -> No
     alone.dispose()
 
 
+def test_a_savepoint_whose_end_would_commit_the_marker_is_refused(tmp_path: Path) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    orm = pytest.importorskip("sqlalchemy.orm")
+    file = tmp_path / "app.db"
+    engine = sqlalchemy.create_engine(f"sqlite:///{file}")
+
+    def handle() -> None:
+        with orm.Session(engine) as session, session.begin():
+            with session.begin_nested():
+                first_time(session, event())
+            raise RuntimeError("the effects fail")
+
+    with closing(sqlite3.connect(file)) as plain:
+        plain.execute(MARKERS_SCHEMA)
+        with pytest.raises(EffectError, match="before begin_nested"):
+            handle()
+        assert plain.execute("SELECT count(*) FROM sdk_trio_marker").fetchone() == (0,)
+
+    # Where a transaction is begun before the savepoint, it is no more than a savepoint.
+    @sqlalchemy.event.listens_for(engine, "connect")
+    def let_us_begin(connection: sqlite3.Connection, _: object) -> None:
+        connection.isolation_level = None
+
+    @sqlalchemy.event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    engine.dispose()
+    with engine.begin() as core, core.begin_nested():
+        assert first_time(core, event())
+    with engine.begin() as core, core.begin_nested():
+        assert not first_time(core, event())
+    engine.dispose()
+
+
+def test_an_adapter_for_a_driver_that_commits_each_statement_is_refused(tmp_path: Path) -> None:
+    """As SQLAlchemy's one for asyncpg does; asyncpg itself tells nothing of it."""
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    from sqlalchemy.dialects.postgresql import asyncpg
+
+    file = tmp_path / "app.db"
+    engine = sqlalchemy.create_engine(f"sqlite:///{file}")
+    with engine.connect() as core:
+        adapter = asyncpg.AsyncAdapt_asyncpg_connection.__new__(
+            asyncpg.AsyncAdapt_asyncpg_connection
+        )
+        adapter.isolation_level = "autocommit"
+        adapter._connection = object()
+        fairy = core.connection
+        real, fairy.dbapi_connection = fairy.dbapi_connection, adapter
+        try:
+            with pytest.raises(EffectError, match="begin a transaction first"):
+                first_time(core, event())
+        finally:
+            fairy.dbapi_connection = real
+    engine.dispose()
+
+
 def test_a_missing_table_and_an_unknown_connection_are_told_with_what_to_do(
     tmp_path: Path,
 ) -> None:
@@ -197,6 +255,12 @@ def test_a_missing_table_and_an_unknown_connection_are_told_with_what_to_do(
         pytest.raises(EffectError, match="MARKERS_SCHEMA"),
     ):
         first_time(server, event())
+    with (
+        psycopg.connect(running_server().empty()) as server,
+        server.cursor() as cursor,
+        pytest.raises(EffectError, match=r"psycopg\.Cursor is no connection"),
+    ):
+        first_time(cursor, event())
     with pytest.raises(EffectError, match="no connection that first_time knows"):
         first_time(object(), event())
     with pytest.raises(EffectError, match="run_sync"):

@@ -539,10 +539,11 @@ async def test_asynchronous_replication_loses_what_the_standby_had_not_got(
         assert kept == {"early"}
 
 
+@pytest.mark.parametrize("setting", ["off", "local"])
 async def test_commits_are_durable_where_the_server_would_not_make_them_so(
-    empty: Database,
+    empty: Database, setting: str
 ) -> None:
-    empty.server.execute(f"ALTER DATABASE {empty.name} SET synchronous_commit = off")
+    empty.server.execute(f"ALTER DATABASE {empty.name} SET synchronous_commit = {setting}")
     async with empty.open() as inbox:
         shown = await inbox._commits.submit(
             lambda c: c.execute("SHOW synchronous_commit").fetchone()
@@ -550,8 +551,61 @@ async def test_commits_are_durable_where_the_server_would_not_make_them_so(
         assert shown == ("on",)
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_texts_of_all_scripts_are_kept_whatever_encoding_the_users_settings_say(
+    database: Database, encoding: str
+) -> None:
+    database.execute(f"ALTER DATABASE {database.name} SET client_encoding = {encoding}")
+    try:
+        async with database.open(dsn=f"{database.dsn} client_encoding={encoding}") as inbox:
+            await inbox.accept(delivery(subject="\u2603"), leased=False)
+            record = await inbox.get("m1")
+            assert (record.state, record.subject) == (DeliveryState.RECEIVED, "\u2603")
+    finally:
+        database.execute(f"ALTER DATABASE {database.name} RESET client_encoding")
+
+
+async def test_a_database_that_cannot_hold_every_text_is_refused(empty: Database) -> None:
+    name = f"{empty.name}_latin"
+    empty.server.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    with pytest.raises(StoreVersionError, match=r"LATIN1.*ENCODING 'UTF8'"):
+        async with empty.open(dsn=empty.server.dsn(name)):
+            pass
+
+
+async def test_a_user_whose_transactions_only_read_is_told_so(empty: Database) -> None:
+    empty.server.execute(f"ALTER DATABASE {empty.name} SET default_transaction_read_only = on")
+    with pytest.raises(StoreUnavailableError, match="default_transaction_read_only"):
+        async with empty.open():
+            pass
+
+
+async def test_a_temporary_table_that_a_handler_leaves_hides_none_of_the_stores(
+    database: Database,
+) -> None:
+    def apply(transaction: Any) -> None:
+        transaction.connection.execute("CREATE TEMPORARY TABLE IF NOT EXISTS work (note text)")
+
+    async with database.open() as inbox:
+        for name in ("m1", "m2"):
+            await inbox.accept(delivery(name), leased=True)
+            await inbox.start(name, now=1001.0)
+            await inbox.conclude(name, apply, attempt=1, now=1002.0)
+            assert (await inbox.get(name)).state is DeliveryState.DONE
+
+
 @pytest.mark.parametrize(
-    "dsn", ["host=/nowhere passwort=hunter2 dbname=x", "hunter2", "postgresql://u:hunter2@[/x"]
+    "dsn",
+    [
+        "host=/nowhere passwort=hunter2 dbname=x",
+        "hunter2",
+        "postgresql://u:hunter2@[/x",
+        # Passwords with @ and with /, which end before that for libpq.
+        "postgresql://u:p@hunter2@localhost:1/x",
+        "postgresql://u:p/hunter2@localhost:1/x",
+        "postgresql://u:1/hunter2@localhost",
+        "host=/nowhere dbname=postgresql://u:hunter2@localhost:1/x",
+    ],
 )
 async def test_a_connection_string_that_cannot_be_used_is_not_quoted(
     database: Database, dsn: str

@@ -337,6 +337,35 @@ def test_half_a_move_is_no_store_and_a_changed_source_is_noticed(
     assert state == ("received",)
 
 
+def test_a_source_that_was_written_to_while_its_rows_were_compared_is_noticed(
+    command_line: CommandLine, source: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sdk_trio.storage import transfer
+
+    compare = transfer._Move._compare
+
+    def until_the_end(move, table, *rows) -> None:
+        assert table.name != "notification", "ended here"
+        compare(move, table, *rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer._Move, "_compare", until_the_end)
+        assert command_line(*MOVE).status == 1
+    assert "compare of upgrade" in command_line(*MOVE, "--dry-run").err
+
+    async def take_one_more() -> None:
+        inbox = await SqliteInbox.open(source, owner="late", **TERMS)
+        await inbox.accept(NewDelivery("late", "t", b"{}", 7, 6000.0), leased=False)
+        await inbox.close()
+
+    # Somebody starts the receiver again on the file, and it acknowledges a delivery.
+    trio.run(take_one_more)
+    differs = command_line(*MOVE)
+    assert (differs.status, "--anew" in differs.err) == (1, True)
+    assert command_line(*MOVE, "--anew").status == 0
+    assert target.execute("SELECT state FROM sdk_trio.delivery WHERE webhook_id = 'late'")
+
+
 def test_it_refuses_while_somebody_works_on_either_store(
     command_line: CommandLine, source: Path, target: Target
 ) -> None:

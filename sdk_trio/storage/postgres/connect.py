@@ -197,7 +197,9 @@ class PostgresAddress:
         defaults = {name: value for name, value in _DIAL.items() if name not in given}
         connection: ConnectionT | None = None
         try:
-            connection = kind.connect(make_conninfo(self.dsn, **defaults), autocommit=True)
+            # Whatever the environment or the user's settings say: others cannot hold every text.
+            told = make_conninfo(self.dsn, **defaults, client_encoding="UTF8")
+            connection = kind.connect(told, autocommit=True)
             self._prepare(connection)
         except psycopg.Error as error:
             if connection is not None:
@@ -216,6 +218,12 @@ class PostgresAddress:
                 f"{self.place} is PostgreSQL {version // 10_000}; the store needs "
                 f"{OLDEST_SERVER // 10_000} or later"
             )
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding not in (None, "UTF8", "SQL_ASCII"):
+            raise StoreVersionError(
+                f"{self.place} is encoded in {encoding}, which cannot hold every event: make a "
+                "database with ENCODING 'UTF8' TEMPLATE template0"
+            )
         connection.add_notice_handler(partial(_note_warning, connection))
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
         # A pooler makes up the number that it tells its client.
@@ -224,19 +232,21 @@ class PostgresAddress:
             connection.prepare_threshold = None
 
     def _settings(self, command: str) -> sql.Composed:
-        path = sql.SQL("{} search_path TO {};").format(
+        # A temporary table that a handler has left hides none of ours behind them.
+        path = sql.SQL("{} search_path TO {}, pg_temp;").format(
             sql.SQL(command), sql.Identifier(self.schema)
         )
         return path + self._limits(command)
 
     def _limits(self, command: str) -> sql.Composed:
-        # With synchronous_commit off, PostgreSQL loses the last commits of a crash, each of which
-        # was answered 200. A stricter setting (remote_apply) of the server's stays.
+        # With synchronous_commit off, PostgreSQL loses the last commits of a crash, with local
+        # those of a failover, each of which was answered 200. A stricter setting (remote_apply) of
+        # the server's stays.
         return sql.SQL(
             "{command} statement_timeout TO {seconds};"
             "{command} idle_in_transaction_session_timeout TO {seconds};"
             "SELECT set_config('synchronous_commit', 'on', {local}) "
-            "WHERE current_setting('synchronous_commit') = 'off'"
+            "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
         ).format(
             command=sql.SQL(command),
             seconds=sql.Literal(f"{STATEMENT_SECONDS}s"),
@@ -297,6 +307,11 @@ class PostgresAddress:
                 hint = "; let the user create a schema, or create it and give it to the user"
             case psycopg.errors.DiskFull():
                 hint = "; free space on the server's disk"
+            case psycopg.OperationalError() if "session is read-only" in reason:
+                hint = (
+                    "; it is a standby, or default_transaction_read_only is on for the user, the "
+                    "database or the server"
+                )
             case psycopg.OperationalError():
                 hint = "; it goes on by itself when the server answers"
             case _:
@@ -424,19 +439,34 @@ def _note_warning(connection: StoreConnection, notice: psycopg.errors.Diagnostic
 
 
 def _read_dsn(dsn: str) -> dict[str, Any]:
-    try:
-        return conninfo_to_dict(dsn)
-    except psycopg.Error:
-        # Not its own message, which quotes the text, and with it maybe a password.
-        raise OptionsValidationError(
-            [
-                Problem(
-                    "Sdk:Storage:PostgresDsnEnvVar",
-                    "names a variable that holds no connection string of PostgreSQL: write "
-                    "postgresql://USER:PASSWORD@HOST/DATABASE or host=... dbname=...",
-                )
-            ]
-        ) from None
+    with suppress(psycopg.Error):
+        known = conninfo_to_dict(dsn)
+        if not _has_misread_password(dsn, known):
+            return known
+    # Not psycopg's own message, which quotes the text, and with it maybe a password.
+    raise OptionsValidationError(
+        [
+            Problem(
+                "Sdk:Storage:PostgresDsnEnvVar",
+                "names a variable that holds no connection string of PostgreSQL: write "
+                "postgresql://USER:PASSWORD@HOST/DATABASE or host=... dbname=...; in the first "
+                "form @, : and / of a password are %40, %3A and %2F",
+            )
+        ]
+    )
+
+
+def _has_misread_password(dsn: str, known: dict[str, Any]) -> bool:
+    """Say whether a part of the password was read as the host or the database.
+
+    libpq ends the password of a URI at its first @, and takes one with a slash for a host's port.
+    Messages name host and database.
+    """
+    host, database = str(known.get("host", "")), str(known.get("dbname", ""))
+    # A name that begins with @ is an abstract socket's.
+    if "@" in host[1:] or "://" in database:
+        return True
+    return "://" in dsn and "@" in database and "%40" not in dsn
 
 
 class Redial:

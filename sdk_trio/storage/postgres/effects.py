@@ -70,10 +70,10 @@ class EffectTransactions:
         self._redial = Redial()
         self._closed = False
         schema, savepoint = sql.Identifier(address.schema), sql.Identifier(SAVEPOINT)
-        self._to_store = sql.SQL("SET LOCAL search_path TO {}").format(schema)
-        self._from_handler = sql.SQL("RELEASE SAVEPOINT {}; SET LOCAL search_path TO {}").format(
-            savepoint, schema
-        )
+        self._to_store = sql.SQL("SET LOCAL search_path TO {}, pg_temp").format(schema)
+        self._from_handler = sql.SQL(
+            "RELEASE SAVEPOINT {}; SET LOCAL search_path TO {}, pg_temp"
+        ).format(savepoint, schema)
 
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`. Cancelled, it waits for the thread."""
