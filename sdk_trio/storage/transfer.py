@@ -8,7 +8,7 @@ source is marked as moved, so that no start by mistake takes deliveries into it.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,8 +25,9 @@ from .postgres.writes import KEEP_CHECKPOINT, lane
 from .sqlite import schema as sqlite_schema
 from .sqlite.connect import connect_reader, connect_writer, describe_failure
 
-#: Rows of a batch. With bodies of a few kilobytes it is some megabytes of memory.
+#: The most rows of a batch, and the bytes of bodies after which it ends: a body may have 100 MB.
 BATCH = 2_000
+BATCH_BYTES = 8 << 20
 
 #: The checkpoint of the target that holds the position, until the move is done.
 POSITION = "storage.transfer"
@@ -337,14 +338,14 @@ def _tables_of_application(source: apsw.Connection) -> tuple[str, ...]:
     return tuple(sorted(names - sqlite_schema.OWN_TABLES - {"inbox_before"}))
 
 
-def _batch(table: MovedTable, source: str, mark: str, after: Sequence[Any]) -> str:
+def _batch(table: MovedTable, source: str, mark: str, after: Sequence[Any], limit: int) -> str:
     """Return SQL of the next rows after a key, in the order of the keys."""
     keys = ", ".join(table.keys)
     marks = ", ".join([mark] * len(table.keys))
     where = f"WHERE ({keys}) > ({marks})" if after else ""
     return (
         f"SELECT {', '.join(table.columns)} FROM {source or table.name} {where} "
-        f"ORDER BY {keys} LIMIT {BATCH}"
+        f"ORDER BY {keys} LIMIT {limit}"
     )
 
 
@@ -407,19 +408,27 @@ class _Move:
                 value = json.dumps([step, table.name, key, done])
                 self._target.execute(KEEP_CHECKPOINT, (POSITION, value))
             self._report(step, table.name, done, self._rows[table.name])
-            if len(rows) < BATCH:
+            if not rows:
                 return
 
     def _read(self, table: MovedTable, key: Sequence[Any]) -> list[Row]:
-        statement = _batch(table, table.source, "?", key)
-        rows = cast("Any", self._source.execute(statement, tuple(key))).fetchall()
+        statement = _batch(table, table.source, "?", key, BATCH)
         flags = [column in _FLAGS for column in table.columns]
-        return [
-            tuple(
-                bool(v) if flag and v is not None else v for v, flag in zip(row, flags, strict=True)
+        rows: list[Row] = []
+        size = 0
+        cursor = self._source.execute(statement, tuple(key))
+        for row in cast("Iterable[Row]", cursor):
+            rows.append(
+                tuple(
+                    bool(v) if flag and v is not None else v
+                    for v, flag in zip(row, flags, strict=True)
+                )
             )
-            for row in rows
-        ]
+            size += sum(len(value) for value in row if isinstance(value, bytes))
+            if size >= BATCH_BYTES:
+                break
+        cursor.close()
+        return rows
 
     def _copy(self, table: MovedTable, rows: Sequence[Row]) -> None:
         if table.name != "delivery":
@@ -437,7 +446,8 @@ class _Move:
         self._target.execute(_MOVE_LANES, (rows[0][0], rows[-1][0]))
 
     def _compare(self, table: MovedTable, key: Sequence[Any], rows: Sequence[Row]) -> None:
-        statement = _batch(table, table.target, "%s", key)
+        # After the last row of the source, there may be none in the target either.
+        statement = _batch(table, table.target, "%s", key, max(len(rows), 1))
         found = self._target.execute(statement, tuple(key)).fetchall()
         for ours, theirs in zip(rows, found, strict=False):
             if ours != theirs:

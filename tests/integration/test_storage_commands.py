@@ -486,3 +486,32 @@ def test_a_damaged_file_is_found(command_line: CommandLine, source: Path) -> Non
     checked = command_line("storage", "check", "-f", "json")
     assert checked.status in (1, 69)
     assert "damaged" in checked.err or not checked.document[0]["ok"]
+
+
+def test_large_bodies_are_moved_a_few_at_a_time(
+    command_line: CommandLine, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sdk_trio.storage import transfer
+    from sdk_trio.storage.postgres.connect import PostgresAddress
+
+    async def fill_with_large(file: Path) -> None:
+        inbox = await SqliteInbox.open(file, owner="one", **TERMS)
+        for number in range(9):
+            large = NewDelivery(f"m{number}", "order.paid", b"x" * 4000, 7, 5000.0 + number)
+            await inbox.accept(large, leased=False)
+        await inbox.close()
+
+    command_line.data.mkdir(mode=0o700)
+    file = command_line.data / "inbox.db"
+    trio.run(fill_with_large, file)
+    monkeypatch.setattr(transfer, "BATCH_BYTES", 10_000)
+    batches: list[tuple[str, int]] = []
+
+    def report(step: str, table: str, done: int, _: int) -> None:
+        if table == "delivery":
+            batches.append((step, done))
+
+    address = PostgresAddress(dsn=target.dsn)
+    moved = transfer.transfer(file, address, anew=False, report=report)
+    assert moved.rows["delivery"] == 9
+    assert batches == [(step, n) for step in ("copy", "compare") for n in (3, 6, 9, 9)]
