@@ -161,7 +161,8 @@ class FeedReader:
             while True:
                 with trio.fail_after(SILENT_SECONDS):
                     frame = await socket.get_message()
-                for line in frame.splitlines():
+                # splitlines() would also split at U+2028 or U+0085 in the middle of a JSON text.
+                for line in frame.split("\n"):
                     message = msgspec.json.decode(line)
                     await self._send.send(message)
                     # Taken: whoever took it may not have run since.

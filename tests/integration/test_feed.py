@@ -374,6 +374,22 @@ async def test_an_application_follows_the_feed():
             assert feed.position == 2
 
 
+async def test_line_separators_within_a_body_do_not_end_a_message():
+    name = "L\u2028M\u2029N\u0085O"
+    plain = json.loads(signed().body)
+    plain["data"]["name"] = name
+    # As senders write it that do not escape: U+2028 ends no line of JSON.
+    body = json.dumps(plain, ensure_ascii=False).encode()
+    async with administered(registry(works), **STORED) as admin:
+        assert (await admin.app.deliver(signed(body), settle=False)).status == 200
+        address = admin.runtime.started.admin[0]
+        async with open_feed(address, token=TOKEN, after=0, kinds=["delivery"], body=True) as feed:
+            async for message in feed:
+                if message["kind"] == "delivery":
+                    break
+            assert message["event"]["raw"].encode() == body
+
+
 async def test_a_wrong_token_ends_the_iterator_with_the_reason():
     async with (
         administered(registry(works)) as admin,
