@@ -261,9 +261,10 @@ class Feed:
             NotRunningError: the store is not open.
             StoreUnavailableError: the store cannot be read at present.
         """
-        if len(self._listeners) >= MOST_LISTENERS:
-            raise TooManyListenersError(f"{MOST_LISTENERS} listeners are served already")
         async with self._beginning:
+            # Asked with the lock: many that come at once would all be below the bound without it.
+            if len(self._listeners) >= MOST_LISTENERS:
+                raise TooManyListenersError(f"{MOST_LISTENERS} listeners are served already")
             if not self._listeners:
                 await self._begin()
         position = self._position if query.after is None else query.after

@@ -351,6 +351,31 @@ async def test_there_is_a_bound_of_listeners(monkeypatch):
         assert refused.value.status_code == 503
 
 
+async def test_the_bound_holds_for_listeners_that_come_at_once(monkeypatch):
+    monkeypatch.setattr(feed_module, "MOST_LISTENERS", 1)
+    entered, refused = [], []
+    all_answered = trio.Event()
+
+    async def listen(admin):
+        try:
+            async with listening(admin) as listener:
+                entered.append(listener)
+                answered()
+                await all_answered.wait()
+        except ConnectionRejected as error:
+            refused.append(error.status_code)
+            answered()
+
+    def answered():
+        if len(entered) + len(refused) == 5:
+            all_answered.set()
+
+    async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(listen, admin)
+    assert (len(entered), refused) == (1, [503] * 4)
+
+
 async def test_the_end_of_the_receiver_ends_the_feed():
     async with administered(registry(works)) as admin, listening(admin) as listener:
         admin.runtime.shut_down("the test wants it")
