@@ -305,8 +305,10 @@ def frame(opcode, payload, *, masked=True, length=None):
         (frame(1, b"hello", masked=False), 0),
         (frame(15, b"x"), 0),
         (frame(1, b"hello"), 1008),
+        (frame(9, b"") * 2000, 0),
+        (frame(10, b"") * 2000, 0),
     ],
-    ids=["utf-8", "endless", "huge", "unmasked", "opcode", "talks"],
+    ids=["utf-8", "endless", "huge", "unmasked", "opcode", "talks", "pings", "pongs"],
 )
 async def test_a_hostile_listener_is_put_out_and_nobody_else_notices(sent, code):
     async with administered(registry(works)) as admin, listening(admin) as other:
