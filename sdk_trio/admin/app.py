@@ -16,7 +16,7 @@ import trio
 
 from ..base.http import PASSED_ON, UPGRADE, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
-from ..base.public_addresses import is_loopback
+from ..base.public_addresses import host_name, is_loopback
 from ..base.telemetry import Check, CheckSource, Sample
 from ..errors import (
     InvalidTenantError,
@@ -569,8 +569,13 @@ class AdminApp:
 def _is_here(scope: Any) -> bool:
     """Return whether a request comes from this machine, as far as can be known."""
     address = _address_of(scope)
-    passed_on = any(name in PASSED_ON for name, _ in scope["headers"])
-    return not passed_on and (address is None or is_loopback(address))
+    if any(name in PASSED_ON for name, _ in scope["headers"]):
+        return False
+    if address is None:
+        return True
+    # A proxy that adds no header mostly leaves the name that the client has asked for.
+    host = host_name(header_map(scope["headers"]).get("host", ""))
+    return is_loopback(address) and is_loopback(host)
 
 
 def _address_of(scope: Any) -> str | None:

@@ -161,7 +161,9 @@ class FeedReader:
             while True:
                 with trio.fail_after(SILENT_SECONDS):
                     frame = await socket.get_message()
-                for line in frame.splitlines():
+                # Bytes: the lines of a text also end at U+2028 or U+0085, within its JSON.
+                told = frame.encode() if isinstance(frame, str) else frame
+                for line in told.splitlines():
                     message = msgspec.json.decode(line)
                     await self._send.send(message)
                     # Taken: whoever took it may not have run since.

@@ -44,6 +44,44 @@ _SPECIAL_V4 = tuple(
     )
 )
 
+#: This machine and private networks. Link-local addresses are none of them: clouds serve
+#: credentials there.
+_INTERNAL = tuple(
+    ipaddress.ip_network(block)
+    for block in (
+        "0.0.0.0/32",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        # Of virtual machines on developers' computers.
+        "198.18.0.0/15",
+        "::/128",
+        "::1/128",
+        "fc00::/7",
+    )
+)
+
+#: Private by their numbers, and a cloud's server of credentials (Alibaba, Amazon, Google).
+_CREDENTIALS = tuple(
+    map(ipaddress.ip_address, ("100.100.100.200", "fd00:ec2::254", "fd20:ce::254"))
+)
+
+
+def is_internal(address: str) -> bool:
+    """Say whether an IP address is this machine's or of a private network; what is none is not.
+
+    Addresses that are neither public nor internal are link-local, reserved, or a cloud's own.
+    """
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    plain = mapped or parsed
+    return plain not in _CREDENTIALS and any(plain in block for block in _INTERNAL)
+
 
 def is_public(address: str) -> bool:
     """Say whether an IP address is one of the public internet; what is no address is not.

@@ -131,7 +131,10 @@ def _told(answer: httpx.Response) -> str:
 
 async def first_since(source: FeedSource, since: float) -> int | None:
     """Return the sequence before the first arrival since a moment; None if there is none yet."""
-    query = {"since": f"{since:.6f}", "order": "oldest", "limit": "1"}
+    # Down: a moment that is rounded up is behind the very delivery that arrived at it.
+    numerator, denominator = since.as_integer_ratio()
+    micros = numerator * 10**6 // denominator
+    query = {"since": f"{micros // 10**6}.{micros % 10**6:06}", "order": "oldest", "limit": "1"}
     rows = await ask(source, "GET", "/api/events", params=query)
     return rows[0]["sequence"] - 1 if rows else None
 

@@ -17,7 +17,7 @@ import attrs
 import httpx
 import trio
 
-from ..base.public_addresses import is_public
+from ..base.public_addresses import is_internal, is_public
 from ..base.retry_after import parse_retry_after
 from ..config.options.client import ConnectionOptions
 from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
@@ -100,16 +100,17 @@ async def dial_private(
 ) -> trio.SocketStream:
     """Connect to the first address of a host that is this machine's or of a private network.
 
-    It is :func:`dial_public` with the other addresses.
+    It is :func:`dial_public` with other addresses; link-local ones, where clouds serve
+    credentials, are allowed by neither.
 
     Raises:
-        NoAllowedAddressError: the host has public addresses alone; nothing was connected to.
+        NoAllowedAddressError: the host has no such address; nothing was connected to.
         OSError: it cannot be resolved, or no private address answers.
     """
     return await _dial_some(
         host,
         port,
-        lambda address: not is_public(address),
+        is_internal,
         "of this machine or a private network",
         resolve=resolve,
         connect=connect,

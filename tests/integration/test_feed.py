@@ -305,8 +305,10 @@ def frame(opcode, payload, *, masked=True, length=None):
         (frame(1, b"hello", masked=False), 0),
         (frame(15, b"x"), 0),
         (frame(1, b"hello"), 1008),
+        (frame(9, b"") * 2000, 0),
+        (frame(10, b"") * 2000, 0),
     ],
-    ids=["utf-8", "endless", "huge", "unmasked", "opcode", "talks"],
+    ids=["utf-8", "endless", "huge", "unmasked", "opcode", "talks", "pings", "pongs"],
 )
 async def test_a_hostile_listener_is_put_out_and_nobody_else_notices(sent, code):
     async with administered(registry(works)) as admin, listening(admin) as other:
@@ -351,6 +353,31 @@ async def test_there_is_a_bound_of_listeners(monkeypatch):
         assert refused.value.status_code == 503
 
 
+async def test_the_bound_holds_for_listeners_that_come_at_once(monkeypatch):
+    monkeypatch.setattr(feed_module, "MOST_LISTENERS", 1)
+    entered, refused = [], []
+    all_answered = trio.Event()
+
+    async def listen(admin):
+        try:
+            async with listening(admin) as listener:
+                entered.append(listener)
+                answered()
+                await all_answered.wait()
+        except ConnectionRejected as error:
+            refused.append(error.status_code)
+            answered()
+
+    def answered():
+        if len(entered) + len(refused) == 5:
+            all_answered.set()
+
+    async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(listen, admin)
+    assert (len(entered), refused) == (1, [503] * 4)
+
+
 async def test_the_end_of_the_receiver_ends_the_feed():
     async with administered(registry(works)) as admin, listening(admin) as listener:
         admin.runtime.shut_down("the test wants it")
@@ -372,6 +399,22 @@ async def test_an_application_follows_the_feed():
             assert message["event"]["webhook_id"] == "msg_1"
             assert json.loads(message["event"]["raw"])["type"] == "order.paid"
             assert feed.position == 2
+
+
+async def test_line_separators_within_a_body_do_not_end_a_message():
+    name = "L\u2028M\u2029N\u0085O"
+    plain = json.loads(signed().body)
+    plain["data"]["name"] = name
+    # As senders write it that do not escape: U+2028 ends no line of JSON.
+    body = json.dumps(plain, ensure_ascii=False).encode()
+    async with administered(registry(works), **STORED) as admin:
+        assert (await admin.app.deliver(signed(body), settle=False)).status == 200
+        address = admin.runtime.started.admin[0]
+        async with open_feed(address, token=TOKEN, after=0, kinds=["delivery"], body=True) as feed:
+            async for message in feed:
+                if message["kind"] == "delivery":
+                    break
+            assert message["event"]["raw"].encode() == body
 
 
 async def test_a_wrong_token_ends_the_iterator_with_the_reason():

@@ -201,12 +201,13 @@ async def test_a_unix_socket_is_an_address(tmp_path):
     assert seen[0].target == "/hooks"
 
 
-async def test_a_name_with_public_addresses_alone_is_not_connected_to(monkeypatch):
+@pytest.mark.parametrize("address", ["93.184.216.34", "169.254.169.254"])
+async def test_a_name_without_internal_addresses_is_not_connected_to(monkeypatch, address):
     asked = []
 
     async def resolves(host, *rest, **options):
         asked.append(host)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", 80))]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80))]
 
     monkeypatch.setattr(trio.socket, "getaddrinfo", resolves)
     async with gateway("http://app.internal/") as app:

@@ -177,6 +177,12 @@ async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_th
             assert (answer.status_code, "Relay:Enabled" in answer.text) == (403, True)
         shown = await admin.get("/api/events/msg_1", TOKEN, x_forwarded_for="192.0.2.1")
         assert shown.json()["headers"] == []
+    # One that adds no header leaves the name that was asked for.
+    hosts = {"Admin__AllowedHosts": ["hooks.example"]}
+    async with administered(registry(works), **hosts) as admin:
+        assert (await admin.get("/api/relay", TOKEN)).status_code == 200
+        answer = await admin.get("/api/relay", TOKEN, host="hooks.example")
+        assert (answer.status_code, "Relay:Enabled" in answer.text) == (403, True)
     async with administered(registry(works), Relay__Enabled=True) as admin:
         answer = await admin.get("/api/relay", TOKEN, x_forwarded_for="192.0.2.1")
         assert answer.status_code == 200

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.base.public_addresses import is_public, names_local_address
+from sdk_trio.base.public_addresses import is_internal, is_public, names_local_address
 
 PUBLIC_V4 = ["93.184.216.34", "1.1.1.1", "172.15.255.255", "172.32.0.1", "100.63.255.255",
              "100.128.0.1", "192.167.255.255", "169.253.1.1", "223.255.255.254"]  # fmt: skip
@@ -116,3 +116,31 @@ def test_what_is_no_address_is_not_public(text):
 )
 def test_urls_that_are_local_as_they_are_written(url, local):
     assert names_local_address(url) is local
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "0.0.0.0", "::1", "10.1.2.3", "172.31.0.1", "192.168.1.1", "100.64.0.1"),
+        *("fd12::1", "::ffff:10.0.0.1"),
+    ],
+)
+def test_this_machine_and_private_networks_are_internal(address):
+    assert is_internal(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("169.254.169.254", "::ffff:169.254.169.254", "fe80::a9fe:a9fe", "fd00:ec2::254"),
+        *("168.63.129.16", "192.0.0.192", "100.100.100.200", "::ffff:100.100.100.200"),
+        *("64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "fd20:ce::254", "8.8.8.8", "no address"),
+    ],
+)
+def test_where_clouds_serve_credentials_is_not_internal(address):
+    assert not is_internal(address)
+
+
+@given(st.ip_addresses())
+def test_no_address_is_public_and_internal(address):
+    assert not (is_public(str(address)) and is_internal(str(address)))
