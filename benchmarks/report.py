@@ -359,6 +359,12 @@ _GOALS = (
 )
 
 
+_ABOUT_GOALS = """\
+The project has set itself these aims, far above its peers on purpose. Where the measured value does
+not reach its aim, work is left to do; no aim is a promise. What you get today is in the tables
+above."""
+
+
 def goals(kept: Kept) -> str:
     """The project's aims and what this benchmark says of them, as Markdown."""
     rows = [
@@ -427,7 +433,7 @@ def sections(kept: Kept) -> str:
     if not named:
         return "No figures are kept for this version: `make bench` writes them here."
     parts = [_section(kept, name) for name in named]
-    parts.append(f"### What was aimed at\n\n{goals(kept)}")
+    parts.append(f"### What was aimed at\n\n{_ABOUT_GOALS}\n\n{goals(kept)}")
     machines = dict.fromkeys(_machine(kept["groups"][name]) for name in named)
     parts.append("\n".join(machines))
     reasons = dict.fromkeys(problems(kept))

@@ -43,7 +43,8 @@ Later sources win:
 
 Keys are case-insensitive. `:` and `__` separate their parts, in files a dot does, too. In a file
 the settings are under the root key `Sdk`; other root keys are ignored. The same key twice in one
-source is a problem, also when only its case differs.
+source is a problem, also when only its case differs. A time span is written `90s`, `30m`, `2h` or
+`3d`, or `[d.]hh:mm:ss[.fffffff]`.
 
 The column *Change* says when a changed value comes into force: at a reload (HUP, or
 `Runtime.reload`), or with the next start. [`run`](command-line.md#run) has the details.

@@ -75,13 +75,21 @@ class Problem:
 
     ``key`` is the full key (``Sdk:Webhooks:ToleranceSeconds``), ``message`` what is wrong and
     what to do, ``origin`` where the value came from (a file, a variable, an argument), if known.
+    A problem of a file as a whole, such as a missing one, has the key ``Sdk``.
     """
 
     key: str
     message: str
     origin: str | None = None
 
+    @property
+    def is_of_source(self) -> bool:
+        """Whether the origin as a whole is wrong and not the value of one key."""
+        return self.key == "Sdk" and self.origin is not None
+
     def __str__(self) -> str:
+        if self.is_of_source:
+            return f"{self.origin}: {self.message}"
         where = f" (from {self.origin})" if self.origin else ""
         return f"{self.key}: {self.message}{where}"
 

@@ -225,7 +225,10 @@ _TOKEN_BYTES = 32
 
 @attrs.frozen
 class AdminToken:
-    """The token, and its place for people: the name of a variable or the path of a file."""
+    """The token, and its place for people: a variable, or the path of a file.
+
+    Without a token the place says that there is none, and which variable would give one.
+    """
 
     value: str | None = attrs.field(repr=False)
     place: str
@@ -254,7 +257,7 @@ def provide_token(settings: Settings, environ: Mapping[str, str] = os.environ) -
             error=str(error),
             hint=f"set the variable {variable}; until then /api is closed",
         )
-        return AdminToken(None, f"the variable {variable}")
+        return AdminToken(None, f"none: set the variable {variable}")
 
 
 def _kept(file: Path) -> str | None:

@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -149,6 +150,7 @@ class AdminApp:
         access: the rights; :meth:`listen_at` gives it the real addresses.
         console: the parts that the console shows.
         version: of this package.
+        directory: the data directory; None: nothing is kept in files.
         clock: returns Unix seconds.
         started_at: when the process started, in Unix seconds.
 
@@ -163,6 +165,7 @@ class AdminApp:
         console: ConsoleSource,
         *,
         version: str,
+        directory: Path | None = None,
         clock: Callable[[], float] = time.time,
         started_at: float | None = None,
     ) -> None:
@@ -172,7 +175,7 @@ class AdminApp:
         self._version = version
         self._clock = clock
         self._started_at = clock() if started_at is None else started_at
-        self._store = StoreObserver(observed.stores, clock=clock)
+        self._store = StoreObserver(observed.stores, directory=directory, clock=clock)
         self._source = console
         self._actions = Actions(clock)
         self._events = EventAnswerer(observed, self._actions, console.sign)

@@ -38,7 +38,7 @@ class Metric:
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
-    across: Literal["sum", "max"] = "sum"
+    across: Literal["sum", "max", "min"] = "sum"
 
 
 METRICS: Final = (
@@ -130,6 +130,23 @@ METRICS: Final = (
         "Age of the oldest queued event that waits or runs, retries that wait for their time left "
         "out; 0 when there is none.",
     ),
+    Metric(
+        "sdk_certificate_end_time_seconds",
+        "gauge",
+        "When the certificate that the receiver shows ends, in seconds since 1970; of several "
+        "processes the earliest. It is there where the receiver itself serves TLS.",
+        across="min",
+    ),
+    Metric(
+        "sdk_disk_free_bytes",
+        "gauge",
+        "Room that is left on the file system of the data directory; there with SQLite.",
+    ),
+    Metric(
+        "sdk_disk_size_bytes",
+        "gauge",
+        "Size of the file system of the data directory, full or not.",
+    ),
     Metric("sdk_inbox_events", "gauge", "Events of the inbox in each state.", ("state",)),
     Metric("sdk_tenants", "gauge", "Tenants in each status.", ("status",)),
     Metric(
@@ -197,8 +214,9 @@ def add_up(processes: Iterable[Iterable[Sample]]) -> list[Sample]:
             before = values.get(name)
             if before is None:
                 values[name] = sample.value
-            elif metric is not None and metric.across == "max":
-                values[name] = max(before, sample.value)
+            elif metric is not None and metric.across != "sum":
+                worse = max if metric.across == "max" else min
+                values[name] = worse(before, sample.value)
             else:
                 values[name] = before + sample.value
     return [Sample(name, labels, value) for (name, labels), value in values.items()]

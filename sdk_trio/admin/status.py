@@ -5,10 +5,12 @@ and all who ask within a few seconds share one look. A slow look is repeated mor
 counting the rows of a large store costs a few per cent of one reading thread at most.
 """
 
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -105,11 +107,15 @@ class StatusProviders:
 
 @attrs.frozen
 class Figures:
-    """Counts: events by state, arrival of the oldest waiting event, tenants by status."""
+    """Counts: events by state, arrival of the oldest waiting event, tenants by status.
+
+    ``disk`` has the free bytes of the store's file system and all of them, None without a disk.
+    """
 
     events: Mapping[DeliveryState, int]
     oldest_at: float | None
     tenants: "Mapping[TenantStatus, int] | None"
+    disk: tuple[int, int] | None = None
 
 
 class StoreObserver:
@@ -117,11 +123,20 @@ class StoreObserver:
 
     Args:
         stores: returns the open stores, or raises :class:`~sdk_trio.errors.NotRunningError`.
+        directory: the data directory, whose file system is measured with each look; None: the
+            store keeps no files.
         clock: returns Unix seconds.
     """
 
-    def __init__(self, stores: Stores, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        stores: Stores,
+        *,
+        directory: Path | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._stores = stores
+        self._directory = directory
         self._clock = clock
         self._wanted = Flag()
         self._moved = Bell()
@@ -156,7 +171,7 @@ class StoreObserver:
         return Check("store", self._fault is None, self._fault or "writes")
 
     def samples(self) -> Iterator[Sample]:
-        """Return ``sdk_inbox_events``, ``sdk_queue_oldest_seconds`` and ``sdk_tenants``."""
+        """Return the metrics of the store: its events, its oldest one, its tenants, its disk."""
         figures = self.figures
         if figures is None:
             return
@@ -165,6 +180,10 @@ class StoreObserver:
         yield Sample("sdk_queue_oldest_seconds", (), self.oldest_seconds())
         for status, count in (figures.tenants or {}).items():
             yield Sample("sdk_tenants", (("status", str(status)),), count)
+        if figures.disk is not None:
+            free, size = figures.disk
+            yield Sample("sdk_disk_free_bytes", (), free)
+            yield Sample("sdk_disk_size_bytes", (), size)
 
     def oldest_seconds(self) -> float:
         """Return the age of the oldest waiting event; 0 without one."""
@@ -214,10 +233,23 @@ class StoreObserver:
             await inbox.counts(),
             await inbox.oldest_waiting(),
             None if tenants is None else await tenants(),
+            await self._measure(),
         )
         self._counted_at = trio.current_time()
         self._next_count_at = self._counted_at + (self._counted_at - begun) / COUNTING_SHARE
         self._wake()
+
+    async def _measure(self) -> tuple[int, int] | None:
+        if self._directory is None:
+            return None
+        try:
+            # A network file system that hangs would hold the event loop.
+            usage = await trio.to_thread.run_sync(
+                shutil.disk_usage, self._directory, abandon_on_cancel=True
+            )
+        except OSError:
+            return None
+        return usage.free, usage.total
 
     def _say(self, fault: str | None) -> None:
         self._fault = fault

@@ -1,9 +1,19 @@
 """Times as text, always in UTC: RFC 3339 for programs, and a shorter form for people. Pure."""
 
 import math
+import re
 from datetime import UTC, datetime
 
 _LAST_SECOND = 253_402_300_799  # the end of the year 9999, where the calendar of Python ends
+
+_SHORT_SPAN = re.compile(r"([0-9]{1,9})([smhd])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def parse_short_span(text: str) -> int | None:
+    """Return the seconds of a span such as ``90s``, ``15m``, ``2h`` or ``3d``; None: it is none."""
+    match = _SHORT_SPAN.fullmatch(text)
+    return int(match[1]) * _UNIT_SECONDS[match[2]] if match else None
 
 
 def rfc3339(seconds: float, *, timespec: str = "auto") -> str:

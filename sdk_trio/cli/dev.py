@@ -258,6 +258,9 @@ def _for_development(loaded: Loaded) -> Settings:
         secrets=settings.webhooks.all_secrets,
     )
     server = settings.server
+    if server.processes != 1:
+        say("note: Sdk:Server:Processes is for 'run': 'dev' is one process")
+        server = attrs.evolve(server, processes=1)
     # Whoever chose a port wants that port, and is told that it is taken.
     if _BIND not in loaded.origins:
         server = attrs.evolve(server, bind=tuple(map(_free_address, server.bind)))

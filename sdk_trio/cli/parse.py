@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from .._version import __version__
-from ..base.times import readable
+from ..base.times import parse_short_span, readable
 from ..errors import EXIT_USAGE, SdkError
 
 
@@ -774,8 +774,6 @@ def option_meant(given: Sequence[str], known: Collection[str]) -> str:
 
 # -- values ------------------------------------------------------------------------------------
 
-_AGO = re.compile(r"([0-9]{1,9})([smhd])")
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 # Twelve digits reach beyond the year 9999, where no date of Python goes.
 _UNIX_SECONDS = re.compile(r"[0-9]{1,12}")
 
@@ -789,10 +787,10 @@ def parse_since(text: str, *, now: float, option: str = "--since") -> float:
     Raises:
         UsageError: it is neither.
     """
-    ago = _AGO.fullmatch(text.strip())
-    if ago:
-        # Before ISO 8601, of which no form looks like this.
-        return now - int(ago[1]) * _UNIT_SECONDS[ago[2]]
+    # Before ISO 8601, of which no form looks like this.
+    ago = parse_short_span(text.strip())
+    if ago is not None:
+        return now - ago
     moment = _iso(text)
     if moment is None:
         raise UsageError(

@@ -27,7 +27,6 @@ if not describing():
         describe,
         json_schema,
         read_settings,
-        unmet_needs,
     )
     from ..config.check import WEBHOOK_SECRET
     from ..config.options import DEVELOPMENT, environment_meant
@@ -171,10 +170,8 @@ def check_arguments(parser: ArgumentParser) -> None:
 def check(arguments: Namespace) -> int:
     """Print every problem and warning at once; 78 if there is a problem."""
     loaded = read_to_examine(arguments)
-    problems = list(loaded.problems)
-    if loaded.settings is not None:
-        # `run` refuses these at its start only; a check before a deployment must not wait for that.
-        problems += unmet_needs(loaded.settings)
+    # `run` refuses the unmet at its start only; a check before a deployment must not wait for that.
+    problems = [*loaded.problems, *loaded.unmet]
     rows: list[dict[str, Any]] = [
         {"level": level, **attrs.asdict(problem)}
         for level, found in (("error", problems), ("warning", loaded.warnings))

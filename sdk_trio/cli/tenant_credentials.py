@@ -39,7 +39,12 @@ if not describing():
 
 
 def named_credentials(arguments: Namespace, before: TenantCredentials) -> TenantCredentials:
-    """Return ``before`` with the token and the secrets that the options replace."""
+    """Return ``before`` with the token and the secrets that the options replace.
+
+    Raises:
+        TenantCredentialsError: a file of them does not exist.
+    """
+    _refuse_missing_files(arguments)
     token = _token(arguments)
     secrets = named_secrets(arguments)
     return attrs.evolve(
@@ -48,6 +53,22 @@ def named_credentials(arguments: Namespace, before: TenantCredentials) -> Tenant
         # All at once: what is named replaces the list. `rotate` is the command that adds to it.
         webhook_secrets=secrets or before.webhook_secrets,
     )
+
+
+def _refuse_missing_files(arguments: Namespace) -> None:
+    # The daemon reads them, maybe as another user: what this one may not see is no mistake.
+    named = [("--webhook-secret-file", path) for path in arguments.webhook_secret_file]
+    if arguments.access_token_file is not None:
+        named.append(("--access-token-file", arguments.access_token_file))
+    for option, path in named:
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise TenantCredentialsError(
+                f"{option} {path}: the file does not exist: write it first, or check its path"
+            ) from error
+        except OSError:
+            continue
 
 
 def named_secrets(arguments: Namespace) -> tuple[CredentialSource, ...]:

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import attrs
 
+from ..base.times import parse_short_span
 from ..errors import Problem
 from .fields import Form
 from .options import Settings
@@ -61,15 +62,23 @@ def parse_timespan(text: str) -> timedelta:
     """Read a time span.
 
     Args:
-        text: days, then hours 00-23, minutes and seconds 00-59 in two digits each, then up to
-            seven digits of a second, of which the seventh (100 ns) is dropped.
+        text: a whole number with a unit, such as ``90s``, ``30m``, ``2h`` or ``3d``; or days, then
+            hours 00-23, minutes and seconds 00-59 in two digits each, then up to seven digits of
+            a second, of which the seventh (100 ns) is dropped.
 
     Raises:
         ValueError: the text has another form; the message completes a sentence.
     """
+    short = parse_short_span(text)
+    if short is not None:
+        if short > MAXIMUM_DAYS * 86_400:
+            raise ValueError(f"has more than {MAXIMUM_DAYS} days")
+        return timedelta(seconds=short)
     match = _FORM.fullmatch(text)
     if match is None:
-        raise ValueError("must be a time span, [d.]hh:mm:ss[.fffffff], such as 00:30:00")
+        raise ValueError(
+            f"must be a time span such as 30m, 2h or [d.]hh:mm:ss[.fffffff], not {shown(text)}"
+        )
     days, hours = int(match["days"] or 0), int(match["hours"])
     minutes, seconds = int(match["minutes"]), int(match["seconds"])
     if hours > 23:
@@ -238,7 +247,9 @@ def _timespan(value: Any) -> timedelta:
         return parse_timespan(format_timespan(value))
     if isinstance(value, time):  # what TOML makes of 00:30:00 without quotes
         return parse_timespan(value.isoformat())
-    raise ValueError(f"must be a time span in quotes, [d.]hh:mm:ss, not {shown(value)}")
+    raise ValueError(
+        f"must be a time span in quotes, such as 30m, 2h or 00:30:00, not {shown(value)}"
+    )
 
 
 def _choice(kind: type[StrEnum], value: Any) -> StrEnum:

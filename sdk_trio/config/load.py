@@ -28,6 +28,7 @@ from .check import (
     admin_token_findings,
     check,
     forward_secret_problem,
+    unmet_needs,
 )
 from .check_tenants import database_path_fault, databases_setting, signing_secret_problem
 from .fields import Form, ReplicaTargetType, StorageBackend, check_form
@@ -70,7 +71,8 @@ class Loaded:
     ``settings`` is None when there are ``problems``. ``origins`` holds, for each full key that
     some source gave (items of lists included), the file, variable or argument it came from.
     ``files`` are the files of settings that were there, key files aside. ``is_development`` is
-    known with problems, too.
+    known with problems, too. ``unmet`` are parts that are asked for without what they work on:
+    only the start of a runtime refuses these.
     """
 
     settings: Settings | None
@@ -79,6 +81,7 @@ class Loaded:
     origins: Mapping[str, str]
     files: tuple[str, ...] = ()
     is_development: bool = False
+    unmet: tuple[Problem, ...] = ()
 
     def require(self) -> Settings:
         """Return the settings.
@@ -247,6 +250,8 @@ def _validated(
         origins=bound.origins,
         files=tuple(layer.file for layer in layers if layer.file is not None),
         is_development=settings.is_development,
+        # Whatever else is wrong: who mends the one must not find the other at the next start.
+        unmet=_located((p for p in unmet_needs(settings) if p.key not in invalid), bound.origins),
     )
 
 

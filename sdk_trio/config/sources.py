@@ -239,7 +239,7 @@ def read_file(path: Path, *, optional: bool = False, named: bool = True) -> Laye
     if not (layer.entries or layer.problems or _has_root(content)):
         # A file without the root is mostly one whose settings stand at its top level, and would
         # count for nothing in silence.
-        warnings = (Problem(ROOT, f"is missing: the file has no key {ROOT}", name),)
+        warnings = (Problem(ROOT, f"the file has no key {ROOT}: put the settings below it", name),)
     return Layer(layer.entries, layer.problems, warnings, file=name)
 
 

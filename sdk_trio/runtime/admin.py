@@ -10,6 +10,7 @@ the alerts show.
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -110,11 +111,17 @@ class AdminServer:
             StoreLockedError: the address is in use because another process runs on the same data
                 directory; the message names it.
         """
-        options = self._runtime.settings.admin
+        options, storage = self._runtime.settings.admin, self._runtime.settings.storage
         self.token = token = provide_token(self._runtime.settings)
         access = Access(token.value, (), options.allowed_hosts, options.read_only)
         app = AdminApp(
-            self, self.sources, access, self.console, version=__version__, clock=self._clock
+            self,
+            self.sources,
+            access,
+            self.console,
+            version=__version__,
+            directory=Path(storage.path) if storage.backend is StorageBackend.SQLITE else None,
+            clock=self._clock,
         )
         self._app = app
         server = Server(

@@ -22,7 +22,7 @@ import trio
 
 from ..base.log_output import dropped_in_all
 from ..base.logs import get_logger
-from ..base.telemetry import Sample
+from ..base.telemetry import Sample, SampleSource
 from ..config import Settings, StorageBackend, unmet_needs
 from ..config.check import PROCESSES_NEED_COMMAND, RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotRunningError, OptionsValidationError, only_member
@@ -199,6 +199,7 @@ class Runtime:
         self._reconciling = trio.CancelScope()
         #: Watches the event loop while :meth:`run` does.
         self.watchdog: Watchdog = Watchdog()
+        self._server_samples: SampleSource = tuple
         self._drain_ends_at: float | None = None
         self._used = False
         self._served = False
@@ -353,6 +354,7 @@ class Runtime:
             *self.notification_samples,
             *self.replication_samples,
             *self.watchdog.samples(),
+            *self._server_samples(),
             *(
                 Sample("sdk_log_dropped_total", (("level", level),), lines)
                 for level, lines in dropped_in_all.items()
@@ -546,6 +548,8 @@ class Runtime:
             source_of=self.receiver.source_of,
             note_refusal=self.receiver.note_refusal,
         )
+        if isinstance(server, Server):
+            self._server_samples = server.samples
         self._reloader.subscribe(partial(_prepare_addresses, server, routes), _TLS_KEYS)
         with self.watchdog, self._scope:
             async with AsyncExitStack() as stack:

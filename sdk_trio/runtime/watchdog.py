@@ -101,7 +101,8 @@ class Watchdog:
             handler=None if run is None else run.handler,
             webhook_id=None if run is None else run.webhook_id,
             place=place,
-            hint="nothing else runs meanwhile: use trio.to_thread.run_sync for what blocks",
+            hint="nothing else runs meanwhile: a handler that blocks is a plain def, which runs in "
+            "a thread; a coroutine must not block",
         )
         self._times += 1
         counted = 0.0

@@ -1,7 +1,7 @@
 """The server of one ASGI application: listens on addresses, serves, and drains in order."""
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,11 @@ import trio
 
 from ..base.http import App
 from ..base.logs import Throttle, get_logger
+from ..base.telemetry import Sample
 from .accept import Acceptor, Places, SourceOf
 from .limits import Limits, NoteRefusal
 from .listen import BindError, descriptor_limit, listen
-from .tls import load_certificate
+from .tls import load_certificate, validity
 
 __all__ = ["BindError", "Server"]
 
@@ -63,6 +64,7 @@ class Server:
         self._places = Places(self._limits, source_of)
         self._note_refusal = note_refusal or _RefusalLog().note
         self._tls: ssl.SSLContext | None = None
+        self._certificate_end: float | None = None
         self._hypercorn: HypercornServer | None = None
         self._bind = tuple(bind)
         self._key = key
@@ -79,10 +81,12 @@ class Server:
             OptionsValidationError: the certificate or its key cannot be used.
         """
         context = load_certificate(cert_file, key_file)
+        dates = validity(context, cert_file)
 
         def commit() -> None:
             if self._tls is not None:
                 self._tls = context
+                self._certificate_end = dates and dates[1]
 
         return commit
 
@@ -101,6 +105,8 @@ class Server:
         cert_file, key_file = self._certificate
         if cert_file is not None:
             self._tls = load_certificate(cert_file, key_file)
+            dates = validity(self._tls, cert_file)
+            self._certificate_end = dates and dates[1]
         sockets = listen(self._bind, key=self._key)
         try:
             async with trio.open_nursery() as connections:
@@ -136,6 +142,11 @@ class Server:
             for sock in sockets:
                 sock.close()
             self.ended.set()
+
+    def samples(self) -> Iterator[Sample]:
+        """Return when the certificate that new connections are shown ends, where that is known."""
+        if self._certificate_end is not None:
+            yield Sample("sdk_certificate_end_time_seconds", (), self._certificate_end)
 
     def stop(self) -> None:
         """Stop accepting connections; :meth:`run` returns when the present requests have ended."""

@@ -16,6 +16,12 @@ from ..errors import OptionsValidationError, Problem
 #: Time for the handshake, in seconds; an idle connection may not keep its place longer.
 HANDSHAKE_SECONDS = 10.0
 
+#: X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which the standard library has no name for.
+_NO_CHECK_TIME = 0x200000
+
+#: The most rounds of messages in a handshake, with room to spare.
+_ROUNDS = 10
+
 #: The cipher suites of TLS 1.2 with forward secrecy: a key that is stolen later does not open the
 #: traffic of before. All suites of TLS 1.3 have it.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -144,3 +150,38 @@ def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:
             ]
         ) from error
     return context
+
+
+def validity(context: ssl.SSLContext, cert_file: str) -> tuple[float, float] | None:
+    """Return when the certificate of a server begins and ends, in Unix seconds; None: unknown.
+
+    The dates come of a handshake in memory with a client that trusts this certificate: the standard
+    library shows them to such a client alone, and no dependency reads certificates.
+
+    Args:
+        context: what :func:`load_certificate` has returned for ``cert_file``.
+        cert_file: PEM file with the certificate.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    # The certificate itself is the anchor, although its issuer is unknown here; and the dates are
+    # wanted of one that has expired as well.
+    flags = ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    client.verify_flags = ssl.VerifyFlags(flags)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server_side = context.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        client.load_verify_locations(cert_file)
+        client_side = client.wrap_bio(to_client, to_server)
+        for _ in range(_ROUNDS):
+            # Each side reads what the other has written, in turn, until neither wants more.
+            for side in (client_side, server_side):
+                with suppress(ssl.SSLWantReadError):
+                    side.do_handshake()
+        found = client_side.getpeercert()
+    except (OSError, ValueError):  # SSLError is an OSError; no handshake came about: ValueError
+        return None
+    if not found:
+        return None
+    begin, end = str(found["notBefore"]), str(found["notAfter"])
+    return ssl.cert_time_to_seconds(begin), ssl.cert_time_to_seconds(end)

@@ -171,6 +171,18 @@ def test_dev_then_trigger_then_list_shows_the_event_done(workplace):
     assert end(again, signal.SIGINT) == 0
 
 
+def test_dev_is_one_process_whatever_the_settings_file_of_production_says(workplace):
+    (workplace.directory / "appsettings.json").write_text('{"Sdk": {"Server": {"Processes": 2}}}')
+    daemon = workplace.start("dev", "--set", "Sdk:Server:Bind=127.0.0.1:0")
+    workplace.wait_for("Ctrl-C")
+    assert (
+        "note: Sdk:Server:Processes is for 'run': 'dev' is one process\n"
+        in (workplace.printed()[1])
+    )
+    workplace.run("events", "trigger", "order.created")
+    assert end(daemon) == 0
+
+
 def test_dev_takes_another_port_only_if_nobody_chose_the_first(workplace):
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

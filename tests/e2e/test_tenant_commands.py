@@ -279,9 +279,30 @@ def test_two_tenants_with_one_source_are_warned_of(shell: Shell) -> None:
     assert [row["shared_with"] for row in rows] == [[], ["acme"]]
 
 
+@pytest.mark.parametrize("option", ["--webhook-secret-file", "--access-token-file"])
+def test_a_key_file_that_does_not_exist_is_refused(
+    shell: Shell, tmp_path: Path, option: str
+) -> None:
+    add(shell, "acme")
+    missing = (option, str(tmp_path / "nowhere"))
+    for words in (("add", "other", "--name", "x"), ("credentials", "set", "acme")):
+        refused = shell(*words, *missing)
+        assert refused.returncode == 78
+        assert f"{option} {missing[1]}: the file does not exist" in refused.stderr
+    assert [row["identifier"] for row in shell.json("list")] == ["acme"]
+
+
+def test_who_adds_a_tenant_where_no_store_is_hears_that_one_is_made(shell: Shell) -> None:
+    first = shell("add", "acme", "--name", "Acme")
+    where = shell.directory / "inbox.db"
+    assert f"note: there is no inbox at {where}, so a new one is made\n" in first.stderr
+    assert "a new one is made" not in shell("add", "other", "--name", "Other").stderr
+
+
 def test_tenants_travel_from_one_store_to_another(shell: Shell, tmp_path: Path) -> None:
     manager = ("--email", "m@example.com", "--email-verified", "--phone", "+15551234567")
-    secrets = ("--webhook-secret-env", "A", "--webhook-secret-file", "/k/a")
+    (tmp_path / "key").write_text("whsec_x")  # no secret of anybody
+    secrets = ("--webhook-secret-env", "A", "--webhook-secret-file", str(tmp_path / "key"))
     add(shell, "acme", *manager, "--organization-id", "org_1", *secrets)
     shell("add", "evil", "--name", '=HYPERLINK("http://evil.example","x")')
     shell("add", "quoted", "--name", "'=1+1 \u00fc")

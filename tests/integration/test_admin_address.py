@@ -552,6 +552,9 @@ async def test_without_a_place_for_the_token_the_api_is_closed(tmp_path, monkeyp
     monkeypatch.delenv("SDK_TEST_ADMIN_TOKEN")
     (tmp_path / "file").write_text("")
     async with administered(Storage__Path=str(tmp_path / "file" / "data")) as admin:
+        # The log and the guide of `dev` show it.
+        place = admin.runtime.administrator.token.place
+        assert place == "none: set the variable SDK_TEST_ADMIN_TOKEN"
         assert (await admin.get("/readyz")).status_code == 200
         assert (await admin.get("/api/status", "")).status_code == 401
         assert (await admin.get("/api/status", "None")).status_code == 401

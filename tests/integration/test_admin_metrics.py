@@ -4,17 +4,20 @@ import json
 import re
 import shutil
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
+import trustme
 from support.admin import TOKEN, administered
 from support.deliveries import SECRET
 from support.programs import program
 from support.serving import registry, signed, works
 from support.wire import Wire
 
-from sdk_trio.admin.metrics import HISTOGRAM_ENDINGS, METRICS, metric_of
+from sdk_trio.admin.metrics import HISTOGRAM_ENDINGS, METRICS, add_up, metric_of
 from sdk_trio.base.telemetry import Sample
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import DeliveryState
@@ -34,6 +37,9 @@ OF_PARTS = {
     "sdk_replication_verified_age_seconds": (),
     "sdk_processes": (("state", "serving"),),
     "sdk_process_ends_total": (),
+    "sdk_certificate_end_time_seconds": (),
+    "sdk_disk_free_bytes": (),
+    "sdk_disk_size_bytes": (),
 }
 OF_CLIENT = {"sdk_client_requests_total", "sdk_client_circuit_state", "sdk_client_attempts"}
 OF_TENANTS = {"sdk_tenants"}
@@ -178,6 +184,42 @@ async def test_the_age_of_the_oldest_waiting_event_is_told():
         await trio.sleep(0.05)
         assert 0.02 < (await admin.metrics())["sdk_queue_oldest_seconds"] < 60
         release.set()
+
+
+async def test_the_end_of_the_certificate_is_that_of_the_one_that_is_shown(tmp_path):
+    def issue(name, days):
+        # Whole seconds, as a certificate has them.
+        end = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+        issued = trustme.CA().issue_cert("127.0.0.1", not_after=end)
+        issued.private_key_and_cert_chain_pem.write_to_path(tmp_path / name)
+        return str(tmp_path / name), end.timestamp()
+
+    expired, first = issue("expired.pem", -1)
+    renewed, second = issue("renewed.pem", 90)
+    name = "sdk_certificate_end_time_seconds"
+    async with administered(Server__CertFile=expired, Server__KeyFile=expired) as admin:
+        assert (await admin.metrics())[name] == first
+        settings = admin.runtime.settings
+        server = attrs.evolve(settings.server, cert_file=renewed, key_file=renewed)
+        admin.runtime.reload(attrs.evolve(settings, server=server))
+        assert (await admin.metrics())[name] == second
+    async with administered() as admin:
+        assert name not in await admin.metrics()
+
+
+async def test_the_room_on_the_disk_is_told_where_the_store_is_in_files(tmp_path):
+    files = {"Storage__Backend": "Sqlite", "Storage__Path": str(tmp_path / "data")}
+    async with administered(**files) as admin:
+        metrics = await admin.metrics()
+        assert metrics["sdk_disk_size_bytes"] == shutil.disk_usage(tmp_path).total
+        assert 0 < metrics["sdk_disk_free_bytes"] <= metrics["sdk_disk_size_bytes"]
+    async with administered(Storage__Backend="Memory") as admin:
+        assert not [name for name in await admin.metrics() if name.startswith("sdk_disk")]
+
+
+def test_of_several_processes_the_certificate_that_ends_first_is_shown():
+    name = "sdk_certificate_end_time_seconds"
+    assert add_up([[Sample(name, (), 5.0)], [Sample(name, (), 3.0)], []]) == [Sample(name, (), 3.0)]
 
 
 # -- who reads them ---------------------------------------------------------------------------

@@ -210,6 +210,7 @@ def test_a_malformed_file_is_named_with_its_place(
     path = write(folder / name, text)
     problem = only_problem(read(folder, path))
     assert message in problem.message
+    assert str(problem).startswith(f"{path}: ")
     assert problem.origin == str(path)
 
 
@@ -327,7 +328,7 @@ def test_a_variable_with_one_underscore_too_few_is_told(
     folder: Path, name: str, meant: str | None
 ) -> None:
     messages = [str(warning) for warning in read(folder, environ={name: "x" * 40}).warnings]
-    expected = f"Sdk: the variable is not read: write {meant} (from {name})"
+    expected = f"{name}: the variable is not read: write {meant}"
     assert messages == ([] if meant is None else [expected])
 
 

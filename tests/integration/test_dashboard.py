@@ -36,13 +36,15 @@ INTERPOLATED = {
     "${datasource}": "prometheus",
 }
 
-#: What only a replicator can bring about is made up here; test_replication_* see the real one.
+#: What needs a replicator, several processes or a certificate is made up here; other tests see the
+#: real ones.
 REPLICATION = (
     Sample("sdk_replication_lag_seconds", (), 1.5),
     Sample("sdk_replication_databases", (("state", "Healthy"),), 2),
     Sample("sdk_replication_verified_age_seconds", (), 3600.0),
     Sample("sdk_processes", (("state", "serving"),), 2),
     Sample("sdk_process_ends_total", (), 1),
+    Sample("sdk_certificate_end_time_seconds", (), 4e9),
 )
 
 _SELECTOR = re.compile(r"\b(?:sdk|process)_[a-z_]+(?:\{[^}]*\})?|\bup\{[^}]*\}")

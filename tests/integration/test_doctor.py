@@ -378,7 +378,9 @@ def test_tenants_whose_credentials_cannot_be_read(doctor, tmp_path):
     key_file = tmp_path / "key"
     key_file.write_text("whsec_x\n")
     line("tenant", "add", "b", "--name", "B", "--webhook-secret-file", str(key_file))
+    (tmp_path / "none").write_text(SECRET)
     line("tenant", "add", "c", "--name", "C", "--webhook-secret-file", str(tmp_path / "none"))
+    (tmp_path / "none").unlink()
     found = doctor.alone()
     assert "planted-token" not in found.text
     found.one("tenants", "problem", "a webhook secret of its own")

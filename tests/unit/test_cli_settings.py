@@ -58,8 +58,8 @@ def test_check_of_good_settings_is_zero(command_line, monkeypatch):
 def test_a_file_that_is_missing_is_named(command_line):
     answer = command_line("events", "list", "--config", "nowhere.json")
     assert answer.status == 78
-    assert "the file does not exist" in answer.err
-    assert "nowhere.json" in answer.err
+    assert "  nowhere.json: the file does not exist: check its path\n" in answer.err
+    assert "Sdk" not in answer.err
 
 
 def test_show_names_origins_and_masks_secrets(command_line, monkeypatch):
@@ -126,3 +126,15 @@ def test_the_last_assignment_of_a_key_wins_however_it_is_spelled(command_line):
         *("--set", "Sdk:TimeoutMs=2000", "--set", "sdk:timeoutms=3000"),
     )
     assert [row["value"] for row in answer.document] == ["3000"]
+
+
+@pytest.mark.parametrize("command", [("config", "check"), ("doctor", "--offline")])
+def test_a_part_without_what_it_needs_is_told_beside_other_problems(command_line, command):
+    answer = command_line(
+        *command,
+        *("--standalone", "--set", "Sdk:TimeoutMs=1"),
+        *("--set", "Sdk:MultiTenant:Notifications:Enabled=true"),
+    )
+    said = " ".join((answer.out + answer.err).split())
+    assert "must be 1000 to 300000 milliseconds" in said
+    assert "needs tenants, whose site managers are told" in said

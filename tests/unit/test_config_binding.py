@@ -110,7 +110,11 @@ def test_values_are_converted(mapping: Any, read: Any, value: Any) -> None:
         ("Webhooks:InlineTimeoutSeconds", float("nan"), "a number"),
         ("Webhooks:InlineTimeoutSeconds", "inf", "a number"),
         ("Webhooks:InlineTimeoutSeconds", 10**400, "a number"),
-        ("MultiTenant:SingleTenantUpgrade:MaxRunDuration", "30", "time span"),
+        (
+            "MultiTenant:SingleTenantUpgrade:MaxRunDuration",
+            "30",
+            "30m, 2h or [d.]hh:mm:ss[.fffffff], not '30'",
+        ),
         ("MultiTenant:SingleTenantUpgrade:MaxRunDuration", 30, "time span"),
         ("Webhooks:Secrets", 5, "list of text"),
         ("Webhooks", "text", "is a section"),

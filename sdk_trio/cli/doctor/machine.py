@@ -1,18 +1,12 @@
-"""The checks of ``doctor`` on this machine: permissions, certificate, disk, descriptors, clock.
-
-The end of a certificate is found by a TLS handshake in memory: the standard library shows the dates
-only to a client that has verified it, and the package has no dependency that reads certificates.
-"""
+"""The checks of ``doctor`` on this machine: permissions, certificate, disk, descriptors, clock."""
 
 import ctypes
 import os
 import shutil
-import ssl
 import stat
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from ...admin.access import TOKEN_NAME
@@ -23,64 +17,12 @@ from ...config.table import table
 from ...errors import OptionsValidationError
 from ...server.limits import Limits
 from ...server.listen import RESERVED_DESCRIPTORS, descriptor_limit
-from ...server.tls import load_certificate
+from ...server.tls import load_certificate, validity
 from ...storage.data_directory import exposure, visibility
 from ..receiver import NobodyThereError, find
 from ..sign import DEV_SECRET_NAME
 from ..terminal import size_text
 from . import Report
-
-#: OpenSSL's error codes for a certificate outside of its time (X509_V_ERR_...).
-_NOT_YET_VALID = 9
-_EXPIRED = 10
-
-#: The most rounds of messages in a handshake, with room to spare.
-_ROUNDS = 10
-
-
-class OutsideItsTimeError(Exception):
-    """The certificate has expired, or is not valid yet; the message says which."""
-
-
-def valid_until(cert_file: str, key_file: str) -> float | None:
-    """Return when the certificate of a receiver ends, in Unix seconds; None if it cannot be told.
-
-    The function is both server and client of the handshake; the client trusts this certificate.
-
-    Raises:
-        OptionsValidationError: the certificate or its key cannot be used.
-        OutsideItsTimeError: it is not valid now.
-    """
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    # The certificate itself is the anchor, although its issuer is unknown here: only its dates are
-    # asked for.
-    client.verify_flags = ssl.VERIFY_X509_PARTIAL_CHAIN
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server_side = load_certificate(cert_file, key_file).wrap_bio(
-        to_server, to_client, server_side=True
-    )
-    try:
-        client.load_verify_locations(cert_file)
-        client_side = client.wrap_bio(to_client, to_server)
-        for _ in range(_ROUNDS):
-            # Each side reads what the other has written, in turn, until neither wants more.
-            for side in (client_side, server_side):
-                _go_on(side)
-        found = client_side.getpeercert()
-    except ssl.SSLCertVerificationError as error:
-        if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
-            raise OutsideItsTimeError(error.verify_message) from error
-        return None
-    except (OSError, ValueError):  # SSLError is an OSError; no handshake came about: ValueError
-        return None
-    return ssl.cert_time_to_seconds(str(found["notAfter"])) if found else None
-
-
-def _go_on(side: ssl.SSLObject) -> None:
-    with suppress(ssl.SSLWantReadError):
-        side.do_handshake()
-
 
 REPLICATION = "Sdk:MultiTenant:FileDb:Replication"
 STORAGE_PATH = "Sdk:Storage:Path"
@@ -120,7 +62,7 @@ def _check_certificate(cert_file: str, key_file: str, report: Report) -> None:
     where = f"Sdk:Server:CertFile ({cert_file})"
     renew = "renew it, and put it in the place of the old one: the receiver notices by itself"
     try:
-        end = valid_until(cert_file, key_file)
+        dates = validity(load_certificate(cert_file, key_file), cert_file)
     except OptionsValidationError as error:
         report.problem(
             where,
@@ -128,13 +70,16 @@ def _check_certificate(cert_file: str, key_file: str, report: Report) -> None:
             "give the chain in CertFile and its own, unencrypted key in KeyFile, both as PEM",
         )
         return
-    except OutsideItsTimeError as error:
-        report.problem(where, f"no sender believes it: {error}", f"{renew}; or the clock is wrong")
-        return
-    if end is None:
+    if dates is None:
         report.note(where, "it cannot be told until when it is valid")
         return
-    days = (end - time.time()) / _DAY_SECONDS
+    begin, end = dates
+    now = time.time()
+    if not begin <= now <= end:
+        fault = "it is not yet valid" if now < begin else "it has expired"
+        report.problem(where, f"no sender believes it: {fault}", f"{renew}; or the clock is wrong")
+        return
+    days = (end - now) / _DAY_SECONDS
     if days < URGENT_EXPIRY_DAYS:
         report.warning(where, f"it expires in {days:.0f} days", renew)
     elif days < NOTABLE_EXPIRY_DAYS:

@@ -10,7 +10,6 @@ from ...config import (
     Secret,
     Settings,
     parse_secret,
-    unmet_needs,
 )
 from ...config.check import is_wide
 from ...config.fields import Mode
@@ -35,9 +34,7 @@ _SET_ALL_HEADERS = (
 
 def check_settings(loaded: Loaded, report: Report) -> None:
     """Report every problem and warning of the settings, with their origins."""
-    problems = list(loaded.problems)
-    if loaded.settings is not None:
-        problems += unmet_needs(loaded.settings)
+    problems = [*loaded.problems, *loaded.unmet]
     for problem in problems:
         report.problem(_place(problem), *_said_and_advised(problem))
     for warning in loaded.warnings:
@@ -47,6 +44,8 @@ def check_settings(loaded: Loaded, report: Report) -> None:
 
 
 def _place(problem: Problem) -> str:
+    if problem.is_of_source:
+        return str(problem.origin)
     return f"{problem.key} ({problem.origin})" if problem.origin else problem.key
 
 
