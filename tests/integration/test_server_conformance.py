@@ -958,7 +958,8 @@ async def test_a_connection_that_has_ended_leaves_nothing_to_the_garbage_collect
 
     def left():
         return sum(
-            isinstance(found, Http1ServerConnection | Http1Request) for found in gc.get_objects()
+            issubclass(type(found), Http1ServerConnection | Http1Request)
+            for found in gc.get_objects()
         )
 
     async with http_server(True, app=app) as server:

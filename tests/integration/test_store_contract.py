@@ -799,12 +799,14 @@ async def test_what_was_put_back_before_it_had_a_signer_runs_to_its_end(tmp_path
 
 
 async def test_a_done_delivery_that_is_repeated_is_its_next_generation(stores: Stores) -> None:
-    if stores.kind == "memory":
-        pytest.skip("memory keeps no body of what is done")
     inbox = await stores.open()
     await inbox.accept(delivery("m1"), leased=True)
     await inbox.start("m1", now=1001)
     await inbox.finish("m1", Done(), now=1002)
+    if stores.kind == "memory":
+        # It keeps no body of what is done, so there is nothing to run again.
+        assert list(await inbox.repeat(["m1", "unknown"])) == []
+        return
     assert list(await inbox.repeat(["m1", "unknown"])) == ["m1"]
     assert list(await inbox.repeat(["m1"])) == []
     (record,) = (await inbox.take_due(limit=9, now=1003)).records

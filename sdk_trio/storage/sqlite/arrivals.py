@@ -325,16 +325,10 @@ DELETE FROM bucket WHERE number = ?1 AND (?1 + 1) << {BUCKET_BITS} <= {INDEXED}
         WHERE sequence >= ?1 << {BUCKET_BITS} AND sequence < (?1 + 1) << {BUCKET_BITS})
 """
 
-_EMPTY_BUCKET = (
-    """
+_EMPTY_BUCKET = """
 DELETE FROM key WHERE (bucket, hash, sequence) IN (
     SELECT bucket, hash, sequence FROM key WHERE bucket = ? LIMIT ?)
-""",
-    """
-DELETE FROM subject_end WHERE (bucket, text, sequence) IN (
-    SELECT bucket, text, sequence FROM subject_end WHERE bucket = ? LIMIT ?)
-""",
-)
+"""
 
 #: Hashes of a bucket that was given up, of which one step removes so many: half a millisecond.
 _HASHES_AT_ONCE = 500
@@ -350,8 +344,9 @@ def remove(
 ) -> int:
     """Remove these deliveries with all that belongs to them; count those that were there.
 
-    With ``keep_hashes`` the hashes of their keys and the ends of their subjects stay until their
-    bucket is empty, and lead to nothing: to remove each would change two pages for each delivery.
+    With ``keep_hashes`` the hashes of their keys stay until their bucket is empty, and lead to
+    nothing: to remove each would change a random page for each delivery. The ends of subjects go
+    at once, because they may be those of names.
     """
     removed: list[int] = []
     for sequence in sequences:
@@ -359,9 +354,9 @@ def remove(
         if row is None:
             continue
         _, _, indexed, subject = cast("Any", row)
+        if indexed:
+            listing.remove_subject(connection, sequence, subject)
         if not keep_hashes:
-            if indexed:
-                listing.remove_subject(connection, sequence, subject)
             _remove_keys(connection, sequence)
         for table in ("body", "evidence", "attempt", "open", "outcome", "arrival"):
             connection.execute(f"DELETE FROM {table} WHERE sequence = ?", (sequence,))
@@ -377,12 +372,11 @@ def remove(
 
 
 def empty_buckets(connection: apsw.Connection) -> None:
-    """Remove some of the hashes and subjects that a bucket without arrivals still has."""
+    """Remove some of the hashes that a bucket without arrivals still has."""
     bucket = connection.execute("SELECT min(number) FROM emptied").get
     if bucket is None:
         return
-    for statement in _EMPTY_BUCKET:
-        connection.execute(statement, (bucket, _HASHES_AT_ONCE))
-        if connection.changes():
-            return
+    connection.execute(_EMPTY_BUCKET, (bucket, _HASHES_AT_ONCE))
+    if connection.changes():
+        return
     connection.execute("DELETE FROM emptied WHERE number = ?", (bucket,))
