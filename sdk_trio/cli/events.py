@@ -213,6 +213,8 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
         "finished": moment_text(record.finished_at),
         # A parked event has not failed: the same column holds why no handler took it.
         "parked because" if record.state == "parked" else "last error": record.last_error,
+        # In the table of the attempts a narrow terminal cuts it.
+        "place": attempts[-1].place if attempts else None,
     }
     width = max(map(len, fields))
     for name, value in fields.items():

@@ -311,10 +311,13 @@ def add(arguments: Namespace) -> int:
     Raises:
         UsageError: an address is verified that there is not.
         InvalidTenantError: a value cannot be accepted; nothing was changed.
+        TenantCredentialsError: a file that is named does not exist; nothing was made.
         TenantExistsError: the identifier or the organization is another tenant's.
     """
     if arguments.email_verified and arguments.email is None:
         raise UsageError("--email-verified: there is no address; name one with --email")
+    # Before a store is opened, and maybe made.
+    credentials = named_credentials(arguments, TenantCredentials())
 
     async def create(service: TenantService) -> Tenant:
         tenant = await service.add(
@@ -324,7 +327,7 @@ def add(arguments: Namespace) -> int:
             site_manager_email_verified=arguments.email_verified,
             site_manager_phone=arguments.phone,
             organization_id=arguments.organization_id,
-            credentials=named_credentials(arguments, TenantCredentials()),
+            credentials=credentials,
             reason=arguments.reason,
             actor=actor_of(arguments),
         )

@@ -283,8 +283,10 @@ def test_two_tenants_with_one_source_are_warned_of(shell: Shell) -> None:
 def test_a_key_file_that_does_not_exist_is_refused(
     shell: Shell, tmp_path: Path, option: str
 ) -> None:
-    add(shell, "acme")
     missing = (option, str(tmp_path / "nowhere"))
+    assert shell("add", "first", "--name", "x", *missing).returncode == 78
+    assert not shell.directory.exists()
+    add(shell, "acme")
     for words in (("add", "other", "--name", "x"), ("credentials", "set", "acme")):
         refused = shell(*words, *missing)
         assert refused.returncode == 78

@@ -126,6 +126,27 @@ def test_show_prints_the_attempts_and_the_body_indented(command_line):
     assert answer.out.endswith('  "data": {\n    "id": "o-1"\n  }\n}\n')
 
 
+def test_the_line_that_failed_is_whole_in_a_narrow_terminal(command_line, monkeypatch):
+    place = f"/srv/{'shop/' * 20}handlers.py:31 in grant"
+
+    async def fail():
+        settings = Settings.from_mapping(
+            {"Storage:Path": str(command_line.data)}, standalone=True, receiver=False
+        )
+        async with open_inbox(settings, owner="here") as inbox:
+            raw = b'{"type":"order.paid"}'
+            arrived = NewDelivery("msg_1", "order.paid", raw, int(ARRIVAL), ARRIVAL)
+            await inbox.accept(arrived, leased=True)
+            await inbox.start("msg_1", now=ARRIVAL)
+            await inbox.finish("msg_1", Dead("KeyError: 'x'", place=place), now=ARRIVAL)
+
+    trio.run(fail)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert main(["events", "show", "msg_1"]) == 0
+    assert f"place         {place}\n" in sys.stdout.getvalue()
+
+
 def test_nothing_that_a_sender_chose_steers_the_terminal(command_line):
     command_line.seed(("msg_1", DONE, '{"type":"order.paid","x":"\x9b31m\u202e"}'.encode()))
     command_line.seed(("msg_\x1b[2J", DONE))
