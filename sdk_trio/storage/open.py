@@ -118,6 +118,7 @@ async def _open(
         from .sqlite.schema import DATABASE_NAME
 
         directory = create_data_directory(settings.storage.path)
+        turn = directory / TURN_NAME
         return await SqliteInbox.open(
             directory / DATABASE_NAME,
             owner=owner,
@@ -126,7 +127,9 @@ async def _open(
             payload_seconds=payload_seconds,
             claims=directory / CLAIMS_NAME if claims else None,
             before_migration=None if sole else partial(refuse_other_runtime, directory),
-            turn=directory / TURN_NAME if in_turn else None,
+            # A command that did not queue up would wait for a moment without a writer, which beside
+            # several busy processes may not come.
+            turn=turn if in_turn or (not sole and turn.exists()) else None,
         )
     address = postgres_address(settings)
     from .postgres.inbox import PostgresInbox

@@ -169,6 +169,42 @@ async def test_a_command_beside_the_daemon_is_noticed(tmp_path: Path) -> None:
     await inbox.close()
 
 
+#: A process of several that writes in turns, and has had its turn for a long time.
+WRITER = """
+import fcntl, os, sys, time
+import apsw
+turn = os.open(sys.argv[1] + "/inbox.turn", os.O_RDWR | os.O_CREAT, 0o600)
+fcntl.flock(turn, fcntl.LOCK_EX)
+store = apsw.Connection(sys.argv[1] + "/inbox.db")
+store.execute("BEGIN IMMEDIATE")
+print("writes", flush=True)
+sys.stdin.readline()
+time.sleep(float(sys.argv[2]))
+store.execute("COMMIT")
+"""
+
+
+async def test_a_command_beside_processes_that_write_in_turns_waits_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(storage=StorageOptions(path=str(tmp_path)))
+    async with open_inbox(settings, owner="one"):
+        pass
+    monkeypatch.setattr(connect, "BUSY_SECONDS", 0.05)
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path), "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writes\n"
+        writer.stdin.write(b"go on\n")
+        writer.stdin.flush()
+        async with open_inbox(settings, owner="a command") as inbox:
+            await inbox.accept(NewDelivery("m1", "order.paid", b"{}", 7, 1.0), leased=False)
+
+
 async def test_a_store_that_is_never_closed_does_not_keep_the_process(tmp_path: Path) -> None:
     with trio.fail_after(60):
         result = await trio.run_process(
