@@ -206,7 +206,7 @@ def test_so_are_its_siblings(place, name):
     os.chown(file, NOBODY, -1)
     place.environ["SDK_ENVIRONMENT"] = "Development" if name == ".env" else "Production"
     ran = place.run("config", "show")
-    assert (ran.returncode, f"{name})" in ran.stderr) == (78, True), ran.stderr
+    assert (ran.returncode, f"{name}: the file" in ran.stderr) == (78, True), ran.stderr
     assert "belongs to the user nobody" in ran.stderr
 
 

@@ -43,9 +43,11 @@ async def test_a_long_drain_asks_for_time_and_says_what_is_left(tmp_path):
         await deliver(await manager.url(), "order.paid", "600")
         daemon.send_signal(signal.SIGTERM)
         place = await manager.said("STOPPING=1\nSTATUS=stopping: SIGTERM")
-        for _ in range(2):
+        told = 0
+        # The first may come before a worker has the event.
+        while told < 2:
             place = await manager.said("EXTEND_TIMEOUT_USEC=15000000", after=place)
-            assert "; 1 events left" in manager.messages[place - 1]
+            told += "; 1 events left" in manager.messages[place - 1]
         daemon.send_signal(signal.SIGINT)  # the second signal waits for nothing
         assert await manager.ended(daemon) == 128 + signal.SIGINT
 
