@@ -114,16 +114,17 @@ function Rows({ filter }) {
     } else if (event.key === "Enter" && rowAt(chosen)) go("deliveries", rowAt(chosen).key);
   };
   const narrowed = Object.values(filter).some(Boolean);
+  const nothing = narrowed ? "No delivery fits this filter." : "No delivery has arrived yet. Send a sample: sdk-trio events trigger order.paid";
   return html`
     ${error && html`<${Failure} error=${error} again=${() => load(0)} />`}
     ${fresh && html`<button type="button" class="fresh" onClick=${up}>New deliveries: go to the top</button>`}
     <div class="list" role="table" aria-label="Deliveries" aria-rowcount=${end ? total + 1 : -1}>
       <div class="row head" role="row">${["Received", "Type", "State", "Id", "Subject", "Runs", "Last error"].map((name) => html`<span role="columnheader">${name}</span>`)}</div>
-      <div class="scroll" ref=${box} tabindex="0" role="rowgroup" aria-label="Rows; j and k move, Enter opens" onScroll=${(event) => { setTop(event.currentTarget.scrollTop); if (event.currentTarget.scrollTop < ROW && fresh) up(); }} onKeyDown=${keys}>
+      <div class="scroll" ref=${box} tabindex="0" role="rowgroup" aria-label="Rows; j and k move, Enter opens" aria-busy=${total === 0 && !end && !error ? "true" : undefined} onScroll=${(event) => { setTop(event.currentTarget.scrollTop); if (event.currentTarget.scrollTop < ROW && fresh) up(); }} onKeyDown=${keys}>
         <div class="rows" role="presentation" ref=${(element) => element && (element.style.height = `${total * ROW}px`)}>
           ${shown.map(([place, event]) => html`<${Row} key=${event?.key ?? place} place=${place} event=${event} chosen=${place === chosen} />`)}
         </div>
-        ${total === 0 && !error && (end ? html`<${Empty}>${narrowed ? "No delivery fits this filter." : "No delivery has arrived yet. Send a sample: sdk-trio events trigger order.paid"}<//>` : html`<${Empty}>Loading…<//>`)}
+        ${total === 0 && html`<div role="row"><div role="cell"><${Empty}>${error ? "Nothing was read." : end ? nothing : "Loading…"}<//></div></div>`}
       </div>
     </div>
     <p class="faint">${end ? `${count(total)} deliveries` : `${count(total)} deliveries read, more below`}</p>`;
