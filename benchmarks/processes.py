@@ -90,6 +90,17 @@ def cpu_of(pid: int) -> float:
     return own + sum(cpu_of(int(child)) for child in children)
 
 
+async def answering(port: int) -> None:
+    """Wait until the program takes connections."""
+    with trio.fail_after(60):
+        while True:
+            try:
+                await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
+                return
+            except OSError:
+                await trio.sleep(0.1)
+
+
 async def load(port: int, kind: str, seconds: float) -> int:
     """Return how many deliveries were answered 200 in ``seconds``."""
     until = trio.current_time() + seconds
@@ -112,14 +123,8 @@ async def measure(processes: int, dsn: str | None, seconds: float) -> dict[str, 
     """Return deliveries a second and microseconds of CPU for each kind."""
     found = {}
     with running(processes, dsn) as (port, pid):
-        with trio.fail_after(60):
-            while True:
-                try:
-                    await load(port, "inline", 1.0)
-                except OSError:
-                    await trio.sleep(0.1)
-                else:
-                    break
+        await answering(port)
+        await load(port, "inline", 1.0)
         for kind in TYPES:
             before = cpu_of(pid)
             taken = await load(port, kind, seconds)
