@@ -48,10 +48,10 @@ from .wiring import (
 if TYPE_CHECKING:
     from ..client.client import Client
     from ..replication.verification_schedule import VerificationScheduler
+    from ..storage.term import Leadership
     from ..tenants.tenancy import ClientFactory
     from ..tenants.upgrade import HostUpgrade
     from .admin import AdminServer
-    from .leadership import Leadership
     from .notifications import ChannelFactory
     from .processes import Processes
     from .replication import ReplicationOverseer
@@ -636,7 +636,7 @@ class Runtime:
         self, replicates: bool, *, task_status: trio.TaskStatus[None]
     ) -> None:
         """Replicate and reconcile while this host leads those that share its store."""
-        from .leadership import MARGIN_SECONDS, Leadership
+        from ..storage.term import MARGIN_SECONDS, Leadership
 
         async def lead(term: int) -> None:
             self._reconciling = trio.CancelScope()

@@ -24,6 +24,8 @@ from ..records.deliveries import (
 )
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     # Most receivers have no tenants, and start without what is known of them.
     from ..records.notifications import (
         DueNotifications,
@@ -499,8 +501,21 @@ class TenantStore(Protocol):
 class UpgradeStore(Protocol):
     """The progress of the upgrade from a single tenant, and its batches.
 
-    One upgrade runs at a time: its lock is the caller's business.
+    One upgrade runs at a time: of the hosts of a shared store the one that has the lease; on one
+    machine its lock is the caller's business.
     """
+
+    async def lead(self, *, seconds: float) -> int | None:
+        """Take or renew the lease of the host that upgrades; otherwise as :meth:`Inbox.lead`."""
+        ...
+
+    def fenced(self, term: int) -> "AbstractContextManager[None]":
+        """Refuse within the block whatever this open store would write after the end of ``term``.
+
+        Such a write raises TermEndedError and changes nothing: that of a tenant, of a marker and of
+        a batch.
+        """
+        ...
 
     async def marker(self) -> "UpgradeMarker | None":
         """Return the marker; None while the upgrade is pending."""

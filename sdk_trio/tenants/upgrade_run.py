@@ -26,6 +26,7 @@ from ..errors import (
 from ..events import organization_of, plain_envelope
 from ..records.tenants import Tenant
 from ..records.upgrades import UpgradeMarker, UpgradeState
+from ..storage import term
 from ..storage.data_directory import create_data_directory
 from ..storage.ports import Store
 from . import upgrade
@@ -135,12 +136,16 @@ class Upgrader:
     async def run(self) -> UpgradeResult:
         """Run the remaining steps of the upgrade; do nothing when all of them are done.
 
+        Of several hosts on one store one runs them, and the others wait. If that one dies, or
+        stands still for longer than its lease lasts, another one goes on.
+
         Raises:
             NotQuiescentError: the host has not signalled quiescence, or has withdrawn it.
             NotSupportedError: the strategy is FirstUserOrganization.
             DefaultTenantError: no default tenant can be resolved.
             SourceDatabaseError: the single-tenant database cannot be copied; nothing was changed.
-            UpgradeInProgressError: another host runs it at this moment.
+            UpgradeInProgressError: another process of this machine runs it at this moment, or
+                another host has for ``MaxRunDuration``.
             UpgradeTimedOutError: ``MaxRunDuration`` is over; the position is kept.
             UpgradeError: a step failed; the position is kept.
             StorageError: the store failed; the position is kept.
@@ -150,24 +155,88 @@ class Upgrader:
         """
         names = upgrade.step_names(self._host.steps)
         marker = await self._store.upgrade.marker()
-        is_done = marker is not None and marker.state is UpgradeState.DONE
-        if marker is not None and is_done and not upgrade.remaining_steps(names, marker):
-            return UpgradeResult(tenant_id=marker.tenant_id, done={}, seconds=0, already_done=True)
+        if (done := _done_before(names, marker)) is not None:
+            return done
         chosen = self._choose(marker)
         self._require_quiet()
         run = _Run(trio.current_time())
-        with self._lock():
-            try:
-                with trio.move_on_after(self._options.max_run_duration.total_seconds()):
-                    return await self._run(run, chosen, names)
-            except BaseException as error:
-                _log.warning("upgrade.interrupted", **run.place, cause=type(error).__name__)
-                raise
-            finally:
-                self.step = None
+        with trio.move_on_after(self._options.max_run_duration.total_seconds()):
+            return await self._run_in_turn(run, chosen, names)
+        if run.waits:
+            raise UpgradeInProgressError(
+                f"another host has been running the upgrade for {KEY}:MaxRunDuration "
+                f"({self._options.max_run_duration}): look at its log, then start again"
+            )
         # A cancelled batch is finished all the same, so the position is read from the store.
         run.marker = await self._store.upgrade.marker()
         raise self._timed_out(run)
+
+    async def _run_in_turn(
+        self, run: "_Run", chosen: NewTenant | HostTenant | None, names: tuple[str, ...]
+    ) -> UpgradeResult:
+        """Run the upgrade while this host has its lease; wait while another one has it."""
+        store = self._store.upgrade
+        try:
+            while True:
+                asked = trio.current_time()
+                # A store that fails ends a start; to a host that waits it may come back.
+                number = await (
+                    term.ask(store) if run.waits else store.lead(seconds=term.TERM_SECONDS)
+                )
+                if number is not None:
+                    run.waits = False
+                    result = await self._run_term(run, number, asked, chosen, names)
+                    if result is not None:
+                        return result
+                    _log.warning(
+                        "upgrade.lease_lost", **run.place, hint="another host may go on with it"
+                    )
+                elif not run.waits:
+                    _log.info("upgrade.waiting", hint="another host runs the upgrade")
+                run.waits = True
+                await trio.sleep(term.ASK_SECONDS)
+        finally:
+            # Also when it waited: it may be cancelled after the store has given it the lease.
+            with trio.move_on_after(term.LET_GO_SECONDS, shield=True):
+                await term.ask(store, seconds=0.0)
+
+    async def _run_term(
+        self,
+        run: "_Run",
+        number: int,
+        asked: float,
+        chosen: NewTenant | HostTenant | None,
+        names: tuple[str, ...],
+    ) -> UpgradeResult | None:
+        """Run the remaining steps in one term of the lease; return None if the term ends before."""
+        store = self._store.upgrade
+        result: UpgradeResult | None = None
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def upgrade() -> None:
+                nonlocal result, failure
+                try:
+                    with store.fenced(number), self._lock():
+                        result = await self._run(run, chosen, names)
+                except term.TermEndedError:
+                    pass  # another host goes on with it
+                except Exception as error:
+                    failure = error
+                except BaseException as error:
+                    _log_interrupted(run, error)
+                    raise
+                finally:
+                    self.step = None
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(upgrade)
+            await term.keep_term(store, number, asked)
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            _log_interrupted(run, failure)
+            raise failure
+        return result
 
     async def plan(self) -> UpgradePlan:
         """Return the work that :meth:`run` would do now, with counts; change nothing.
@@ -203,8 +272,10 @@ class Upgrader:
     async def _run(
         self, run: "_Run", chosen: NewTenant | HostTenant | None, names: tuple[str, ...]
     ) -> UpgradeResult:
-        # Read again under the lock, because another host may have finished the upgrade since.
+        # Read again in the term, because another host may have finished the upgrade since.
         marker = await self._store.upgrade.marker()
+        if (done := _done_before(names, marker)) is not None:
+            return done
         run.marker = marker
         left = upgrade.remaining_steps(names, marker)
         if marker is None or marker.tenant_id is None:
@@ -323,7 +394,7 @@ class Upgrader:
             if source is None:
                 raise SourceDatabaseError(
                     f"the copy {self._partial} is gone, and so is the single-tenant database; "
-                    "put it back"
+                    "put it back, or start the host on whose disk it is"
                 )
             run.done[DATABASE] = await self._copy(source)
         await self._in_thread(install, self._partial, target)
@@ -564,6 +635,7 @@ class _Run:
     marker: UpgradeMarker | None = None
     done: dict[str, int] = attrs.Factory(dict)
     organizations: Sequence[str] = ()
+    waits: bool = False
 
     @property
     def place(self) -> dict[str, str | None]:
@@ -576,6 +648,19 @@ class _Run:
         position = self.place["position"]
         at = "its beginning" if position is None else f"position {position}"
         return f"the step {self.place['step']!r}, {at}"
+
+
+def _done_before(names: Sequence[str], marker: UpgradeMarker | None) -> UpgradeResult | None:
+    """Return the result of an upgrade that was finished by an earlier run; None: work is left."""
+    if marker is None or marker.state is not UpgradeState.DONE:
+        return None
+    if upgrade.remaining_steps(names, marker):
+        return None
+    return UpgradeResult(tenant_id=marker.tenant_id, done={}, seconds=0, already_done=True)
+
+
+def _log_interrupted(run: _Run, error: BaseException) -> None:
+    _log.warning("upgrade.interrupted", **run.place, cause=type(error).__name__)
 
 
 @contextmanager

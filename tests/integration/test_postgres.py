@@ -22,7 +22,7 @@ from support.waiting import until
 from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, StoreVersionError
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.records.tenants import AuditAction, AuditRecord
-from sdk_trio.runtime import leadership
+from sdk_trio.storage import term
 
 HOUR = 3600.0
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
@@ -136,23 +136,23 @@ async def test_two_hosts_never_lead_at_once(
 ) -> None:
     times = {"TERM_SECONDS": 1.5, "RENEW_SECONDS": 0.1, "MARGIN_SECONDS": 0.5, "ASK_SECONDS": 0.1}
     for name, seconds in times.items():
-        monkeypatch.setattr(leadership, name, seconds)
+        monkeypatch.setattr(term, name, seconds)
     leading: list[tuple[str, int]] = []
     seen: list[tuple[str, int]] = []
 
     async with database.open("one") as one, database.open("two") as two:
 
-        def host(name: str, inbox: Any) -> leadership.Leadership:
-            async def lead(term: int) -> None:
-                leading.append((name, term))
-                seen.append((name, term))
+        def host(name: str, inbox: Any) -> term.Leadership:
+            async def lead(number: int) -> None:
+                leading.append((name, number))
+                seen.append((name, number))
                 assert len(leading) == 1, "both lead"
                 try:
                     await trio.sleep_forever()
                 finally:
-                    leading.remove((name, term))
+                    leading.remove((name, number))
 
-            return leadership.Leadership(inbox, lead, lambda: None)
+            return term.Leadership(inbox, lead, lambda: None)
 
         async def away(*, seconds: float) -> int | None:
             raise StoreUnavailableError("the database does not answer")
@@ -167,7 +167,7 @@ async def test_two_hosts_never_lead_at_once(
                 await until(lambda: seen == [("one", 1), ("two", 2)])
                 monkeypatch.undo()
                 for name, seconds in times.items():
-                    monkeypatch.setattr(leadership, name, seconds)
+                    monkeypatch.setattr(term, name, seconds)
                 nursery.cancel_scope.cancel()
         assert await one.lead(seconds=60) is not None, "an orderly end gives the lease up at once"
 

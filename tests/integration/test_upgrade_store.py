@@ -10,6 +10,8 @@ from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import NewDelivery
 from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
 from sdk_trio.storage.open import open_store
+from sdk_trio.storage.term import TermEndedError
+from sdk_trio.tenants.service import TenantService
 
 
 @pytest.fixture(params=["Memory", "Sqlite", "Postgres"])
@@ -76,3 +78,29 @@ async def test_a_cancelled_batch_is_whole_or_not_there(store):
     marker = await store.upgrade.marker()
     expected = 9 if marker is None else 0
     assert await store.upgrade.count_unassigned() == expected
+
+
+async def test_a_host_whose_term_is_over_changes_nothing_of_the_upgrade(monkeypatch):
+    monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
+    keys = {"Storage:Backend": "Postgres", "MultiTenant:Enabled": True}
+    settings = Settings.from_mapping(keys, standalone=True, receiver=False)
+    async with open_store(settings, owner="one") as one, open_store(settings, owner="two") as two:
+        await deliver(one, 3)
+        assert await one.upgrade.lead(seconds=60) == 1
+        assert await two.upgrade.lead(seconds=60) is None
+        assert await one.inbox.lead(seconds=60) == 1, "the lease of the leader is another one"
+        with one.upgrade.fenced(1):
+            await one.upgrade.save(MARKER)
+            assert await one.upgrade.lead(seconds=0) == 1
+            assert await two.upgrade.lead(seconds=60) == 2
+            for write in (
+                lambda: one.upgrade.save(attrs.evolve(MARKER, position="9")),
+                lambda: one.upgrade.assign_batch(MARKER, limit=9),
+                lambda: TenantService(settings, one.tenants).add("default", name="Default"),
+            ):
+                with pytest.raises(TermEndedError, match="ran the upgrade in term 1, which is"):
+                    await write()
+        assert await two.upgrade.marker() == MARKER
+        assert await two.upgrade.count_unassigned() == 3
+        assert not list(await two.tenants.page())
+        await one.upgrade.save(attrs.evolve(MARKER, position="1"))  # the fence ends with its block

@@ -16,6 +16,7 @@ that asks: most receivers have no tenants, and start without them.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import islice
 from sys import intern
@@ -79,6 +80,15 @@ class MemoryUpgrade:
     def __init__(self, rows: Deliveries) -> None:
         self._rows = rows
         self._marker: UpgradeMarker | None = None
+
+    async def lead(self, *, seconds: float) -> int | None:
+        """See :meth:`UpgradeStore.lead`; this process is the only one."""
+        await trio.lowlevel.checkpoint()
+        return 1
+
+    def fenced(self, term: int) -> AbstractContextManager[None]:
+        """See :meth:`UpgradeStore.fenced`."""
+        return nullcontext()
 
     async def marker(self) -> UpgradeMarker | None:
         """See :meth:`UpgradeStore.marker`."""

@@ -28,6 +28,7 @@ import trio
 
 from ...base.logs import get_logger
 from ...errors import StoreUnavailableError
+from ..term import TermEndedError
 from .connect import (
     CONFLICTS,
     READ_ONLY,
@@ -115,6 +116,8 @@ class GroupCommit:
         self._redial = Redial()
         # Claims of callers that never learned of them, to be given up by the next transaction.
         self._owed: list[Job[Any]] = []
+        #: Runs at the beginning of every transaction, and raises if none may be made any more.
+        self.fence: Job[None] | None = None
         self._closed = False
         self._ended = trio.Event()
         # A system task: it lives as long as the open store, and no nursery of a caller does.
@@ -292,7 +295,7 @@ class GroupCommit:
         group = batch[0].group
         keys = {entry.key for entry in batch}
         others = any(entry.group is not group for entry in batch)
-        if group is None or others or self._owed or len(keys) < len(batch):
+        if group is None or others or self._owed or self.fence or len(keys) < len(batch):
             return batch
         try:
             connection = self._connected()
@@ -337,11 +340,12 @@ class GroupCommit:
                     self._owed.append(partial(_undo, entry.undo, entry.value))
         if isinstance(error, psycopg.Error):
             error = self._address.describe(error)
+        kind = TermEndedError if isinstance(error, TermEndedError) else StoreUnavailableError
         for entry in batch:
             # One exception for each caller: one object raised in several tasks would mix up their
             # tracebacks.
             entry.error = (
-                StoreUnavailableError(str(error))
+                kind(str(error))
                 if isinstance(error, StoreUnavailableError | _CommitUnknownError)
                 else error
             )
@@ -356,6 +360,8 @@ class GroupCommit:
         try:
             with self._address.transaction(connection):
                 connection.changed, connection.done = False, 0
+                if self.fence is not None:
+                    self.fence(connection)
                 for job in self._owed:
                     job(connection)
                 _perform(connection, batch)

@@ -69,7 +69,9 @@ class PostgresInbox:
         self._run = partial(writes.run_all, terms)
         self._finish = partial(writes.finish_all, terms)
         self.tenants: PostgresTenants = PostgresTenants(self._commits, self._queries)
-        self.upgrade: PostgresUpgrade = PostgresUpgrade(self._commits, self._queries)
+        self.upgrade: PostgresUpgrade = PostgresUpgrade(
+            self._commits, self._queries, terms.lease.owner
+        )
         self.notifications: PostgresNotifications = PostgresNotifications(
             terms, self._commits, self._queries
         )

@@ -7,9 +7,9 @@ processes take different deliveries at the same time.
 
 from collections.abc import Sequence
 
-from ...errors import StoreUnavailableError
 from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, Due
 from ..admission import CLOCK_SLACK_SECONDS
+from ..term import TermEndedError
 from .connect import StoreConnection
 from .reads import by_sequence
 from .schema import UNFINISHED
@@ -219,23 +219,28 @@ RETURNING (value::json ->> 'term')::bigint
 # Locked until the commit, so that no other owner begins a term in between.
 _TERM = "SELECT value::json ->> 'owner', (value::json ->> 'term')::bigint FROM checkpoint"
 
+#: The lease of the host that leads the others, and of the one that upgrades from a single tenant.
 LEADER = "storage.leader"
+UPGRADER = "upgrade.lease"
 
 
-def lead(connection: StoreConnection, owner: str, seconds: float) -> int | None:
-    """Take or renew the one lease of the store; return its term, None while another holds it."""
-    values = {"name": LEADER, "owner": owner, "seconds": seconds}
+def lead(
+    connection: StoreConnection, owner: str, seconds: float, *, name: str = LEADER
+) -> int | None:
+    """Take or renew a lease of the whole store; return its term, None while another holds it."""
+    values = {"name": name, "owner": owner, "seconds": seconds}
     # Not a change that others have to look for.
     row = connection.execute(_LEAD, values).fetchone()
     return None if row is None else int(row[0])
 
 
-def require_term(connection: StoreConnection, owner: str, term: int) -> None:
-    """Raise unless ``owner`` still holds that lease in this term."""
-    row = connection.execute(f"{_TERM} WHERE name = %s FOR UPDATE", (LEADER,)).fetchone()
+def require_term(connection: StoreConnection, owner: str, term: int, *, name: str = LEADER) -> None:
+    """Raise TermEndedError unless ``owner`` still holds that lease in this term."""
+    row = connection.execute(f"{_TERM} WHERE name = %s FOR UPDATE", (name,)).fetchone()
     if row is None or tuple(row) != (owner, term):
-        raise StoreUnavailableError(
-            f"this host led the others in term {term}, which is over: another one leads"
+        did = "led the others" if name == LEADER else "ran the upgrade"
+        raise TermEndedError(
+            f"this host {did} in term {term}, which is over: another one may go on"
         )
 
 

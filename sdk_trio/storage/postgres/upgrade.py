@@ -1,11 +1,13 @@
 """The upgrade's marker and its batches in PostgreSQL."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
+from . import leases
 from .commits import GroupCommit
 from .connect import StoreConnection
 from .queries import QueryPool
@@ -57,9 +59,27 @@ FROM arrival WHERE arrival.sequence = work.sequence AND work.lane IS NOT NULL
 class PostgresUpgrade:
     """:class:`UpgradeStore` in PostgreSQL; cancellation is as in the inbox."""
 
-    def __init__(self, commits: GroupCommit, queries: QueryPool) -> None:
+    def __init__(self, commits: GroupCommit, queries: QueryPool, owner: str) -> None:
         self._commits = commits
         self._queries = queries
+        self._owner = owner
+
+    async def lead(self, *, seconds: float) -> int | None:
+        """See :meth:`UpgradeStore.lead`."""
+        owner = self._owner
+        return await self._commits.submit(
+            lambda c: leases.lead(c, owner, seconds, name=leases.UPGRADER)
+        )
+
+    @contextmanager
+    def fenced(self, term: int) -> Iterator[None]:
+        """See :meth:`UpgradeStore.fenced`."""
+        owner = self._owner
+        self._commits.fence = lambda c: leases.require_term(c, owner, term, name=leases.UPGRADER)
+        try:
+            yield
+        finally:
+            self._commits.fence = None
 
     async def marker(self) -> UpgradeMarker | None:
         """See :meth:`UpgradeStore.marker`."""

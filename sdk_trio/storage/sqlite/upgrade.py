@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import apsw
 import attrs
+import trio
 
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
 from .committer import Committer
@@ -60,6 +62,15 @@ class SqliteUpgrade:
     def __init__(self, committer: Committer, queries: QueryRunner) -> None:
         self._committer = committer
         self._queries = queries
+
+    async def lead(self, *, seconds: float) -> int | None:
+        """See :meth:`UpgradeStore.lead`; the lock of the upgrade has one holder."""
+        await trio.lowlevel.checkpoint()
+        return 1
+
+    def fenced(self, term: int) -> AbstractContextManager[None]:
+        """See :meth:`UpgradeStore.fenced`."""
+        return nullcontext()
 
     async def marker(self) -> UpgradeMarker | None:
         """See :meth:`UpgradeStore.marker`."""
