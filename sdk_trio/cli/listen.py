@@ -54,6 +54,10 @@ AWAY_CAP_SECONDS = 5.0
 ASK_SECONDS = 10.0
 
 
+#: The sentence for a position of another store than the one that the receiver has now.
+REPLACED = "the receiver's store is another one than before: beginning with its first delivery"
+
+
 class RelayError(SdkError):
     """The receiver cannot be listened to: the message says why, and what to do."""
 
@@ -161,6 +165,7 @@ class Cursor:
         self._file = file
         self._lock = filelock.FileLock(f"{file}.lock")
         self.position: int | None = None
+        self.store: str | None = None
 
     def open(self) -> None:
         """Take the file and read the position; None where there is none yet.
@@ -171,7 +176,8 @@ class Cursor:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(blocking=False)
-            self.position = int(json.loads(self._file.read_text("ascii"))["position"])
+            kept = json.loads(self._file.read_text("ascii"))
+            self.position, self.store = int(kept["position"]), kept.get("store")
         except filelock.Timeout:
             raise UsageError(
                 f"another listener goes on from {self._file}: give this one a file with --cursor"
@@ -184,14 +190,15 @@ class Cursor:
                 "--cursor"
             ) from None
 
-    def save(self, position: int) -> None:
-        """Keep a position, whole or not at all."""
-        if position == self.position:
+    def save(self, position: int, store: str | None = None) -> None:
+        """Keep a position and the name of the store that it is of, whole or not at all."""
+        if (position, store) == (self.position, self.store):
             return
         temporary = self._file.with_suffix(".new")
-        temporary.write_text(f"{json.dumps({'position': position})}\n", "ascii")
+        kept = {"position": position, "store": store}
+        temporary.write_text(f"{json.dumps(kept)}\n", "ascii")
         temporary.replace(self._file)
-        self.position = position
+        self.position, self.store = position, store
 
     def close(self) -> None:
         """Give the file up."""
@@ -292,10 +299,7 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
             "the receiver verifies with a public key and cannot sign: name a variable with a "
             "secret of your own in --secret-env, and let your application verify with that"
         )
-    position = relay.cursor.position
-    if position is not None and position > told["newest"]:
-        say("the receiver's store is another one than before: beginning with its first delivery")
-        relay.cursor.save(0)
+    cursor = relay.cursor
     options = {
         "kinds": ("delivery",),
         "types": tuple(word.strip() for word in arguments.events.split(",") if word.strip()),
@@ -304,17 +308,21 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
     }
     async with (
         aclosing(relay),
-        open_feed(source.url, token=source.token, after=relay.cursor.position, **options) as feed,
+        open_feed(
+            source.url, token=source.token, after=cursor.position, store=cursor.store, **options
+        ) as feed,
     ):
         feed.on_trouble = lambda trouble: say(f"not connected: {trouble}; trying again")
         async for message in feed:
             if message["kind"] == "hello":
                 say(f"listening to {source.url}, forwarding to {relay.target}; Ctrl-C ends")
+                if message["replaced"]:
+                    say(f"{REPLACED}; --after SEQ begins elsewhere")
             posted = None
             if message["kind"] == "delivery":
                 posted = await relay.forward(message["event"])
             # Kept before it is shown: what was seen does not come again.
-            relay.cursor.save(message["seq"])
+            cursor.save(message["seq"], feed.store)
             if posted is not None:
                 relay.show(message["event"], posted)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import time
 
 import pytest
 import trio
@@ -29,6 +30,10 @@ def token(monkeypatch, tmp_path):
 
 STORED = {"Storage__Backend": "Sqlite"}
 OTHER_SECRET = "whsec_bm90LXRoZS1zZWNyZXQtb2YtdGhlLXJlY2VpdmVy"
+
+
+async def breaks(event):
+    raise ValueError("no such product")
 
 
 class LocalServer:
@@ -157,6 +162,51 @@ async def test_a_store_that_was_replaced_is_begun_with_its_first_delivery(tmp_pa
         await until(lambda: local.ids == ["msg_1"])
         nursery.cancel_scope.cancel()
     assert "another one than before" in capsys.readouterr().err
+
+
+async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(tmp_path, capsys):
+    """The position is below that of the new store, so only its identity tells them apart."""
+    local, port = LocalServer(), free_port()
+    keys = {"Admin__Bind": f"127.0.0.1:{port}"}
+    async with trio.open_nursery() as nursery:
+        await nursery.start(local.run)
+        async with administered(registry(works), **STORED, **keys) as admin:
+            listening = Listening(admin, local, tmp_path)
+            nursery.start_soon(listening.run)
+            await until(lambda: listening.cursor.position == 0)
+            await admin.app.deliver("order.paid", webhook_id="old_1")
+            await until(lambda: listening.cursor.position == 1)
+        other = {"Storage__Path": "other", **STORED}
+        async with administered(registry(works), **other) as admin:
+            for number in (1, 2, 3):
+                await admin.app.deliver("order.paid", webhook_id=f"new_{number}")
+        async with administered(registry(works), **other, **keys):
+            await until(lambda: listening.cursor.position == 3)
+            nursery.cancel_scope.cancel()
+    assert local.ids == ["old_1", "new_1", "new_2", "new_3"]
+    assert "another one than before" in capsys.readouterr().err
+
+
+async def test_what_the_retention_removes_is_no_other_store(tmp_path, capsys):
+    local = LocalServer()
+    handlers = registry(breaks, enqueue=True)
+    keys = {"Webhooks__Queue__MaxAttempts": 1, **STORED}
+    async with administered(handlers, **keys) as admin, trio.open_nursery() as nursery:
+        await nursery.start(local.run)
+        # The dead letter stays, the parked one does not.
+        await admin.app.deliver("order.paid", webhook_id="dead")
+        await admin.app.deliver("customer.created", webhook_id="parked")
+        listening = Listening(admin, local, tmp_path)
+        listening.cursor.save(2)
+        store = admin.runtime.receiver.store
+        await store.purge(now=time.time() + 400 * 86400)
+        assert [record.webhook_id for record in await store.find()] == ["dead"]
+        nursery.start_soon(listening.run)
+        await until(lambda: "listening to" in capsys.readouterr().err)
+        await admin.app.deliver("order.paid", webhook_id="next")
+        await until(lambda: local.ids)
+        nursery.cancel_scope.cancel()
+    assert local.ids == ["next"]
 
 
 async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_the_relay_on():
