@@ -18,6 +18,7 @@ export class Feed {
   #silence = null;
   #wait = FIRST_WAIT;
   #after = null;
+  #store = null;
   #paused = false;
   #wanted = false;
   state = "closed";
@@ -74,6 +75,7 @@ export class Feed {
     // Views read what they show anew; of a flood, the page has to know only that it goes on.
     url.searchParams.set("most", MOST);
     if (this.#after !== null) url.searchParams.set("after", this.#after);
+    if (this.#store !== null) url.searchParams.set("store", this.#store);
     const secret = btoa(unescape(encodeURIComponent(token()))).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
     const socket = new WebSocket(url, ["sdk-trio.feed", `sdk-trio.token.${secret}`]);
     this.#socket = socket;
@@ -92,8 +94,9 @@ export class Feed {
 
   #take(message) {
     const again = message.kind === "hello" && this.#after !== null;
-    this.#after = Math.max(this.#after ?? 0, message.seq);
+    this.#after = message.seq;
     if (message.kind === "hello") {
+      this.#store = message.store;
       this.#wait = FIRST_WAIT;
       this.#turn("live");
       if (again) this.#tell({ kind: "resumed" });

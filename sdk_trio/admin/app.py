@@ -517,8 +517,7 @@ class AdminApp:
         return await self._events.dead_groups(type=given.get("type"), tenant=given.get("tenant"))
 
     async def _newest(self) -> int:
-        newest = await self._observed.stores()[0].find(limit=1)
-        return newest[0].sequence if newest else 0
+        return await self._observed.stores()[0].last_sequence()
 
     def _checks(self) -> list[Check]:
         return [self._store.check(), *map(self._ask, self._sources.checks)]

@@ -4,7 +4,7 @@ Nothing that is on the way of a delivery knows of it. While somebody listens, on
 store a few times a second; without a listener nothing runs. Each listener reads the deliveries
 after its own position out of the store, page by page, at its own pace, so none is left out however
 slow it is, and no buffer grows. A position is a sequence of the store, which a client gives again
-as ``after`` when it comes back.
+as ``after`` when it comes back, with the name of the store: in another one it means nothing.
 
 Other changes have no position: another state of an event that was sent, a rejected request, a
 transition of a tenant. They wait in a buffer for each listener. When it is full, it is emptied, and
@@ -12,8 +12,10 @@ the listener is told how many it has missed; the present state is in the store.
 """
 
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -85,6 +87,9 @@ _REACH = 32
 #: refuses it.
 HOLE_SECONDS = 10.0
 
+#: The checkpoint with the name of the store, by which a listener knows it again.
+STORE_NAME = "feed.store"
+
 KINDS = ("delivery", "changed", "rejected", "tenant")
 
 
@@ -96,13 +101,15 @@ class TooManyListenersError(SdkError):
 class FeedQuery:
     """The subscription of one listener.
 
-    ``after`` is the last sequence that it has seen; None: only what comes from now on. ``types``
-    are patterns in which ``*`` stands for any text; empty: every type. ``relay`` adds body and
-    headers for a local receiver. ``most`` bounds the deliveries a second: the oldest of more are
-    left out, and told as lagged.
+    ``after`` is the last sequence that it has seen; None: only what comes from now on. ``store`` is
+    the name of the store that it has seen it in; None: it does not know. ``types`` are patterns in
+    which ``*`` stands for any text; empty: every type. ``relay`` adds body and headers for a local
+    receiver. ``most`` bounds the deliveries a second: the oldest of more are left out, and told as
+    lagged.
     """
 
     after: int | None = None
+    store: str | None = None
     kinds: tuple[str, ...] = KINDS
     types: tuple[str, ...] = ()
     state: DeliveryState | None = None
@@ -139,6 +146,7 @@ def parse_feed(query: bytes) -> FeedQuery:
             raise BadQueryError(f"{name} takes 0 or 1")
     return FeedQuery(
         after=parse_number(given, "after", None, 0, LARGEST_SEQUENCE),
+        store=given.get("store"),
         kinds=kinds,
         types=_words(given.get("types")),
         state=None if state is None else DeliveryState(state),
@@ -198,6 +206,8 @@ class _Listener:
         self.tenant_id = tenant_id
         self.position = position
         self.here = here
+        #: Its position was of another store, so it begins with the first delivery of this one.
+        self.replaced = False
         self.flag = Flag()
         self.dropped = 0
         self._waiting: deque[dict[str, Any]] = deque()
@@ -276,6 +286,7 @@ class Feed:
         self._listeners: set[_Listener] = set()
         self._wanted = Flag()
         self._beginning = trio.Lock()
+        self._store: str | None = None
         #: Nothing appears any more up to here.
         self._position = 0
         #: The events that may change, by sequence, and how they were at the last look.
@@ -306,8 +317,10 @@ class Feed:
                 raise TooManyListenersError(f"{MOST_LISTENERS} listeners are served already")
             if not self._listeners:
                 await self._begin()
+            replaced = await self._is_of_another_store(query)
         position = self._position if query.after is None else query.after
-        listener = _Listener(query, tenant_id, position, here)
+        listener = _Listener(query, tenant_id, 0 if replaced else position, here)
+        listener.replaced = replaced
         self._listeners.add(listener)
         self._wanted.up()
         _log.info("admin.feed_opened", address=address, after=query.after, relay=query.relay)
@@ -316,6 +329,20 @@ class Feed:
         finally:
             self._listeners.discard(listener)
             _log.info("admin.feed_closed", address=address, at=listener.position)
+
+    async def _is_of_another_store(self, query: FeedQuery) -> bool:
+        """Return whether a position was given by another store, or before this one was set back."""
+        inbox = self._inbox
+        self._store = await inbox.read_checkpoint(STORE_NAME)
+        if self._store is None:
+            # A disk that is full must not keep people from seeing it: no name is given then.
+            with suppress(StoreUnavailableError):
+                await inbox.write_checkpoint(STORE_NAME, str(uuid.uuid4()))
+            self._store = await inbox.read_checkpoint(STORE_NAME)
+        if query.after is None:
+            return False
+        known = self._store is None or query.store in (None, self._store)
+        return not known or query.after > await inbox.last_sequence()
 
     async def _converse(self, upgrade: ProtocolUpgrade, listener: _Listener) -> None:
         # Imported here: 20 ms that a receiver without listeners does not pay.
@@ -364,7 +391,14 @@ class Feed:
     # -- what one listener gets --------------------------------------------------------------
 
     async def _tell(self, socket: "WebSocketConnection", listener: _Listener) -> None:
-        hello = {"newest": self._position, "version": self._version}
+        hello = {
+            "newest": self._position,
+            "store": self._store,
+            "replaced": listener.replaced,
+            # Of changes while it was away, the listener has to ask.
+            "resumed": ["delivery"] if listener.query.after is not None else [],
+            "version": self._version,
+        }
         await _send(socket, [self._message(listener, "hello", hello)])
         try:
             await self._go_on_telling(socket, listener)
@@ -462,9 +496,12 @@ class Feed:
 
     async def _begin(self) -> None:
         """Read the present state, from which changes are told."""
-        newest = await self._inbox.find(limit=PAGE)
-        lowest = newest[-1].sequence - 1 if newest else 0
-        self._position = without_holes(lowest, newest[::-1], self._clock())
+        if self._inbox.in_order:
+            self._position = await self._inbox.last_sequence()
+        else:
+            newest = await self._inbox.find(limit=PAGE)
+            lowest = newest[-1].sequence - 1 if newest else 0
+            self._position = without_holes(lowest, newest[::-1], self._clock())
         self._watched.clear()
         for state in DeliveryState:
             if state is not DeliveryState.DONE:
@@ -516,8 +553,7 @@ class Feed:
         """Return the sequence up to which nothing can appear any more."""
         inbox = self._inbox
         if inbox.in_order:
-            newest = await inbox.find(limit=1)
-            return newest[0].sequence if newest else self._position
+            return await inbox.last_sequence()
         position = self._position
         while True:
             page = await inbox.find(after_sequence=position, oldest_first=True, limit=PAGE)

@@ -66,13 +66,21 @@ class FeedReader:
     """The messages of a feed, one after the other; made by :func:`open_feed`.
 
     ``position`` is where the feed would be resumed: the ``seq`` of the last message, None before
-    the first one. ``trouble`` is why there is no connection at present; None: there is one.
-    ``on_trouble`` is called with each new trouble.
+    the first one; ``store`` names the store that it is of. ``trouble`` is why there is no
+    connection at present; None: there is one. ``on_trouble`` is called with each new trouble.
     """
 
-    def __init__(self, url: str, token: str, query: dict[str, str], after: int | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        query: dict[str, str],
+        after: int | None,
+        store: str | None = None,
+    ) -> None:
         self.position: int | None = after
-        self._taken = after
+        self.store = store
+        self._taken, self._taken_in = after, store
         self.trouble: str | None = None
         self._url = url
         self._headers = [(b"authorization", f"Bearer {token}".encode())]
@@ -97,6 +105,8 @@ class FeedReader:
         except trio.EndOfChannel:
             raise self._refused or FeedRefusedError("the feed has ended") from None
         self.position = message["seq"]
+        if message["kind"] == "hello":
+            self.store = message["store"]
         return message
 
     async def run(self, context: ssl.SSLContext | None) -> None:
@@ -144,7 +154,8 @@ class FeedReader:
     async def _converse(self, context: ssl.SSLContext | None) -> None:
         from trio_websocket import wrap_client_stream
 
-        after = {} if self._taken is None else {"after": str(self._taken)}
+        given = {"after": self._taken, "store": self._taken_in}
+        after = {name: str(value) for name, value in given.items() if value is not None}
         parts = urlsplit(self._url)
         # The library leaves the socket of a refused connection open, so it is ours to close.
         async with await _connect(parts, context) as stream, trio.open_nursery() as nursery:
@@ -168,6 +179,8 @@ class FeedReader:
                     await self._send.send(message)
                     # Taken: whoever took it may not have run since.
                     self._taken = message["seq"]
+                    if message["kind"] == "hello":
+                        self._taken_in = message["store"]
 
     def _note(self, trouble: str | None) -> None:
         changed, self.trouble = trouble != self.trouble, trouble
@@ -208,6 +221,7 @@ async def open_feed(
     *,
     token: str,
     after: int | None = None,
+    store: str | None = None,
     kinds: Sequence[str] = KINDS,
     types: Sequence[str] = (),
     state: str | None = None,
@@ -222,6 +236,8 @@ async def open_feed(
         url: the admin address, such as ``http://127.0.0.1:8081`` or ``wss://hooks.example``.
         token: the admin token.
         after: begin after this sequence; None: with what comes from now on.
+        store: the name of the store that ``after`` is of, see :class:`FeedReader`; another one is
+            begun with its first delivery, and its ``hello`` has ``replaced``.
         kinds: of ``delivery``, ``changed``, ``rejected`` and ``tenant``; ``hello``, ``lagged`` and
             ``heartbeat`` always come.
         types: only these event types; ``*`` stands for any text.
@@ -243,7 +259,7 @@ async def open_feed(
         "relay": "1" if relay else None,
     }
     query = {name: value for name, value in options.items() if value}
-    reader = FeedReader(feed_url(url), token, query, after)
+    reader = FeedReader(feed_url(url), token, query, after, store)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.run, context)

@@ -53,7 +53,7 @@ if not describing():
         replay_rows,
     )
     from ..webhooks.routes import first_match, routes_of
-    from .listen import feed_source, first_since, raw_of
+    from .listen import REPLACED, feed_source, first_since, raw_of
     from .routes import find_route
     from .settings import load
     from .store import open_inbox, tenant_id_of
@@ -468,6 +468,8 @@ async def _tail_feed(settings: Settings, arguments: Namespace, since: float | No
             match message["kind"]:
                 case "hello":
                     say(f"connected to {source.url}; Ctrl-C ends")
+                    if message["replaced"]:
+                        say(REPLACED)
                 case "lagged":
                     say(f"{message['dropped']} changes were left out: this was too slow")
                 case "delivery" | "changed":

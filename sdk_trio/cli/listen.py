@@ -17,6 +17,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from contextlib import aclosing
+from math import inf
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -50,8 +51,16 @@ ANSWER_SECONDS = 10.0
 AWAY_BASE_SECONDS = 0.25
 AWAY_CAP_SECONDS = 5.0
 
+#: Attempts at a delivery on which the local server breaks the connection each time: its handler may
+#: be what ends it, and the deliveries behind it wait. A server that restarts needs one or two.
+BROKEN_ATTEMPTS = 5
+
 #: The time that a question about the relay may take, in seconds.
 ASK_SECONDS = 10.0
+
+
+#: The sentence for a position of another store than the one that the receiver has now.
+REPLACED = "the receiver's store is another one than before: beginning with its first delivery"
 
 
 class RelayError(SdkError):
@@ -161,6 +170,7 @@ class Cursor:
         self._file = file
         self._lock = filelock.FileLock(f"{file}.lock")
         self.position: int | None = None
+        self.store: str | None = None
 
     def open(self) -> None:
         """Take the file and read the position; None where there is none yet.
@@ -171,7 +181,8 @@ class Cursor:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(blocking=False)
-            self.position = int(json.loads(self._file.read_text("ascii"))["position"])
+            kept = json.loads(self._file.read_text("ascii"))
+            self.position, self.store = int(kept["position"]), kept.get("store")
         except filelock.Timeout:
             raise UsageError(
                 f"another listener goes on from {self._file}: give this one a file with --cursor"
@@ -184,14 +195,15 @@ class Cursor:
                 "--cursor"
             ) from None
 
-    def save(self, position: int) -> None:
-        """Keep a position, whole or not at all."""
-        if position == self.position:
+    def save(self, position: int, store: str | None = None) -> None:
+        """Keep a position and the name of the store that it is of, whole or not at all."""
+        if (position, store) == (self.position, self.store):
             return
         temporary = self._file.with_suffix(".new")
-        temporary.write_text(f"{json.dumps({'position': position})}\n", "ascii")
+        kept = {"position": position, "store": store}
+        temporary.write_text(f"{json.dumps(kept)}\n", "ascii")
         temporary.replace(self._file)
-        self.position = position
+        self.position, self.store = position, store
 
     def close(self) -> None:
         """Give the file up."""
@@ -231,6 +243,12 @@ def listen_arguments(parser: ArgumentParser) -> None:
         "--after", metavar="SEQ", help="begin after this sequence, whatever the file says"
     )
     parser.add_argument(
+        "--give-up",
+        metavar="SECONDS",
+        help="leave a delivery out that could not be posted for so long (default: wait for "
+        f"a server that is away, and give up after {BROKEN_ATTEMPTS} broken connections)",
+    )
+    parser.add_argument(
         "--print-secret",
         action="store_true",
         help="print the secret that the deliveries are signed with, and end",
@@ -251,7 +269,7 @@ def listen(arguments: Namespace) -> int:
     target = arguments.forward_to or ""
     if target and urlsplit(target).scheme not in ("http", "https"):
         raise UsageError("--forward-to takes http://HOST:PORT/PATH or https://...")
-    after = _sequence(arguments.after)
+    after, give_up = _sequence(arguments.after), _seconds(arguments.give_up)
     settings = load(arguments)
     source = feed_source(settings, arguments)
     if arguments.print_secret:
@@ -265,7 +283,12 @@ def listen(arguments: Namespace) -> int:
         if after is not None:
             cursor.save(after)
         relay = Relay(
-            target, cursor, secret=secret, settings=settings, as_json=arguments.format == "json"
+            target,
+            cursor,
+            secret=secret,
+            settings=settings,
+            as_json=arguments.format == "json",
+            give_up=give_up,
         )
         trio.run(_listen, source, relay, arguments)
     finally:
@@ -281,6 +304,14 @@ def _sequence(text: str | None) -> int | None:
     return int(text)
 
 
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise UsageError("--give-up takes seconds: a whole number from 0")
+    return float(text)
+
+
 async def _ask_secret(source: FeedSource) -> Any:
     return await ask(source, "POST", "/api/relay/secret", json={"actor": "listen"})
 
@@ -292,10 +323,7 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
             "the receiver verifies with a public key and cannot sign: name a variable with a "
             "secret of your own in --secret-env, and let your application verify with that"
         )
-    position = relay.cursor.position
-    if position is not None and position > told["newest"]:
-        say("the receiver's store is another one than before: beginning with its first delivery")
-        relay.cursor.save(0)
+    cursor = relay.cursor
     options = {
         "kinds": ("delivery",),
         "types": tuple(word.strip() for word in arguments.events.split(",") if word.strip()),
@@ -304,17 +332,21 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
     }
     async with (
         aclosing(relay),
-        open_feed(source.url, token=source.token, after=relay.cursor.position, **options) as feed,
+        open_feed(
+            source.url, token=source.token, after=cursor.position, store=cursor.store, **options
+        ) as feed,
     ):
         feed.on_trouble = lambda trouble: say(f"not connected: {trouble}; trying again")
         async for message in feed:
             if message["kind"] == "hello":
                 say(f"listening to {source.url}, forwarding to {relay.target}; Ctrl-C ends")
+                if message["replaced"]:
+                    say(f"{REPLACED}; --after SEQ begins elsewhere")
             posted = None
             if message["kind"] == "delivery":
                 posted = await relay.forward(message["event"])
             # Kept before it is shown: what was seen does not come again.
-            relay.cursor.save(message["seq"])
+            cursor.save(message["seq"], feed.store)
             if posted is not None:
                 relay.show(message["event"], posted)
 
@@ -337,6 +369,8 @@ class Relay:
         secret: signs anew; None: the receiver's signature goes on.
         settings: how a secret becomes a key.
         as_json: print objects of JSON.
+        give_up: leave a delivery out that could not be posted for so long, in seconds; None: only
+            one on which the server breaks the connection :data:`BROKEN_ATTEMPTS` times.
     """
 
     def __init__(
@@ -347,8 +381,11 @@ class Relay:
         secret: Secret | None,
         settings: Settings,
         as_json: bool,
+        give_up: float | None = None,
     ) -> None:
         self.target = target
+        self._give_up = inf if give_up is None else give_up
+        self._left_out = 0
         self.cursor = cursor
         self._secret = secret
         self._derivation = settings.webhooks.key_derivation
@@ -373,29 +410,39 @@ class Relay:
         """Post one delivery, and return the answer.
 
         A server that is away, or ends while it answers, is waited for: the delivery comes again,
-        with the same id. One that does not answer in time has got it, so the next one follows.
+        with the same id, until it is given up. One that does not answer in time has got it, so the
+        next one follows.
         """
         raw = raw_of(event)
         if raw is None:
             await trio.lowlevel.checkpoint()
             return ForwardedAnswer(None, 0.0, "its body is not kept any more")
         headers = self._headers(event, raw)
-        failures = 0
+        failures = broken = 0
+        end = trio.current_time() + self._give_up
         while True:
-            begun = trio.current_time()
-            status, trouble = await self._post(raw, headers)
-            if trouble is None or trouble == _TOO_SLOW:
-                return ForwardedAnswer(status, trio.current_time() - begun, trouble)
+            answer, away = await self._post(raw, headers)
+            if answer.status is not None or answer.trouble == _TOO_SLOW:
+                return answer
             failures += 1
+            broken += not away
+            if broken == BROKEN_ATTEMPTS or trio.current_time() >= end:
+                self._left_out += 1
+                told = (
+                    f"{answer.trouble}: left out, {self._left_out} so far; --after "
+                    f"{event['sequence'] - 1} sends it again"
+                )
+                return attrs.evolve(answer, trouble=told)
             if failures == 1:
-                say(f"{self.target} is away ({trouble}): waiting for it")
+                does = "is away" if away else "breaks the connection"
+                say(f"{self.target} {does} ({answer.trouble}): trying again")
             wait = jittered_wait(
                 failures,
                 random.uniform(0.5, 1),  # noqa: S311 - it spreads attempts, and is no secret
                 base_seconds=AWAY_BASE_SECONDS,
                 cap_seconds=AWAY_CAP_SECONDS,
             )
-            await trio.sleep(wait)
+            await trio.sleep(min(wait, max(0.0, end - trio.current_time())))
 
     def _headers(self, event: Mapping[str, Any], raw: bytes) -> dict[str, str]:
         if self._secret is None:
@@ -409,16 +456,21 @@ class Relay:
         )
         return signed.headers
 
-    async def _post(self, raw: bytes, headers: dict[str, str]) -> tuple[int | None, str | None]:
+    async def _post(self, raw: bytes, headers: dict[str, str]) -> tuple[ForwardedAnswer, bool]:
+        """Return the answer, and whether there was nobody to connect to."""
         await trio.lowlevel.checkpoint()
+        begun = trio.current_time()
+        status, trouble, away = None, None, False
         try:
             with trio.fail_after(ANSWER_SECONDS):
                 answer = await self._client.post(self.target, content=raw, headers=headers)
+            status = answer.status_code
         except trio.TooSlowError:
-            return None, _TOO_SLOW
+            trouble = _TOO_SLOW
         except httpx.HTTPError as error:
-            return None, str(error) or type(error).__name__
-        return answer.status_code, None
+            trouble = str(error) or type(error).__name__
+            away = isinstance(error, httpx.ConnectError)
+        return ForwardedAnswer(status, trio.current_time() - begun, trouble), away
 
     def show(self, event: Mapping[str, Any], answer: ForwardedAnswer) -> None:
         """Print what became of one delivery."""

@@ -287,6 +287,14 @@ class Inbox(Protocol):
         """
         ...
 
+    async def last_sequence(self) -> int:
+        """Return the highest sequence that was ever given, also where its record is removed.
+
+        0 before the first one. It may belong to a delivery that is not to be seen yet, or was never
+        committed, if sequences do not appear in their order.
+        """
+        ...
+
     async def counts(self) -> dict[DeliveryState, int]:
         """Return how many deliveries are in each state; states without any are 0."""
         ...

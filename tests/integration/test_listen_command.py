@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import time
 
 import pytest
 import trio
@@ -13,7 +14,15 @@ from support.waiting import until
 
 from sdk_trio.cli import events as events_module
 from sdk_trio.cli import listen as listen_module
-from sdk_trio.cli.listen import Cursor, FeedSource, Relay, RelayError, ask, cursor_file
+from sdk_trio.cli.listen import (
+    BROKEN_ATTEMPTS,
+    Cursor,
+    FeedSource,
+    Relay,
+    RelayError,
+    ask,
+    cursor_file,
+)
 from sdk_trio.cli.parse import UsageError
 from sdk_trio.cli.run import tell_console
 from sdk_trio.cli.settings import read
@@ -31,6 +40,10 @@ STORED = {"Storage__Backend": "Sqlite"}
 OTHER_SECRET = "whsec_bm90LXRoZS1zZWNyZXQtb2YtdGhlLXJlY2VpdmVy"
 
 
+async def breaks(event):
+    raise ValueError("no such product")
+
+
 class LocalServer:
     """A server on this machine that keeps the headers and bodies that were posted to it."""
 
@@ -38,6 +51,8 @@ class LocalServer:
         self.port = free_port()
         self.seen = []
         self.answers = True
+        #: The id of a delivery on which it ends, as a server does that breaks on its handler.
+        self.breaks_on = b""
 
     @property
     def url(self):
@@ -60,7 +75,9 @@ class LocalServer:
         while len(body) < int(headers[b"content-length"]):
             body += await stream.receive_some()
         self.seen.append((headers, body))
-        if self.answers:
+        if headers[b"webhook-id"] == self.breaks_on:
+            await stream.aclose()
+        elif self.answers:
             await stream.send_all(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
         else:
             await trio.sleep_forever()
@@ -69,7 +86,7 @@ class LocalServer:
 class Listening:
     """The command's loop as a task."""
 
-    def __init__(self, admin, local, tmp_path, *, secret=None, events=""):
+    def __init__(self, admin, local, tmp_path, *, secret=None, events="", give_up=None):
         self.cursor = Cursor(tmp_path / "cursor.json")
         self.cursor.open()
         self._source = FeedSource(admin.runtime.started.admin[0], TOKEN)
@@ -79,6 +96,7 @@ class Listening:
             secret=secret,
             settings=Settings(),
             as_json=True,
+            give_up=give_up,
         )
         self._arguments = argparse.Namespace(events=events, tenant=None)
 
@@ -130,6 +148,48 @@ async def test_a_server_that_is_slow_has_got_its_delivery(tmp_path, capsys, monk
     assert "no answer in" in first["error"]
 
 
+async def test_a_delivery_on_which_the_server_breaks_is_left_out_after_some_attempts(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(listen_module, "AWAY_CAP_SECONDS", 0.01)
+    local = LocalServer()
+    local.breaks_on = b"broken"
+    async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
+        await nursery.start(local.run)
+        listening = Listening(admin, local, tmp_path)
+        listening.cursor.save(0)
+        for name in ("first", "broken", "next"):
+            await admin.app.deliver("order.paid", webhook_id=name)
+        nursery.start_soon(listening.run)
+        await until(lambda: listening.cursor.position == 3)
+        nursery.cancel_scope.cancel()
+    assert local.ids == ["first", *["broken"] * BROKEN_ATTEMPTS, "next"]
+    shown = capsys.readouterr()
+    left_out = json.loads(shown.out.splitlines()[1])
+    assert (left_out["webhook_id"], left_out["status"]) == ("broken", None)
+    assert "left out, 1 so far" in left_out["error"]
+    assert "--after 1" in left_out["error"]
+    assert "breaks the connection" in shown.err
+
+
+async def test_a_server_that_is_away_is_waited_for_no_longer_than_asked(tmp_path, capsys):
+    local = LocalServer()
+    async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
+        listening = Listening(admin, local, tmp_path, give_up=0.05)
+        listening.cursor.save(0)
+        for name in ("first", "second"):
+            await admin.app.deliver("order.paid", webhook_id=name)
+        nursery.start_soon(listening.run)
+        await until(lambda: listening.cursor.position == 2)
+        nursery.cancel_scope.cancel()
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["webhook_id"], row["status"]) for row in rows] == [
+        ("first", None),
+        ("second", None),
+    ]
+    assert "left out, 2 so far" in rows[1]["error"]
+
+
 async def test_a_secret_of_ones_own_signs_anew(tmp_path):
     local = LocalServer()
     async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
@@ -157,6 +217,51 @@ async def test_a_store_that_was_replaced_is_begun_with_its_first_delivery(tmp_pa
         await until(lambda: local.ids == ["msg_1"])
         nursery.cancel_scope.cancel()
     assert "another one than before" in capsys.readouterr().err
+
+
+async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(tmp_path, capsys):
+    """The position is below that of the new store, so only its identity tells them apart."""
+    local, port = LocalServer(), free_port()
+    keys = {"Admin__Bind": f"127.0.0.1:{port}"}
+    async with trio.open_nursery() as nursery:
+        await nursery.start(local.run)
+        async with administered(registry(works), **STORED, **keys) as admin:
+            listening = Listening(admin, local, tmp_path)
+            nursery.start_soon(listening.run)
+            await until(lambda: listening.cursor.position == 0)
+            await admin.app.deliver("order.paid", webhook_id="old_1")
+            await until(lambda: listening.cursor.position == 1)
+        other = {"Storage__Path": "other", **STORED}
+        async with administered(registry(works), **other) as admin:
+            for number in (1, 2, 3):
+                await admin.app.deliver("order.paid", webhook_id=f"new_{number}")
+        async with administered(registry(works), **other, **keys):
+            await until(lambda: listening.cursor.position == 3)
+            nursery.cancel_scope.cancel()
+    assert local.ids == ["old_1", "new_1", "new_2", "new_3"]
+    assert "another one than before" in capsys.readouterr().err
+
+
+async def test_what_the_retention_removes_is_no_other_store(tmp_path, capsys):
+    local = LocalServer()
+    handlers = registry(breaks, enqueue=True)
+    keys = {"Webhooks__Queue__MaxAttempts": 1, **STORED}
+    async with administered(handlers, **keys) as admin, trio.open_nursery() as nursery:
+        await nursery.start(local.run)
+        # The dead letter stays, the parked one does not.
+        await admin.app.deliver("order.paid", webhook_id="dead")
+        await admin.app.deliver("customer.created", webhook_id="parked")
+        listening = Listening(admin, local, tmp_path)
+        listening.cursor.save(2)
+        store = admin.runtime.receiver.store
+        await store.purge(now=time.time() + 400 * 86400)
+        assert [record.webhook_id for record in await store.find()] == ["dead"]
+        nursery.start_soon(listening.run)
+        await until(lambda: "listening to" in capsys.readouterr().err)
+        await admin.app.deliver("order.paid", webhook_id="next")
+        await until(lambda: local.ids)
+        nursery.cancel_scope.cancel()
+    assert local.ids == ["next"]
 
 
 async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_the_relay_on():

@@ -593,6 +593,22 @@ async def test_the_oldest_waiting_delivery_is_the_first_that_workers_have_to_run
     assert await inbox.oldest_waiting() is None
 
 
+async def test_the_highest_sequence_outlives_its_delivery(stores: Stores) -> None:
+    inbox, other = await stores.open("one"), await stores.open("two")
+    assert await inbox.last_sequence() == 0
+    await inbox.accept(delivery("stays"), leased=False)
+    for name in ("parked", "newest"):
+        await inbox.park(delivery(name))
+    record = await inbox.get("newest")
+    assert record is not None
+    assert await other.last_sequence() == record.sequence >= 3
+    await inbox.purge(now=5000)
+    assert [left.key for left in await inbox.find()] == ["stays"]
+    assert await other.last_sequence() == record.sequence
+    await inbox.accept(delivery("next"), leased=False)
+    assert await other.last_sequence() == record.sequence + 1
+
+
 # -- keys --------------------------------------------------------------------------------------
 
 

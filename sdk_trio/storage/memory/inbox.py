@@ -708,6 +708,11 @@ class MemoryInbox(MemoryBackend):
         )
         return [row.record(body=False) for row in islice(matching, limit)]
 
+    async def last_sequence(self) -> int:
+        """See :meth:`Inbox.last_sequence`."""
+        await self._begin()
+        return self._rows.last_sequence
+
     async def counts(self) -> dict[DeliveryState, int]:
         """See :meth:`Inbox.counts`."""
         await self._begin()

@@ -319,6 +319,10 @@ class PostgresInbox:
             )
         )
 
+    async def last_sequence(self) -> int:
+        """See :meth:`Inbox.last_sequence`."""
+        return await self._queries.run(reads.last_sequence)
+
     async def counts(self) -> dict[DeliveryState, int]:
         """See :meth:`Inbox.counts`."""
         return await self._queries.run(reads.counts)

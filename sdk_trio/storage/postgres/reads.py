@@ -197,6 +197,18 @@ def find(
     return [record_of_row(row) for row in rows]
 
 
+# The name is PostgreSQL's own, of the table and the column.
+_LAST_SEQUENCE = """
+SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM arrival_sequence_seq
+"""
+
+
+def last_sequence(connection: StoreConnection) -> int:
+    """Return the highest sequence that was ever given, 0 before the first one."""
+    (last,) = connection.execute(_LAST_SEQUENCE).fetchone() or (0,)
+    return int(last)
+
+
 def counts(connection: StoreConnection) -> dict[DeliveryState, int]:
     """Return how many deliveries are in each state."""
     found = {str(state): int(number) for state, number in connection.execute(_COUNTS)}

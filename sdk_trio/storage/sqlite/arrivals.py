@@ -151,6 +151,12 @@ SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
            (SELECT number FROM tally WHERE name = 'last'))
 """
 
+
+def last_sequence(connection: apsw.Connection) -> int:
+    """Return the highest sequence that was ever given, 0 before the first one."""
+    return cast("int", connection.execute(_LAST).get)
+
+
 _ADD = {rows: f"{_COLUMNS} {values(16, rows)}" for rows in ROWS_AT_ONCE}
 
 _ADD_BODY = {
@@ -175,7 +181,7 @@ class NewArrival:
 
 def add(connection: apsw.Connection, new: Sequence[NewArrival]) -> int:
     """Add deliveries of different keys with their bodies; return the sequence of the last one."""
-    before = last = cast("int", connection.execute(_LAST).get)
+    before = last = last_sequence(connection)
     for piece in in_pieces(new):
         _add(connection, piece, last)
         last += len(piece)

@@ -31,7 +31,7 @@ from . import effects as effecting
 from . import leases as leaser
 from . import reads as reader
 from . import writes as writer
-from .arrivals import NewArrival
+from .arrivals import NewArrival, last_sequence
 from .claims import ClaimsFile, read_claims
 from .committer import CLOSE_SECONDS, Committer, Group, GroupedJob, Posted, sync_log
 from .connect import BUSY_SECONDS, clear_log, connect_writer, describe_failure, overwrite_remnants
@@ -566,6 +566,10 @@ class SqliteInbox:
                 after_sequence = behind
             else:
                 before_sequence = behind
+
+    async def last_sequence(self) -> int:
+        """See :meth:`Inbox.last_sequence`."""
+        return await self._read(last_sequence)
 
     async def counts(self) -> dict[DeliveryState, int]:
         """See :meth:`Inbox.counts`."""
