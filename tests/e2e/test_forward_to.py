@@ -17,6 +17,7 @@ from threading import Thread
 
 import httpx
 import pytest
+from standardwebhooks import Webhook
 from support.daemon import Place
 from support.deliveries import SECRET
 from support.programs import node_package, program
@@ -223,6 +224,7 @@ class Scripted(ThreadingHTTPServer):
         self.answer = 200
         self.seconds = 0.0
         self.ids = []
+        self.requests = []
         Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -232,7 +234,8 @@ class Scripted(ThreadingHTTPServer):
 
 class _Answers(BaseHTTPRequestHandler):
     def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.requests.append((dict(self.headers), body))
         self.server.ids.append(self.headers["webhook-id"])
         time.sleep(self.server.seconds)
         self.send_response(self.server.answer)
@@ -248,6 +251,62 @@ def scripted():
     with Scripted() as server:
         yield server
         server.shutdown()
+
+
+#: An application module that traces into a file, as the page on tracing has it.
+TRACED = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+import sdk_trio
+
+lines = lambda span: span.to_json(None) + "\\n"
+exporter = ConsoleSpanExporter(out=open("spans", "w"), formatter=lines)
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+handlers = sdk_trio.HandlerRegistry()
+"""
+
+
+def test_the_application_is_told_the_attempt_the_tenant_and_the_span_of_each_post(place, scripted):
+    place.environ["SDK__MULTITENANT__ENABLED"] = "true"
+    place.environ["SDK__WEBHOOKS__QUEUE__MAXATTEMPTS"] = "2"
+    (place.directory / "traced.py").write_text(TRACED)
+    key = place.directory / "key"
+    key.write_text(LOCAL)
+    key.chmod(0o600)
+    adding = ("tenant", "add", "acme", "--name", "Acme", "--webhook-secret-file", str(key))
+    assert place.run(*adding).returncode == 0
+    scripted.answer = 500
+    start = (*to(scripted.url), "--app", "traced:handlers", "--standalone")
+    with place.daemon(start=start) as daemon:
+        signed = sign_delivery("order.paid", {"id": "o1"}, secret=LOCAL, webhook_id="a")
+        path = f"{daemon.receiver}/hooks/sdk/acme"
+        assert httpx.post(path, content=signed.body, headers=signed.headers).status_code == 200
+        wait_until(lambda: states(place) == {"dead": 1}, daemon.log.read_text)
+        scripted.answer = 200
+        assert place.run("events", "replay", "--state", "dead", "--yes").returncode == 0
+        wait_until(lambda: states(place) == {"done": 1}, daemon.log.read_text)
+        deliver(daemon, 2)
+        wait_until(lambda: states(place) == {"done": 2}, daemon.log.read_text)
+    told = []
+    for headers, body in scripted.requests:
+        assert Webhook(LOCAL).verify(body, headers)
+        names = ("sdk-attempt", "sdk-will-retry-after", "sdk-tenant")
+        told.append((headers["webhook-id"], *map(headers.get, names)))
+    assert told == [
+        ("a", "1", "1", "acme"),
+        ("a", "2", None, "acme"),
+        ("a", "3", None, "acme"),
+        ("msg_2", "1", "1", None),
+    ]
+    spans = map(json.loads, (place.directory / "spans").read_text().splitlines())
+    runs = [one["context"] for one in spans if one["name"].startswith("handle")]
+    parents = [headers["traceparent"].split("-") for headers, _ in scripted.requests]
+    named = [[one["trace_id"][2:], one["span_id"][2:]] for one in runs]
+    assert [parent[1:3] for parent in parents] == named
+    assert len({trace for trace, _ in named}) == 4
 
 
 def test_a_pause_of_the_application_or_of_a_command_survives_a_restart_until_it_is_resumed(
