@@ -324,7 +324,7 @@ class RetryLater(SdkError):
     """Raised by a handler: run me again, no earlier than in ``seconds``.
 
     An inline delivery is answered 503 with ``Retry-After``; an enqueued one waits in the store.
-    The attempt counts as a failed one.
+    The attempt counts as a failed one, but is no failure in the log: ``webhook.postponed``.
     """
 
     def __init__(self, seconds: float, reason: str = "") -> None:

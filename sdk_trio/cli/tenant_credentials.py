@@ -44,7 +44,6 @@ def named_credentials(arguments: Namespace, before: TenantCredentials) -> Tenant
     Raises:
         TenantCredentialsError: a file of them does not exist.
     """
-    _refuse_missing_files(arguments)
     token = _token(arguments)
     secrets = named_secrets(arguments)
     return attrs.evolve(
@@ -55,28 +54,15 @@ def named_credentials(arguments: Namespace, before: TenantCredentials) -> Tenant
     )
 
 
-def _refuse_missing_files(arguments: Namespace) -> None:
-    # The daemon reads them, maybe as another user: what this one may not see is no mistake.
-    named = [("--webhook-secret-file", path) for path in arguments.webhook_secret_file]
-    if arguments.access_token_file is not None:
-        named.append(("--access-token-file", arguments.access_token_file))
-    for option, path in named:
-        try:
-            os.stat(path)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise TenantCredentialsError(
-                f"{option} {path}: the file does not exist: write it first, or check its path"
-            ) from error
-        except OSError:
-            continue
-
-
 def named_secrets(arguments: Namespace) -> tuple[CredentialSource, ...]:
-    """Return the sources of webhook secrets that options name; paths become absolute."""
+    """Return the sources of webhook secrets that options name; paths become absolute.
+
+    Raises:
+        TenantCredentialsError: a file of them does not exist.
+    """
     return (
         *map(EnvironmentVariable, arguments.webhook_secret_env),
-        # The daemon has another working directory than this shell.
-        *(KeyFile(os.path.abspath(path)) for path in arguments.webhook_secret_file),
+        *(_key_file("--webhook-secret-file", path) for path in arguments.webhook_secret_file),
     )
 
 
@@ -84,8 +70,22 @@ def _token(arguments: Namespace) -> CredentialSource | None:
     if arguments.access_token_env is not None:
         return EnvironmentVariable(arguments.access_token_env)
     if arguments.access_token_file is not None:
-        return KeyFile(os.path.abspath(arguments.access_token_file))
+        return _key_file("--access-token-file", arguments.access_token_file)
     return None
+
+
+def _key_file(option: str, path: str) -> KeyFile:
+    # The daemon reads it, maybe as another user: what this one may not see is no mistake.
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise TenantCredentialsError(
+            f"{option} {path}: the file does not exist: write it first, or check its path"
+        ) from error
+    except OSError:
+        pass
+    # The daemon has another working directory than this shell.
+    return KeyFile(os.path.abspath(path))
 
 
 def parse_source(text: str) -> CredentialSource:
@@ -215,6 +215,7 @@ def rotate_credentials(arguments: Namespace) -> int:
 
     Raises:
         UsageError: nothing is named, a removed source is not there, or it is the last one.
+        TenantCredentialsError: a new file does not exist.
         InvalidTenantError: a source cannot be accepted; nothing was changed.
         TenantError: there is no such tenant, or somebody else has changed it at the same time.
     """

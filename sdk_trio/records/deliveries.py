@@ -195,7 +195,8 @@ class Done:
 class Retry:
     """The run failed. ``at`` is when our workers try again; None: the sender's redelivery will.
 
-    ``answer`` is the beginning of what an application answered, which is kept and never logged.
+    ``asked`` says that its handler asked for a later one, by ``RetryLater``. ``answer`` is the
+    beginning of what an application answered, which is kept and never logged.
     """
 
     at: float | None
@@ -203,6 +204,7 @@ class Retry:
     place: str | None = None
     traceback: str | None = None
     answer: str | None = None
+    asked: bool = False
 
 
 @attrs.frozen

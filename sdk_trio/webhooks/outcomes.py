@@ -50,6 +50,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 class Failure:
     """The failure of one run: ``error`` for people, ``retry_after`` seconds if the handler asked.
 
+    ``asked`` says that it asked and did nothing else: then it is an answer, without a traceback.
     ``error_type`` is the name of the exception's class, ``place`` the user's line that raised it.
     ``cut_short`` says that it was caused by a cancellation of ours. ``ruling`` says what follows a
     post that failed.
@@ -61,6 +62,7 @@ class Failure:
     place: str | None = None
     traceback: str | None = None
     cut_short: bool = False
+    asked: bool = False
     ruling: Ruling | None = None
 
 
@@ -104,7 +106,8 @@ def after_queued_failure(
         attempts, fraction, base_seconds=policy.base_seconds, cap_seconds=policy.cap_seconds
     )
     at = now + (failure.retry_after or ruling.retry_after or 0.0) + wait
-    return Retry(at, failure.error, failure.place, failure.traceback, ruling.answer)
+    trace = failure.traceback
+    return Retry(at, failure.error, failure.place, trace, ruling.answer, failure.asked)
 
 
 def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) -> Retry | Dead:
@@ -116,7 +119,7 @@ def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) 
     """
     if attempts >= max_attempts:
         return Dead(failure.error, failure.place, failure.traceback)
-    return Retry(None, failure.error, failure.place, failure.traceback)
+    return Retry(None, failure.error, failure.place, failure.traceback, asked=failure.asked)
 
 
 def after_process_ends(
@@ -154,6 +157,11 @@ def retry_after_of(error: BaseException) -> float | None:
     """Return the longest delay, in seconds, that an error or one in its group asked for."""
     asked = [part.seconds for part in _leaves(error) if isinstance(part, RetryLater)]
     return max(asked, default=None)
+
+
+def only_asks(error: BaseException) -> bool:
+    """Say whether an error is ``RetryLater`` alone, so that it is an answer and no failure."""
+    return all(isinstance(part, RetryLater) for part in _leaves(error))
 
 
 def post_failure(error: PostFailedError) -> Failure:

@@ -49,6 +49,7 @@ from .outcomes import (
     divide,
     is_interrupt,
     must_run_alone,
+    only_asks,
     parked_reason,
     place_of,
     post_failure,
@@ -756,13 +757,16 @@ class DeliveryRunner:
         return None
 
     def _failure_of(self, error: BaseException) -> Failure:
+        asked = only_asks(error)
+        traced = self._in_development and not asked
         return Failure(
             self._describe(error),
             retry_after_of(error),
             type(error).__name__,
             place_of(error),
-            traceback_of(error, self._secrets) if self._in_development else None,
+            traceback_of(error, self._secrets) if traced else None,
             _is_cancelled() and comes_of(error, trio.Cancelled),
+            asked,
         )
 
     async def _call_error_hook(
@@ -893,8 +897,11 @@ class DeliveryRunner:
             case Retry(at):
                 self._counters.count("failed")
                 wait = "redelivery" if at is None else round(at - self._clock(), 3)
-                told = self._failure_fields(delivery, outcome)
-                _log.warning("webhook.failed", **(fields | told), retry_in=wait)
+                told = fields | self._failure_fields(delivery, outcome) | {"retry_in": wait}
+                if outcome.asked:
+                    _log.info("webhook.postponed", **told)
+                else:
+                    _log.warning("webhook.failed", **told)
             case Dead():
                 self._counters.count("dead")
                 _log.error("webhook.dead", **(fields | self._failure_fields(delivery, outcome)))

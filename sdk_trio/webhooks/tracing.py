@@ -144,7 +144,7 @@ class TracedRunner(DeliveryRunner):
         )
         with recorded(span):
             failure = await super()._call(handler, event, begun)
-            if failure is not None:
+            if failure is not None and not failure.asked:
                 fail(span, failure.error_type)
             return failure
 

@@ -72,7 +72,7 @@ def test_a_retry_and_the_line_behind_it_go_on_when_the_clock_is_set(place, clock
     with place.daemon("--app", "application:handlers") as daemon:
         deliver(daemon, clock, "first")
         deliver(daemon, clock, "second")
-        daemon.wait_for("webhook.failed")
+        daemon.wait_for("webhook.postponed")
         assert handled(place) == []
         clock.set(0)
         wait_for_both(place)
@@ -85,7 +85,7 @@ def test_they_go_on_when_the_clock_was_set_back_between_two_lives(place, clock):
     with place.daemon("--app", "application:handlers") as daemon:
         deliver(daemon, clock, "first")
         deliver(daemon, clock, "second")
-        daemon.wait_for("webhook.failed")
+        daemon.wait_for("webhook.postponed")
         daemon.process.kill()
     clock.set(0)
     with place.daemon("--app", "application:handlers"):

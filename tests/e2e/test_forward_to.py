@@ -1,5 +1,7 @@
-"""``run --forward-to`` as people use it: the page's applications in Node and Django; commands."""
+"""``run --forward-to`` as people use it: the page's applications in four languages; commands."""
 
+import base64
+import hmac
 import json
 import os
 import re
@@ -15,6 +17,7 @@ from threading import Thread
 
 import httpx
 import pytest
+from standardwebhooks import Webhook
 from support.daemon import Place
 from support.deliveries import SECRET
 from support.programs import node_package, program
@@ -38,6 +41,39 @@ from django.urls import path
 urlpatterns = [path("hooks", hooks)]
 from wsgiref.simple_server import make_server
 make_server("127.0.0.1", int(sys.argv[1]), get_wsgi_application()).serve_forever()
+"""
+
+#: A Rails application of one file around the page's controller, with its model in SQLite.
+RAILS = """
+require "rails"
+require "action_controller/railtie"
+require "active_record"
+require "rack/handler/webrick"
+ActiveRecord::Base.establish_connection(adapter: "sqlite3", database: "events.sqlite3")
+ActiveRecord::Schema.define do
+  create_table(:events) do |table|
+    table.string :webhook_id, index: {{unique: true}}
+    table.text :body
+  end
+end
+class Event < ActiveRecord::Base
+  after_create {{ warn "#{{JSON.parse(body)["type"]}} #{{webhook_id}}" }}
+end
+class Application < Rails::Application
+  config.eager_load = false
+  config.secret_key_base = "x"
+  config.logger = Logger.new(nil)
+  routes.append {{ post "/hooks", to: "hooks#create" }}
+end
+{controller}
+Application.initialize!
+Rack::Handler::WEBrick.run(Application, Host: "127.0.0.1", Port: ENV.fetch("PORT").to_i)
+"""
+
+#: The page's file, which says what it has taken.
+PHP = """<?php
+{script}
+file_put_contents('php://stderr', $event->type . " $id\\n");
 """
 
 
@@ -90,6 +126,21 @@ def in_django(directory, port, **environ):
     return application([sys.executable, "app.py", str(port)], directory, port, **environ)
 
 
+def in_rails(directory, port, **environ):
+    words = [program("ruby"), "app.rb"]
+    gems = "%w[railties activerecord sqlite3 webrick].each { |name| gem name }"
+    if subprocess.run([words[0], "-e", gems], check=False).returncode:
+        pytest.skip("Rails is not installed: see .ci/debian-packages")
+    (directory / "app.rb").write_text(RAILS.format(controller=code("ruby")))
+    return application(words, directory, port, **environ)
+
+
+def in_php(directory, port, **environ):
+    (directory / "app.php").write_text(PHP.format(script=code("php")))
+    words = [program("php"), "-S", f"127.0.0.1:{port}", "app.php"]
+    return application(words, directory, port, **environ)
+
+
 @pytest.fixture
 def place(tmp_path):
     found = Place(tmp_path)
@@ -116,16 +167,41 @@ def states(place):
         return dict(store.execute("SELECT state, count(*) FROM inbox GROUP BY state"))
 
 
-@pytest.mark.parametrize("runs", [in_node, in_django], ids=["node", "django"])
-def test_the_applications_of_the_page_verify_and_take_events(place, runs):
+@pytest.mark.parametrize(
+    "runs", [in_node, in_django, in_rails, in_php], ids=["node", "django", "rails", "php"]
+)
+def test_the_applications_of_the_page_take_what_the_gateway_signs_and_nothing_else(place, runs):
     port = free_port()
-    gateway = place.daemon(start=to(f"http://127.0.0.1:{port}/hooks"))
-    with runs(place.directory, port) as printed, gateway as daemon:
+    hooks = f"http://127.0.0.1:{port}/hooks"
+    with runs(place.directory, port) as printed, place.daemon(start=to(hooks)) as daemon:
         for number in range(3):
             deliver(daemon, number)
         wait_until(lambda: states(place) == {"done": 3}, printed.read_text)
-    told = re.findall(r"order\.paid (msg_\d)", printed.read_text())
-    assert sorted(told) == ["msg_0", "msg_1", "msg_2"]
+
+        def answer(secret, seconds=0, event="order.paid"):
+            now = int(time.time()) - seconds
+            named = {"webhook_id": "x", "timestamp": now}
+            signed = sign_delivery(event, {"id": "\u00e9"}, secret=secret, **named)
+            return httpx.post(hooks, content=signed.body, headers=signed.headers).status_code
+
+        assert answer(SECRET) == answer(LOCAL, seconds=3600) == 401
+        assert httpx.post(hooks, content=b"{}").status_code == 401
+        assert answer(LOCAL, event="order.created") == answer(LOCAL, event="order.created") == 200
+    told = printed.read_text()
+    assert sorted(re.findall(r"order\.paid (\S+)", told)) == ["msg_0", "msg_1", "msg_2"]
+    if runs in (in_node, in_rails):  # these remember what they have had
+        assert told.count("order.created x") == 1
+
+
+def test_a_page_of_php_without_its_secret_takes_no_event_that_is_signed_with_an_empty_key(tmp_path):
+    port, body, now = free_port(), b"{}", str(int(time.time()))
+    digest = hmac.digest(b"", f"x.{now}.".encode() + body, "sha256")
+    signature = "v1," + base64.b64encode(digest).decode()
+    named = {"webhook-id": "x", "webhook-timestamp": now, "webhook-signature": signature}
+    with in_php(tmp_path, port, SDK_FORWARD_SECRET="") as printed:
+        answer = httpx.post(f"http://127.0.0.1:{port}/hooks", content=body, headers=named)
+        assert answer.status_code == 500, printed.read_text()
+    assert "SDK_FORWARD_SECRET is not set" in printed.read_text()
 
 
 def test_an_application_with_another_secret_refuses_and_the_events_are_dead_letters(place):
@@ -148,6 +224,7 @@ class Scripted(ThreadingHTTPServer):
         self.answer = 200
         self.seconds = 0.0
         self.ids = []
+        self.requests = []
         Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -157,7 +234,8 @@ class Scripted(ThreadingHTTPServer):
 
 class _Answers(BaseHTTPRequestHandler):
     def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.requests.append((dict(self.headers), body))
         self.server.ids.append(self.headers["webhook-id"])
         time.sleep(self.server.seconds)
         self.send_response(self.server.answer)
@@ -173,6 +251,62 @@ def scripted():
     with Scripted() as server:
         yield server
         server.shutdown()
+
+
+#: An application module that traces into a file, as the page on tracing has it.
+TRACED = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+import sdk_trio
+
+lines = lambda span: span.to_json(None) + "\\n"
+exporter = ConsoleSpanExporter(out=open("spans", "w"), formatter=lines)
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+handlers = sdk_trio.HandlerRegistry()
+"""
+
+
+def test_the_application_is_told_the_attempt_the_tenant_and_the_span_of_each_post(place, scripted):
+    place.environ["SDK__MULTITENANT__ENABLED"] = "true"
+    place.environ["SDK__WEBHOOKS__QUEUE__MAXATTEMPTS"] = "2"
+    (place.directory / "traced.py").write_text(TRACED)
+    key = place.directory / "key"
+    key.write_text(LOCAL)
+    key.chmod(0o600)
+    adding = ("tenant", "add", "acme", "--name", "Acme", "--webhook-secret-file", str(key))
+    assert place.run(*adding).returncode == 0
+    scripted.answer = 500
+    start = (*to(scripted.url), "--app", "traced:handlers", "--standalone")
+    with place.daemon(start=start) as daemon:
+        signed = sign_delivery("order.paid", {"id": "o1"}, secret=LOCAL, webhook_id="a")
+        path = f"{daemon.receiver}/hooks/sdk/acme"
+        assert httpx.post(path, content=signed.body, headers=signed.headers).status_code == 200
+        wait_until(lambda: states(place) == {"dead": 1}, daemon.log.read_text)
+        scripted.answer = 200
+        assert place.run("events", "replay", "--state", "dead", "--yes").returncode == 0
+        wait_until(lambda: states(place) == {"done": 1}, daemon.log.read_text)
+        deliver(daemon, 2)
+        wait_until(lambda: states(place) == {"done": 2}, daemon.log.read_text)
+    told = []
+    for headers, body in scripted.requests:
+        assert Webhook(LOCAL).verify(body, headers)
+        names = ("sdk-attempt", "sdk-will-retry-after", "sdk-tenant")
+        told.append((headers["webhook-id"], *map(headers.get, names)))
+    assert told == [
+        ("a", "1", "1", "acme"),
+        ("a", "2", None, "acme"),
+        ("a", "3", None, "acme"),
+        ("msg_2", "1", "1", None),
+    ]
+    spans = map(json.loads, (place.directory / "spans").read_text().splitlines())
+    runs = [one["context"] for one in spans if one["name"].startswith("handle")]
+    parents = [headers["traceparent"].split("-") for headers, _ in scripted.requests]
+    named = [[one["trace_id"][2:], one["span_id"][2:]] for one in runs]
+    assert [parent[1:3] for parent in parents] == named
+    assert len({trace for trace, _ in named}) == 4
 
 
 def test_a_pause_of_the_application_or_of_a_command_survives_a_restart_until_it_is_resumed(

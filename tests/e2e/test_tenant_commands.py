@@ -246,10 +246,14 @@ def test_a_secret_is_rotated_without_a_moment_without_one(
         assert "planted" not in done.stdout + done.stderr
         return [row["source"] for row in json.loads(done.stdout)]
 
-    added = shell("credentials", "rotate", "acme", "--webhook-secret-file", str(key))
-    assert (added.returncode, "both sign now" in added.stderr) == (0, True)
-    assert "cannot be read" in added.stdout
+    rotate = ("credentials", "rotate", "acme", "--webhook-secret-file", str(key))
+    early = shell(*rotate)
+    assert early.returncode == 78
+    assert f"--webhook-secret-file {key}: the file does not exist: write it" in early.stderr
+    assert sources("show", "acme") == ["env:ACME_OLD"]
     key.write_text("planted-new-value\n")
+    added = shell(*rotate)
+    assert (added.returncode, "both sign now" in added.stderr) == (0, True)
     rows = shell.json("credentials", "show", "acme")
     assert [(row["use"], row["source"], row["found"]) for row in rows] == [
         ("webhook_secret", f"file:{key}", 1),
@@ -258,6 +262,8 @@ def test_a_secret_is_rotated_without_a_moment_without_one(
     assert sources("rotate", "acme", "--remove", "env:ACME_OLD") == [f"file:{key}"]
     last = shell("credentials", "rotate", "acme", "--remove", f"file:{key}")
     assert (last.returncode, "it is the last one" in last.stderr) == (2, True)
+    key.unlink()
+    assert "cannot be read" in shell("credentials", "show", "acme").stdout
     token = ("--access-token-env", "TOKEN")
     assert sources("set", "acme", *token) == ["env:TOKEN", f"file:{key}"]
     assert sources("set", "acme", "--no-webhook-secrets") == ["env:TOKEN"]

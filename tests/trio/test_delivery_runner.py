@@ -180,6 +180,26 @@ async def test_retry_later_is_503_with_retry_after(autojump_clock):
     assert await state_of(bench, "a") is DeliveryState.RETRYING
 
 
+@pytest.mark.parametrize("more", [[], [ValueError("bad")]], ids=["asked", "failed"])
+async def test_a_handler_that_asks_for_a_later_run_has_answered_and_not_failed(
+    autojump_clock, caplog, more
+):
+    async def handler(event):
+        raise ExceptionGroup("parts", [RetryLater(17, "maintenance"), *more])
+
+    bench = Bench.of(registry(handler))
+    with caplog.at_level("INFO"):
+        answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+    assert answer.status == 503
+    (attempt,) = await bench.inbox.attempts("a")
+    asked, failed = said(caplog, "webhook.postponed"), said(caplog, "webhook.failed")
+    (line,) = failed if more else asked
+    assert (asked == []) == bool(more)
+    assert "RetryLater: maintenance" in line["error"]
+    assert (line["retry_in"], line["place"]) == ("redelivery", attempt.place)
+    assert ("traceback" in line) == (attempt.traceback is not None) == bool(more)
+
+
 async def test_retry_later_inside_a_handlers_own_nursery_is_found(autojump_clock):
     async def part():
         raise RetryLater(30)
