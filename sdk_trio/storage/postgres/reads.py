@@ -3,18 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
-
 from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
 from .connect import StoreConnection
 
-# The columns of a record, in the order of DeliveryRecord.
-_RECORD = (
+#: SQL of the columns of a record, in the order of DeliveryRecord.
+RECORD = (
     "sequence, webhook_id, type, state, queued, attempts, received_at, signed_at, subject, ordered,"
     " next_attempt_at, started_at, finished_at, last_error, {raw}, tenant_id, process_ends,"
     " ran_alone, earlier_attempts, signer, generation"
 )
-_WHOLE = f"SELECT {_RECORD.format(raw='raw')} FROM delivery"
+_WHOLE = f"SELECT {RECORD.format(raw='raw')} FROM delivery"
 
 _GET = f"{_WHOLE} WHERE delivery_key = %s"
 
@@ -84,7 +82,8 @@ SELECT sequence FROM arrival WHERE tenant_id = %s AND sequence > %s ORDER BY seq
 
 def record_of_row(row: tuple[Any, ...]) -> DeliveryRecord:
     """Build a record from a row of the columns above."""
-    return attrs.evolve(DeliveryRecord(*row), state=DeliveryState(row[3]))
+    told: list[Any] = [*row[:3], DeliveryState(row[3]), *row[4:]]
+    return DeliveryRecord(*told)
 
 
 def get(connection: StoreConnection, key: str) -> DeliveryRecord | None:
@@ -190,7 +189,7 @@ def find(
         oldest_first = after_sequence is not None
     order = "ASC" if oldest_first else "DESC"
     statement = (
-        f"SELECT {_RECORD.format(raw='NULL')} FROM delivery {where} "
+        f"SELECT {RECORD.format(raw='NULL')} FROM delivery {where} "
         f"ORDER BY sequence {order} LIMIT %(limit)s"
     )
     rows = connection.execute(statement, {**values, "limit": limit})

@@ -90,9 +90,9 @@ def lane(ordered: str, tenant_id: str, subject: str) -> str:
     return _LANE.format(ordered=ordered, tenant_id=tenant_id, subject=subject)
 
 
-# A statement that does many jobs tells the other nodes itself that something has changed, and how
-# many deliveries are done, so that it needs no second one.
-_COUNTED = """
+#: SQL of a part of a statement that does many jobs: it tells the other nodes that something has
+#: changed, and how many deliveries are done, so that no second statement has to.
+COUNTED = """
 counted AS (
     INSERT INTO node (id, changes, done) SELECT %(node)s, 1, {done} * number
     FROM (SELECT count(*) AS number FROM {rows}) AS changed WHERE number > 0
@@ -133,7 +133,7 @@ WITH brought AS (
         CASE WHEN %(leased)s THEN %(owner)s END,
         CASE WHEN %(leased)s THEN {lease_clock("brought.received_at")} + %(seconds)s END
     FROM kept JOIN brought USING (delivery_key)
-), {_COUNTED.format(done=0, rows="kept")}
+), {COUNTED.format(done=0, rows="kept")}
 SELECT delivery_key FROM kept
 """
 
@@ -400,7 +400,7 @@ FROM unnest(%(keys)s::text[], %(times)s::float8[], %(alone)s::boolean[])
     AS each (delivery_key, now, alone) JOIN arrival USING (delivery_key)
 WHERE work.sequence = arrival.sequence AND {_FREE_FOR_US.format(clock=lease_clock("each.now"))}
 RETURNING 1
-), {_COUNTED.format(done=0, rows="started")}
+), {COUNTED.format(done=0, rows="started")}
 SELECT count(*) FROM started
 """
 
@@ -417,7 +417,7 @@ WITH gone AS (
     WHERE work.sequence = arrival.sequence
         AND {_FREE_FOR_US.format(clock=lease_clock("each.begun"))}
     RETURNING work.*, each.begun, each.now
-), {_COUNTED.format(done=1, rows="gone")}
+), {COUNTED.format(done=1, rows="gone")}
 INSERT INTO ended ({_STATE})
 SELECT sequence, queued, ordered, attempts + 1, earlier_attempts, process_ends, ran_alone, begun,
     now, last_error, generation FROM gone
@@ -430,7 +430,7 @@ WITH gone AS (
         AS each (delivery_key, now) JOIN arrival USING (delivery_key)
     WHERE work.sequence = arrival.sequence AND work.lease_owner = %(owner)s AND work.{UNFINISHED}
     RETURNING work.*, each.now
-), {_COUNTED.format(done=1, rows="gone")}
+), {COUNTED.format(done=1, rows="gone")}
 INSERT INTO ended ({_STATE})
 SELECT sequence, queued, ordered, attempts, earlier_attempts, process_ends, ran_alone, started_at,
     now, last_error, generation FROM gone
