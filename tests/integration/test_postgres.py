@@ -197,6 +197,34 @@ async def test_what_a_dead_host_held_is_noticed_and_run_by_another(database: Dat
         assert (await two.get("m1")).state is DeliveryState.RECEIVED
 
 
+@pytest.mark.parametrize("way", ["expires", "is recovered", "is taken over"])
+async def test_a_start_is_waited_for_once_a_host_that_may_have_begun_it_is_gone(
+    database: Database, way: str
+) -> None:
+    seconds = 1e3 if way == "is taken over" else 0.1
+    async with database.open("one") as one, database.open("gone", lease_seconds=seconds) as gone:
+        await one.accept(delivery("waits"), leased=False)
+        await gone.accept(delivery("began"), leased=True)
+        assert (await one.take_due(limit=1, now=1001)).unbegun == {"waits"}
+        await one.release(["waits"])
+        again = await one.take_due(limit=1, now=1001)
+        assert again.unbegun == {"waits"}, "it was never begun, as its owner says"
+        await one.start("waits", now=1001)
+        await one.finish("waits", Retry(1003, "E"), now=1002)
+        with trio.fail_after(30):
+            if way == "is taken over":
+                assert await one.take_over("gone", heir="one", now=1002) == 1
+            while way == "is recovered" and not await one.recover():
+                await trio.sleep(0.01)
+            while not (due := await one.take_due(limit=9, now=1002)).records:
+                await trio.sleep(0.01)
+        assert ([record.key for record in due.records], due.unbegun) == (["began"], set())
+        await one.release(["began"])
+        due = await one.take_due(limit=9, now=1004)
+        assert [record.key for record in due.records] == ["waits", "began"]
+        assert not due.unbegun, "a later run, and one in doubt until it has run"
+
+
 async def test_two_of_one_subject_that_two_hosts_keep_never_run_at_once(
     database: Database,
 ) -> None:
@@ -679,6 +707,64 @@ async def test_no_work_and_no_listing_reads_the_finished_deliveries(database: Da
     # The table has more than three thousand.
     most = max(used, key=used.__getitem__)
     assert used[most] < 500, f"{used[most]:.0f} blocks a call: {most}"
+
+
+def statements(database: Database) -> dict[str, int]:
+    """How often each statement that changes something was called since they were forgotten."""
+    called = database.server.execute(
+        "SELECT query, calls FROM pg_stat_statements JOIN pg_database ON oid = dbid "
+        f"WHERE datname = '{database.name}' AND query ~ '(INSERT|UPDATE|DELETE)'"
+    )
+    return {" ".join(query.split()): calls for query, calls in called}
+
+
+async def test_the_backlog_costs_one_statement_for_a_claim_and_one_for_runs_that_end_together(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A loaded machine may take its time between the start and the end of a run.
+    monkeypatch.setattr("sdk_trio.storage.postgres.commits.COMPANY_SECONDS", 30.0)
+    async with database.open() as inbox:
+        for number in range(20):
+            await inbox.accept(delivery(f"m{number}"), leased=False)
+        forget_blocks(database.server)
+        due = await inbox.take_due(limit=20, now=1001)
+        assert due.unbegun == {f"m{number}" for number in range(20)}
+        assert sorted(statements(database).values()) == [1]
+
+        async def run(key: str) -> None:
+            inbox.begin(key, now=1001)
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+            await inbox.finish(key, Done(), now=1002)
+
+        forget_blocks(database.server)
+        async with trio.open_nursery() as nursery:
+            for record in due.records:
+                nursery.start_soon(run, record.key)
+        # The first of them may go alone.
+        ((statement, calls),) = statements(database).items()
+        assert "INSERT INTO ended" in statement
+        assert calls <= 2
+        assert (await inbox.counts())[DeliveryState.DONE] == 20
+
+
+async def test_a_start_that_nobody_waits_for_is_soon_seen_by_others(database: Database) -> None:
+    async with database.open("one") as one, database.open("two") as two:
+        await one.accept(delivery(), leased=True)
+        one.begin("m1", now=1001)
+        with trio.fail_after(30):
+            while (await two.get("m1")).state is not DeliveryState.RUNNING:
+                await trio.sleep(0.01)
+
+
+async def test_no_statement_of_a_delivery_is_planned_for_its_values(database: Database) -> None:
+    async with database.open() as inbox:
+        for number in range(12):
+            await inbox.accept(delivery(f"m{number}"), leased=True)
+            await inbox.finish(f"m{number}", Done(), now=1001)
+        plans = "SELECT sum(custom_plans), sum(generic_plans) FROM pg_prepared_statements"
+        ((each_time, once),) = await inbox._commits.submit(lambda c: c.execute(plans).fetchall())
+        assert (each_time, once > 0) == (0, True)
 
 
 # -- a pooler in between -----------------------------------------------------------------------

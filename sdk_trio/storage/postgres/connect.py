@@ -41,6 +41,9 @@ MIGRATION_SECONDS = 600.0
 # `arrival`.
 _PLANS = sql.SQL("SET enable_seqscan TO off; SET enable_mergejoin TO off; SET jit TO off")
 
+# A plan for the values of each call costs the server more than the change of one event.
+_PLANNED_ONCE = sql.SQL("SET plan_cache_mode TO force_generic_plan")
+
 # The time that a dial may last, and the time without an answer after which a connection counts as
 # dead. A sender gives up after 10 s, so a server that vanished has to be noticed before.
 _DIAL: dict[str, Any] = {
@@ -158,8 +161,11 @@ class PostgresAddress:
         port = f":{known['port']}" if known.get("port") else ""
         return f"{known.get('dbname') or 'the default database'} on {host}{port}"
 
-    def connect(self) -> StoreConnection:
+    def connect(self, *, writer: bool = False) -> StoreConnection:
         """Dial, and set what every transaction relies on; blocks.
+
+        Args:
+            writer: it repeats the same few statements, so that each is planned once.
 
         Raises:
             StoreUnavailableError: no server answers, or it refuses.
@@ -172,6 +178,8 @@ class PostgresAddress:
         if not connection.pooled:
             self._set(connection, self._settings("SET"))
             self._set(connection, _PLANS)
+            if writer:
+                self._set(connection, _PLANNED_ONCE)
         return connection
 
     def connect_for_handlers(self, kind: type[ConnectionT]) -> ConnectionT:
