@@ -1,6 +1,7 @@
 """What every store keeps to, beyond the model: cancellation, concurrency, retention, listings."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sdk_trio.records.deliveries import (
     Admission,
     Admitted,
     Dead,
+    DeliveryRecord,
     DeliveryState,
     Done,
     EvidenceRecord,
@@ -847,3 +849,49 @@ async def test_a_done_delivery_that_is_repeated_is_its_next_generation(stores: S
     # Beyond the deduplication the same id is a new record, and none that was asked for again.
     again = await inbox.accept(delivery("m1", at=5000), leased=True)
     assert (again.admission, again.generation) == (Admission.NEW, 0)
+
+
+async def test_behind_a_long_lane_everything_else_is_found(stores: Stores) -> None:
+    inbox = await stores.open(lease_seconds=3600)
+    pairs = [f"c{number}" for number in range(250)] * 2
+    for subjects in (["a"] * 1200, ["b"] * 1100, [None] * 30, pairs):
+        async with trio.open_nursery() as nursery:
+            for number, subject in enumerate(subjects):
+                brought = delivery(f"{subject}-{number}", subject=subject, ordered=bool(subject))
+                nursery.start_soon(partial(inbox.accept, brought, leased=False))
+
+    async def found(now: float) -> tuple[Sequence[DeliveryRecord], float | None]:
+        records: list[DeliveryRecord] = []
+        for _ in range(60):
+            due = await inbox.take_due(limit=100, now=now)
+            records += due.records
+            if not due.more:
+                return records, due.next_due_at
+        raise AssertionError("there is no end of looks")
+
+    async def end(records: Sequence[DeliveryRecord]) -> None:
+        async with trio.open_nursery() as nursery:
+            for record in records:
+                nursery.start_soon(partial(inbox.finish, record.key, Done(), now=1001.5))
+
+    firsts, _ = await found(1001)
+    taken = {subject: [r for r in firsts if r.subject == subject] for subject in ("a", "b", None)}
+    assert [len(records) for records in taken.values()] == [1, 1, 30]
+    assert len(firsts) == 282
+
+    # The first of the longest lane goes on running, and holds up nobody else's.
+    await end(taken["b"])
+    (second,), _ = await found(1002)
+    assert (second.subject, second.sequence) == ("b", taken["b"][0].sequence + 1)
+    await end([record for record in firsts if str(record.subject).startswith("c")])
+    seconds, next_look = await found(1003)
+    assert {record.subject for record in seconds} == set(pairs)
+    assert len(seconds) == 250
+
+    # What was given up behind the looks is found by the next round of them.
+    await inbox.release([taken[None][0].key])
+    again, next_look = await found(1004)
+    if not again:
+        assert next_look is not None
+        again, _ = await found(next_look)
+    assert [record.key for record in again] == [taken[None][0].key]

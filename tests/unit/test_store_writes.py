@@ -22,6 +22,7 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage.admission import LeaseTerms
+from sdk_trio.storage.backlog import BacklogWalk
 from sdk_trio.storage.sqlite import arrivals, known, leases, reads, writes
 from sdk_trio.storage.sqlite.schema import MIGRATIONS
 
@@ -116,7 +117,7 @@ class Writes(RuleBasedStateMachine):
 
     @rule(terms=OWNERS, limit=st.integers(0, 2))
     def taken_as_due(self, terms: LeaseTerms, limit: int) -> None:
-        due = leases.take_due(self.connection, terms, limit, self.now)
+        due = leases.take_due(self.connection, terms, BacklogWalk(), limit, self.now)
         assert all(self.row(record.key)["lease_owner"] == terms.owner for record in due.records)
 
     @rule(terms=OWNERS, what=st.sampled_from([leases.renew, leases.take_suspects]))
@@ -308,7 +309,7 @@ def test_writes_of_many_leave_what_those_of_each_leave(runs, arriving):
 
 
 def unbegun(connection: apsw.Connection, terms: LeaseTerms, now: float) -> set[str]:
-    return set(leases.take_due(connection, terms, 9, now).unbegun)
+    return set(leases.take_due(connection, terms, BacklogWalk(), 9, now).unbegun)
 
 
 def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone():
@@ -331,3 +332,30 @@ def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone():
     # Ours hangs, and its leases expire.
     assert unbegun(connection, THERE, 1100.0) == set()
     connection.close()
+
+
+def work_of_a_look(waiting: int) -> int:
+    """The virtual machine's hundreds of steps of a look beside ``waiting`` blocked deliveries."""
+    connection, walk, now = opened(), BacklogWalk(), 1000.0
+    for number in range(waiting):
+        told = NewDelivery(f"k{number}", "order.paid", b"{}", 7, now, f"s{number % 4}", True)
+        writes.accept(connection, HERE, told, False)
+    while leases.take_due(connection, HERE, walk, 100, now).more:
+        pass
+    steps = 0
+
+    def step() -> bool:
+        nonlocal steps
+        steps += 1
+        return False
+
+    writes.start(connection, HERE, "k0", now)
+    writes.finish(connection, HERE, "k0", Done(), now)
+    connection.set_progress_handler(step, 100)
+    (record,) = leases.take_due(connection, HERE, walk, 100, now).records
+    assert record.subject == "s0"
+    return steps
+
+
+def test_a_look_for_the_next_of_a_lane_does_not_read_the_backlog() -> None:
+    assert work_of_a_look(8000) <= 1.5 * work_of_a_look(2000)

@@ -21,6 +21,7 @@ from ...records.deliveries import (
     Released,
 )
 from ..admission import LeaseTerms
+from ..backlog import BacklogWalk
 from ..effects import Effects, T
 from . import leases, reads, writes
 from .commits import CLOSE_SECONDS, GroupCommit
@@ -58,6 +59,7 @@ class PostgresInbox:
         self._queries = QueryPool(address)
         self._effects = EffectTransactions(address, terms, self._node)
         self._seen: list[int] | None = None
+        self._walk = BacklogWalk()
         # Starts of runs that were posted without waiting, by key, with the time of the start.
         self._begun: dict[str, tuple[object, float]] = {}
         # One object for each kind of job, by which those that go together are found.
@@ -228,9 +230,9 @@ class PostgresInbox:
 
     async def take_due(self, *, limit: int, now: float) -> Due:
         """See :meth:`Inbox.take_due`."""
-        terms = self._terms
+        terms, walk = self._terms, self._walk
         return await self._commits.submit(
-            lambda c: leases.take_due(c, terms, limit, now), undo=self._give_back
+            lambda c: leases.take_due(c, terms, walk, limit, now), undo=self._give_back
         )
 
     async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:

@@ -8,7 +8,9 @@ processes take different deliveries at the same time.
 from collections.abc import Sequence
 
 from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, DeliveryState, Due
+from .. import backlog
 from ..admission import CLOCK_SLACK_SECONDS
+from ..backlog import BacklogWalk
 from ..term import TermEndedError
 from .connect import StoreConnection
 from .reads import RECORD, by_sequence, record_of_row
@@ -16,18 +18,29 @@ from .schema import UNFINISHED
 from .writes import CLOCK, COUNTED, SharedTerms
 
 # The second condition is for two processes that keep two deliveries of one lane at once: the one
-# with the smaller number may be committed later, when the other runs already.
+# with the smaller number may be committed later, when the other runs already. Both are written so
+# that only one index fits, because the plan is made when the table is small: one entry of the lanes
+# is read for each delivery, and once the live leases, of which there are few. To ask whether an
+# earlier one *exists* in a lane of thousands may read the whole table.
 _FIRST_IN_LANE = f"""
-(this.lane IS NULL OR NOT EXISTS (
-    SELECT 1 FROM work AS other WHERE other.lane = this.lane AND other.{UNFINISHED}
-        AND (other.sequence < this.sequence OR (%(shared)s AND other.sequence > this.sequence
-            AND other.lease_owner IS NOT NULL AND other.lease_until > {CLOCK}))))
+(this.lane IS NULL OR (this.sequence = (
+    SELECT other.sequence FROM work AS other WHERE other.lane >= this.lane AND other.{UNFINISHED}
+    ORDER BY other.lane, other.sequence LIMIT 1
+) AND NOT (%(shared)s AND this.lane IN (
+    SELECT coalesce(other.lane, '') FROM work AS other
+    WHERE other.lease_owner > '' AND {{whose}} AND other.lease_until > {CLOCK}
+        AND other.lease_until <= {CLOCK} + %(seconds)s + {CLOCK_SLACK_SECONDS}))))
 """
 
-_FIND = f"""
-SELECT {{columns}} FROM work AS this WHERE {{which}} AND {_FIRST_IN_LANE}
-ORDER BY sequence LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-"""
+
+def _find(which: str, *, columns: str = "sequence", leased_by: str = "true") -> str:
+    """Return SQL that finds and locks the first in their lanes of the rows for which ``which``."""
+    first = _FIRST_IN_LANE.format(whose=leased_by)
+    return (
+        f"SELECT {columns} FROM work AS this WHERE {which} AND {first} "
+        "ORDER BY sequence LIMIT %(limit)s FOR UPDATE SKIP LOCKED"
+    )
+
 
 # A deadline further ahead than any lease lasts was written by a wrong clock. The owners are two
 # ranges of an index, because for an inequality each claim would read every lease of ours.
@@ -36,23 +49,41 @@ lease_owner IS NOT NULL AND (lease_owner < %(owner)s OR lease_owner > %(owner)s)
     AND (lease_until <= {CLOCK} OR lease_until > {CLOCK} + %(seconds)s + {CLOCK_SLACK_SECONDS})
 """
 
-_RECEIVED = _FIND.format(
-    columns="sequence", which="queued AND state = 'received' AND lease_owner IS NULL"
+_IS_WAITING = "queued AND state = 'received' AND lease_owner IS NULL"
+
+_WAITING = f"""
+SELECT sequence FROM work WHERE {_IS_WAITING} AND sequence > %(passed)s ORDER BY sequence LIMIT
+"""
+
+_RECEIVED = _find(f"sequence = ANY(ARRAY({_WAITING} {backlog.WINDOW})) AND {_IS_WAITING}")
+
+_PASSED_BY = _find(f"sequence = ANY(%(passed_by)s::bigint[]) AND {_IS_WAITING}")
+
+# One step of an index for each lane, however many deliveries wait in it.
+_FIRST_OF_LANE = f"""
+SELECT lane, sequence FROM work WHERE lane IS NOT NULL AND {UNFINISHED} AND lane > {{after}}
+ORDER BY lane, sequence LIMIT 1
+"""
+
+_FIRSTS = f"""
+WITH RECURSIVE first AS (
+    ({_FIRST_OF_LANE.format(after="%(lane)s")}) UNION ALL
+    SELECT next.* FROM first
+    CROSS JOIN LATERAL ({_FIRST_OF_LANE.format(after="first.lane")}) AS next
+) SELECT lane, sequence FROM first LIMIT {backlog.LANES}
+"""
+
+_RETRYING = _find(
+    "queued AND state = 'retrying' AND lease_owner IS NULL AND next_attempt_at <= %(now)s"
 )
 
-_RETRYING = _FIND.format(
-    columns="sequence",
-    which="queued AND state = 'retrying' AND lease_owner IS NULL AND next_attempt_at <= %(now)s",
-)
+_EXPIRED = _find(f"queued AND {UNFINISHED} AND {_HAS_EXPIRED}", columns="sequence, state")
 
-_EXPIRED = _FIND.format(
-    columns="sequence, state", which=f"queued AND {UNFINISHED} AND {_HAS_EXPIRED}"
-)
-
-_SUSPECTS = _FIND.format(
-    columns="sequence",
-    which="process_ends > 0 AND state = 'received' AND queued "
+# One that is asked for may be ours already.
+_SUSPECTS = _find(
+    "process_ends > 0 AND state = 'received' AND queued "
     "AND (lease_owner IS NULL OR lease_owner = %(owner)s)",
+    leased_by="other.lease_owner <> %(owner)s",
 )
 
 _LEASE = f"""
@@ -119,12 +150,12 @@ _RAN = "(SELECT array_agg(sequence) FROM due WHERE held = 'running')"
 # All of a claim is one statement: seven of them took longer than the runs of a hundred events. The
 # owner of an expired lease hangs or is gone, so a run of it (`held`) counts as one that ended the
 # process. One more than wanted of each kind tells whether there are more. With nothing due there
-# is one row, which has the two last columns alone.
+# is one row, which has the last three columns alone.
 _TAKE = f"""
-WITH received AS ({_RECEIVED}), retrying AS ({_RETRYING}), expired AS ({_EXPIRED}),
-found AS (
-    SELECT sequence, NULL AS held FROM received UNION ALL SELECT sequence, NULL FROM retrying
-    UNION ALL SELECT sequence, state FROM expired
+WITH received AS ({_RECEIVED}), passed_by AS ({_PASSED_BY}), retrying AS ({_RETRYING}),
+expired AS ({_EXPIRED}), found AS (
+    SELECT sequence, NULL AS held FROM received UNION ALL SELECT sequence, NULL FROM passed_by
+    UNION ALL SELECT sequence, NULL FROM retrying UNION ALL SELECT sequence, state FROM expired
 ), due AS (
     SELECT * FROM found ORDER BY sequence LIMIT %(limit)s - 1
 ), recorded AS (
@@ -139,7 +170,9 @@ found AS (
 ), {COUNTED.format(done=0, rows="taken")}
 SELECT {RECORD.format(raw="raw")}, failed_at IS NULL, (SELECT count(*) FROM found), (
     SELECT min(next_attempt_at) FROM work WHERE queued AND state = 'retrying'
-        AND lease_owner IS NULL AND next_attempt_at > %(now)s)
+        AND lease_owner IS NULL AND next_attempt_at > %(now)s),
+    CASE WHEN (SELECT count(*) FROM found) < %(limit)s
+        THEN ({_WAITING} 1 OFFSET {backlog.WINDOW - 1}) END
 FROM (VALUES (1)) AS always LEFT JOIN (taken JOIN arrival USING (sequence)) ON true
 ORDER BY sequence
 """
@@ -153,20 +186,37 @@ WHERE state = 'retrying' AND queued AND next_attempt_at > %(now)s
 """
 
 
-def take_due(connection: StoreConnection, terms: SharedTerms, limit: int, now: float) -> Due:
-    """Lease due deliveries, oldest arrival first."""
+def take_due(
+    connection: StoreConnection, terms: SharedTerms, walk: BacklogWalk, limit: int, now: float
+) -> Due:
+    """Lease due deliveries, oldest arrival first in each part of the backlog."""
+    walk.begin(now)
     values = terms.values(
         now, limit=limit + 1, shared=terms.shared, error=PROCESS_ENDED, node=connection.node
     )
+    values |= {"passed": walk.passed, "passed_by": _firsts(connection, walk)}
     rows = connection.execute(_TAKE, values).fetchall()
-    found, next_due_at = rows[0][-2:]
-    records = [record_of_row(row[:-3]) for row in rows if row[0] is not None]
+    found, next_due_at, last_seen = rows[0][-3:]
+    if found <= limit:
+        walk.end(last_seen, now=now)
+    records = [record_of_row(row[:-4]) for row in rows if row[0] is not None]
     unbegun = frozenset(
         record.key
         for record, row in zip(records, rows, strict=False)
-        if row[-3] and not record.attempts and record.state is DeliveryState.RECEIVED
+        if row[-4] and not record.attempts and record.state is DeliveryState.RECEIVED
     )
-    return Due(records, found > limit, next_due_at, unbegun)
+    more = found > limit or walk.more(last_seen)
+    return Due(records, more, walk.until(next_due_at), unbegun)
+
+
+def _firsts(connection: StoreConnection, walk: BacklogWalk) -> list[int]:
+    """Return the first deliveries of the next lanes, as far as the walk has passed them."""
+    if walk.passed == 0:
+        return []
+    (lane,) = walk.lane or (b"",)
+    rows = connection.execute(_FIRSTS, {"lane": lane}).fetchall()
+    walk.lane = (rows[-1][0],) if len(rows) == backlog.LANES else None
+    return [sequence for _, sequence in rows if sequence <= walk.passed]
 
 
 def take_suspects(

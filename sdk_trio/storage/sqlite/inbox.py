@@ -25,6 +25,7 @@ from ...records.deliveries import (
     Released,
 )
 from ..admission import LeaseTerms
+from ..backlog import BacklogWalk
 from ..effects import Effects, in_this_context
 from . import arrivals
 from . import effects as effecting
@@ -125,6 +126,7 @@ class SqliteInbox:
         self._committer = committer
         self._queries = QueryRunner(file, committer)
         self._data_version: int | None = None
+        self._walk = BacklogWalk()
         # Starts of runs that were posted without waiting, by key, with the time of the start.
         self._begun: dict[str, tuple[Posted, float]] = {}
         # For claims that are not waited for; without the file every claim is waited for.
@@ -470,8 +472,8 @@ class SqliteInbox:
 
     async def take_due(self, *, limit: int, now: float) -> Due:
         """See :meth:`Inbox.take_due`."""
-        terms = self._terms
-        return await self._committer.submit(lambda c: leaser.take_due(c, terms, limit, now))
+        terms, walk = self._terms, self._walk
+        return await self._committer.submit(lambda c: leaser.take_due(c, terms, walk, limit, now))
 
     async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
         """See :meth:`Inbox.take_suspects`."""

@@ -11,7 +11,9 @@ from typing import Any, cast
 import apsw
 
 from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, DeliveryState, Due
+from .. import backlog
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
+from ..backlog import BacklogWalk
 from . import arrivals
 from .arrivals import placeholders
 from .schema import UNFINISHED
@@ -27,13 +29,33 @@ NOT (this.subject IS NOT NULL AND EXISTS (
         AND earlier.sequence < this.sequence))
 """
 
+_IS_WAITING = "state = 'received' AND lease_owner IS NULL AND next_attempt_at IS NULL"
+
 # All four columns of the index are compared for equality, so rows come in the order of arrival
-# without being sorted.
-_RECEIVED = f"""
-SELECT sequence {_OPEN} AND state = 'received' AND lease_owner IS NULL
-    AND next_attempt_at IS NULL AND {_FIRST_IN_LINE}
-ORDER BY sequence LIMIT :limit
+# without being sorted, and only so many are read as are wanted.
+_WAITING = f"""
+SELECT sequence, subject, tenant_id {_OPEN} AND {_IS_WAITING} AND sequence > :passed
+ORDER BY sequence LIMIT {backlog.WINDOW}
 """
+
+_RECEIVED = f"SELECT sequence FROM ({_WAITING}) AS this WHERE {_FIRST_IN_LINE} LIMIT :limit"
+
+_LAST_SEEN = f"""
+SELECT sequence {_OPEN} AND {_IS_WAITING} AND sequence > :passed
+ORDER BY sequence LIMIT 1 OFFSET {backlog.WINDOW - 1}
+"""
+
+# The first of the next lane: of the same subject and another tenant (the one without a tenant comes
+# before all), or of the next subject.
+_NEXT_LINE = f"""
+SELECT subject, tenant_id, sequence, queued = 1 AND {_IS_WAITING}
+FROM open INDEXED BY open_line WHERE subject IS NOT NULL AND {UNFINISHED} AND {{which}}
+ORDER BY subject, tenant_id, sequence LIMIT 1
+"""
+
+_FIRST_LINE = _NEXT_LINE.format(which="true")
+_NEXT_TENANT = _NEXT_LINE.format(which="subject = ? AND tenant_id > ?")
+_NEXT_SUBJECT = _NEXT_LINE.format(which="subject > ?")
 
 _RETRYING = f"""
 SELECT sequence {_OPEN} AND state = 'retrying' AND lease_owner IS NULL
@@ -135,19 +157,27 @@ WHERE {UNFINISHED} AND state = 'retrying' AND queued = 1
 """
 
 
-def take_due(connection: apsw.Connection, terms: LeaseTerms, limit: int, now: float) -> Due:
-    """Lease due deliveries, oldest arrival first."""
+def take_due(
+    connection: apsw.Connection, terms: LeaseTerms, walk: BacklogWalk, limit: int, now: float
+) -> Due:
+    """Lease due deliveries, oldest arrival first in each part of the backlog."""
     arrivals.settle(connection)
+    walk.begin(now)
     bindings = {
         # One more than wanted tells whether there are more.
         "limit": limit + 1,
         "now": now,
+        "passed": walk.passed,
         "owner": terms.owner,
         "farthest": now + terms.lease_seconds + CLOCK_SLACK_SECONDS,
     }
-    found: list[int] = []
+    found = _passed_by(connection, walk, limit + 1)
     for statement in (_RECEIVED, _RETRYING):
         found.extend(sequence for (sequence,) in connection.execute(statement, bindings))
+    last_seen = None
+    if len(found) <= limit:
+        last_seen = connection.execute(_LAST_SEEN, bindings).get
+        walk.end(last_seen, now=now)
     expired = [sequence for (sequence,) in connection.execute(_EXPIRED, bindings)]
     found = sorted(found + expired)
     # The owner has not renewed its lease: its process hangs or is gone, so a run of it counts as
@@ -157,7 +187,34 @@ def take_due(connection: apsw.Connection, terms: LeaseTerms, limit: int, now: fl
         connection.execute(f"{_TOUCH} WHERE sequence = ?", (sequence,))
     records, unbegun = _lease(connection, found[:limit], terms.owner, now + terms.lease_seconds)
     next_due_at = connection.execute(_NEXT_DUE, {"now": now}).get
-    return Due(records, len(found) > limit, next_due_at, unbegun)
+    more = len(found) > limit or walk.more(last_seen)
+    return Due(records, more, walk.until(next_due_at), unbegun)
+
+
+def _passed_by(connection: apsw.Connection, walk: BacklogWalk, limit: int) -> list[int]:
+    """Return the first deliveries of the next lanes, as far as the walk has passed them."""
+    found: list[int] = []
+    if walk.passed == 0:
+        return found
+    for _ in range(backlog.LANES):
+        lane = walk.lane
+        if lane is None:
+            row = connection.execute(_FIRST_LINE).get
+        else:
+            row = (
+                connection.execute(_NEXT_TENANT, lane).get
+                or connection.execute(_NEXT_SUBJECT, lane[:1]).get
+            )
+        if row is None:
+            walk.lane = None
+            break
+        subject, tenant_id, sequence, waits = row
+        walk.lane = (subject, tenant_id or "")
+        if waits and sequence <= walk.passed:
+            found.append(sequence)
+            if len(found) == limit:
+                break
+    return found
 
 
 def take_suspects(
