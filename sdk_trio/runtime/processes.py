@@ -620,6 +620,11 @@ class Processes:
             elif message.kind == "drained":
                 self.drained += message.drained
             if message.report is not None:
+                # The janitor is here, and the secrets that match are known there.
+                before = _matches_of(process.report)
+                for index, matches in _matches_of(message.report).items():
+                    if matches > before.get(index, 0):
+                        self._receiver.note_secret(index)
                 process.report = message.report
             for _, at, rejection in message.rejected:
                 self._receiver.rejected.add(rejection, at=at)
@@ -649,6 +654,15 @@ def _wait(
     popen.wait()
     with suppress(trio.RunFinishedError):
         token.run_sync_soon(ended.set)
+
+
+def _matches_of(report: ProcessReport) -> dict[int, float]:
+    """Return the matches of each of the host's secrets in a process."""
+    return {
+        int(labels[0][1]): value
+        for name, labels, value in report.samples
+        if name == "sdk_webhook_secret_matches_total"
+    }
 
 
 def _nothing() -> None:

@@ -339,6 +339,10 @@ class WebhookReceiver:
         """Note a request that the server refused before it came here."""
         self._rejections.note_request(status, reason, address)
 
+    def note_secret(self, index: int) -> None:
+        """Note that another process of this receiver has verified with the secret at ``index``."""
+        self._endpoint.secret_usage.note(index, self._clock())
+
     @property
     def unfinished(self) -> int:
         """Return how many events wait in memory or run in a worker; a drain waits for these."""
