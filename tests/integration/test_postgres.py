@@ -1,21 +1,17 @@
 """What the store on PostgreSQL promises beyond the contract of every store."""
 
 import random
-import shutil
-import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import trio
 from support.ports import free_port
-from support.postgres import PostgresServer, running_server
+from support.postgres import PostgresServer, pooled, running_server
 from support.postgres_work import add_finished, blocks, forget_blocks, work
 from support.waiting import until
 
@@ -772,28 +768,9 @@ async def test_no_statement_of_a_delivery_is_planned_for_its_values(database: Da
 
 @pytest.fixture
 def pooler(database: Database) -> Iterator[str]:
-    """PgBouncer in transaction mode with one connection to the server; its connection string."""
-    program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
-    if program is None:
-        pytest.skip("no pgbouncer is installed: apt-get install pgbouncer")
-    server = database.server
-    directory = Path(tempfile.mkdtemp(prefix="sdk-pooler-"))
-    directory.chmod(0o755)
-    port = free_port()
-    settings = directory / "pgbouncer.ini"
-    settings.write_text(
-        f"[databases]\n* = host={server.directory} user=owner\n[pgbouncer]\n"
-        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        "pool_mode = transaction\ndefault_pool_size = 2\n"
-    )
-    settings.chmod(0o644)
-    process = subprocess.Popen(
-        [program, str(settings)], user=server.user, stderr=subprocess.PIPE, cwd=directory
-    )
-    yield f"host=127.0.0.1 port={port} user=owner dbname={database.name}"
-    process.terminate()
-    process.communicate(timeout=30)
-    shutil.rmtree(directory)
+    """PgBouncer in transaction mode with two connections to the server; its connection string."""
+    with pooled(database.server, database.dsn, connections=2) as dsn:
+        yield dsn
 
 
 async def test_a_pooler_that_changes_connections_changes_nothing(
