@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -176,6 +176,22 @@ async def test_a_host_that_starts_takes_nothing_from_one_that_lives(database: Da
             assert await two.recover() == 0
         await one.finish("m1", Done(), now=1001)
         assert (await one.counts())[DeliveryState.DONE] == 1
+
+
+async def test_a_start_takes_what_its_dead_predecessor_and_the_processes_of_that_held(
+    database: Database,
+) -> None:
+    owners = ("dead", "dead.1", "dead.12", "deader", "other.dead.1")
+    async with AsyncExitStack() as stack:
+        for owner in owners:
+            inbox = await stack.enter_async_context(database.open(owner))
+            await inbox.accept(delivery(f"of {owner}"), leased=True)
+        await inbox.start("of other.dead.1", now=1000)
+        two = await stack.enter_async_context(database.open("two"))
+        assert await two.recover() == 0
+        assert await two.recover(dead="dead") == 3
+        left = database.execute("SELECT lease_owner FROM sdk_trio.work ORDER BY lease_owner")
+        assert [owner for (owner,) in left if owner] == ["deader", "other.dead.1"]
 
 
 async def test_what_a_dead_host_held_is_noticed_and_run_by_another(database: Database) -> None:
