@@ -21,7 +21,6 @@ import signal
 import socket
 import subprocess
 import threading
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -217,6 +216,7 @@ class Processes:
         self._processes: dict[int, _Process] = {}
         self._questions: dict[int, _Question] = {}
         self._asked = 0
+        self._owners = 0
         self._reloading = trio.Lock()
         self._first_ready = [trio.Event() for _ in range(command.count)]
         self._addresses: tuple[str, ...] = ()
@@ -373,7 +373,7 @@ class Processes:
 
     async def _keep(self, number: int, after_crash: bool) -> None:
         """Keep the process of one place running until the stop."""
-        owner = str(uuid.uuid4())
+        owner = self._new_owner()
         quick = 0
         while not self._stopping.is_set():
             # A process that begins during a reload would have neither the old nor the new settings
@@ -388,7 +388,7 @@ class Processes:
                 served = trio.current_time() - process.ready_at
             quick = 0 if served >= STEADY_SECONDS else quick + 1
             self._count_end(process, status, served)
-            owner = str(uuid.uuid4())
+            owner = self._new_owner()
             after_crash = await self._take_over(process.owner, owner)
             pause = pause_before(quick)
             _log.error(
@@ -401,6 +401,11 @@ class Processes:
             )
             with trio.move_on_after(pause):
                 await self._stopping.wait()
+
+    def _new_owner(self) -> str:
+        """Return a name that says whose process it is, so that the next supervisor knows it."""
+        self._owners += 1
+        return f"{self._receiver.owner}.{self._owners}"
 
     def _begin(self, number: int, owner: str, after_crash: bool) -> _Process:
         """Start a process. It must be called in the main thread, which lasts as long as this one.
@@ -620,6 +625,11 @@ class Processes:
             elif message.kind == "drained":
                 self.drained += message.drained
             if message.report is not None:
+                # The janitor is here, and the secrets that match are known there.
+                before = _matches_of(process.report)
+                for index, matches in _matches_of(message.report).items():
+                    if matches > before.get(index, 0):
+                        self._receiver.note_secret(index)
                 process.report = message.report
             for _, at, rejection in message.rejected:
                 self._receiver.rejected.add(rejection, at=at)
@@ -649,6 +659,15 @@ def _wait(
     popen.wait()
     with suppress(trio.RunFinishedError):
         token.run_sync_soon(ended.set)
+
+
+def _matches_of(report: ProcessReport) -> dict[int, float]:
+    """Return the matches of each of the host's secrets in a process."""
+    return {
+        int(labels[0][1]): value
+        for name, labels, value in report.samples
+        if name == "sdk_webhook_secret_matches_total"
+    }
 
 
 def _nothing() -> None:

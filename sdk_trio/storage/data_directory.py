@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import attrs
+
 from ..base.logs import get_logger
 from ..base.ownership import user_name
 from ..errors import EXIT_CONFIGURATION, StoreLockedError, StoreUnavailableError
@@ -38,6 +40,12 @@ LOCK_NAME = "runtime.lock"
 
 #: Name of the file with the process id of the lock's holder, for the error of a second process.
 PID_NAME = "runtime.pid"
+
+#: Name of the file with the owner of the leases that the runtime of this directory takes.
+OWNER_NAME = "runtime.owner"
+
+#: Changes with each start of the machine; Linux alone has it.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 #: Time to wait for another holder of the directory's lock, in seconds: systemd-tmpfiles takes it
 #: for a moment while it cleans, and skips directories that are locked.
@@ -221,8 +229,44 @@ def read_private(file: Path) -> str:
         return opened.read(_LARGEST_PRIVATE).decode("utf-8")
 
 
+@attrs.frozen
+class HeldDirectory:
+    """A data directory whose lock this process holds.
+
+    ``descriptor`` is that of the locked directory of the database; None: this system locks none.
+    """
+
+    path: Path
+    descriptor: int | None
+
+    def succeed(self, owner: str) -> str | None:
+        """Note the owner of this runtime's leases; return that of the runtime before, if any.
+
+        That runtime is dead for certain: it held the lock of this very directory, since the machine
+        was last started. A copy of the directory, or the same one on another machine, proves
+        nothing, because the runtime there may live; nor does one that this system does not lock.
+        """
+        file, before = self.path / OWNER_NAME, None
+        try:
+            boot = _BOOT_ID.read_text(encoding="ascii").strip()
+        except OSError:
+            return None
+        if self.descriptor is None:
+            return None
+        held = os.fstat(self.descriptor)
+        # While anybody lives who has it open, no other directory can have these numbers.
+        place = f"{boot} {held.st_dev} {held.st_ino}"
+        with suppress(OSError, ValueError):
+            noted, _, known = read_private(file).strip().rpartition(" ")
+            before = known if noted == place else None
+        # If it cannot be written, an older one stays, who is dead as well.
+        with suppress(OSError):
+            write_private(file, f"{place} {owner}\n")
+        return before
+
+
 @contextmanager
-def lock_data_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
+def lock_data_directory(path: str | os.PathLike[str]) -> Iterator[HeldDirectory]:
     """Hold the exclusive lock of the data directory ``path``, and create it if it is missing.
 
     The kernel releases the lock with the process, even after ``kill -9``.
@@ -249,40 +293,45 @@ def lock_data_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
             "for this user, or set Sdk:Storage:Path to a directory that is"
         ) from error
     try:
-        with _lock_database_directory(directory, pid_file):
-            yield from _announce_holder(directory, pid_file)
+        with _lock_database_directory(directory, pid_file) as descriptor:
+            yield from _announce_holder(HeldDirectory(directory, descriptor), pid_file)
     finally:
         lock.release()
 
 
-def _announce_holder(directory: Path, pid_file: Path) -> Iterator[Path]:
+def _announce_holder(held: HeldDirectory, pid_file: Path) -> Iterator[HeldDirectory]:
     try:
         with suppress(OSError):
             write_private(pid_file, f"{os.getpid()}\n")
-        yield directory
+        yield held
     finally:
         with suppress(OSError):
             pid_file.unlink()
 
 
 @contextmanager
-def _lock_database_directory(directory: Path, pid_file: Path) -> Iterator[None]:
-    """Hold the lock of the directory of the database, where the system has such a lock."""
+def _lock_database_directory(directory: Path, pid_file: Path) -> Iterator[int | None]:
+    """Hold the lock of the directory of the database, where the system has such a lock.
+
+    Yields the descriptor that holds it.
+    """
     if sys.platform == "win32":
-        yield
+        yield None
         return
     import fcntl
 
     try:
         descriptor = _open_database_directory(directory)
     except OSError:
-        yield  # one that cannot be read cannot be locked
+        yield None  # one that cannot be read cannot be locked
         return
+    locked = False
     try:
         deadline = time.monotonic() + CLEANER_SECONDS
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
                 break
             except OSError as error:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
@@ -292,7 +341,7 @@ def _lock_database_directory(directory: Path, pid_file: Path) -> Iterator[None]:
                         _in_use(directory, _holder(pid_file, descriptor))
                     ) from None
             time.sleep(0.05)
-        yield
+        yield descriptor if locked else None
     finally:
         os.close(descriptor)
 

@@ -177,8 +177,11 @@ class Inbox(Protocol):
         """
         ...
 
-    async def recover(self) -> int:
+    async def recover(self, *, dead: str | None = None) -> int:
         """Take away the leases of all other owners, known to be dead; return how many.
+
+        In a store that other hosts share, those are the leases that have expired, and those of the
+        owner ``dead`` and of its processes, whose names begin with its own and a dot.
 
         Runs that were cut short become ``received`` and queued, inline ones as well, so that our
         own workers finish them; their attempts stay counted, leave an attempt record, and count in

@@ -146,6 +146,10 @@ class WebhookReceiver:
         self._companion = companion
         self._share = share
         self._drain_wanted = trio.Event()
+        #: The name that holds this process's leases in the store.
+        self.owner: str = share.owner or str(uuid.uuid4())
+        # The owner of a runtime before this one that is known to be dead.
+        self._dead: str | None = None
         #: The number of deliveries of earlier processes that the start has taken over.
         self.recovered: int = 0
         self._rejections = Rejections(self.counters)
@@ -339,6 +343,10 @@ class WebhookReceiver:
         """Note a request that the server refused before it came here."""
         self._rejections.note_request(status, reason, address)
 
+    def note_secret(self, index: int) -> None:
+        """Note that another process of this receiver has verified with the secret at ``index``."""
+        self._endpoint.secret_usage.note(index, self._clock())
+
     @property
     def unfinished(self) -> int:
         """Return how many events wait in memory or run in a worker; a drain waits for these."""
@@ -390,7 +398,7 @@ class WebhookReceiver:
                 # Before anything new is accepted: take over the events that an earlier process
                 # claimed and did not finish. ``reschedule`` then corrects due times that lie too
                 # far ahead, because the clock was set back since they were decided.
-                self.recovered = await inbox.recover()
+                self.recovered = await inbox.recover(dead=self._dead)
                 await inbox.reschedule(now=self._clock())
             if self.recovered:
                 _log.warning("webhook.recovered", events=self.recovered)
@@ -417,11 +425,14 @@ class WebhookReceiver:
             return self._given_inbox, None, None
         share = self._share
         if share.singletons and self.settings.storage.backend is not StorageBackend.MEMORY:
-            stack.enter_context(lock_data_directory(self.settings.storage.path))
+            held = stack.enter_context(lock_data_directory(self.settings.storage.path))
+            if self.settings.storage.backend is StorageBackend.POSTGRES:
+                # In a file, all owners but this one are dead.
+                self._dead = held.succeed(self.owner)
         store = await stack.enter_async_context(
             open_store(
                 self.settings,
-                owner=share.owner or str(uuid.uuid4()),
+                owner=self.owner,
                 sole=share.singletons,
                 claims=share.deliveries,
                 in_turn=share is not WHOLE,

@@ -32,6 +32,12 @@ class SecretUsage:
         self._matches[index] += 1
         self._last_match[index] = now
 
+    def note(self, index: int, now: float) -> None:
+        """Note a match that another process of this receiver has counted."""
+        # A process may not have heard yet that there are fewer secrets.
+        if index < len(self._last_match):
+            self._last_match[index] = now
+
     def rearrange(self, positions: Sequence[int | None], now: float) -> None:
         """Take over a new list of secrets; ``positions[i]`` is the old index of secret ``i``.
 

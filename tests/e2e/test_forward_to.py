@@ -155,8 +155,9 @@ def to(url):
     return ("run", "--forward-to", url)
 
 
-def deliver(daemon, number, event="order.paid"):
-    signed = sign_delivery(event, {"id": f"o{number}"}, secret=SECRET, webhook_id=f"msg_{number}")
+def deliver(daemon, number, event="order.paid", subject=None):
+    data = {"id": subject or f"o{number}"}
+    signed = sign_delivery(event, data, secret=SECRET, webhook_id=f"msg_{number}")
     answer = httpx.post(f"{daemon.receiver}/hooks/sdk", content=signed.body, headers=signed.headers)
     assert answer.status_code == 200, answer
 
@@ -225,6 +226,8 @@ class Scripted(ThreadingHTTPServer):
         self.seconds = 0.0
         self.ids = []
         self.requests = []
+        self.at_work = []
+        self.most = 0
         Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -236,8 +239,12 @@ class _Answers(BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.requests.append((dict(self.headers), body))
+        subject = json.loads(body)["data"].get("id")
+        self.server.at_work.append(subject)
+        self.server.most = max(self.server.most, self.server.at_work.count(subject))
         self.server.ids.append(self.headers["webhook-id"])
         time.sleep(self.server.seconds)
+        self.server.at_work.remove(subject)
         self.send_response(self.server.answer)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -412,3 +419,41 @@ def test_doctor_says_whether_somebody_listens(place, scripted):
     told = {(one["where"], one["level"]): one["what"] for one in found}
     assert set(told) == {("route up", "warning"), ("route up", "ok"), ("route down", "problem")}
     assert "migration" in told["route up", "warning"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes share sockets")
+def test_several_processes_keep_the_order_of_a_route_and_its_pause(place, scripted):
+    place.environ["SDK__SERVER__PROCESSES"] = "2"
+    routes = [{"Name": "shop", "Url": scripted.url, "Ordered": True}]
+    place.environ["SDK__FORWARD__ROUTES"] = json.dumps(routes)
+    scripted.seconds = 0.02
+    with place.daemon() as daemon:
+
+        def told(event):
+            return {entry.get("process") for entry in daemon.logged(event)}
+
+        for number in range(12):
+            deliver(daemon, number, subject=f"s{number % 3}")
+        wait_until(lambda: states(place) == {"done": 12}, daemon.log.read_text)
+        assert place.run("routes", "pause", "shop").returncode == 0
+        wait_until(lambda: told("forward.paused") == {1, 2}, daemon.log.read_text)
+        before = len(scripted.ids)
+        for number in range(12, 24):
+            deliver(daemon, number, subject=f"s{number % 3}")
+        wait_until(lambda: states(place).get("retrying", 0) == 3, daemon.log.read_text)
+        state = httpx.get(f"{daemon.admin}/metrics", timeout=30).text
+        assert 'sdk_forward_route_state{route="shop"} 2' in state
+        assert len(scripted.ids) == before
+        assert place.run("routes", "resume", "shop").returncode == 0
+        wait_until(lambda: told("forward.resumed") == {1, 2}, daemon.log.read_text)
+        wait_until(lambda: states(place) == {"done": 24}, daemon.log.read_text)
+        # The application says for itself that it wants no more: the other process hears of it, too.
+        scripted.answer = 410
+        deliver(daemon, 24, subject="s0")
+        wait_until(lambda: len(daemon.logged("forward.paused")) == 4, daemon.log.read_text)
+        levels = [entry["level"] for entry in daemon.logged("forward.paused")]
+        assert sorted(levels) == ["error", "warning", "warning", "warning"]
+    assert scripted.most == 1, "two events of one subject were posted at once"
+    for subject in range(3):
+        posted = [int(name[4:]) for name in scripted.ids[:24] if int(name[4:]) % 3 == subject]
+        assert posted == sorted(posted)

@@ -2,7 +2,9 @@
 
 import collections
 import os
+import shutil
 import signal
+import sys
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
@@ -12,7 +14,8 @@ import pytest
 import trio
 from support.daemon import Daemon, Place
 from support.deliveries import SECRET
-from support.postgres import PostgresServer, binaries
+from support.postgres import PostgresServer, binaries, running_server
+from support.waiting import wait_until
 from support.wire import Wire
 
 from sdk_trio.testing import sign_delivery
@@ -223,3 +226,47 @@ async def test_a_standby_that_is_promoted_has_everything_that_was_acknowledged(
         await until(lambda: hosts.states() == {"done": len(ids)})
     repeated = [webhook_id for webhook_id, times in hosts.handled().items() if times > 1]
     assert len(repeated) < 60
+
+
+#: Each run writes down its start, and waits while there is a file "hold" in the host's directory.
+WAITING = APPLICATION.replace(
+    "    await trio.sleep(0.002)\n",
+    """    os.write(log, b"begun-" + event.webhook_id.encode() + b"\\n")
+    while os.path.exists("hold"):
+        await trio.sleep(0.01)
+""",
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no start knows who is dead")
+def test_a_host_that_starts_again_takes_back_what_it_held_and_nothing_of_one_that_lives(tmp_path):
+    hosts = Hosts(running_server(), running_server().fresh(), tmp_path / "handled")
+    one, copy = hosts.place("one"), hosts.place("copy")
+    for place in (one, copy):
+        (place.directory / "application.py").write_text(WAITING)
+        (place.directory / "hold").touch()
+    one.environ["SDK__SERVER__PROCESSES"] = "2"
+    with one.daemon("--app", "application:handlers") as daemon:
+        signed = sign_delivery("order.paid", secret=SECRET, webhook_id="m1")
+        request = urllib.request.Request(
+            f"{daemon.receiver}/hooks/sdk", signed.body, dict(signed.headers)
+        )
+        assert urllib.request.urlopen(request, timeout=30).status == 200
+        wait_until(lambda: hosts.handled()["begun-m1"] == 1, daemon.log.read_text)
+        before = hosts.leases()
+        assert list(before.values()) == [1]
+        # A host that stands still is alive: whoever has a copy of its directory takes nothing.
+        daemon.process.send_signal(signal.SIGSTOP)
+        shutil.copytree(one.data, copy.data)
+        with copy.daemon("--app", "application:handlers") as other:
+            assert not other.logged("webhook.recovered")
+            assert hosts.leases() == before
+        daemon.process.kill()
+        daemon.process.wait()
+    with one.daemon("--app", "application:handlers") as daemon:
+        # Not after the 75 s in which a lease expires that nobody renews.
+        (entry,) = daemon.logged("webhook.recovered")
+        assert entry["events"] == 1
+        (one.directory / "hold").unlink()
+        wait_until(lambda: hosts.handled()["m1"] == 1, daemon.log.read_text)
+    assert hosts.handled() == {"begun-m1": 2, "m1": 1}

@@ -12,7 +12,8 @@ import apsw
 import pytest
 import trio
 from support.command_line import CommandLine
-from support.postgres import open_inbox, running_server
+from support.postgres import open_inbox, pooled, running_server
+from support.waiting import until
 
 from sdk_trio import (
     MARKERS_SCHEMA,
@@ -26,7 +27,7 @@ from sdk_trio import (
     Transaction,
     first_time,
 )
-from sdk_trio.events import OrderPaidEvent
+from sdk_trio.events import Event, OrderCreatedEvent, OrderPaidEvent, RefundCreatedEvent
 from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.sqlite import committer
@@ -627,3 +628,69 @@ async def test_a_plain_function_finishes_its_event_from_its_thread(place: Place)
     async with running_app(handlers, place.settings()) as app:
         delivered = await app.deliver(OrderPaidEvent, expect="done")
         assert place.applied == [delivered.webhook_id]
+
+
+# -- a pooler in between -----------------------------------------------------------------------
+
+
+async def test_effects_are_applied_once_behind_a_pooler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place("postgres", tmp_path, monkeypatch)
+    place.execute(MARKERS_SCHEMA)
+    handlers = HandlerRegistry()
+    fails = set[str]()
+    pools: list[bool] = []
+
+    def apply(transaction: Transaction, event: Event[Any], kind: str) -> None:
+        pools.append(transaction.connection.pooled)
+        place.apply(transaction, f"{kind} {event.key}")
+        if event.key not in fails:  # every event fails once, after its effects
+            fails.add(event.key)
+            raise LookupError(event.key)
+
+    @handlers.on(OrderPaidEvent, enqueue=True, transaction=True)
+    def in_transaction(event: OrderPaidEvent, transaction: Transaction) -> None:
+        apply(transaction, event, "transaction")
+
+    @handlers.on(OrderCreatedEvent, enqueue=True)
+    async def finish(event: OrderCreatedEvent, services: Services) -> None:
+        await services.finish(event, lambda transaction: apply(transaction, event, "finish"))
+
+    @handlers.on(RefundCreatedEvent, enqueue=True)
+    def mark(event: RefundCreatedEvent) -> None:
+        import psycopg
+
+        with psycopg.connect(pooler, prepare_threshold=None) as connection:
+            if first_time(connection, event):
+                connection.execute("INSERT INTO app_effect VALUES (%s)", (f"mark {event.key}",))
+        if event.key not in fails:  # after the commit: the second run applies nothing
+            fails.add(event.key)
+            raise LookupError(event.key)
+
+    # Fewer connections than handlers at once: they and the store take turns in the pooler.
+    with pooled(running_server(), place.dsn, connections=2) as pooler:
+        monkeypatch.setenv("SDK_POSTGRES_DSN", pooler)
+        await until(partial(answers, pooler))
+        settings = place.settings(**{"Webhooks:Queue:RetryBaseSeconds": 0.05})
+        async with running_app(handlers, settings) as app:
+            kinds = {"transaction": OrderPaidEvent, "finish": OrderCreatedEvent}
+            wanted = []
+            for kind, type_ in {**kinds, "mark": RefundCreatedEvent}.items():
+                for number in range(4):
+                    sent = app.sign(type_, webhook_id=f"{kind}-{number}")
+                    assert (await app.deliver(sent, settle=False)).status == 200
+                    wanted.append(f"{kind} {kind}-{number}")
+            with trio.fail_after(60):
+                while (await app.store.counts())[DeliveryState.DONE] < len(wanted):
+                    await trio.sleep(0.02)
+            assert place.applied == sorted(wanted)
+    assert pools == [True] * 16
+
+
+def answers(dsn: str) -> bool:
+    import psycopg
+
+    with suppress(psycopg.OperationalError), psycopg.connect(dsn):
+        return True
+    return False

@@ -1,21 +1,17 @@
 """What the store on PostgreSQL promises beyond the contract of every store."""
 
 import random
-import shutil
-import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import trio
 from support.ports import free_port
-from support.postgres import PostgresServer, running_server
+from support.postgres import PostgresServer, pooled, running_server
 from support.postgres_work import add_finished, blocks, forget_blocks, work
 from support.waiting import until
 
@@ -180,6 +176,22 @@ async def test_a_host_that_starts_takes_nothing_from_one_that_lives(database: Da
             assert await two.recover() == 0
         await one.finish("m1", Done(), now=1001)
         assert (await one.counts())[DeliveryState.DONE] == 1
+
+
+async def test_a_start_takes_what_its_dead_predecessor_and_the_processes_of_that_held(
+    database: Database,
+) -> None:
+    owners = ("dead", "dead.1", "dead.12", "deader", "other.dead.1")
+    async with AsyncExitStack() as stack:
+        for owner in owners:
+            inbox = await stack.enter_async_context(database.open(owner))
+            await inbox.accept(delivery(f"of {owner}"), leased=True)
+        await inbox.start("of other.dead.1", now=1000)
+        two = await stack.enter_async_context(database.open("two"))
+        assert await two.recover() == 0
+        assert await two.recover(dead="dead") == 3
+        left = database.execute("SELECT lease_owner FROM sdk_trio.work ORDER BY lease_owner")
+        assert [owner for (owner,) in left if owner] == ["deader", "other.dead.1"]
 
 
 async def test_what_a_dead_host_held_is_noticed_and_run_by_another(database: Database) -> None:
@@ -772,28 +784,9 @@ async def test_no_statement_of_a_delivery_is_planned_for_its_values(database: Da
 
 @pytest.fixture
 def pooler(database: Database) -> Iterator[str]:
-    """PgBouncer in transaction mode with one connection to the server; its connection string."""
-    program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
-    if program is None:
-        pytest.skip("no pgbouncer is installed: apt-get install pgbouncer")
-    server = database.server
-    directory = Path(tempfile.mkdtemp(prefix="sdk-pooler-"))
-    directory.chmod(0o755)
-    port = free_port()
-    settings = directory / "pgbouncer.ini"
-    settings.write_text(
-        f"[databases]\n* = host={server.directory} user=owner\n[pgbouncer]\n"
-        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        "pool_mode = transaction\ndefault_pool_size = 2\n"
-    )
-    settings.chmod(0o644)
-    process = subprocess.Popen(
-        [program, str(settings)], user=server.user, stderr=subprocess.PIPE, cwd=directory
-    )
-    yield f"host=127.0.0.1 port={port} user=owner dbname={database.name}"
-    process.terminate()
-    process.communicate(timeout=30)
-    shutil.rmtree(directory)
+    """PgBouncer in transaction mode with two connections to the server; its connection string."""
+    with pooled(database.server, database.dsn, connections=2) as dsn:
+        yield dsn
 
 
 async def test_a_pooler_that_changes_connections_changes_nothing(

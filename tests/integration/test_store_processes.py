@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from sdk_trio.errors import (
     StoreUnavailableError,
 )
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, NewDelivery
+from sdk_trio.storage import data_directory
 from sdk_trio.storage.data_directory import create_data_directory, lock_data_directory
 from sdk_trio.storage.open import open_inbox
 from sdk_trio.storage.sqlite import connect
@@ -294,7 +296,8 @@ def test_a_command_changes_no_store_under_a_runtime_of_an_earlier_version(tmp_pa
 
 async def test_who_holds_the_lock_may_bring_its_store_up_to_date(tmp_path: Path) -> None:
     """As the upgrade from a single tenant does, which is a command."""
-    with lock_data_directory(tmp_path / "data") as directory:
+    with lock_data_directory(tmp_path / "data") as held:
+        directory = held.path
         make_store_seven(directory / "inbox.db")
         async with open_inbox(settings(StorageBackend.SQLITE, directory), owner="one") as inbox:
             assert sum((await inbox.counts()).values()) == 11
@@ -354,9 +357,37 @@ def test_a_directory_that_cannot_be_made_says_so(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no start knows who is dead")
+def test_the_owner_before_is_dead_for_sure_in_the_same_directory_since_the_same_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    with lock_data_directory(data) as held:
+        assert held.succeed("one") is None
+    with lock_data_directory(data) as held:
+        assert held.succeed("two") == "one"
+        shutil.copytree(data, copy)
+        with lock_data_directory(copy) as other:
+            assert other.succeed("of the copy") is None, "the owner in the original may live"
+    with monkeypatch.context() as patched:
+        (tmp_path / "boot").write_text("another\n")
+        patched.setattr(data_directory, "_BOOT_ID", tmp_path / "boot")
+        with lock_data_directory(data) as held:
+            assert held.succeed("three") is None, "it may live on the machine that has it as well"
+        patched.setattr(data_directory, "_BOOT_ID", tmp_path / "none")
+        with lock_data_directory(data) as held:
+            assert held.succeed("four") is None
+    (data / data_directory.OWNER_NAME).write_bytes(b"\xff")
+    with lock_data_directory(data) as held:
+        assert held.succeed("five") is None
+    with lock_data_directory(data) as held:
+        assert attrs.evolve(held, descriptor=None).succeed("six") is None
+        assert held.succeed("seven") == "five"
+
+
 def test_a_locked_directory_names_itself_and_its_holder(tmp_path: Path) -> None:
-    with lock_data_directory(tmp_path) as directory:
-        with pytest.raises(StoreLockedError) as caught, lock_data_directory(directory):
+    with lock_data_directory(tmp_path):
+        with pytest.raises(StoreLockedError) as caught, lock_data_directory(tmp_path):
             pass
         assert str(tmp_path) in str(caught.value)
         assert str(os.getpid()) in str(caught.value)

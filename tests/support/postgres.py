@@ -9,10 +9,14 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .ports import free_port
 
 _NUMBERS = itertools.count()
 
@@ -196,6 +200,33 @@ def remove_server() -> None:
     """Remove what :func:`running_server` has started."""
     if running_server.cache_info().currsize:
         running_server().remove()
+
+
+@contextmanager
+def pooled(server: PostgresServer, dsn: str, *, connections: int) -> Iterator[str]:
+    """PgBouncer in transaction mode before the server; yields a connection string for ``dsn``."""
+    program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
+    if program is None:
+        pytest.skip("no pgbouncer is installed: apt-get install pgbouncer")
+    directory = Path(tempfile.mkdtemp(prefix="sdk-pooler-"))
+    directory.chmod(0o755)
+    port = free_port()
+    settings = directory / "pgbouncer.ini"
+    settings.write_text(
+        f"[databases]\n* = host={server.directory} user=owner\n[pgbouncer]\n"
+        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+        f"pool_mode = transaction\ndefault_pool_size = {connections}\n"
+    )
+    settings.chmod(0o644)
+    process = subprocess.Popen(
+        [program, str(settings)], user=server.user, stderr=subprocess.PIPE, cwd=directory
+    )
+    try:
+        yield f"host=127.0.0.1 port={port} user=owner dbname={dsn.rpartition('=')[2]}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+        shutil.rmtree(directory)
 
 
 async def open_inbox(place: Path, *, owner: str, **terms: float) -> Any:

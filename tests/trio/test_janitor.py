@@ -1,11 +1,19 @@
 """Retention and the report of idle secrets, once an hour, on virtual time."""
 
-import trio
-from support.deliveries import arrival, memory_inbox
+import socket
+from typing import Any, cast
 
+import trio
+from support.deliveries import SECRET, arrival, memory_inbox
+
+from sdk_trio.config import Settings
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Done
+from sdk_trio.runtime.processes import Processes, WorkerCommand, _Process
+from sdk_trio.runtime.worker import FromProcess, MessageSocket, ProcessReport, encoded, framed
+from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
 from sdk_trio.webhooks.janitor import Janitor
+from sdk_trio.webhooks.receiver import Share
 from sdk_trio.webhooks.secret_usage import SecretUsage
 
 DAY = 86_400.0
@@ -40,6 +48,45 @@ async def test_a_secret_that_matches_no_longer_is_reported_once_a_day(autojump_c
     await run_for(3 * DAY, memory_inbox(), SecretUsage(2, trio.current_time()), deliver_with=0)
     reports = [r.sdk for r in caplog.records if r.getMessage().startswith("webhook.secret_unused")]
     assert [fields["index"] for _, fields in reports] == [1, 1, 1]
+
+
+async def test_what_several_processes_verify_with_counts_for_all_of_them(autojump_clock, caplog):
+    others = [SECRET[:-4] + end for end in ("aaaa", "bbbb")]
+    keys = {"Webhooks:Secret": SECRET, "Webhooks:Secrets": others}
+    settings = Settings.from_mapping(keys, standalone=True)
+    now = trio.current_time
+    share = Share(deliveries=False)
+    receiver = WebhookReceiver(settings, HandlerRegistry(), clock=now, share=share)
+    command = WorkerCommand((), 2, end_seconds=1, forced_end_seconds=1)
+    processes = Processes(settings, command, receiver)
+
+    async def report(number: int, *matches: int) -> None:
+        """Have a process report once more, over a real pair of sockets."""
+        ours, theirs = socket.socketpair()
+        samples = [
+            ("sdk_webhook_secret_matches_total", [("index", str(index))], float(count))
+            for index, count in enumerate(matches)
+        ]
+        message = FromProcess("report", report=ProcessReport(samples=samples))
+        with theirs:
+            theirs.sendall(framed(encoded(message)))
+        process = known[number]
+        process.messages = MessageSocket(ours)
+        await processes._receive(process)
+        process.messages.close()
+
+    known = {number: _Process(number, "", settings, *cast("Any", [None] * 4)) for number in (1, 2)}
+    janitor = Janitor(memory_inbox(), receiver._endpoint.secret_usage, clock=now)
+    with trio.move_on_after(1.5 * DAY):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(janitor.run)
+            for hour in range(100):
+                # Each process alone sees two of the three; the third is used by nobody.
+                await report(1, hour + 1, 0, 0)
+                await report(2, 1, hour + 1, 0)
+                await trio.sleep(3600)
+    reports = [r.sdk for r in caplog.records if r.getMessage().startswith("webhook.secret_unused")]
+    assert [fields["index"] for _, fields in reports] == [2]
 
 
 async def test_a_store_that_fails_does_not_end_the_janitor(autojump_clock):

@@ -617,7 +617,7 @@ class MemoryInbox(MemoryBackend):
             last_error=PROCESS_ENDED,
         )
 
-    async def recover(self) -> int:
+    async def recover(self, *, dead: str | None = None) -> int:
         """See :meth:`Inbox.recover`."""
         await self._begin()
         taken = [

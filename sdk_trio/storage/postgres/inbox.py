@@ -253,10 +253,10 @@ class PostgresInbox:
         """See :meth:`Inbox.reschedule`."""
         return await self._commits.submit(lambda c: leases.reschedule(c, now))
 
-    async def recover(self) -> int:
-        """See :meth:`Inbox.recover`; in a shared store only leases that have expired are taken."""
+    async def recover(self, *, dead: str | None = None) -> int:
+        """See :meth:`Inbox.recover`."""
         terms = self._terms
-        return await self._commits.submit(lambda c: leases.recover(c, terms))
+        return await self._commits.submit(lambda c: leases.recover(c, terms, dead))
 
     async def take_over(self, owner: str, *, heir: str, now: float) -> int:
         """See :meth:`Inbox.take_over`."""

@@ -108,7 +108,8 @@ UPDATE work SET lease_until = {CLOCK} + %(seconds)s WHERE sequence IN (
 _HELD = f"""
 SELECT sequence, state FROM work
 WHERE {UNFINISHED} AND lease_owner IS NOT NULL AND lease_owner <> %(owner)s
-    AND (NOT %(shared)s OR ({_HAS_EXPIRED}))
+    AND (NOT %(shared)s OR ({_HAS_EXPIRED}) OR lease_owner = %(dead)s
+        OR starts_with(lease_owner, %(dead)s || '.'))
 FOR UPDATE SKIP LOCKED
 """
 
@@ -252,9 +253,12 @@ def renew(connection: StoreConnection, terms: SharedTerms, now: float) -> None:
     connection.execute(_RENEW, terms.values(now))
 
 
-def recover(connection: StoreConnection, terms: SharedTerms) -> int:
-    """Take away the leases of other owners, in a shared store the expired ones; count them."""
-    values = terms.values(0.0, shared=terms.shared)
+def recover(connection: StoreConnection, terms: SharedTerms, dead: str | None) -> int:
+    """Take away the leases of other owners, and count them.
+
+    In a shared store those that have expired, and those of ``dead`` and of its processes.
+    """
+    values = terms.values(0.0, shared=terms.shared, dead=dead)
     held = connection.execute(_HELD, values).fetchall()
     sequences = [sequence for sequence, _ in held]
     # If the dead process held nothing else, this run has ended it, and needs no quarantine to prove

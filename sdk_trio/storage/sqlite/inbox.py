@@ -484,7 +484,7 @@ class SqliteInbox:
         """See :meth:`Inbox.reschedule`."""
         return await self._committer.submit(lambda c: leaser.reschedule(c, now))
 
-    async def recover(self) -> int:
+    async def recover(self, *, dead: str | None = None) -> int:
         """See :meth:`Inbox.recover`."""
         terms = self._terms
         return await self._committer.submit(lambda c: leaser.recover(c, terms))
