@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urlencode
 
 import attrs
+import msgspec
 import trio
 
 from ..config.show import SettingRow
@@ -231,7 +232,7 @@ class ConsoleAnswerer:
     async def settings(self) -> Reply:
         """Return every setting with its origin."""
         await trio.lowlevel.checkpoint()
-        return document(200, [attrs.asdict(row) for row in self._source.settings()])
+        return document(200, [msgspec.structs.asdict(row) for row in self._source.settings()])
 
     async def replication(self) -> Reply:
         """Return how replication stands, with the age of its verification."""

@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any
 
 import attrs
+import msgspec
 
 from .._version import __version__
 from ..errors import EXIT_CONFIGURATION
@@ -206,7 +207,7 @@ def show(arguments: Namespace) -> int:
     rows = describe(settings, loaded.origins)
     chosen = [row for row in rows if arguments.all or row.origin != DEFAULT_ORIGIN]
     print_rows(
-        [attrs.asdict(row) for row in chosen],
+        [msgspec.structs.asdict(row) for row in chosen],
         ("key", "value", "origin"),
         as_json=arguments.format == "json",
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import attrs
+import msgspec
 
 from ..config import Settings
 from ..config.check import check
@@ -80,7 +81,7 @@ def _replaced(section: Any, attributes: tuple[str, ...], value: Any) -> Any:
     first, *rest = attributes
     if rest:
         value = _replaced(getattr(section, first), tuple(rest), value)
-    return attrs.evolve(section, **{first: value})
+    return msgspec.structs.replace(section, **{first: value})
 
 
 @attrs.frozen

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 import attrs
+import msgspec
 import trio
 
 from ..base.logs import get_logger
@@ -120,10 +121,10 @@ def with_inherited_sockets(settings: Settings, sockets: Sequence[str]) -> Settin
         admin = found[0] if found else admin
     if problems:
         raise OptionsValidationError(problems)
-    return attrs.evolve(
+    return msgspec.structs.replace(
         settings,
-        server=attrs.evolve(settings.server, bind=tuple(bind)),
-        admin=attrs.evolve(settings.admin, bind=admin),
+        server=msgspec.structs.replace(settings.server, bind=tuple(bind)),
+        admin=msgspec.structs.replace(settings.admin, bind=admin),
     )
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeAlias
 
 import attrs
+import msgspec
 
 from ...errors import EXIT_CONFIGURATION, EXIT_FAILURE, SdkError
 from ..parse import REFERENCE, add_dev, add_format, describing
@@ -101,8 +102,10 @@ def _with_dev_secret(settings: Settings, report: Report) -> Settings:
     if secret is None:
         report.note(settings.storage.path, "'dev' has not been started here yet", "sdk-trio dev")
         return settings
-    webhooks = attrs.evolve(settings.webhooks, secret=secret, secrets=settings.webhooks.all_secrets)
-    return attrs.evolve(settings, webhooks=webhooks)
+    webhooks = msgspec.structs.replace(
+        settings.webhooks, secret=secret, secrets=settings.webhooks.all_secrets
+    )
+    return msgspec.structs.replace(settings, webhooks=webhooks)
 
 
 @attrs.define
