@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from contextlib import suppress
 from typing import Final
 
-import attrs
 import msgspec
 import trio
 
@@ -59,8 +58,7 @@ PATIENCE_SECONDS = 5.0
 RETRY_SECONDS = 0.05
 
 
-@attrs.frozen
-class ServiceEnvironment:
+class ServiceEnvironment(msgspec.Struct, frozen=True):
     """The requests of the service manager, and the sockets that it passes.
 
     ``notify_socket`` is the path of its socket, or begins with @ for an abstract one; None: it
