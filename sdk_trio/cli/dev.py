@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from .parse import (
     REFERENCE,
     UsageError,
@@ -29,6 +27,7 @@ from .parse import (
 )
 
 if not describing():
+    import msgspec
     import trio
 
     from ..admin.access import AdminToken

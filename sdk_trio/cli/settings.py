@@ -14,13 +14,14 @@ from importlib import resources
 from typing import Any
 
 import attrs
-import msgspec
 
 from .._version import __version__
 from ..errors import EXIT_CONFIGURATION
 from .parse import UsageError, add_dev, add_format, describing
 
 if not describing():
+    import msgspec
+
     from ..config import (
         Loaded,
         Secret,

@@ -14,13 +14,13 @@ from functools import partial
 from typing import TypeAlias
 
 import attrs
-import msgspec
 
 from ...errors import EXIT_CONFIGURATION, EXIT_FAILURE, SdkError
 from ..parse import REFERENCE, add_dev, add_format, describing
 from . import Finding, Level, Report, ranked
 
 if not describing():
+    import msgspec
     import trio
 
     from ...config import Loaded, Settings, StorageBackend
