@@ -3,6 +3,7 @@
 Each import here costs a start; the signals are taken before everything else is imported.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -39,6 +40,9 @@ def main() -> int:
     callback of an import is printed and forgotten.
     """
     _open_standard_streams()
+    # Nothing of the imports is garbage that could wait no longer: each command turns the collector
+    # on again after them.
+    gc.disable()
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) is signal.SIG_DFL:
         signal.signal(hangup, HeldSignal())

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import attrs
+import msgspec
 import trio
 
 from ..base.logs import get_logger
@@ -33,8 +34,7 @@ from ..errors import StoreUnavailableError
 from ..storage.data_directory import create_data_directory, open_private
 
 
-@attrs.frozen
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """Why a request is refused: the status and a sentence for who sent it.
 
     ``guessed`` says that a token was given and is wrong.

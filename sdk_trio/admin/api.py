@@ -16,7 +16,6 @@ from datetime import datetime
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
-import attrs
 import msgspec
 import trio
 
@@ -82,8 +81,7 @@ class BadQueryError(ValueError):
 # change: events that arrive meanwhile shift no page.
 
 
-@attrs.frozen
-class ListQuery:
+class ListQuery(msgspec.Struct, frozen=True):
     """The filter and the order of ``GET /api/events``.
 
     ``tenant`` is an identifier or an id; ``since`` and ``until`` are Unix seconds, the latter not
@@ -102,8 +100,7 @@ class ListQuery:
     order: Literal["newest", "oldest"] = "newest"
 
 
-@attrs.frozen
-class ReplayOrder:
+class ReplayOrder(msgspec.Struct, frozen=True):
     """The order of ``POST /api/events/replay``: events by id, or those of a state.
 
     ``error`` is a group of :func:`error_group`; ``after`` is where the last answer stopped;
@@ -150,7 +147,7 @@ def parse_list(query: bytes) -> ListQuery:
     Raises:
         BadQueryError: a parameter is unknown, given twice, or has a value that it does not take.
     """
-    given = parameters(query, tuple(field.name for field in attrs.fields(ListQuery)))
+    given = parameters(query, ListQuery.__struct_fields__)
     state, order = given.get("state"), given.get("order")
     if state is not None and state not in set(DeliveryState):
         raise BadQueryError(f"state takes one of {', '.join(DeliveryState)}")
@@ -193,7 +190,9 @@ def parse_replay(body: bytes) -> ReplayOrder:
         BadQueryError: it is no JSON object of that form.
     """
     order: ReplayOrder = parse_order(body, ReplayOrder)
-    given = {name: value for name, value in attrs.asdict(order).items() if value is not None}
+    given = {
+        name: value for name, value in msgspec.structs.asdict(order).items() if value is not None
+    }
     if (order.ids is None) == (order.state is None):
         raise BadQueryError("give ids, or a state (dead, parked or retrying); not both")
     chosen = [name for name in (*FILTER[1:], "after", "confirm") if name in given]
@@ -222,7 +221,7 @@ def parse_order(body: bytes, kind: type[Any]) -> Any:
     """
     try:
         given = msgspec.json.decode(body, type=dict[str, Any])
-        names = [field.name for field in attrs.fields(kind)]
+        names = kind.__struct_fields__
         # A misspelt field would otherwise choose every event of a state.
         if unknown := given.keys() - set(names):
             raise BadQueryError(f"the body takes {', '.join(names)}; not {min(unknown)}")
@@ -304,8 +303,7 @@ def parse_moment(given: Mapping[str, str], name: str) -> float | None:
     )
 
 
-@attrs.frozen
-class PageOfEvents:
+class PageOfEvents(msgspec.Struct, frozen=True):
     """Some events in the order that was asked for; ``links`` are queries by their relation."""
 
     records: Sequence[DeliveryRecord]
@@ -360,7 +358,7 @@ def link_header(path: str, links: dict[str, str]) -> str:
 
 
 def _query(query: ListQuery, cursors: dict[str, int]) -> str:
-    given = attrs.asdict(query) | {"after": None, "before": None} | cursors
+    given = msgspec.structs.asdict(query) | {"after": None, "before": None} | cursors
     return urlencode({name: _text(value) for name, value in given.items() if value is not None})
 
 
@@ -381,8 +379,7 @@ EVENTS = "/api/events"
 USUAL_ACTOR = "admin token"
 
 
-@attrs.frozen
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """One answer: its status, its body and its type."""
 
     status: int
@@ -413,8 +410,7 @@ def problem(status: int, reason: str, *extra: tuple[bytes, bytes]) -> Reply:
     return document(status, {"error": reason}, *extra)
 
 
-@attrs.frozen
-class OrderedAction:
+class OrderedAction(msgspec.Struct, frozen=True):
     """One action that somebody ordered here: what, by whom, from where, and of what."""
 
     at: float
@@ -457,11 +453,10 @@ class Actions:
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the last actions as JSON, newest first."""
-        return [attrs.asdict(action) for action in reversed(self._kept)]
+        return [msgspec.structs.asdict(action) for action in reversed(self._kept)]
 
 
-@attrs.frozen
-class _Chosen:
+class _Chosen(msgspec.Struct, frozen=True):
     """The events that an order means, as far as one call goes; ``after`` is where to go on."""
 
     candidates: Sequence[ReplayCandidate]
@@ -626,7 +621,7 @@ class EventAnswerer:
         """Return the events of an order: at most :data:`LARGEST_REPLAY`, of a dry run all."""
         if order.state is None:
             return _Chosen(await find_named(self._inbox, order.ids or ()))
-        given = attrs.asdict(order)
+        given = msgspec.structs.asdict(order)
         largest = LARGEST_COUNT if order.dry_run else LARGEST_REPLAY
         tenant_id = await self.tenant_id(order.tenant)
         found: list[ReplayCandidate] = []

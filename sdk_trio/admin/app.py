@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 import trio
 
 from ..base.http import PASSED_ON, UPGRADE, Receive, Scope, Send
@@ -119,8 +120,7 @@ def checks_document(checks: Sequence[Check], *, details: bool) -> list[dict[str,
     ]
 
 
-@attrs.frozen
-class _Request:
+class _Request(msgspec.Struct, frozen=True):
     """The parts of a request that routes look at."""
 
     method: str
@@ -132,8 +132,7 @@ class _Request:
     here: bool = False
 
 
-@attrs.frozen
-class _Route:
+class _Route(msgspec.Struct, frozen=True):
     """An address: what answers it, in which time, and whether it changes something."""
 
     answer: Callable[[], Awaitable[Reply]]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urlencode
 
 import attrs
+import msgspec
 import trio
 
 from ..config.show import SettingRow
@@ -161,8 +162,7 @@ class ConsoleSource(Protocol):
         ...
 
 
-@attrs.frozen
-class TransitionOrder:
+class TransitionOrder(msgspec.Struct, frozen=True):
     """The order of ``POST /api/tenants/{tenant}/transition``."""
 
     transition: Literal["Suspended", "Reactivated", "Deactivated"]
@@ -171,25 +171,22 @@ class TransitionOrder:
     actor: str | None = None
 
 
-@attrs.frozen
-class RetryOrder:
+class RetryOrder(msgspec.Struct, frozen=True):
     """The order of ``POST /api/notifications/retry``: messages by their ids."""
 
     ids: list[str]
     actor: str | None = None
 
 
-@attrs.frozen
-class TriggerOrder:
+class TriggerOrder(msgspec.Struct, frozen=True):
     """The order of ``POST /api/events/trigger``: ``data`` is merged into the sample's."""
 
     type: str
-    data: dict[str, Any] = attrs.Factory(dict)
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
     actor: str | None = None
 
 
-@attrs.frozen
-class SecretOrder:
+class SecretOrder(msgspec.Struct, frozen=True):
     """The order of ``POST /api/relay/secret``."""
 
     actor: str | None = None
@@ -231,7 +228,7 @@ class ConsoleAnswerer:
     async def settings(self) -> Reply:
         """Return every setting with its origin."""
         await trio.lowlevel.checkpoint()
-        return document(200, [attrs.asdict(row) for row in self._source.settings()])
+        return document(200, [msgspec.structs.asdict(row) for row in self._source.settings()])
 
     async def replication(self) -> Reply:
         """Return how replication stands, with the age of its verification."""

@@ -7,7 +7,7 @@ this table. A sample of a name that is not here is not shown, so that nothing un
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
-import attrs
+import msgspec
 
 from ..base.telemetry import Labels, Sample
 
@@ -26,8 +26,7 @@ _NAMED: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
-@attrs.frozen
-class Metric:
+class Metric(msgspec.Struct, frozen=True):
     """One metric; ``help`` is one line for people, ``labels`` the names of its labels.
 
     ``across``: the rule by which several processes are shown as one. Counts add up. A state does

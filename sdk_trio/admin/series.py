@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-import attrs
+import msgspec
 
 from ..base.telemetry import Sample
 
@@ -35,8 +35,7 @@ _SECONDS = "sdk_webhook_handler_seconds_bucket"
 _DEPTH = "sdk_queue_depth"
 
 
-@attrs.frozen
-class Totals:
+class Totals(msgspec.Struct, frozen=True):
     """The totals of one moment: deliveries by result, runs by the upper end of their bucket."""
 
     results: Mapping[str, float]

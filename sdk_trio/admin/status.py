@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import attrs
+import msgspec
 import trio
 
 from ..base.bell import Bell, Flag
@@ -97,16 +97,14 @@ class RunningProgram(Protocol):
         ...
 
 
-@attrs.frozen
-class StatusProviders:
+class StatusProviders(msgspec.Struct, frozen=True):
     """The functions that report on the parts; each part adds its own to the lists."""
 
-    checks: list[CheckSource] = attrs.Factory(list)
-    samples: list[SampleSource] = attrs.Factory(list)
+    checks: list[CheckSource] = msgspec.field(default_factory=list)
+    samples: list[SampleSource] = msgspec.field(default_factory=list)
 
 
-@attrs.frozen
-class Figures:
+class Figures(msgspec.Struct, frozen=True):
     """Counts: events by state, arrival of the oldest waiting event, tenants by status.
 
     ``disk`` has the free bytes of the store's file system and all of them, None without a disk.

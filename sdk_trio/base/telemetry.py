@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 
 from .._version import __version__
 from .lru import Lru
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 Labels = tuple[tuple[str, str], ...]
 
 
-@attrs.frozen
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One value of a metric: its name, its labels in order, and the value now."""
 
     name: str
@@ -37,8 +36,7 @@ class Sample:
     value: float
 
 
-@attrs.frozen
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """The health of one part: ``ok`` False makes the process unready, ``degraded`` does not.
 
     ``detail`` is one line for people: the reason, or the figures. It holds no secret.

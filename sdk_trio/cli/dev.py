@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from .parse import (
     REFERENCE,
     UsageError,
@@ -29,6 +27,7 @@ from .parse import (
 )
 
 if not describing():
+    import msgspec
     import trio
 
     from ..admin.access import AdminToken
@@ -251,7 +250,7 @@ def _for_development(loaded: Loaded) -> Settings:
     Configured secrets stay valid. A port is changed only if the user has not chosen it.
     """
     settings = loaded.require()
-    webhooks = attrs.evolve(
+    webhooks = msgspec.structs.replace(
         settings.webhooks,
         # First, because the first one signs what `events trigger` sends.
         secret=provide_dev_secret(settings.storage.path),
@@ -260,14 +259,14 @@ def _for_development(loaded: Loaded) -> Settings:
     server = settings.server
     if server.processes != 1:
         say("note: Sdk:Server:Processes is for 'run': 'dev' is one process")
-        server = attrs.evolve(server, processes=1)
+        server = msgspec.structs.replace(server, processes=1)
     # Whoever chose a port wants that port, and is told that it is taken.
     if _BIND not in loaded.origins:
-        server = attrs.evolve(server, bind=tuple(map(_free_address, server.bind)))
+        server = msgspec.structs.replace(server, bind=tuple(map(_free_address, server.bind)))
     admin = settings.admin
     if _ADMIN_BIND not in loaded.origins:
-        admin = attrs.evolve(admin, bind=_free_address(admin.bind))
-    return attrs.evolve(settings, webhooks=webhooks, server=server, admin=admin)
+        admin = msgspec.structs.replace(admin, bind=_free_address(admin.bind))
+    return msgspec.structs.replace(settings, webhooks=webhooks, server=server, admin=admin)
 
 
 def _free_address(address: str) -> str:

@@ -3,6 +3,7 @@
 docs/reference/command-line.md lists the statuses.
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -20,8 +21,8 @@ PIPE_CLOSED = 141
 #: Commands for which HUP means reload; it never ends them, however early it comes.
 OBEYING = ("run", "replication run")
 
-#: Commands that give INT back to Python themselves, when their event loop begins: until then it
-#: interrupts imports, of the application's modules, too.
+#: Commands that give INT back to Python, and begin to collect garbage, themselves when their event
+#: loop begins: until then it interrupts imports, of the application's modules, too.
 SERVING = ("run", "dev")
 
 
@@ -63,6 +64,7 @@ def _command(parsed: Namespace) -> int:
     function = getattr(importlib.import_module(f".{module}", __package__), name)
     if parsed.words not in SERVING:
         release_interrupt()
+        gc.enable()
     status: int = function(parsed)
     return status
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -426,6 +427,11 @@ def serve(
     with ExitReport(runtime, (*_ENDING, *ends_too), bounds) as ending:
         # Trio takes INT over from Python's own handler and from no other.
         release_interrupt()
+        # Modules stay until the end, so that the collector need not look at them ever again, which
+        # would keep deliveries waiting for a hundredth of a second.
+        gc.collect()
+        gc.freeze()
+        gc.enable()
         return trio.run(
             _serve,
             runtime,
@@ -480,6 +486,7 @@ async def _serve(
             outer.start_soon(ending.watch)
             async with ending.until_the_end(), trio.open_nursery() as inner:
                 started = await _start(runtime, inner, notifier)
+                gc.freeze()
                 # Before READY=1: whatever the service manager starts after this unit finds the
                 # receiver by its file.
                 while_running.enter_context(announce(started))

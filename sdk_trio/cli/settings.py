@@ -20,6 +20,8 @@ from ..errors import EXIT_CONFIGURATION
 from .parse import UsageError, add_dev, add_format, describing
 
 if not describing():
+    import msgspec
+
     from ..config import (
         Loaded,
         Secret,
@@ -206,7 +208,7 @@ def show(arguments: Namespace) -> int:
     rows = describe(settings, loaded.origins)
     chosen = [row for row in rows if arguments.all or row.origin != DEFAULT_ORIGIN]
     print_rows(
-        [attrs.asdict(row) for row in chosen],
+        [msgspec.structs.asdict(row) for row in chosen],
         ("key", "value", "origin"),
         as_json=arguments.format == "json",
     )

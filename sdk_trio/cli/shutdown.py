@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import FrameType
 
-import attrs
+import msgspec
 import trio
 
 from ..base import logs
@@ -64,8 +64,7 @@ THREADS_SECONDS = 1.0
 _NUDGE = b"\0"
 
 
-@attrs.frozen
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """The seconds of the parts of the end; together less than the 5 that are promised.
 
     ``grace`` is for cancelled handlers after the drain's time, ``forced_grace`` after a second

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-import attrs
 import httpx
+import msgspec
 
 from ..base.breaker import CircuitBreaker
 from ..base.logs import get_logger
@@ -93,7 +93,9 @@ class Client(Resources, path=""):
         require_trio()
         await self._pipeline.__aenter__()
         plan = self._pipeline.plan
-        logger.info("client.started", **plan.summary(), **attrs.asdict(self._settings.connection))
+        logger.info(
+            "client.started", **plan.summary(), **msgspec.structs.asdict(self._settings.connection)
+        )
         if self._dials_itself and (name := ignored_variable(plan.host)):
             logger.warning("client.proxy_ignored", variable=name, key=PROXY_URL_KEY)
         if warning := token_warning(plan.access_token, self._settings.mode):
@@ -122,7 +124,9 @@ class Client(Resources, path=""):
 
         def commit() -> None:
             commit_plan()
-            self._settings = attrs.evolve(self._settings, access_token=settings.access_token)
+            self._settings = msgspec.structs.replace(
+                self._settings, access_token=settings.access_token
+            )
 
         return commit
 

@@ -15,10 +15,11 @@ from enum import StrEnum
 from typing import Any, cast
 
 import attrs
+import msgspec
 
 from ..base.times import parse_short_span
 from ..errors import Problem
-from .fields import Form
+from .fields import Form, Section
 from .options import Settings
 from .secret import HMAC_PREFIX, PUBLIC_KEY_PREFIX, Secret
 from .sources import Entry, Layer, Pairs, printable, read_item
@@ -260,8 +261,7 @@ def _choice(kind: type[StrEnum], value: Any) -> StrEnum:
     raise ValueError(f"must be one of {', '.join(kind)}, not {shown(value)}")
 
 
-@attrs.frozen
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     """The settings with what could be bound (else the default), and what could not.
 
     ``origins`` says for each full key that some layer gave where its value came from; items of
@@ -512,12 +512,13 @@ def _similar(paths: Sequence[tuple[str, ...]], known: tuple[str, ...], name: str
     return None
 
 
-def _build(section: Any, attributes: tuple[str, ...], values: Mapping[tuple[str, ...], Any]) -> Any:
+def _build(
+    section: Section, attributes: tuple[str, ...], values: Mapping[tuple[str, ...], Any]
+) -> Any:
     """Return ``section`` with the bound values below ``attributes`` in place."""
 
     def changed(name: str) -> Any:
         inner = (*attributes, name)
         return values[inner] if inner in values else _build(getattr(section, name), inner, values)
 
-    names = [field.name for field in attrs.fields(type(section))]
-    return attrs.evolve(section, **{name: changed(name) for name in names})
+    return type(section)(**{name: changed(name) for name in section.__struct_fields__})

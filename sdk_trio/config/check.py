@@ -12,7 +12,7 @@ from datetime import timedelta
 from ipaddress import ip_network
 from typing import Any
 
-import attrs
+import msgspec
 
 from ..base.http import is_token
 from ..base.public_addresses import is_local_bind, names_public_address
@@ -88,8 +88,7 @@ def unmet_needs(settings: Settings) -> list[Problem]:
     ]
 
 
-@attrs.frozen
-class Findings:
+class Findings(msgspec.Struct, frozen=True):
     """Faults (``problems``) and oddities (``warnings``) of the settings."""
 
     problems: tuple[Problem, ...] = ()

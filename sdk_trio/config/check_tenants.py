@@ -7,8 +7,6 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
-import attrs
-
 from ..base.public_addresses import names_local_address
 from ..errors import Problem
 from ..records.channels import CHANNELS
@@ -57,11 +55,11 @@ def _texts_in_use(options: NotificationsOptions) -> dict[str, str]:
     texts = {}
     for transition in TRANSITIONS:
         template = getattr(options.templates, transition.lower())
-        for field in attrs.fields(TemplateOptions):
-            name = pascal_case(field.name)
+        for field in TemplateOptions.__struct_fields__:
+            name = pascal_case(field)
             if name in in_use:
                 key = f"{NOTIFICATIONS}:Templates:{transition}:{name}"
-                texts[key] = getattr(template, field.name)
+                texts[key] = getattr(template, field)
     return texts
 
 

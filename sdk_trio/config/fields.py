@@ -11,17 +11,16 @@ import enum
 import ipaddress
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 from urllib.parse import SplitResult, urlsplit
 
-import attrs
+import msgspec
 
 from ..base.http import is_token
-
-_METADATA_KEY = "sdk_trio.about"
 
 
 class Form(enum.Enum):
@@ -50,8 +49,7 @@ class Form(enum.Enum):
     SIGNING = "whsec_..., whpk_..., or the text that the upstream signs with"
 
 
-@attrs.frozen
-class SettingMetadata:
+class SettingMetadata(msgspec.Struct, frozen=True):
     """Metadata of one setting.
 
     ``doc`` is one plain sentence; ``minimum`` and ``maximum`` are inclusive, in ``unit``;
@@ -75,21 +73,44 @@ class SettingMetadata:
     masked: bool = False
 
 
-def about(doc: str, **details: Any) -> dict[str, SettingMetadata]:
-    """Return field metadata that holds a :class:`SettingMetadata`.
+def about(doc: str, **details: Any) -> SettingMetadata:
+    """Return the metadata of a setting, for the annotation of its field.
 
     Args:
         doc: the meaning of the setting, one sentence.
         details: further fields of the record.
     """
-    # In attrs' metadata, so that a field is declared in one expression.
-    return {_METADATA_KEY: SettingMetadata(doc, **details)}
+    return SettingMetadata(doc, **details)
 
 
-def about_field(field: "attrs.Attribute[Any]") -> SettingMetadata | None:
-    """Return the :class:`SettingMetadata` of an attrs field, or None for a nested section."""
-    found = field.metadata.get(_METADATA_KEY)
-    return found if isinstance(found, SettingMetadata) else None
+class AttrsFields:
+    """The fields of a section as attrs names them, made when somebody asks for them.
+
+    So attrs' functions take sections: a program changes settings by ``attrs.evolve``.
+    """
+
+    def __get__(self, section: "Section | None", kind: type["Section"]) -> tuple[Any, ...]:
+        """Return as much of each field as these functions read."""
+        return tuple(
+            SimpleNamespace(name=name, alias=name, init=True) for name in kind.__struct_fields__
+        )
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one section; each class of them is one below this one.
+
+    Structs, because each class of attrs' own is written and compiled at every start.
+    """
+
+    __attrs_attrs__: ClassVar[Any] = AttrsFields()
+
+
+def fields_of(kind: type[Section]) -> Iterator[tuple[str, Any, SettingMetadata | None]]:
+    """Return name, type and metadata of each field; None as metadata: it is a nested section."""
+    for name in kind.__struct_fields__:
+        annotation = kind.__annotations__[name]
+        (known,) = getattr(annotation, "__metadata__", (None,))
+        yield name, annotation if known is None else annotation.__origin__, known
 
 
 def pascal_case(name: str) -> str:

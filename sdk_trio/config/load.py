@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import msgspec
 
 from ..errors import OptionsValidationError, Problem
 from .bind import bind
@@ -64,8 +65,7 @@ from .table import (
 DEFAULT_FILES = ("appsettings.json", "sdk.toml")
 
 
-@attrs.frozen
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """The result of reading the settings.
 
     ``settings`` is None when there are ``problems``. ``origins`` holds, for each full key that
@@ -263,7 +263,9 @@ def _with_simulator(settings: Settings, environ: Mapping[str, str]) -> Settings:
         return settings
     webhooks = settings.webhooks
     secrets = (*webhooks.secrets, Secret(text, made_for_tests=True))
-    return attrs.evolve(settings, webhooks=attrs.evolve(webhooks, secrets=secrets))
+    return msgspec.structs.replace(
+        settings, webhooks=msgspec.structs.replace(webhooks, secrets=secrets)
+    )
 
 
 def _located(problems: Iterable[Problem], origins: Mapping[str, str]) -> tuple[Problem, ...]:

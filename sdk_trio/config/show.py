@@ -10,7 +10,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
-import attrs
+import msgspec
 
 from .bind import format_timespan
 from .fields import Form
@@ -37,8 +37,7 @@ _TIMESPAN = (
 _JSON_TYPES: Mapping[type, str] = {int: "integer", float: "number", bool: "boolean"}
 
 
-@attrs.frozen
-class SettingRow:
+class SettingRow(msgspec.Struct, frozen=True):
     """One setting as ``config show`` shows it."""
 
     key: str

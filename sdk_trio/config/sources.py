@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 
 from ..base.ownership import foreign_fault
 from ..errors import Problem
@@ -70,8 +71,7 @@ class Entry:
         return printable(full_key(self.path))
 
 
-@attrs.frozen
-class Layer:
+class Layer(msgspec.Struct, frozen=True):
     """The entries of one source, and what was wrong or odd about the source itself.
 
     ``file`` is the path of a file of settings that was there; None for every other source.

@@ -8,14 +8,15 @@ import functools
 from collections.abc import Collection, Iterable
 from typing import Any, get_args, get_origin
 
-import attrs
+import msgspec
 
 from ..records.channels import CHANNELS, NotificationChannel
 from .fields import (
     DefaultTenantStrategy,
     ReplicaTargetType,
+    Section,
     SettingMetadata,
-    about_field,
+    fields_of,
     pascal_case,
 )
 from .options import Settings
@@ -28,8 +29,7 @@ SEPARATOR = ":"
 GREATEST_INT = 2**31 - 1
 
 
-@attrs.frozen
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """One setting: where it stands, what it holds, and what is known about it.
 
     ``path`` are the parts of the key below the root, ``attributes`` the attribute names that lead
@@ -66,7 +66,7 @@ class Setting:
     @property
     def is_section_list(self) -> bool:
         """Return whether each item is a section with settings of its own."""
-        return attrs.has(self.kind)
+        return issubclass(self.kind, Section)
 
     def item(self, index: int) -> tuple["Setting", ...]:
         """Return the settings of the item at ``index`` of a list of sections."""
@@ -125,19 +125,18 @@ def sections() -> dict[tuple[str, ...], tuple[str, ...]]:
     return {fold(path): path for path in paths}
 
 
-def _walk(section: Any, path: tuple[str, ...], attributes: tuple[str, ...]) -> list[Setting]:
+def _walk(section: Section, path: tuple[str, ...], attributes: tuple[str, ...]) -> list[Setting]:
     found: list[Setting] = []
-    for field in attrs.fields(type(section)):
-        known = about_field(field)
+    for name, annotation, known in fields_of(type(section)):
         # The name of the attribute, where no other one is asked for: one spelling less that can
         # differ.
-        key = (known.key if known else None) or pascal_case(field.name)
-        default = getattr(section, field.name)
-        where = ((*path, key), (*attributes, field.name))
+        key = (known.key if known else None) or pascal_case(name)
+        default = getattr(section, name)
+        where = ((*path, key), (*attributes, name))
         if known is None:
             found += _walk(default, *where)
         else:
-            kind, nullable, many = _shape(field.type)
+            kind, nullable, many = _shape(annotation)
             found.append(Setting(*where, kind, nullable, many, default, known))
     return found
 
@@ -167,7 +166,7 @@ TARGET = f"{REPLICATION}:ReplicaTargetType"
 NOTIFICATIONS_ENABLED = f"{NOTIFICATIONS}:Enabled"
 
 #: The transitions that have templates, by their keys.
-TRANSITIONS = tuple(pascal_case(field.name) for field in attrs.fields(TemplatesOptions))
+TRANSITIONS = tuple(map(pascal_case, TemplatesOptions.__struct_fields__))
 
 STRATEGY = f"{UPGRADE}:DefaultTenantStrategy"
 

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, get_args, get_origin
 
 import attrs
+import msgspec
 
 from ..errors import HandlerRegistrationError
 from . import additional, known
@@ -35,8 +36,7 @@ class EventGroup(enum.Enum):
     """Added by the application with :meth:`Catalog.with_event`."""
 
 
-@attrs.frozen
-class EventType:
+class EventType(msgspec.Struct, frozen=True):
     """One row of the catalogue."""
 
     wire_type: str

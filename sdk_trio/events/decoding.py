@@ -15,7 +15,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-import attrs
 import msgspec
 
 from ..errors import DeliveryDecodingError
@@ -134,8 +133,7 @@ def _reads_id_as_sent(data_class: type[Any]) -> bool:
     return fields["id"].encode_name == "id" and fields["id"].type is str
 
 
-@attrs.frozen
-class Drift:
+class Drift(msgspec.Struct, frozen=True):
     """One value that does not fit the class of its event's data.
 
     ``type`` is the wire type, ``path`` where the value stands (``data.items[2].amount``),

@@ -264,8 +264,7 @@ class _Nothing:
 _NOTHING: Final = _Nothing()
 
 
-@attrs.frozen
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """One field of a data class: its argument, its name in JSON, and the type of its value."""
 
     argument: str

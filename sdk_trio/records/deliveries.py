@@ -109,8 +109,7 @@ class DeliveryRecord:
         return key_of(self.webhook_id, self.signer)
 
 
-@attrs.frozen
-class EvidenceRecord:
+class EvidenceRecord(msgspec.Struct, frozen=True):
     """Another body that came under the key of a delivery: when, from where, and its bytes.
 
     ``tenant_id`` is the tenant that it belongs to, which may be another one than the delivery's.
@@ -122,8 +121,7 @@ class EvidenceRecord:
     tenant_id: str | None = None
 
 
-@attrs.frozen
-class AttemptRecord:
+class AttemptRecord(msgspec.Struct, frozen=True):
     """One run that failed: its number from 1, when, for how long, and why.
 
     ``place`` is the innermost line of the user's code, as ``FILE:LINE in FUNCTION``, or the
@@ -169,8 +167,7 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
     generation: int = 0
 
 
-@attrs.frozen
-class Due:
+class Due(msgspec.Struct, frozen=True):
     """The result of ``take_due``; the caller holds the lease of every record.
 
     ``records`` carry their bodies. ``more`` says that further records were due beyond ``limit``.
@@ -184,15 +181,13 @@ class Due:
     unbegun: frozenset[str] = frozenset()
 
 
-@attrs.frozen
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """The handler finished. ``answer`` is what an application answered to a forwarded event."""
 
     answer: str | None = None
 
 
-@attrs.frozen
-class Retry:
+class Retry(msgspec.Struct, frozen=True):
     """The run failed. ``at`` is when our workers try again; None: the sender's redelivery will.
 
     ``asked`` says that its handler asked for a later one, by ``RetryLater``. ``answer`` is the
@@ -207,8 +202,7 @@ class Retry:
     asked: bool = False
 
 
-@attrs.frozen
-class Dead:
+class Dead(msgspec.Struct, frozen=True):
     """The run failed and was the last one allowed.
 
     ``recorded`` says that its last failed run has its record already. ``answer`` is as of
@@ -222,21 +216,18 @@ class Dead:
     answer: str | None = None
 
 
-@attrs.frozen
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """The run was cut short by a shutdown: the attempt does not count, the event is due again."""
 
 
-@attrs.frozen
-class Postponed:
+class Postponed(msgspec.Struct, frozen=True):
     """The run was put off: the attempt does not count, and the event is due again at ``at``."""
 
     at: float
     reason: str
 
 
-@attrs.frozen
-class Parked:
+class Parked(msgspec.Struct, frozen=True):
     """Nothing runs the event at present: it is kept, and replayable. ``reason`` says why."""
 
     reason: str | None = None
@@ -245,8 +236,7 @@ class Parked:
 Outcome = Done | Retry | Dead | Released | Postponed | Parked
 
 
-@attrs.frozen
-class Purged:
+class Purged(msgspec.Struct, frozen=True):
     """Counts of what a retention pass removed: bodies, finished and parked deliveries."""
 
     bodies: int
@@ -272,8 +262,8 @@ def shown(
 
     With ``body``, it and each of those has ``raw`` or ``raw_base64``.
     """
-    failed = [attrs.asdict(attempt) for attempt in attempts if attempt.error]
-    answered = [attrs.asdict(attempt) for attempt in attempts if not attempt.error]
+    failed = [msgspec.structs.asdict(attempt) for attempt in attempts if attempt.error]
+    answered = [msgspec.structs.asdict(attempt) for attempt in attempts if not attempt.error]
     return {
         **listed(record),
         **(body_fields(record.raw) if body else {}),

@@ -2,7 +2,7 @@
 
 import enum
 
-import attrs
+import msgspec
 
 
 class UpgradeState(enum.StrEnum):
@@ -13,8 +13,7 @@ class UpgradeState(enum.StrEnum):
     DONE = "done"
 
 
-@attrs.frozen(kw_only=True)
-class UpgradeMarker:
+class UpgradeMarker(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of the upgrade; what lies before it need not be done again.
 
     ``tenant_id`` is the default tenant, None while nothing had to be moved. ``step`` is the step
@@ -32,8 +31,7 @@ class UpgradeMarker:
     finished: tuple[str, ...] | None = None
 
 
-@attrs.frozen
-class StoredBody:
+class StoredBody(msgspec.Struct, frozen=True):
     """The body of a delivery that is still kept, with its type."""
 
     sequence: int
@@ -41,8 +39,7 @@ class StoredBody:
     raw: bytes
 
 
-@attrs.frozen
-class Assigned:
+class Assigned(msgspec.Struct, frozen=True):
     """One batch of deliveries that were given to the default tenant.
 
     ``rows`` is the number that had no tenant, ``marker`` the stored marker, ``last`` whether no

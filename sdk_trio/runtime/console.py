@@ -221,7 +221,9 @@ class RuntimeConsole:
         defaults = {row.key: row.value for row in describe(Settings())}
         # Settings that a program has made have no sources that could be named.
         return [
-            row if row.value == defaults[row.key] else attrs.evolve(row, origin=BY_PROGRAM)
+            row
+            if row.value == defaults[row.key]
+            else msgspec.structs.replace(row, origin=BY_PROGRAM)
             for row in describe(self._settings)
         ]
 

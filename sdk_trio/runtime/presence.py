@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import attrs
+import msgspec
 
 from ..storage.data_directory import write_private
 
@@ -27,8 +27,7 @@ DEV_SECRET = "dev-secret"
 SETTINGS_SECRET = "settings"
 
 
-@attrs.frozen
-class Presence:
+class Presence(msgspec.Struct, frozen=True):
     """A running receiver: its ``address``, the ``url`` of deliveries, its process, its secret."""
 
     address: str
@@ -46,7 +45,7 @@ def announced(directory: str | os.PathLike[str], presence: Presence) -> Iterator
     """
     file = Path(directory) / FILE_NAME
     # Replaced whole, so that a command never reads half of it.
-    write_private(file, json.dumps(attrs.asdict(presence)) + "\n")
+    write_private(file, json.dumps(msgspec.structs.asdict(presence)) + "\n")
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ that no delivery sees a mixture and no cancellation leaves one
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-import attrs
+import msgspec
 
 from ..config import Settings
 from ..config.check import check
@@ -30,8 +30,7 @@ _TLS_FILES = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 Prepare = Callable[[Settings], Callable[[], None]]
 
 
-@attrs.frozen
-class ReloadPlan:
+class ReloadPlan(msgspec.Struct, frozen=True):
     """The result of the decision.
 
     ``settings`` are the running ones with every live key taken from the wanted ones. ``applied``
@@ -80,11 +79,10 @@ def _replaced(section: Any, attributes: tuple[str, ...], value: Any) -> Any:
     first, *rest = attributes
     if rest:
         value = _replaced(getattr(section, first), tuple(rest), value)
-    return attrs.evolve(section, **{first: value})
+    return msgspec.structs.replace(section, **{first: value})
 
 
-@attrs.frozen
-class Reloaded:
+class Reloaded(msgspec.Struct, frozen=True):
     """The result of a reload, as full keys and never as values, which may be secret.
 
     ``applied`` are in force from now on; ``restart`` differ as well and wait for the next start.

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 import trio
 
 from ..base.log_output import dropped_in_all
@@ -65,8 +65,7 @@ _TEMPLATE_KEYS = ("Sdk:MultiTenant:Notifications:Templates",)
 _TLS_KEYS = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 
 
-@attrs.frozen
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """The addresses of a running runtime: real URLs, with the picked ports in place of 0."""
 
     receiver: tuple[str, ...]
@@ -219,7 +218,7 @@ class Runtime:
         report = self.receiver.report
         if report is None or self.processes is None:
             return report
-        return attrs.evolve(report, drained=self.processes.drained)
+        return msgspec.structs.replace(report, drained=self.processes.drained)
 
     @property
     def ready(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from contextlib import suppress
 from typing import Final
 
-import attrs
+import msgspec
 import trio
 
 from ..base.logs import get_logger
@@ -58,8 +58,7 @@ PATIENCE_SECONDS = 5.0
 RETRY_SECONDS = 0.05
 
 
-@attrs.frozen
-class ServiceEnvironment:
+class ServiceEnvironment(msgspec.Struct, frozen=True):
     """The requests of the service manager, and the sockets that it passes.
 
     ``notify_socket`` is the path of its socket, or begins with @ for an abstract one; None: it
@@ -120,10 +119,10 @@ def with_inherited_sockets(settings: Settings, sockets: Sequence[str]) -> Settin
         admin = found[0] if found else admin
     if problems:
         raise OptionsValidationError(problems)
-    return attrs.evolve(
+    return msgspec.structs.replace(
         settings,
-        server=attrs.evolve(settings.server, bind=tuple(bind)),
-        admin=attrs.evolve(settings.admin, bind=admin),
+        server=msgspec.structs.replace(settings.server, bind=tuple(bind)),
+        admin=msgspec.structs.replace(settings.admin, bind=admin),
     )
 
 

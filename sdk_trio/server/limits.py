@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import attrs
+import msgspec
 
 #: Called for each request that the server itself refuses, with the status, a reason for the log,
 #: and the peer's host (None for a unix socket).
@@ -13,8 +13,7 @@ class Expired(Exception):
     """The time that a client had is over."""
 
 
-@attrs.frozen(kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of every connection. Bodies are bounded by the application, which knows its own.
 
     Times are in seconds and are looked at every ``sweep_seconds``, so they may last that much

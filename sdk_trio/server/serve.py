@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 import trio
 
 from ..base.http import App
@@ -57,7 +57,9 @@ class Server:
         note_refusal: NoteRefusal | None = None,
     ) -> None:
         limits = limits or Limits()
-        self._limits = attrs.evolve(limits, connections=min(limits.connections, descriptor_limit()))
+        self._limits = msgspec.structs.replace(
+            limits, connections=min(limits.connections, descriptor_limit())
+        )
         self._app = app
         self._certificate = (cert_file, key_file)
         self._fast_path = fast_path

@@ -6,7 +6,7 @@ does that mean for ``accept``, ``claim`` or ``park``? The answers are here, the 
 
 import enum
 
-import attrs
+import msgspec
 
 from ..records.deliveries import Admission, DeliveryState
 
@@ -15,8 +15,7 @@ from ..records.deliveries import Admission, DeliveryState
 CLOCK_SLACK_SECONDS = 60.0
 
 
-@attrs.frozen(kw_only=True)
-class LeaseTerms:
+class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The owner and the periods, in seconds, that an open inbox applies to every change."""
 
     owner: str
@@ -35,8 +34,7 @@ class LeaseTerms:
         return until
 
 
-@attrs.frozen
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """The columns of a known id's record that decide; times in Unix seconds.
 
     ``held_until`` is the deadline of another owner's live lease, None if there is none. Our own
@@ -87,8 +85,7 @@ class Change(enum.Enum):
     """As UPDATE, but with attempts at 0 and the last error cleared."""
 
 
-@attrs.frozen
-class AdmissionRule:
+class AdmissionRule(msgspec.Struct, frozen=True):
     """The answer to the caller, and the write that goes with it."""
 
     admission: Admission

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-import attrs
+import msgspec
 
 from ..errors import EffectError, EventTakenOverError
 
@@ -28,8 +28,7 @@ T = TypeVar("T")
 SAVEPOINT = "sdk_trio_effects"
 
 
-@attrs.frozen
-class Transaction(Generic[ConnectionT]):
+class Transaction(msgspec.Struct, Generic[ConnectionT], frozen=True):
     """The open transaction that a handler's effects belong to.
 
     ``connection`` is a ``psycopg.Connection`` where the store is in PostgreSQL, an

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import attrs
+import msgspec
 import trio
 
 from ..records.deliveries import HOST, REPLAYABLE, DeliveryRecord, DeliveryState
@@ -13,8 +13,7 @@ from .ports import Inbox
 CHUNK = 200
 
 
-@attrs.frozen
-class ReplayCandidate:
+class ReplayCandidate(msgspec.Struct, frozen=True):
     """An event that was asked for: ``reason`` says why it cannot be replayed, if it cannot."""
 
     key: str
@@ -147,5 +146,12 @@ def replay_rows(
         if not (done or reason or dry_run):
             reason = "it changed meanwhile; look at it with 'events show'"
         state = str(DeliveryState.RECEIVED) if done else candidate.state
-        rows.append({**attrs.asdict(candidate), "state": state, "replayed": done, "reason": reason})
+        rows.append(
+            {
+                **msgspec.structs.asdict(candidate),
+                "state": state,
+                "replayed": done,
+                "reason": reason,
+            }
+        )
     return rows

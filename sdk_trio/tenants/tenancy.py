@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import Any
 
 import attrs
+import msgspec
 import trio
 
 from ..base.logs import get_logger
@@ -104,7 +105,9 @@ class ClientPool:
         for entry in self._entries.values() if changed else ():
             prepare = getattr(entry.client, "prepare_reload", None)
             if prepare is not None:
-                commits.append((entry, prepare(attrs.evolve(settings, access_token=entry.token))))
+                commits.append(
+                    (entry, prepare(msgspec.structs.replace(settings, access_token=entry.token)))
+                )
 
         def commit() -> None:
             self._settings = settings
@@ -195,7 +198,7 @@ class ClientPool:
             )
         started = False
         try:
-            settings = attrs.evolve(self._settings, access_token=entry.token)
+            settings = msgspec.structs.replace(self._settings, access_token=entry.token)
             async with self._factory(settings) as entry.client:
                 started = True
                 task_status.started()

@@ -30,6 +30,7 @@ from typing import Protocol, cast
 
 import apsw
 import attrs
+import msgspec
 import trio
 
 from ..config.fields import DefaultTenantStrategy
@@ -291,7 +292,7 @@ def enter(marker: UpgradeMarker, step: str) -> UpgradeMarker:
     # It was cut short here, and goes on from its position.
     if marker.step == step and marker.state is UpgradeState.RUNNING:
         return marker
-    return attrs.evolve(
+    return msgspec.structs.replace(
         marker, state=UpgradeState.RUNNING, step=step, position=None, finished_at=None
     )
 
@@ -299,12 +300,12 @@ def enter(marker: UpgradeMarker, step: str) -> UpgradeMarker:
 def leave(marker: UpgradeMarker) -> UpgradeMarker:
     """Return the marker after the end of its step."""
     finished = tuple(dict.fromkeys((*finished_steps(marker), marker.step)))
-    return attrs.evolve(marker, position=None, finished=finished)
+    return msgspec.structs.replace(marker, position=None, finished=finished)
 
 
 def finish(marker: UpgradeMarker, *, now: float) -> UpgradeMarker:
     """Return the marker of a finished upgrade: ``running -> done``."""
-    return attrs.evolve(marker, state=UpgradeState.DONE, position=None, finished_at=now)
+    return msgspec.structs.replace(marker, state=UpgradeState.DONE, position=None, finished_at=now)
 
 
 @attrs.frozen

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import attrs
 import filelock
+import msgspec
 import trio
 
 from ..base.logs import get_logger
@@ -436,7 +437,7 @@ class Upgrader:
             # Reading changes nothing and can be repeated; a commit after each batch would cost more
             # than the reading.
             if batches % _BATCHES_A_POSITION == 0:
-                marker = attrs.evolve(marker, position=found.position)
+                marker = msgspec.structs.replace(marker, position=found.position)
                 await self._store.upgrade.save(marker)
                 run.marker = marker
         if found.only is not None:
@@ -510,7 +511,7 @@ class Upgrader:
             last = batch.last
             done += batch.rows
             run.done[name] = done
-            marker = attrs.evolve(marker, position=batch.position)
+            marker = msgspec.structs.replace(marker, position=batch.position)
             await self._store.upgrade.save(marker)
             run.marker = marker
             self._report(UpgradeProgress(name, done, total))

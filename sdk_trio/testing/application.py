@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
+import msgspec
 import trio
 
 from ..asgi import asyncio_loop
@@ -74,7 +75,7 @@ class RecordedHandlers(HandlerRegistry):
     def bind(self, services: Services[Any]) -> BoundHandlers:
         """Build the handlers, each with a recorder around it."""
         bound = self._bind(services)
-        return attrs.evolve(
+        return msgspec.structs.replace(
             bound,
             by_type={name: self._record(handler) for name, handler in bound.by_type.items()},
             fallback=bound.fallback and self._record(bound.fallback),
@@ -91,7 +92,7 @@ class RecordedHandlers(HandlerRegistry):
             yield
 
     def _record(self, bound: BoundHandler) -> BoundHandler:
-        return attrs.evolve(bound, handler=RecordedHandler(bound.handler, self.raised))
+        return msgspec.structs.replace(bound, handler=RecordedHandler(bound.handler, self.raised))
 
 
 @attrs.frozen

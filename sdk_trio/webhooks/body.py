@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import attrs
+import msgspec
 import trio
 
 from ..base.http import Receive, Send
@@ -25,8 +25,7 @@ _BLOCK_BYTES: Final = 64 * 1024
 CROWDED_RETRY_SECONDS: Final = 5.0
 
 
-@attrs.frozen
-class Unread:
+class Unread(msgspec.Struct, frozen=True):
     """A body that was not read: the cause for the log, the answer, and the bytes received."""
 
     cause: str
@@ -64,10 +63,9 @@ class _Pieces:
         return b"".join((*self._done, self._small, last))
 
 
-@attrs.define(eq=False)
-class _InFlight:
+class _InFlight(msgspec.Struct, eq=False):
     scope: trio.CancelScope
-    pieces: _Pieces = attrs.Factory(_Pieces)
+    pieces: _Pieces = msgspec.field(default_factory=_Pieces)
     size: int = 0
     gave_way: bool = False
 

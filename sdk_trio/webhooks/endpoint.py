@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-import attrs
 import msgspec
 import trio
 from msgspec.structs import replace
@@ -78,8 +77,7 @@ LIVE_KEYS = (
 )
 
 
-@attrs.frozen(eq=False)
-class Rules:
+class Rules(msgspec.Struct, frozen=True, eq=False):
     """The screening rules of one configuration; a reload replaces all of them at once."""
 
     secrets: tuple[Secret, ...]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 
 from ..base.throttle import jittered_wait
 from ..config.secret import MASK
@@ -46,8 +46,7 @@ _STANDARD_LIBRARY = str(Path(traceback.__file__).parent)
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-@attrs.frozen
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """The failure of one run: ``error`` for people, ``retry_after`` seconds if the handler asked.
 
     ``asked`` says that it asked and did nothing else: then it is an answer, without a traceback.
@@ -74,8 +73,7 @@ def timeout_failure(handler: str, seconds: float) -> Failure:
     )
 
 
-@attrs.frozen
-class DeliveryRetries:
+class DeliveryRetries(msgspec.Struct, frozen=True):
     """The number and the delays of an enqueued event's runs.
 
     ``max_attempts`` counts all runs, the first included; ``base_seconds`` and ``cap_seconds``

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 import trio
 
 from ..base.http import DirectRequest, Receive, Scope, Send
@@ -52,8 +52,7 @@ _log = get_logger("webhooks")
 REPORTED_IDS = 100
 
 
-@attrs.frozen
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """The share of one process in the work of a receiver; the default is all of it.
 
     ``deliveries``: it accepts and runs deliveries. ``singletons``: it does what one process alone
@@ -73,8 +72,7 @@ class Share:
 WHOLE = Share()
 
 
-@attrs.frozen
-class DrainReport:
+class DrainReport(msgspec.Struct, frozen=True):
     """The deliveries that a shutdown has finished or left behind.
 
     ``drained`` events were finished during the drain. ``persisted`` ones are unfinished and wait
@@ -537,7 +535,7 @@ class WebhookReceiver:
         if self._share.deliveries:
             forwarder = _forwarder(self.settings, inbox, self._clock)
         if forwarder is not None:
-            handlers = attrs.evolve(handlers, routed=forwarder.bound)
+            handlers = msgspec.structs.replace(handlers, routed=forwarder.bound)
         make_runner = self._trace() or DeliveryRunner
         runner = make_runner(
             self.settings,
@@ -643,8 +641,7 @@ async def _unfinished(inbox: Inbox) -> tuple[int, tuple[str, ...]]:
     return sum(counts[state] for state in UNFINISHED), tuple(ids)
 
 
-@attrs.define
-class _Running:
+class _Running(msgspec.Struct):
     """The parts that exist while a receiver runs."""
 
     inbox: Inbox

@@ -11,7 +11,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Literal, Protocol, TypeVar, cast, get_args, get_origin, overload
 
-import attrs
+import msgspec
 import trio
 
 from ..config import StorageBackend
@@ -56,8 +56,7 @@ R = TypeVar("R", bound=Awaitable[Any] | WebhookHandlerBase[Any] | None)
 _MOST_NAMED = 3
 
 
-@attrs.frozen
-class Registration:
+class Registration(msgspec.Struct, frozen=True):
     """One registered handler: the given object, and the way in which its events are run.
 
     ``event_class`` is the class that it was registered for, None for a fallback; ``place`` is the
@@ -87,8 +86,7 @@ class Gate(Protocol):
         ...
 
 
-@attrs.frozen
-class BoundHandler:
+class BoundHandler(msgspec.Struct, frozen=True):
     """A handler that is ready to run.
 
     ``threads`` limits how many plain functions run at once; a run takes a place before it begins.
@@ -104,16 +102,14 @@ class BoundHandler:
     gate: Gate | None = None
 
 
-@attrs.frozen
-class RoutedHandler:
+class RoutedHandler(msgspec.Struct, frozen=True):
     """The handler that posts the events of a route."""
 
     route: Route
     handler: BoundHandler
 
 
-@attrs.frozen
-class BoundHandlers:
+class BoundHandlers(msgspec.Struct, frozen=True):
     """All handlers of an application, built with its services; looked up for each delivery.
 
     A type's own handler comes first, then the first route that takes the event, then the fallback.
@@ -231,7 +227,9 @@ class HandlerRegistry:
             transaction=transaction,
             asyncio=asyncio,
         )
-        registration = attrs.evolve(registration, event_class=event_class, place=_users_line())
+        registration = msgspec.structs.replace(
+            registration, event_class=event_class, place=_users_line()
+        )
         if isinstance(handler, type):
             _require_event_class(registration, handler)
         elif isinstance(handler, WebhookHandlerBase):
@@ -326,7 +324,7 @@ class HandlerRegistry:
             run_when_suspended=run_when_suspended,
             asyncio=asyncio,
         )
-        self._fallback = attrs.evolve(registration, place=_users_line())
+        self._fallback = msgspec.structs.replace(registration, place=_users_line())
         return handler
 
     def ignore(self, *event_classes: type[Event[Any]]) -> None:

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import attrs
+import msgspec
 import trio
 
 from ..base.http import Headers
@@ -41,8 +41,7 @@ _SERVER_CAUSES: Final = {
 }
 
 
-@attrs.frozen
-class Rejection:
+class Rejection(msgspec.Struct, frozen=True):
     """One request that was not answered 200.
 
     ``event`` is ``webhook.rejected`` (a verification failed) or ``webhook.refused``. ``address`` is

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import msgspec
 
 from ..base.times import rfc3339
@@ -39,8 +38,7 @@ _OUR_OWN = "sdk_trio."
 ANSWER_CHARACTERS = 300
 
 
-@attrs.frozen
-class Condition:
+class Condition(msgspec.Struct, frozen=True):
     """A JSON pointer (RFC 6901) into the body, and the value that stands there."""
 
     path: tuple[str, ...]
@@ -76,8 +74,7 @@ class Condition:
         return same_kind and bool(document == self.value)
 
 
-@attrs.frozen
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """One route, ready to be asked."""
 
     options: RouteOptions
@@ -133,8 +130,7 @@ def first_match(routes: Sequence[Route], event_type: str, raw: bytes | None) -> 
 # -- what follows a post -------------------------------------------------------------------------
 
 
-@attrs.frozen
-class Ruling:
+class Ruling(msgspec.Struct, frozen=True):
     """The consequence of a post that failed, where that is not the queue's usual way.
 
     ``retry_after`` is the least wait in seconds. ``most_attempts``: dead after so many.
@@ -155,8 +151,7 @@ class PostFailedError(Exception):
         self.ruling = ruling
 
 
-@attrs.frozen
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True):
     """The meaning of an application's status.
 
     ``done``: it has the event. ``pauses``: it wants no more events. ``unavailable``: it cannot
@@ -208,8 +203,7 @@ def answer_text(status: int, body: bytes) -> str:
 # -- pauses --------------------------------------------------------------------------------------
 
 
-@attrs.frozen
-class Pause:
+class Pause(msgspec.Struct, frozen=True):
     """A pause of a route: why, since when (Unix seconds), and who has paused it."""
 
     reason: str
@@ -221,7 +215,7 @@ class Pause:
 
     def as_text(self) -> str:
         """Return the form in which the store keeps it."""
-        return json.dumps(attrs.asdict(self))
+        return json.dumps(msgspec.structs.asdict(self))
 
 
 def pause_of(text: str | None) -> Pause | None:

@@ -9,7 +9,6 @@ from math import inf
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
 import msgspec
 import trio
 
@@ -85,8 +84,7 @@ _DONE = Done()
 _BUSY = answers.unavailable(BUSY_RETRY_SECONDS)
 
 
-@attrs.define
-class _Flight:
+class _Flight(msgspec.Struct):
     """An inline run of one key, and the deliveries of the same key that wait for it."""
 
     raw: bytes
@@ -107,18 +105,16 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     threaded: bool = False
 
 
-@attrs.define
-class _Apart:
+class _Apart(msgspec.Struct):
     """An inline run in a task of its own, and how it ended for the request that waits."""
 
-    ended: trio.Event = attrs.Factory(trio.Event)
+    ended: trio.Event = msgspec.field(default_factory=trio.Event)
     answer: Answer | None = None
     error: Exception | None = None
     awaited: bool = True
 
 
-@attrs.frozen
-class RunPolicy:
+class RunPolicy(msgspec.Struct, frozen=True):
     """The differences between a run for a sender that waits and a run of the queue.
 
     Args:

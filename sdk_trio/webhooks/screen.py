@@ -14,7 +14,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
-import attrs
+import msgspec
 
 from ..base.http import TOKEN, Headers
 from ..base.throttle import TokenBucket
@@ -126,8 +126,7 @@ _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
 
-@attrs.frozen
-class RequestOrigin:
+class RequestOrigin(msgspec.Struct, frozen=True):
     """The sender of a request, as the checks of rate, source and HTTPS see it.
 
     ``address`` is the sender's IP address in its usual spelling (IPv4 in IPv6 as IPv4), or None
@@ -206,15 +205,13 @@ class _ContradictionError(_GarbageError):
     """The two families of headers say different things: one of them may be the sender's own."""
 
 
-@attrs.frozen
-class _Sender:
+class _Sender(msgspec.Struct, frozen=True):
     """The machine that a proxy names as its sender; ``address`` is None if the proxy hides it."""
 
     address: _Address | None
 
 
-@attrs.frozen
-class _Reading:
+class _Reading(msgspec.Struct, frozen=True):
     """The claims of one family of headers: ``sender`` and ``protocol``, None where it is silent."""
 
     sender: _Sender | None

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Final
 
-import attrs
 import msgspec
 
 from ..config.options import KeyDerivation, Secret
@@ -170,8 +169,7 @@ def _decode_strictly(text: bytes) -> bytes | None:
     return decoded if b2a_base64(decoded, newline=False) == text else None
 
 
-@attrs.frozen
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """The configured secret that made a signature.
 
     ``index`` is its position in the configured order, ``version`` the scheme (``v1``, ``v1a``),
@@ -183,8 +181,7 @@ class Match:
     derivation: KeyDerivation | None
 
 
-@attrs.frozen
-class _HmacKey:
+class _HmacKey(msgspec.Struct, frozen=True):
     """An HMAC-SHA256 key with both padded blocks hashed in advance (RFC 2104, 4).
 
     That saves a quarter of the work for each delivery.
@@ -220,8 +217,7 @@ def _in_pieces(body: bytes) -> Sequence[bytes]:
     return [body[start : start + _PIECE_BYTES] for start in range(0, len(body), _PIECE_BYTES)]
 
 
-@attrs.frozen
-class _Ed25519Key:
+class _Ed25519Key(msgspec.Struct, frozen=True):
     """A public key; ``check`` raises ``failure`` for a signature that its pair did not make."""
 
     check: Callable[[bytes, bytes], None]

@@ -8,7 +8,6 @@ import base64
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import msgspec
 
 from ..base.http import Headers
@@ -53,13 +52,12 @@ class WebhookRequest(msgspec.Struct, frozen=True, gc=False):
     signed: tuple[bytes, bytes, bytes] | None = None
 
 
-@attrs.frozen
-class Unverified:
+class Unverified(msgspec.Struct, frozen=True):
     """A delivery that is nobody's event: the cause and detail for the log, with more fields."""
 
     cause: str
     detail: str
-    fields: dict[str, Any] = attrs.field(factory=dict)
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class WebhookVerification:

@@ -5,6 +5,12 @@ import os
 import subprocess
 import sys
 
+import httpx
+from support.daemon import Place
+from support.deliveries import SECRET
+
+from sdk_trio.testing import sign_delivery
+
 #: Packages that cost milliseconds and megabytes, each with who needs it.
 FORBIDDEN = {
     "httpx": "calls of the upstream",
@@ -84,3 +90,31 @@ def test_the_store_on_disk_adds_only_its_own_parts(tmp_path):
     assert {name: FORBIDDEN[name] for name in more & FORBIDDEN.keys()} == NEEDED_BY_THE_DISK
     packages = {name.partition(".")[0] for name in more - modules_after_start()}
     assert packages - set(sys.stdlib_module_names) <= {"apsw", "filelock", "sdk_trio"}
+
+
+LOOK_AT_THE_COLLECTOR = """
+import gc, sdk_trio
+from sdk_trio.events import OrderPaidEvent
+
+handlers = sdk_trio.HandlerRegistry()
+at_import = gc.isenabled()
+
+@handlers.on(OrderPaidEvent)
+async def look(event):
+    watched = len(gc.get_objects())
+    print("LOOKED", at_import, gc.isenabled(), gc.get_freeze_count(), watched, flush=True)
+"""
+
+
+def test_what_a_start_has_made_keeps_no_delivery_waiting_for_the_collector(tmp_path):
+    (tmp_path / "app.py").write_text(LOOK_AT_THE_COLLECTOR, encoding="utf-8")
+    place = Place(tmp_path)
+    signed = sign_delivery("order.paid", secret=SECRET)
+    with place.daemon("--app", "app:handlers") as daemon:
+        url = f"{daemon.receiver}/hooks/sdk"
+        assert httpx.post(url, content=signed.body, headers=signed.headers).status_code == 200
+        printed = daemon.log.read_text()
+    (looked,) = (line.split()[1:] for line in printed.splitlines() if line.startswith("LOOKED"))
+    at_import, at_work, frozen, watched = looked
+    assert (at_import, at_work) == ("False", "True")
+    assert int(watched) < int(frozen) / 10

@@ -1,6 +1,6 @@
 """What the upgrade asks of a store, the same of every store."""
 
-import attrs
+import msgspec
 import pytest
 import trio
 from support.postgres import running_server
@@ -33,7 +33,7 @@ MARKER = UpgradeMarker(state=UpgradeState.RUNNING, tenant_id="t", step="deliveri
 async def test_there_is_one_marker_and_the_last_one_counts(store):
     assert await store.upgrade.marker() is None
     await store.upgrade.save(MARKER)
-    done = attrs.evolve(MARKER, state=UpgradeState.DONE, position="7", finished_at=2.5)
+    done = msgspec.structs.replace(MARKER, state=UpgradeState.DONE, position="7", finished_at=2.5)
     await store.upgrade.save(done)
     assert await store.upgrade.marker() == done
 
@@ -94,7 +94,7 @@ async def test_a_host_whose_term_is_over_changes_nothing_of_the_upgrade(monkeypa
             assert await one.upgrade.lead(seconds=0) == 1
             assert await two.upgrade.lead(seconds=60) == 2
             for write in (
-                lambda: one.upgrade.save(attrs.evolve(MARKER, position="9")),
+                lambda: one.upgrade.save(msgspec.structs.replace(MARKER, position="9")),
                 lambda: one.upgrade.assign_batch(MARKER, limit=9),
                 lambda: TenantService(settings, one.tenants).add("default", name="Default"),
             ):
@@ -103,4 +103,6 @@ async def test_a_host_whose_term_is_over_changes_nothing_of_the_upgrade(monkeypa
         assert await two.upgrade.marker() == MARKER
         assert await two.upgrade.count_unassigned() == 3
         assert not list(await two.tenants.page())
-        await one.upgrade.save(attrs.evolve(MARKER, position="1"))  # the fence ends with its block
+        await one.upgrade.save(
+            msgspec.structs.replace(MARKER, position="1")
+        )  # the fence ends with its block

@@ -20,7 +20,7 @@ SECTION = "Sdk:MultiTenant:Notifications"
 
 
 def test_every_channel_has_a_switch_a_section_and_code() -> None:
-    assert [field.name for field in attrs.fields(EnabledChannelsOptions)] == list(CHANNELS)
+    assert list(EnabledChannelsOptions.__struct_fields__) == list(CHANNELS)
     keys = {setting.key for setting in table()}
     for channel in CHANNELS.values():
         assert f"{SECTION}:EnabledChannels:{channel.key}" in keys
@@ -34,7 +34,7 @@ def test_what_a_channel_sends_is_in_every_template() -> None:
         key.rpartition(":")[2] for key in (s.key for s in table()) if "Templates" in key
     }
     assert set(TEXTS) == in_templates
-    assert len(attrs.fields(TemplateOptions)) == len(TEXTS)
+    assert len(TemplateOptions.__struct_fields__) == len(TEXTS)
     for channel in CHANNELS.values():
         assert {*channel.texts, *channel.quoted} <= set(TEXTS)
     assert list(TRANSITIONS) == [str(transition) for transition in Transition]

@@ -5,7 +5,7 @@ here are the promises that the index of unfinished deliveries rests on.
 """
 
 import apsw
-import attrs
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,7 +105,7 @@ class Writes(RuleBasedStateMachine):
     @rule(key=KEYS, terms=OWNERS, outcome=OUTCOMES)
     def ends(self, key: str, terms: LeaseTerms, outcome: object) -> None:
         if isinstance(outcome, Retry) and outcome.at is not None:
-            outcome = attrs.evolve(outcome, at=self.now + outcome.at)
+            outcome = msgspec.structs.replace(outcome, at=self.now + outcome.at)
         before = self.row(key)
         writes.finish(self.connection, terms, key, outcome, self.now)  # type: ignore[arg-type] # one of them
         if before is not None and before["lease_owner"] != terms.owner:

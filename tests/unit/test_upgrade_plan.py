@@ -3,6 +3,7 @@
 import re
 
 import attrs
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,7 +115,9 @@ def test_every_step_ends_once_in_its_order_however_often_a_run_is_cut_short(name
                 break
             marker = enter(marker or begin("t", step=step, now=0.0), step)
             while int(marker.position or 0) < batches and next(moves, None) is not None:
-                marker = attrs.evolve(marker, position=str(int(marker.position or 0) + 1))
+                marker = msgspec.structs.replace(
+                    marker, position=str(int(marker.position or 0) + 1)
+                )
             if int(marker.position or 0) < batches:
                 break
             assert step not in ended
@@ -140,7 +143,9 @@ def old_marker(state, step):
 def test_a_step_that_was_never_seen_is_left_also_after_the_end():
     old = old_marker(UpgradeState.DONE, "deliveries")
     assert list(remaining_steps(step_names([Named("a")]), old)) == ["organization", "host:a"]
-    new = leave(enter(attrs.evolve(old, finished=("database", "deliveries")), "organization"))
+    new = leave(
+        enter(msgspec.structs.replace(old, finished=("database", "deliveries")), "organization")
+    )
     assert list(remaining_steps(step_names([Named("a")]), finish(new, now=1.0))) == ["host:a"]
     assert list(remaining_steps(step_names([]), finish(new, now=1.0))) == []
 

@@ -20,6 +20,7 @@ from ..parse import REFERENCE, add_dev, add_format, describing
 from . import Finding, Level, Report, ranked
 
 if not describing():
+    import msgspec
     import trio
 
     from ...config import Loaded, Settings, StorageBackend
@@ -101,8 +102,10 @@ def _with_dev_secret(settings: Settings, report: Report) -> Settings:
     if secret is None:
         report.note(settings.storage.path, "'dev' has not been started here yet", "sdk-trio dev")
         return settings
-    webhooks = attrs.evolve(settings.webhooks, secret=secret, secrets=settings.webhooks.all_secrets)
-    return attrs.evolve(settings, webhooks=webhooks)
+    webhooks = msgspec.structs.replace(
+        settings.webhooks, secret=secret, secrets=settings.webhooks.all_secrets
+    )
+    return msgspec.structs.replace(settings, webhooks=webhooks)
 
 
 @attrs.define

@@ -7,9 +7,7 @@ The key of a field is its name in PascalCase, under the key of its class: ``webh
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
-
-import attrs
+from typing import Annotated, Any, Protocol
 
 from ..fields import (
     ApiVersionStrictness,
@@ -22,6 +20,7 @@ from ..fields import (
     LogLevel,
     Mode,
     ReplicaTargetType,
+    Section,
     SmsProvider,
     StorageBackend,
     about,
@@ -84,93 +83,86 @@ def bundled_api_version(version_header: str) -> str:
     return BUNDLED_API_VERSION[: len("2026-04")] if by_month else BUNDLED_API_VERSION
 
 
-@attrs.frozen(kw_only=True)
-class Settings:
+class Settings(Section, frozen=True, kw_only=True):
     """All settings, section by section; the root key is ``Sdk``."""
 
     # The sandbox by default: a program that was started without a thought moves no money.
-    mode: Mode = attrs.field(
-        default=Mode.TEST,
-        metadata=about("Test is the sandbox, Live is production, Custom uses CustomBaseUrl."),
-    )
-    access_token: Secret | None = attrs.field(
-        default=None,
-        metadata=about(
+    mode: Annotated[
+        Mode, about("Test is the sandbox, Live is production, Custom uses CustomBaseUrl.")
+    ] = Mode.TEST
+    access_token: Annotated[
+        Secret | None,
+        about(
             "Organization access token; keep it in a secret store.",
             default_note="none, required",
             live=True,
         ),
-    )
-    custom_base_url: str | None = attrs.field(
-        default=None,
-        metadata=about("Base address of Mode Custom, and required by it.", form=Form.HTTPS_URL),
-    )
-    base_path: str = attrs.field(
-        default="/v1",
-        metadata=about("Path prefix of all requests.", form=Form.ROUTE, required=True),
-    )
-    api_version: str | None = attrs.field(
-        default=None,
-        metadata=about(
+    ] = None
+    custom_base_url: Annotated[
+        str | None, about("Base address of Mode Custom, and required by it.", form=Form.HTTPS_URL)
+    ] = None
+    base_path: Annotated[
+        str, about("Path prefix of all requests.", form=Form.ROUTE, required=True)
+    ] = "/v1"
+    api_version: Annotated[
+        str | None,
+        about(
             "Version of the upstream's schema, sent in the version header.",
             form=Form.API_VERSION,
             default_note=f"the bundled version, {BUNDLED_API_VERSION}; for Polar-Version its month",
         ),
-    )
-    api_version_strictness: ApiVersionStrictness = attrs.field(
-        default=ApiVersionStrictness.WARN,
-        metadata=about(
-            "What an ApiVersion other than the bundled one leads to; Strict fails startup."
-        ),
-    )
-    timeout_ms: int = attrs.field(
-        default=30_000,
-        metadata=about(
+    ] = None
+    api_version_strictness: Annotated[
+        ApiVersionStrictness,
+        about("What an ApiVersion other than the bundled one leads to; Strict fails startup."),
+    ] = ApiVersionStrictness.WARN
+    timeout_ms: Annotated[
+        int,
+        about(
             "Timeout of one HTTP attempt.",
             minimum=1000,
             maximum=300_000,
             unit="milliseconds",
             live=True,
         ),
-    )
-    max_retries: int = attrs.field(
-        default=3,
-        metadata=about("Retries of one upstream call.", minimum=0, maximum=10, live=True),
-    )
+    ] = 30_000
+    max_retries: Annotated[
+        int, about("Retries of one upstream call.", minimum=0, maximum=10, live=True)
+    ] = 3
     # Null, so that it follows from the others: a fixed time would cut the first attempt where
     # TimeoutMs is at its maximum (ADR 29).
-    total_timeout_ms: int | None = attrs.field(
-        default=None,
-        metadata=about(
+    total_timeout_ms: Annotated[
+        int | None,
+        about(
             "Deadline over all attempts and waits of one call.",
             minimum=1,
             unit="milliseconds",
             default_note="two minutes, or what attempts and retries need if that is more",
             live=True,
         ),
-    )
+    ] = None
     # Production for every other name: a slip in it must not show errors in full.
-    environment: str = attrs.field(
-        default=PRODUCTION,
-        metadata=about(
+    environment: Annotated[
+        str,
+        about(
             "Development (or dev) shows full exception detail at start-up and maps the simulator; "
             "every other name counts as Production. Also from SDK_ENVIRONMENT.",
             form=Form.ENVIRONMENT_NAME,
             required=True,
         ),
-    )
-    upstream: UpstreamOptions = attrs.field(factory=UpstreamOptions)
-    resilience: ResilienceOptions = attrs.field(factory=ResilienceOptions)
-    connection: ConnectionOptions = attrs.field(factory=ConnectionOptions)
-    webhooks: WebhooksOptions = attrs.field(factory=WebhooksOptions)
-    forward: ForwardOptions = attrs.field(factory=ForwardOptions)
-    simulator: SimulatorOptions = attrs.field(factory=SimulatorOptions)
-    server: ServerOptions = attrs.field(factory=ServerOptions)
-    admin: AdminOptions = attrs.field(factory=AdminOptions)
-    relay: RelayOptions = attrs.field(factory=RelayOptions)
-    storage: StorageOptions = attrs.field(factory=StorageOptions)
-    logging: LoggingOptions = attrs.field(factory=LoggingOptions)
-    multi_tenant: MultiTenantOptions = attrs.field(factory=MultiTenantOptions)
+    ] = PRODUCTION
+    upstream: UpstreamOptions = UpstreamOptions()
+    resilience: ResilienceOptions = ResilienceOptions()
+    connection: ConnectionOptions = ConnectionOptions()
+    webhooks: WebhooksOptions = WebhooksOptions()
+    forward: ForwardOptions = ForwardOptions()
+    simulator: SimulatorOptions = SimulatorOptions()
+    server: ServerOptions = ServerOptions()
+    admin: AdminOptions = AdminOptions()
+    relay: RelayOptions = RelayOptions()
+    storage: StorageOptions = StorageOptions()
+    logging: LoggingOptions = LoggingOptions()
+    multi_tenant: MultiTenantOptions = MultiTenantOptions()
 
     @property
     def is_development(self) -> bool:

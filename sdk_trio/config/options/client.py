@@ -1,167 +1,154 @@
 """The client's settings: origins, breaker and hedging, connection pool. Pure."""
 
-import attrs
+from typing import Annotated
 
-from ..fields import Form, about
+from ..fields import Form, Section, about
 
 
-@attrs.frozen(kw_only=True)
-class UpstreamOptions:
+class UpstreamOptions(Section, frozen=True, kw_only=True):
     """Addresses of the upstream API."""
 
-    production_url: str = attrs.field(
-        default="https://api.polar.sh",
-        metadata=about("Base address of Mode Live.", form=Form.HTTPS_URL, required=True),
-    )
-    sandbox_url: str = attrs.field(
-        default="https://sandbox-api.polar.sh",
-        metadata=about("Base address of Mode Test.", form=Form.HTTPS_URL, required=True),
-    )
-    version_header: str = attrs.field(
-        default="Sdk-Version",
-        metadata=about(
+    production_url: Annotated[
+        str, about("Base address of Mode Live.", form=Form.HTTPS_URL, required=True)
+    ] = "https://api.polar.sh"
+    sandbox_url: Annotated[
+        str, about("Base address of Mode Test.", form=Form.HTTPS_URL, required=True)
+    ] = "https://sandbox-api.polar.sh"
+    version_header: Annotated[
+        str,
+        about(
             "Name of the header that carries ApiVersion.",
             form=Form.HEADER,
             required=True,
         ),
-    )
-    organization_header: str = attrs.field(
-        default="Polar-Organization",
-        metadata=about(
+    ] = "Sdk-Version"
+    organization_header: Annotated[
+        str,
+        about(
             "Name of the header that carries a call's organization_id, for tokens of several "
             "organizations.",
             form=Form.HEADER,
             required=True,
         ),
-    )
+    ] = "Polar-Organization"
     # False until the upstream says so: repeating a write that it has executed charges a customer
     # twice.
-    honours_idempotency_keys: bool = attrs.field(
-        default=False,
-        metadata=about(
+    honours_idempotency_keys: Annotated[
+        bool,
+        about(
             "The upstream executes one write only for each idempotency key, so writes whose answer "
             "was lost are repeated like reads."
         ),
-    )
-    requests_per_minute: int | None = attrs.field(
-        default=None,
-        metadata=about(
+    ] = False
+    requests_per_minute: Annotated[
+        int | None,
+        about(
             "Rate that the client holds its attempts to.",
             minimum=1,
             unit="per minute",
             default_note="only what the upstream's answers ask for",
             live=True,
         ),
-    )
+    ] = None
 
 
-@attrs.frozen(kw_only=True)
-class ResilienceOptions:
+class ResilienceOptions(Section, frozen=True, kw_only=True):
     """Circuit breaker and hedging of the client."""
 
     # In a row, so that a few failures among many successes do not stop every call.
-    circuit_breaker_failure_threshold: int = attrs.field(
-        default=5,
-        metadata=about("Consecutive failures before the circuit opens.", minimum=1),
-    )
-    circuit_breaker_sampling_seconds: int = attrs.field(
-        default=30,
-        metadata=about("Window in which failures are counted.", minimum=1, unit="seconds"),
-    )
-    circuit_breaker_break_seconds: int = attrs.field(
-        default=15,
-        metadata=about(
+    circuit_breaker_failure_threshold: Annotated[
+        int, about("Consecutive failures before the circuit opens.", minimum=1)
+    ] = 5
+    circuit_breaker_sampling_seconds: Annotated[
+        int, about("Window in which failures are counted.", minimum=1, unit="seconds")
+    ] = 30
+    circuit_breaker_break_seconds: Annotated[
+        int,
+        about(
             "Time the circuit stays open before probe requests are allowed.",
             minimum=1,
             unit="seconds",
         ),
-    )
+    ] = 15
     # Reads alone: a duplicate of a write would be executed twice.
-    hedge_after_ms: int | None = attrs.field(
-        default=None,
-        metadata=about(
+    hedge_after_ms: Annotated[
+        int | None,
+        about(
             "A duplicate GET or HEAD is sent after this time; never for other methods.",
             minimum=1,
             unit="milliseconds",
             default_note="disabled",
             live=True,
         ),
-    )
+    ] = None
 
 
-@attrs.frozen(kw_only=True)
-class ConnectionOptions:
+class ConnectionOptions(Section, frozen=True, kw_only=True):
     """The client's connection pool."""
 
-    max_connections_per_server: int = attrs.field(
-        default=100,
-        metadata=about("Cap on simultaneous TCP connections per host.", minimum=1),
-    )
+    max_connections_per_server: Annotated[
+        int, about("Cap on simultaneous TCP connections per host.", minimum=1)
+    ] = 100
     # A connection that is kept for ever never sees a change of the name's addresses.
-    pooled_connection_lifetime_minutes: int = attrs.field(
-        default=15,
-        metadata=about("Forced reconnection interval.", minimum=1, unit="minutes"),
-    )
-    pooled_connection_idle_timeout_minutes: int = attrs.field(
-        default=2,
-        metadata=about("Idle connections are closed after this period.", minimum=1, unit="minutes"),
-    )
-    enable_http2: bool = attrs.field(default=True, metadata=about("Use HTTP/2 multiplexing."))
-    enable_http3: bool = attrs.field(
-        default=False, metadata=about("Use HTTP/3; experimental, opt-in.")
-    )
-    enable_multiple_http2_connections: bool = attrs.field(
-        default=True,
-        metadata=about("Allow several simultaneous HTTP/2 connections."),
-    )
+    pooled_connection_lifetime_minutes: Annotated[
+        int, about("Forced reconnection interval.", minimum=1, unit="minutes")
+    ] = 15
+    pooled_connection_idle_timeout_minutes: Annotated[
+        int, about("Idle connections are closed after this period.", minimum=1, unit="minutes")
+    ] = 2
+    enable_http2: Annotated[bool, about("Use HTTP/2 multiplexing.")] = True
+    enable_http3: Annotated[bool, about("Use HTTP/3; experimental, opt-in.")] = False
+    enable_multiple_http2_connections: Annotated[
+        bool, about("Allow several simultaneous HTTP/2 connections.")
+    ] = True
     # Whoever may set a variable would else choose the way of the access token (ADR 28).
-    proxy_url: str | None = attrs.field(
-        default=None,
-        metadata=about(
+    proxy_url: Annotated[
+        str | None,
+        about(
             "HTTP proxy that opens a tunnel to the upstream for every connection (CONNECT); "
             "HTTPS_PROXY is not followed.",
             form=Form.URL,
             default_note="no proxy",
         ),
-    )
+    ] = None
     # Not in ProxyUrl: URLs end up in logs and messages.
-    proxy_credentials_env_var: str = attrs.field(
-        default="SDK_PROXY_CREDENTIALS",
-        metadata=about(
+    proxy_credentials_env_var: Annotated[
+        str,
+        about(
             "Variable with user:password for the proxy, if it wants any.",
             form=Form.ENV_VAR,
             required=True,
         ),
-    )
+    ] = "SDK_PROXY_CREDENTIALS"
     # In place of the public authorities and not beside them: whoever names one trusts no other.
-    ca_file: str | None = attrs.field(
-        default=None,
-        metadata=about(
+    ca_file: Annotated[
+        str | None,
+        about(
             "PEM file with the authorities whose certificates the upstream may have, and no "
             "others.",
             default_note="the public ones, or those of SSL_CERT_FILE",
         ),
-    )
-    client_cert_file: str | None = attrs.field(
-        default=None,
-        metadata=about(
+    ] = None
+    client_cert_file: Annotated[
+        str | None,
+        about(
             "PEM certificate that the client shows to the upstream. Needs ClientKeyFile.",
             default_note="none",
         ),
-    )
-    client_key_file: str | None = attrs.field(
-        default=None,
-        metadata=about(
+    ] = None
+    client_key_file: Annotated[
+        str | None,
+        about(
             "PEM private key of ClientCertFile, without a passphrase.",
             default_note="none",
         ),
-    )
+    ] = None
     # 600 KiB of gzip once became 600 MiB in the process that receives the payments (ADR 29).
-    max_answer_bytes: int = attrs.field(
-        default=33_554_432,
-        metadata=about(
+    max_answer_bytes: Annotated[
+        int,
+        about(
             "Largest body of an answer that is taken into memory, decompressed.",
             minimum=1024,
             unit="bytes",
         ),
-    )
+    ] = 33_554_432

@@ -14,11 +14,12 @@ lose the room of 7 and 3 characters in each to the header that joins them.
 
 import re
 from collections.abc import Mapping
+from typing import Annotated
 
-import attrs
+import msgspec
 
 from ...records.channels import CHANNELS
-from ..fields import EmailProvider, Form, SmsProvider, about
+from ..fields import EmailProvider, Form, Section, SmsProvider, about
 
 # -- texts ---------------------------------------------------------------------------------------
 
@@ -46,8 +47,7 @@ _GSM7_ALONE, _GSM7_JOINED = 160, 153
 _UCS2_ALONE, _UCS2_JOINED = 70, 67
 
 
-@attrs.frozen
-class TemplateTexts:
+class TemplateTexts(msgspec.Struct, frozen=True):
     """The three texts of one transition."""
 
     email_subject: str
@@ -113,8 +113,7 @@ def unknown_placeholders(template: str) -> tuple[str, ...]:
     return tuple(word for word in found if word not in PLACEHOLDERS)
 
 
-@attrs.frozen
-class SmsSize:
+class SmsSize(msgspec.Struct, frozen=True):
     """The size of one SMS: ``encoding`` is ``GSM-7`` or ``UCS-2``.
 
     ``units`` counts 7-bit or 16-bit units, ``segments`` what they fill; an empty text fills none.
@@ -168,154 +167,136 @@ def cut_sms(text: str, segments: int) -> str:
 # -- sections ------------------------------------------------------------------------------------
 
 
-@attrs.frozen(kw_only=True)
-class EnabledChannelsOptions:
+class EnabledChannelsOptions(Section, frozen=True, kw_only=True):
     """The channels that send messages."""
 
-    email: bool = attrs.field(default=True, metadata=about("Email channel dispatches."))
-    sms: bool = attrs.field(default=False, metadata=about("SMS channel dispatches."))
-    webhook: bool = attrs.field(default=False, metadata=about("Webhook channel dispatches."))
+    email: Annotated[bool, about("Email channel dispatches.")] = True
+    sms: Annotated[bool, about("SMS channel dispatches.")] = False
+    webhook: Annotated[bool, about("Webhook channel dispatches.")] = False
 
 
-@attrs.frozen(kw_only=True)
-class EmailProviderAOptions:
+class EmailProviderAOptions(Section, frozen=True, kw_only=True):
     """The email provider's account."""
 
-    api_key_env_var: str = attrs.field(
-        default="EMAIL_API_KEY",
-        metadata=about("Variable with the provider key.", form=Form.ENV_VAR, required=True),
-    )
-    base_url: str = attrs.field(
-        default="https://api.sendgrid.com",
-        metadata=about(
+    api_key_env_var: Annotated[
+        str, about("Variable with the provider key.", form=Form.ENV_VAR, required=True)
+    ] = "EMAIL_API_KEY"
+    base_url: Annotated[
+        str,
+        about(
             "Base address, for regions and tests.",
             form=Form.HTTPS_URL,
             required=True,
         ),
-    )
+    ] = "https://api.sendgrid.com"
 
 
-@attrs.frozen(kw_only=True)
-class EmailOptions:
+class EmailOptions(Section, frozen=True, kw_only=True):
     """The email channel."""
 
-    provider: EmailProvider = attrs.field(
-        default=EmailProvider.EMAIL_PROVIDER_A,
-        metadata=about("The only provider of v1.0."),
+    provider: Annotated[EmailProvider, about("The only provider of v1.0.")] = (
+        EmailProvider.EMAIL_PROVIDER_A
     )
-    from_address: str = attrs.field(
-        default="",
-        metadata=about("From header of outgoing messages.", form=Form.EMAIL, required=True),
-    )
-    from_display_name: str = attrs.field(
-        default="Platform",
-        metadata=about("Display name in the From header.", form=Form.HEADER_TEXT),
-    )
-    timeout_seconds: int = attrs.field(
-        default=30,
-        metadata=about(
+    from_address: Annotated[
+        str, about("From header of outgoing messages.", form=Form.EMAIL, required=True)
+    ] = ""
+    from_display_name: Annotated[
+        str, about("Display name in the From header.", form=Form.HEADER_TEXT)
+    ] = "Platform"
+    timeout_seconds: Annotated[
+        int,
+        about(
             "Timeout of one request to the provider.",
             minimum=1,
             maximum=300,
             unit="seconds",
         ),
-    )
-    email_provider_a: EmailProviderAOptions = attrs.field(factory=EmailProviderAOptions)
+    ] = 30
+    email_provider_a: EmailProviderAOptions = EmailProviderAOptions()
 
 
-@attrs.frozen(kw_only=True)
-class SmsProviderAOptions:
+class SmsProviderAOptions(Section, frozen=True, kw_only=True):
     """The SMS provider's account."""
 
-    account_sid_env_var: str = attrs.field(
-        default="SMS_ACCOUNT_SID",
-        metadata=about("Variable with the account id.", form=Form.ENV_VAR, required=True),
-    )
-    auth_token_env_var: str = attrs.field(
-        default="SMS_AUTH_TOKEN",
-        metadata=about("Variable with the auth token.", form=Form.ENV_VAR, required=True),
-    )
-    from_number: str = attrs.field(
-        default="",
-        metadata=about("Sender number.", form=Form.PHONE, required=True),
-    )
-    base_url: str = attrs.field(
-        default="https://api.twilio.com",
-        metadata=about(
+    account_sid_env_var: Annotated[
+        str, about("Variable with the account id.", form=Form.ENV_VAR, required=True)
+    ] = "SMS_ACCOUNT_SID"
+    auth_token_env_var: Annotated[
+        str, about("Variable with the auth token.", form=Form.ENV_VAR, required=True)
+    ] = "SMS_AUTH_TOKEN"
+    from_number: Annotated[str, about("Sender number.", form=Form.PHONE, required=True)] = ""
+    base_url: Annotated[
+        str,
+        about(
             "Base address, for regions and tests.",
             form=Form.HTTPS_URL,
             required=True,
         ),
-    )
+    ] = "https://api.twilio.com"
 
 
-@attrs.frozen(kw_only=True)
-class SmsOptions:
+class SmsOptions(Section, frozen=True, kw_only=True):
     """The SMS channel."""
 
-    provider: SmsProvider = attrs.field(
-        default=SmsProvider.SMS_PROVIDER_A,
-        metadata=about("The only provider of v1.0."),
+    provider: Annotated[SmsProvider, about("The only provider of v1.0.")] = (
+        SmsProvider.SMS_PROVIDER_A
     )
-    timeout_seconds: int = attrs.field(
-        default=30,
-        metadata=about(
+    timeout_seconds: Annotated[
+        int,
+        about(
             "Timeout of one request to the provider.",
             minimum=1,
             maximum=300,
             unit="seconds",
         ),
-    )
-    sms_provider_a: SmsProviderAOptions = attrs.field(factory=SmsProviderAOptions)
+    ] = 30
+    sms_provider_a: SmsProviderAOptions = SmsProviderAOptions()
 
 
-@attrs.frozen(kw_only=True)
-class WebhookChannelOptions:
+class WebhookChannelOptions(Section, frozen=True, kw_only=True):
     """The webhook channel."""
 
-    url: str = attrs.field(
-        default="",
-        metadata=about(
+    url: Annotated[
+        str,
+        about(
             "Receives the JSON payload by POST.",
             form=Form.HOOK_URL,
             required=True,
             masked=True,
         ),
-    )
-    signing_secret_env_var: str = attrs.field(
-        default="SDK_WEBHOOK_SECRET",
-        metadata=about(
+    ] = ""
+    signing_secret_env_var: Annotated[
+        str,
+        about(
             "Variable with the HMAC signing secret.",
             form=Form.ENV_VAR,
             required=True,
         ),
-    )
-    timeout_seconds: int = attrs.field(
-        default=10,
-        metadata=about("Timeout of one POST.", minimum=1, maximum=300, unit="seconds"),
-    )
+    ] = "SDK_WEBHOOK_SECRET"
+    timeout_seconds: Annotated[
+        int, about("Timeout of one POST.", minimum=1, maximum=300, unit="seconds")
+    ] = 10
     # A customer may have chosen the URL, and must not reach the operator's network through us (ADR
     # 14).
-    allow_private_addresses: bool = attrs.field(
-        default=False,
-        metadata=about(
+    allow_private_addresses: Annotated[
+        bool,
+        about(
             "Connect to loopback, private and link-local addresses too, when the name in Url "
             "resolves to one."
         ),
-    )
+    ] = False
 
 
-@attrs.frozen(kw_only=True)
-class TemplateOptions:
+class TemplateOptions(Section, frozen=True, kw_only=True):
     """The texts of one transition; placeholders such as ``{TenantName}`` are substituted."""
 
-    email_subject: str = attrs.field(
-        metadata=about("Subject of the email.", form=Form.HEADER_TEXT, required=True, live=True)
-    )
-    email_body: str = attrs.field(
-        metadata=about("Text of the email; its HTML form is made of it.", required=True, live=True)
-    )
-    sms_body: str = attrs.field(metadata=about("Text of the SMS.", required=True, live=True))
+    email_subject: Annotated[
+        str, about("Subject of the email.", form=Form.HEADER_TEXT, required=True, live=True)
+    ]
+    email_body: Annotated[
+        str, about("Text of the email; its HTML form is made of it.", required=True, live=True)
+    ]
+    sms_body: Annotated[str, about("Text of the SMS.", required=True, live=True)]
 
 
 def _template(texts: TemplateTexts) -> TemplateOptions:
@@ -324,61 +305,50 @@ def _template(texts: TemplateTexts) -> TemplateOptions:
     )
 
 
-@attrs.frozen(kw_only=True)
-class TemplatesOptions:
+class TemplatesOptions(Section, frozen=True, kw_only=True):
     """One template per status transition."""
 
-    suspended: TemplateOptions = attrs.field(factory=lambda: _template(SUSPENDED))
-    reactivated: TemplateOptions = attrs.field(factory=lambda: _template(REACTIVATED))
-    deactivated: TemplateOptions = attrs.field(factory=lambda: _template(DEACTIVATED))
-    deleted: TemplateOptions = attrs.field(factory=lambda: _template(DELETED))
+    suspended: TemplateOptions = _template(SUSPENDED)
+    reactivated: TemplateOptions = _template(REACTIVATED)
+    deactivated: TemplateOptions = _template(DEACTIVATED)
+    deleted: TemplateOptions = _template(DELETED)
 
 
-@attrs.frozen(kw_only=True)
-class NotificationsOptions:
+class NotificationsOptions(Section, frozen=True, kw_only=True):
     """Site-manager notifications, gated by Enabled."""
 
-    enabled: bool = attrs.field(
-        default=False,
-        metadata=about("Master toggle; when false the section is ignored."),
-    )
-    enabled_channels: EnabledChannelsOptions = attrs.field(factory=EnabledChannelsOptions)
+    enabled: Annotated[bool, about("Master toggle; when false the section is ignored.")] = False
+    enabled_channels: EnabledChannelsOptions = EnabledChannelsOptions()
     # An address that was mistyped belongs to somebody else, who would learn of a tenant's
     # suspension.
-    send_to_unverified_email: bool = attrs.field(
-        default=False,
-        metadata=about(
-            "When false, the email channel skips recipients whose email is not verified."
-        ),
-    )
+    send_to_unverified_email: Annotated[
+        bool, about("When false, the email channel skips recipients whose email is not verified.")
+    ] = False
     # With the waits below, eight attempts take half an hour on average.
-    max_attempts: int = attrs.field(
-        default=8,
-        metadata=about("Attempts of one message on one channel.", minimum=1),
-    )
-    retry_base_seconds: float = attrs.field(
-        default=30.0,
-        metadata=about(
+    max_attempts: Annotated[int, about("Attempts of one message on one channel.", minimum=1)] = 8
+    retry_base_seconds: Annotated[
+        float,
+        about(
             "Longest wait after the first failed attempt, doubled after each further one.",
             minimum=0,
             maximum=86_400,
             unit="seconds",
         ),
-    )
-    retry_cap_seconds: float = attrs.field(
-        default=3600.0,
-        metadata=about(
+    ] = 30.0
+    retry_cap_seconds: Annotated[
+        float,
+        about(
             "The wait between two attempts grows no longer than this.",
             minimum=0,
             maximum=86_400,
             unit="seconds",
             at_least="retry_base_seconds",
         ),
-    )
-    email: EmailOptions = attrs.field(factory=EmailOptions)
-    sms: SmsOptions = attrs.field(factory=SmsOptions)
-    webhook: WebhookChannelOptions = attrs.field(factory=WebhookChannelOptions)
-    templates: TemplatesOptions = attrs.field(factory=TemplatesOptions)
+    ] = 3600.0
+    email: EmailOptions = EmailOptions()
+    sms: SmsOptions = SmsOptions()
+    webhook: WebhookChannelOptions = WebhookChannelOptions()
+    templates: TemplatesOptions = TemplatesOptions()
 
 
 def enabled_channels(options: NotificationsOptions) -> tuple[str, ...]:

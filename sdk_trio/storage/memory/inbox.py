@@ -22,7 +22,7 @@ from itertools import islice
 from sys import intern
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 import trio
 
 from ...base.logs import get_logger
@@ -130,7 +130,7 @@ class MemoryUpgrade:
                 self._rows.change(row, row.state, tenant_id=marker.tenant_id)
                 assigned += 1
         if waiting:
-            marker = attrs.evolve(marker, position=str(waiting[:limit][-1]))
+            marker = msgspec.structs.replace(marker, position=str(waiting[:limit][-1]))
             self._marker = marker
             self._rows.changes += 1
         return Assigned(assigned, marker, last=len(waiting) < limit)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import attrs
+import msgspec
 
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
 from . import leases
@@ -151,6 +151,6 @@ def _assign(connection: StoreConnection, marker: UpgradeMarker, limit: int) -> A
         return Assigned(0, marker, last=True)
     assigned = connection.write(_ASSIGN, (marker.tenant_id, after, end)).rowcount
     connection.write(_MOVE_LANES, (after, end))
-    moved = attrs.evolve(marker, position=str(end))
+    moved = msgspec.structs.replace(marker, position=str(end))
     _save(connection, moved)
     return Assigned(assigned, moved, last=count < limit)

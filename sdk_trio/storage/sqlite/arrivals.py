@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import apsw
-import attrs
+import msgspec
 
 from ...records.deliveries import NewDelivery
 from . import known, listing
@@ -164,8 +164,7 @@ _ADD_BODY = {
 }
 
 
-@attrs.define
-class NewArrival:
+class NewArrival(msgspec.Struct):
     """A delivery whose key is not known, and how it comes; ``storage.sqlite.schema`` has why.
 
     ``state`` is ``received``, ``running`` or ``done``.

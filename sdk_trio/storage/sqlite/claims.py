@@ -20,7 +20,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-import attrs
+import msgspec
 
 from ...base.logs import get_logger
 
@@ -47,8 +47,7 @@ _SIZE = _SLOT * (SLOTS + 1)
 _NOTHING = bytes(_SLOT)
 
 
-@attrs.frozen
-class EndedRun:
+class EndedRun(msgspec.Struct, frozen=True):
     """A run of ``key`` during which the process ended, ``ends`` times, before it was committed."""
 
     key: str

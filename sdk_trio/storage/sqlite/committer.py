@@ -256,6 +256,8 @@ class Committer(trio.abc.Instrument):
         self._ended = trio.Event()
         self._watching = trio.CancelScope()
         self._connection: apsw.Connection | None = None
+        #: The size of the log, in bytes, from which on it is copied after a commit.
+        self.checkpoint_bytes: int = CHECKPOINT_BYTES
         #: The numbers of connections that it has opened, and of transactions that it has begun.
         self.connections: int = 0
         self.transactions: int = 0
@@ -729,7 +731,7 @@ class Committer(trio.abc.Instrument):
         opened = self._opened
         if self._connection is None or opened is None or self.lost:
             return
-        if self._log_frames * opened.page_size < CHECKPOINT_BYTES:
+        if self._log_frames * opened.page_size < self.checkpoint_bytes:
             return
         self._log_frames = 0
         # As SQLite's own checkpoints do: one that fails is tried again after a further commit.

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 
 import apsw
-import attrs
+import msgspec
 
 from ...errors import StoreLostError, StoreUnavailableError
 
@@ -39,8 +39,7 @@ DAMAGE = (apsw.CorruptError, apsw.NotADBError)
 _Identity = tuple[int, int]
 
 
-@attrs.frozen
-class _Written:
+class _Written(msgspec.Struct, frozen=True):
     """The last commit that was seen in the log: the log's head, its frame's number and head."""
 
     head: bytes

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import apsw
-import attrs
+import msgspec
 import trio
 
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
@@ -144,6 +144,6 @@ def _assign(connection: apsw.Connection, marker: UpgradeMarker, limit: int) -> A
         connection.execute(_ASSIGN.format(table), (marker.tenant_id, after, end))
     assigned = connection.changes()
     note_tenants(connection, after, end)
-    moved = attrs.evolve(marker, position=str(end))
+    moved = msgspec.structs.replace(marker, position=str(end))
     _save(connection, moved)
     return Assigned(assigned, moved, last=count < limit)

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import apsw
-import attrs
+import msgspec
 
 from ...records.deliveries import (
     MOST_EVIDENCE,
@@ -418,8 +418,7 @@ def join(connection: apsw.Connection, terms: LeaseTerms, key: str) -> None:
     connection.execute(_JOIN, (_open_row_of(connection, key), terms.owner))
 
 
-@attrs.define
-class RunEnd:
+class RunEnd(msgspec.Struct):
     """A run that ended well: of which key, when, and when it began if its start is not recorded."""
 
     key: str
