@@ -24,9 +24,9 @@ export function Dead({ overview }) {
     ${chosen && html`<${Bulk} choice=${chosen} onClose=${(text) => { setChosen(null); if (text) { say(text); dead.again(); } }} />`}`;
 }
 
-// The program counts what the choice fits and gives a confirmation for exactly that; it ends at what
-// is dead by then, so nothing that dies meanwhile is put back unseen. It puts back a thousand at a
-// time: after an error one goes on where it stopped, and may stop in between.
+// The program counts what the choice fits and gives a confirmation for exactly that, which leaves out
+// what arrives later. It puts back a thousand at a time: one may stop in between, and after an error
+// go on from there.
 function Bulk({ choice, onClose }) {
   const [trial, setTrial] = useState(null);
   const [error, setError] = useState(null);
