@@ -7,8 +7,6 @@ import { html } from "./parts.js";
 
 const HEIGHT = 130;
 const SECONDS = 15 * 60;
-// A point on the edge would not be drawn.
-const STEP = 5;
 
 // A property holds the colours of light and dark; what is drawn with it has the one of now.
 function colour(element, name) {
@@ -67,10 +65,10 @@ export function Chart({ title, at, lines, shown }) {
     <div ref=${place} role="img" aria-label="${title}: ${said.join(", ")}"></div></figure>`;
 }
 
-// Of one point alone the library would make up a scale of days, and of none no scale.
-function quarter(_, first, last) {
-  const end = last ?? Date.now() / 1000;
-  return [end - SECONDS, end + STEP];
+// Of one point alone the library would make up a scale of a day, and of none no scale.
+function quarter({ data }) {
+  const end = data[0].at(-1) ?? Date.now() / 1000;
+  return [end - SECONDS, end];
 }
 
 const minute = (seconds) => {

@@ -131,6 +131,7 @@ function Keys({ views, onClose }) {
   return html`<${Dialog} title="Keys" onClose=${onClose}><table class="plain"><tbody>
     ${views.slice(0, 9).map(([, [title]], index) => html`<tr><th scope="row"><kbd>${index + 1}</kbd></th><td>${title}</td></tr>`)}
     <tr><th scope="row"><kbd>j</kbd> <kbd>k</kbd></th><td>next and previous row of the list</td></tr>
+    <tr><th scope="row"><kbd>Home</kbd> <kbd>End</kbd></th><td>its first row, and the last one that was read</td></tr>
     <tr><th scope="row"><kbd>Enter</kbd></th><td>open</td></tr><tr><th scope="row"><kbd>Escape</kbd></th><td>back to the list</td></tr>
     <tr><th scope="row"><kbd>/</kbd></th><td>filter</td></tr><tr><th scope="row"><kbd>p</kbd></th><td>pause</td></tr><tr><th scope="row"><kbd>?</kbd></th><td>these keys</td></tr></tbody></table>
     <p class="buttons"><button type="button" onClick=${onClose}>Close</button></p><//>`;
