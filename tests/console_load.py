@@ -12,6 +12,7 @@ with and without an open console, in turns. It stops by itself.
 """
 
 import argparse
+import base64
 import itertools
 import json
 import os
@@ -19,7 +20,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +30,7 @@ import trio
 from support.browser import Page, connected, started_browser
 from support.deliveries import SECRET
 from support.ports import free_port
+from support.replicating import write
 from support.wire import Wire
 
 from sdk_trio.testing import sign_delivery
@@ -55,6 +58,14 @@ async def pay_back(event):
 """
 
 TOKEN = "token-of-a-test-as-long-as-it-has-to-be"  # a test value
+ENVIRONMENT = {
+    **os.environ,
+    "SDK__WEBHOOKS__SECRET": SECRET,
+    "SDK_ADMIN_TOKEN": TOKEN,
+    "SDK_ENVIRONMENT": "Development",
+    "EMAIL_API_KEY": "a-test-value",
+}
+OTHER_SECRET = "whsec_" + base64.b64encode(b"another secret, of this program alone").decode()
 CONNECTIONS = 16
 WIDE = (1280, 800)
 
@@ -65,10 +76,32 @@ class Daemon:
 
     receiver: str
     admin: str
+    directory: Path
+    settings: Sequence[str]
+
+    def run(self, *words: str) -> str:
+        """Run a command on its store; return what it printed."""
+        command = [sys.executable, "-m", "sdk_trio", *words, *self.settings]
+        ran = subprocess.run(
+            command, cwd=self.directory, env=ENVIRONMENT, capture_output=True, text=True
+        )
+        return ran.stdout
+
+
+#: The replica of each tenant's database, in a directory, by a replicator of the daemon's own.
+REPLICATION = {
+    "UseReplication": "true",
+    "ReplicaTargetType": "LocalDisk",
+    "LocalDisk:Path": "replica",
+    "ConfigOutputPath": "replicator.yml",
+    "ReplicatorPidFilePath": "replicator.pid",
+    "AutoRegenerateOnTenantChange": "true",
+    "Supervise": "true",
+}
 
 
 @contextmanager
-def running(directory: Path) -> Iterator[Daemon]:
+def running(directory: Path, replication: Mapping[str, str]) -> Iterator[Daemon]:
     (directory / "app.py").write_text(APPLICATION)
     receiver, admin = free_port(), free_port()
     keys = {
@@ -79,21 +112,20 @@ def running(directory: Path) -> Iterator[Daemon]:
         "Webhooks:Queue:MaxAttempts": "1",
         "MultiTenant:Enabled": "true",
         "MultiTenant:TenantStatus:SuspendUnverifiedTenantsAnyway": "true",
+        "MultiTenant:Notifications:Enabled": "true",
+        "MultiTenant:Notifications:Email:FromAddress": "noreply@platform.example",
         "Storage:Path": "data",
+        **{f"MultiTenant:FileDb:Replication:{key}": each for key, each in replication.items()},
     }
+    words = [word for key, value in keys.items() for word in ("--set", f"Sdk:{key}={value}")]
     command = [sys.executable, "-m", "sdk_trio", "run", "--standalone", "--app", "app:handlers"]
-    for key, value in keys.items():
-        command += ["--set", f"Sdk:{key}={value}"]
-    environment = {
-        **os.environ,
-        "SDK__WEBHOOKS__SECRET": SECRET,
-        "SDK_ADMIN_TOKEN": TOKEN,
-        "SDK_ENVIRONMENT": "Development",
-    }
     with (directory / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*command, *words], cwd=directory, env=ENVIRONMENT, stdout=log, stderr=log
+        )
     try:
-        yield Daemon(f"http://127.0.0.1:{receiver}", f"http://127.0.0.1:{admin}")
+        addresses = (f"http://127.0.0.1:{receiver}", f"http://127.0.0.1:{admin}")
+        yield Daemon(*addresses, directory, words)
     finally:
         process.terminate()
         process.wait(60)
@@ -229,9 +261,38 @@ async def rates(daemon: Daemon, address: str, arguments: argparse.Namespace) -> 
     }
 
 
+def fill(daemon: Daemon) -> None:
+    """Bring tenants, a message, rejected requests, and replicas that are verified."""
+    for name in ("acme", "bolt", "corner"):
+        daemon.run("tenant", "add", name, "--name", f"{name.title()} Ltd")
+    for tenant in json.loads(daemon.run("tenant", "list", "--format", "json")):
+        database = daemon.directory / "data" / "tenants" / f"{tenant['id']}.db"
+        database.parent.mkdir(mode=0o700, exist_ok=True)
+        write(str(database), 5)
+    order = ("--reason", "invoice 2026-117 is unpaid", "--bypass-email-verification")
+    daemon.run("tenant", "suspend", "corner", *order)
+    for _ in range(30):
+        told = json.loads(daemon.run("replication", "verify", "--all", "--format", "json") or "[]")
+        if told and all(each["ok"] for each in told):
+            break
+
+
+async def refuse(url: str) -> None:
+    """Send deliveries that the receiver rejects."""
+    old = int(time.time()) - 3600
+    for made in (
+        sign_delivery("order.paid", secret=OTHER_SECRET),
+        sign_delivery("refund.created", secret=SECRET, timestamp=old),
+        sign_delivery(b"{no JSON", secret=SECRET),
+    ):
+        with await Wire.connect(url) as wire:
+            await wire.post(made)
+
+
 async def picture(daemon: Daemon, address: str, directory: Path) -> None:
     """Write a picture of each view, light and dark."""
     await deliver(daemon.receiver, 400)
+    await refuse(daemon.receiver)
     async with connected(address) as browser:
         page = await browser.open(f"{daemon.admin}/#token={TOKEN}")
         await page.until("document.querySelector('.live.live')")
@@ -248,14 +309,20 @@ async def picture(daemon: Daemon, address: str, directory: Path) -> None:
             for name, view in views.items():
                 await page.evaluate(f"location.hash = '#/{view}'")
                 await page.until("!document.querySelector('main [aria-busy]')")
-                await trio.sleep(0.7)  # charts are drawn a moment later
+                # Charts are drawn a moment later, and the figures of the store every five seconds.
+                await trio.sleep(6 if name == "overview" else 0.7)
                 await page.picture(directory / f"{name}-{'dark' if dark else 'light'}.webp")
 
 
 async def main(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        with started_browser(directory) as address, running(directory) as daemon:
+        if arguments.pictures is not None:
+            with running(directory, REPLICATION) as daemon:
+                await started(daemon)
+                await trio.to_thread.run_sync(fill, daemon)
+        replication = {} if arguments.pictures is None else REPLICATION
+        with started_browser(directory) as address, running(directory, replication) as daemon:
             await started(daemon)
             if arguments.pictures is None:
                 await measure(arguments, daemon, address)

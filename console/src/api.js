@@ -24,10 +24,10 @@ export function forgetToken() {
 
 export function takeTokenOfLink() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (given) {
-    keepToken(given);
-    history.replaceState(null, "", location.pathname + location.search);
-  }
+  if (!given) return false;
+  keepToken(given);
+  history.replaceState(null, "", location.pathname + location.search);
+  return true;
 }
 
 export function query(parameters) {
@@ -35,16 +35,17 @@ export function query(parameters) {
   return given.length ? `?${new URLSearchParams(given)}` : "";
 }
 
-async function call(method, path, body, signal) {
+// `text` is a body in JSON.
+async function call(method, path, text, signal) {
   const headers = { authorization: `Bearer ${token()}` };
-  if (body !== undefined) headers["content-type"] = "application/json";
+  if (text !== undefined) headers["content-type"] = "application/json";
   let response;
   try {
     response = await fetch(path, {
       method,
       headers,
       signal,
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: text,
       cache: "no-store",
       credentials: "omit",
       redirect: "error",
@@ -53,10 +54,11 @@ async function call(method, path, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The program does not answer. It may be stopped, or starting again.");
   }
-  const text = await response.text();
+  if (response.status === 401) dispatchEvent(new Event("sdk-refused"));
+  const answer = await response.text();
   let document = null;
   try {
-    document = text ? JSON.parse(text) : null;
+    document = answer ? JSON.parse(answer) : null;
   } catch {
     throw new ApiError(response.status, `The answer (${response.status}) is no JSON.`);
   }
@@ -78,4 +80,6 @@ export const get = async (path, parameters = {}, signal) =>
 export const page = (path, parameters = {}, signal) =>
   call("GET", path + query(parameters), undefined, signal);
 
-export const post = async (path, body) => (await call("POST", path, body)).document;
+export const postText = async (path, text) => (await call("POST", path, text)).document;
+
+export const post = (path, order) => postText(path, JSON.stringify(order));

@@ -6,8 +6,13 @@ import { useEffect, useRef } from "preact/hooks";
 import { html } from "./parts.js";
 
 const HEIGHT = 130;
+const SECONDS = 15 * 60;
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// A property holds the colours of light and dark; what is drawn with it has the one of now.
+function colour(element, name) {
+  element.style.color = `var(${name})`;
+  return getComputedStyle(element).color;
+}
 
 // `lines`: [label, custom property of its colour, values]; `at`: Unix seconds.
 export function Chart({ title, at, lines, shown }) {
@@ -19,19 +24,20 @@ export function Chart({ title, at, lines, shown }) {
   useEffect(() => {
     const draw = () => {
       plot.current?.destroy();
-      const grid = { stroke: colour("--line"), width: 1 };
-      const axis = { stroke: colour("--faint"), grid, ticks: grid, font: "11px system-ui, sans-serif" };
+      const now = (name) => colour(place.current, name);
+      const grid = { stroke: now("--line"), width: 1 };
+      const axis = { stroke: now("--faint"), grid, ticks: grid, font: "11px system-ui, sans-serif" };
       plot.current = new uPlot({
         width: Math.max(place.current.clientWidth, 120),
         height: HEIGHT,
         legend: { show: false },
         cursor: { show: false },
         padding: [8, 4, 0, 0],
-        scales: { y: { range: (_, least, most) => [0, most > 0 ? most * 1.15 : 1] } },
+        scales: { x: { range: quarter }, y: { range: (_, least, most) => [0, most > 0 ? most * 1.15 : 1] } },
         axes: [{ ...axis, size: 28, space: 70, values: (_, splits) => splits.map(minute) },
           { ...axis, size: 62, space: 32, values: (_, splits) => splits.map((value) => (shown ? shown(value) : value)) }],
         series: [{}, ...lines.map(([label, property]) => ({
-          label, stroke: colour(property), width: 1.5, spanGaps: true,
+          label, stroke: now(property), width: 1.5, spanGaps: true,
           // A value without a neighbour has no line.
           points: { show: (plot, index) => plot.data[index].filter((value) => value != null).length < 3, size: 5 } }))],
       }, latest.current, place.current);
@@ -57,6 +63,12 @@ export function Chart({ title, at, lines, shown }) {
   return html`<figure class="chart">
     <figcaption>${title}<span class="legend">${lines.map(([label, property]) => html`<span><i class="dot ${property.slice(2)}"></i>${label}</span>`)}</span></figcaption>
     <div ref=${place} role="img" aria-label="${title}: ${said.join(", ")}"></div></figure>`;
+}
+
+// Of one point alone the library would make up a scale of a day, and of none no scale.
+function quarter({ data }) {
+  const end = data[0].at(-1) ?? Date.now() / 1000;
+  return [end - SECONDS, end];
 }
 
 const minute = (seconds) => {

@@ -1,11 +1,11 @@
 // The frame: who is let in, the views, the keys, and whether the page is live.
 
 import { render } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useErrorBoundary, useState } from "preact/hooks";
 import { forgetToken, get, keepToken, takeTokenOfLink, token } from "./api.js";
 import { feed } from "./feed.js";
-import { Dialog, html, useData, useFeedState } from "./parts.js";
-import { address, go, useRoute } from "./route.js";
+import { Dialog, Failure, html, useAct, useData, useFeedState } from "./parts.js";
+import { address, back, useRoute } from "./route.js";
 import { Dead } from "./views/dead.js";
 import { Deliveries } from "./views/deliveries.js";
 import { Delivery } from "./views/delivery.js";
@@ -35,18 +35,19 @@ const THEME = "sdk-trio-theme";
 
 function Console() {
   const [inside, setInside] = useState(Boolean(token()));
-  const leave = () => {
+  const [why, setWhy] = useState(null);
+  const leave = (reason = null) => {
     forgetToken();
     feed.stop();
+    setWhy(reason);
     setInside(false);
   };
-  return inside ? html`<${Frame} onLeave=${leave} />` : html`<${Door} onEnter=${() => setInside(true)} />`;
+  return inside ? html`<${Frame} onLeave=${leave} />` : html`<${Door} why=${why} onEnter=${() => setInside(true)} />`;
 }
 
-function Door({ onEnter }) {
-  const [error, setError] = useState(null);
-  const enter = async (event) => {
-    event.preventDefault();
+function Door({ why, onEnter }) {
+  const [error, setError] = useState(why);
+  const [enter] = useAct(async (event) => {
     keepToken(new FormData(event.currentTarget).get("token"));
     try {
       await get("api/overview");
@@ -55,7 +56,7 @@ function Door({ onEnter }) {
       forgetToken();
       setError(failure.status === 401 ? "This is not the token of this program." : failure.message);
     }
-  };
+  });
   return html`<main class="door"><h1>sdk_trio</h1><form onSubmit=${enter}>
     <label class="field wide">Admin token<input type="password" name="token" required autofocus autocomplete="off" /></label>
     <p class="faint">It is in the file admin-token of the data directory, or in the variable that Admin:TokenEnvVar names. It stays in this tab.</p>
@@ -72,8 +73,10 @@ function Frame({ onLeave }) {
     return () => feed.stop();
   }, []);
   useEffect(() => {
-    if (overview.error?.status === 401) onLeave();
-  }, [overview.error]);
+    const refused = () => onLeave("The program does not take this token any more.");
+    addEventListener("sdk-refused", refused);
+    return () => removeEventListener("sdk-refused", refused);
+  }, []);
   useEffect(() => {
     const keys = (event) => pressed(event, view, item, () => setHelp(true));
     addEventListener("keydown", keys);
@@ -81,16 +84,23 @@ function Frame({ onLeave }) {
   }, [view, item]);
   const features = overview.data?.features ?? [];
   const views = Object.entries(VIEWS).filter(([, [, , , needs]]) => !needs || features.includes(needs));
-  const [label, List, One] = VIEWS[view] ?? ["Not found", () => html`<h1>There is no such page</h1>`];
+  const [label, List, One] = Object.hasOwn(VIEWS, view) ? VIEWS[view] : ["Not found", () => html`<h1>There is no such page</h1>`];
   const Shown = item !== null && One ? One : List;
   useEffect(() => { document.title = `${label} - sdk_trio`; }, [label]);
   return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>To the content</a>
     <header class="bar"><a class="name" href=${address("overview")}>sdk_trio</a>
       ${overview.data?.development && html`<span class="badge">Development</span>`}${overview.data?.read_only && html`<span class="badge">read-only</span>`}
-      <span class="right"><${Live} /><${Theme} /><button type="button" class="quiet" onClick=${() => setHelp(true)} aria-label="Keys">?</button><button type="button" class="quiet" onClick=${onLeave}>Leave</button></span></header>
+      <span class="right"><${Live} /><${Theme} /><button type="button" class="quiet" onClick=${() => setHelp(true)} aria-label="Keys">?</button><button type="button" class="quiet" onClick=${() => onLeave()}>Leave</button></span></header>
     <nav class="views" aria-label="Views"><ul>${views.map(([name, [title]]) => html`<li><a href=${address(name)} aria-current=${name === view ? "page" : null}>${title}</a></li>`)}</ul></nav>
-    <main id="main" tabindex="-1"><${Shown} key=${`${view}/${item}`} item=${item} filter=${filter} overview=${overview.data} /></main>
+    <main id="main" tabindex="-1"><${Safe} key=${view}><${Shown} key=${`${view}/${item}`} item=${item} filter=${filter} overview=${overview.data} /><//></main>
     ${help && html`<${Keys} views=${views} onClose=${() => setHelp(false)} />`}`;
+}
+
+// A fault of one view is said in its place, and leaves the others.
+function Safe({ children }) {
+  const [error, again] = useErrorBoundary();
+  useEffect(again, [location.hash]);
+  return error ? html`<${Failure} error=${{ message: `This view has a fault: ${error.message}` }} again=${again} />` : children;
 }
 
 function Live() {
@@ -121,6 +131,7 @@ function Keys({ views, onClose }) {
   return html`<${Dialog} title="Keys" onClose=${onClose}><table class="plain"><tbody>
     ${views.slice(0, 9).map(([, [title]], index) => html`<tr><th scope="row"><kbd>${index + 1}</kbd></th><td>${title}</td></tr>`)}
     <tr><th scope="row"><kbd>j</kbd> <kbd>k</kbd></th><td>next and previous row of the list</td></tr>
+    <tr><th scope="row"><kbd>Home</kbd> <kbd>End</kbd></th><td>its first row, and the last one that was read</td></tr>
     <tr><th scope="row"><kbd>Enter</kbd></th><td>open</td></tr><tr><th scope="row"><kbd>Escape</kbd></th><td>back to the list</td></tr>
     <tr><th scope="row"><kbd>/</kbd></th><td>filter</td></tr><tr><th scope="row"><kbd>p</kbd></th><td>pause</td></tr><tr><th scope="row"><kbd>?</kbd></th><td>these keys</td></tr></tbody></table>
     <p class="buttons"><button type="button" onClick=${onClose}>Close</button></p><//>`;
@@ -132,7 +143,7 @@ function pressed(event, view, item, help) {
   if (/^[1-9]$/.test(event.key) && shown[event.key - 1]) shown[event.key - 1].click();
   else if (event.key === "?") help();
   else if (event.key === "p") feed.pause(!feed.paused);
-  else if (event.key === "Escape" && item !== null) go(view);
+  else if (event.key === "Escape" && item !== null) location.hash = back(view);
   else if (event.key === "/") {
     event.preventDefault();
     document.querySelector(".filters input, .filters select")?.focus();
@@ -142,5 +153,7 @@ function pressed(event, view, item, help) {
 }
 
 takeTokenOfLink();
+// The same link, opened where the page is open already.
+addEventListener("hashchange", () => takeTokenOfLink() && location.reload());
 dress(localStorage.getItem(THEME) ?? "system");
 render(html`<${Console} />`, document.getElementById("console"));

@@ -1,7 +1,8 @@
 // The feed of changes: one WebSocket for the page. It resumes after the last sequence it has seen,
-// tries again with growing pauses, and stops altogether while the page is paused or hidden.
+// tries again with growing pauses, and stops altogether while the page is paused.
 
 import { token } from "./api.js";
+import { setClock } from "./format.js";
 
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 15_000;
@@ -95,6 +96,7 @@ export class Feed {
   #take(message) {
     const again = message.kind === "hello" && this.#after !== null;
     this.#after = message.seq;
+    if (message.kind === "hello" || message.kind === "heartbeat") setClock(message.at);
     if (message.kind === "hello") {
       this.#store = message.store;
       this.#wait = FIRST_WAIT;

@@ -34,8 +34,34 @@ export function bytes(value) {
   return `${(value / 1024 / 1024).toFixed(1)} MiB`;
 }
 
-export function ago(seconds, now = Date.now() / 1000) {
-  return seconds == null ? "-" : `${span(Math.max(0, now - seconds))} ago`;
+// How far the program's clock is ahead of this one: ages are told by the program's.
+let ahead = 0;
+
+export function setClock(seconds) {
+  ahead = seconds - Date.now() / 1000;
 }
+
+export function ago(seconds) {
+  return seconds == null ? "-" : `${span(Math.max(0, Date.now() / 1000 + ahead - seconds))} ago`;
+}
+
+// The value of a field for a moment, which knows no zone; the address has Unix seconds.
+export function localMinute(seconds) {
+  const moment = new Date(seconds * 1000);
+  const year = moment.getFullYear();
+  if (!seconds || !(year >= 1970 && year <= 9999)) return "";
+  return `${year}-${two(moment.getMonth() + 1)}-${two(moment.getDate())}T${two(moment.getHours())}:${two(moment.getMinutes())}`;
+}
+
+// Characters that are not seen, or turn around what follows them (UAX 9), by their code points:
+// an event type with one of these is another type, though it looks the same. What joins letters
+// (U+200C, U+200D) stays, as names and emoji are written with it.
+const UNSEEN = /[\p{Cc}\p{Cs}\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/gu;
+const named = (character) => `⟨U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+
+export const visible = (text) => text?.replace(UNSEEN, named);
+
+// The same, of a text of several lines.
+export const visibleLines = (text) => text?.replace(UNSEEN, (character) => ("\n\t".includes(character) ? character : named(character)));
 
 export const sizeOf = (text) => new TextEncoder().encode(text).length;

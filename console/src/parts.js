@@ -5,43 +5,62 @@ import { h } from "preact";
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { get } from "./api.js";
 import { feed } from "./feed.js";
-import { clock, exact } from "./format.js";
+import { clock, exact, visible } from "./format.js";
+import { text } from "./json.js";
 
 export const html = htm.bind(h);
 
 // The least time between two looks at the same thing, however many changes the feed tells of.
 const LOOK_EVERY = 1000;
 
-// Reads `path` again when the feed tells of one of `kinds`, every `every` milliseconds, and on
-// `again()`. Old data stay on the screen while new ones are on their way.
-export function useData(path, { kinds = [], every = 0, parameters = {} } = {}) {
+// Reads `path` again when the feed tells of one of `kinds` that is `about` it, every `every`
+// milliseconds, and on `again()`. Old data stay on the screen while new ones are on their way.
+export function useData(path, { kinds = [], about, every = 0, parameters = {} } = {}) {
   const key = path && JSON.stringify([path, parameters]);
   const [state, setState] = useState({ key: null, data: null, error: null });
-  const [turn, setTurn] = useState(0);
-  const again = useCallback(() => setTurn((value) => value + 1), []);
+  const look = useRef(() => {});
+  const again = useCallback(() => look.current(), []);
   useEffect(() => {
     if (!key) return undefined;
     const abort = new AbortController();
-    get(path, parameters, abort.signal).then(
-      (data) => setState({ key, data, error: null }),
-      (error) => {
-        if (error.name !== "AbortError") setState((old) => ({ key, data: old.key === key ? old.data : null, error }));
-      },
-    );
+    const read = async () => {
+      try {
+        const data = await get(path, parameters, abort.signal);
+        if (!abort.signal.aborted) setState({ key, data, error: null });
+      } catch (error) {
+        if (!abort.signal.aborted) setState((old) => ({ key, data: old.key === key ? old.data : null, error }));
+      }
+    };
+    // A look is never broken off for the next one: where answers take longer than the time between
+    // two changes, none would arrive.
+    let reading = false;
+    let wanted = false;
+    look.current = async (late = true) => {
+      wanted ||= late || !reading;
+      if (reading) return;
+      reading = true;
+      while (wanted && !abort.signal.aborted) {
+        wanted = false;
+        await read();
+      }
+      reading = false;
+    };
+    again();
     return () => abort.abort();
-  }, [key, turn]);
-  useChanges(kinds, again);
+  }, [key]);
+  useChanges(kinds, again, about);
   useEffect(() => {
     if (!every) return undefined;
-    const timer = setInterval(() => feed.paused || document.hidden || again(), every);
+    const timer = setInterval(() => feed.paused || document.hidden || look.current(false), every);
     return () => clearInterval(timer);
   }, [every]);
   const current = state.key === key ? state : { data: null, error: null };
   return { ...current, loading: current.data === null && current.error === null, again };
 }
 
-// Calls `then` after changes of one of `kinds`, at most once in LOOK_EVERY, and never while paused.
-export function useChanges(kinds, then) {
+// Calls `then` after changes of one of `kinds` that are `about` it, at most once in LOOK_EVERY, and
+// never while paused.
+export function useChanges(kinds, then, about = () => true) {
   const latest = useRef(then);
   latest.current = then;
   const wanted = kinds.join(",");
@@ -50,7 +69,7 @@ export function useChanges(kinds, then) {
     let timer = null;
     let last = 0;
     const end = feed.listen((message) => {
-      if (!["lagged", "resumed"].includes(message.kind) && !kinds.includes(message.kind)) return;
+      if (!["lagged", "resumed"].includes(message.kind) && !(kinds.includes(message.kind) && about(message))) return;
       if (timer !== null) return;
       timer = setTimeout(() => {
         timer = null;
@@ -63,6 +82,26 @@ export function useChanges(kinds, then) {
       end();
     };
   }, [wanted]);
+}
+
+// Does one thing at a time: who presses twice has ordered it once. Returns the function for the
+// press, and whether it is at work.
+export function useAct(act) {
+  const busy = useRef(false);
+  const [acting, setActing] = useState(false);
+  const press = async (event) => {
+    event?.preventDefault?.();
+    if (busy.current) return;
+    busy.current = true;
+    setActing(true);
+    try {
+      await act(event);
+    } finally {
+      busy.current = false;
+      setActing(false);
+    }
+  };
+  return [press, acting];
 }
 
 export function useFeedState() {
@@ -102,10 +141,14 @@ export function Choice({ label, value, options, onChange, all = "all" }) {
     </select></label>`;
 }
 
-// A text that takes effect when the field is left or Enter is pressed.
+// A text that takes effect when the field is left or Enter is pressed. What is written until then
+// stays when the page is drawn anew.
 export function Field({ label, value, onChange, type = "text", placeholder = "", name, wide = false }) {
+  const [draft, setDraft] = useState(null);
+  useEffect(() => setDraft(null), [value]);
   return html`<label class="field ${wide ? "wide" : ""}">${label}
-    <input type=${type} name=${name} value=${value ?? ""} placeholder=${placeholder} spellcheck=${false} autocomplete="off"
+    <input type=${type} name=${name} value=${draft ?? value ?? ""} placeholder=${placeholder} spellcheck=${false} autocomplete="off"
+      onInput=${(event) => setDraft(event.currentTarget.value)}
       onChange=${(event) => onChange(event.currentTarget.value.trim())} /></label>`;
 }
 
@@ -144,21 +187,29 @@ export function Dialog({ title, onClose, children }) {
     element.current.showModal();
     return () => before?.focus?.();
   }, []);
-  return html`<dialog ref=${element} aria-label=${title} onClose=${onClose} onCancel=${onClose}
+  return html`<dialog ref=${element} aria-label=${title} onClose=${onClose} onCancel=${(event) => { event.preventDefault(); onClose(); }}
     onClick=${(event) => event.target === element.current && onClose()}>
     <div class="dialog"><h2>${title}</h2>${children}</div></dialog>`;
 }
 
 export function Tree({ node, name, depth = 0 }) {
   const branch = (node.kind === "object" || node.kind === "array") && node.value.length > 0;
-  const label = name !== undefined && html`<span class="key">${name}</span>`;
+  const label = name !== undefined && html`<span class="key">${visible(String(name))}</span>`;
   if (!branch) {
-    const shown = node.kind === "string" ? JSON.stringify(node.value) : node.kind === "object" ? "{}" : node.kind === "array" ? "[]" : node.value;
-    return html`<div class="leaf">${label}<span class="value ${node.kind}">${shown}</span></div>`;
+    return html`<div class="leaf">${label}<${Value} kind=${node.kind} text=${text(node)} /></div>`;
   }
   const children = node.kind === "object" ? node.value : node.value.map((inner, index) => [index, inner]);
   return html`<${Branch} label=${label} summary=${node.kind === "object" ? `{${children.length}}` : `[${children.length}]`} open=${depth < 2} >
     ${() => html`<${Members} of=${children} depth=${depth} />`}<//>`;
+}
+
+// Browsers lay out a line of megabytes slowly.
+const SHOWN_AT_ONCE = 20_000;
+
+function Value({ kind, text }) {
+  const [most, setMost] = useState(SHOWN_AT_ONCE);
+  return html`<span class="value ${kind}">${visible(text.slice(0, most))}</span>
+    ${text.length > most && html`<button type="button" class="quiet" onClick=${() => setMost(most * 5)}>${text.length - most} more characters</button>`}`;
 }
 
 // Children are made when they are opened first: a payload may have a hundred thousand of them.

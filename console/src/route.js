@@ -3,11 +3,33 @@
 
 import { useEffect, useState } from "preact/hooks";
 
+// Lists as they were shown last, by their view: the way back from an item keeps the filter.
+const lists = new Map();
+let current = null;
+let before = null;
+
 export function route() {
   const [path, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [view, ...rest] = path.split("/");
-  return { view: view || "overview", item: rest.length ? decodeURIComponent(rest.join("/")) : null, filter: Object.fromEntries(new URLSearchParams(search)) };
+  if (!rest.length) lists.set(view, location.hash);
+  before = current;
+  current = { view: view || "overview", item: rest.length ? decoded(rest.join("/")) : null, filter: Object.fromEntries(new URLSearchParams(search)) };
+  return current;
 }
+
+// The item of a view that was shown just before.
+export const cameFrom = (view) => (before?.view === view ? before.item : null);
+
+// An address that was cut off in a message is taken as it stands.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+export const back = (view) => lists.get(view) ?? address(view);
 
 export function address(view, item = null, filter = {}) {
   const given = Object.entries(filter).filter(([, value]) => value !== "" && value != null);

@@ -1,22 +1,36 @@
 """The console in a real browser, beside a running program: what an operator sees and does."""
 
+import base64
 import json
+import shutil
 import subprocess
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import attrs
+import httpx
 import pytest
+import trio
 from support.admin import TOKEN, administered
 from support.browser import connected, started_browser
+from support.daemon import Place
+from support.deliveries import SECRET
 from support.ports import free_port
-from support.serving import registry, works
+from support.postgres import running_server
+from support.replica_host import ReplicaHost
+from support.replica_targets import local_disk
+from support.serving import registry, running, works
 from support.waiting import PATIENCE_SECONDS
 
+from sdk_trio import Runtime
+from sdk_trio.admin import api
 from sdk_trio.events import OrderPaidEvent
+from sdk_trio.replication import health_check, verification_schedule
+from sdk_trio.testing import sign_delivery
 from sdk_trio.webhooks import HandlerRegistry
 
 ROOT = Path(__file__).parents[2]
+OTHER_SECRET = "whsec_" + base64.b64encode(b"another secret, of this test alone").decode()
 AXE = ROOT / "tests" / "emulators" / "node_modules" / "axe-core" / "axe.min.js"
 
 
@@ -94,9 +108,10 @@ async def views(page):
 
 async def violations(page):
     """What axe-core finds that people with a screen reader or weak eyes would run into."""
-    return await page.evaluate("""axe.run(document, {resultTypes: ["violations"]}).then((found) =>
-        found.violations.filter((each) => ["serious", "critical"].includes(each.impact))
-            .map((each) => [each.id, each.nodes.map((node) => node.html)]))""")
+    rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+    options = json.dumps({"resultTypes": ["violations"], "runOnly": rules})
+    return await page.evaluate(f"""axe.run(document, {options}).then((found) =>
+        found.violations.map((each) => [each.id, each.nodes.map((node) => node.html)]))""")
 
 
 async def test_every_view_is_without_errors_and_barriers(address):
@@ -110,13 +125,19 @@ async def test_every_view_is_without_errors_and_barriers(address):
         await console.page.see("No delivery has arrived yet")
         assert await violations(console.page) == []
         await dead_letters(console.program, 1)
+        await console.program.runtime.receiver.tenancy.service.add("acme", name="A", actor="test")
+        one = (await console.program.api("/events"))[0]["key"]
+        names = [*await views(console.page), f"deliveries/{one}", "tenants/acme"]
         for dark, width in ((False, 1600), (True, 360)):
             await console.page.look(width=width, dark=dark)
-            for name in await views(console.page):
+            for name in names:
                 await console.view(name)
                 assert await violations(console.page) == [], (name, dark, width)
+                # Of 320 pixels are 1280 at 400 %.
+                await console.page.look(width=min(width, 320), dark=dark)
                 wider = "document.documentElement.scrollWidth > innerWidth"
-                assert not await console.page.evaluate(wider), (name, width)
+                assert not await console.page.evaluate(wider), name
+                await console.page.look(width=width, dark=dark)
 
 
 async def test_an_axe_that_finds_nothing_is_looking(address):
@@ -187,9 +208,12 @@ async def test_dead_letters_are_counted_before_they_are_put_back(address):
         assert states == {"done"}
 
 
-async def test_a_tenant_is_suspended_and_the_audit_says_so(address):
+async def test_a_tenant_is_suspended_and_the_audit_and_the_messages_say_so(address, monkeypatch):
+    monkeypatch.setenv("EMAIL_API_KEY", "a-test-value")
     status = "MultiTenant__TenantStatus__SuspendUnverifiedTenantsAnyway"
     keys = {"MultiTenant__Enabled": True, status: True}
+    keys["MultiTenant__Notifications__Enabled"] = True
+    keys["MultiTenant__Notifications__Email__FromAddress"] = "noreply@platform.example"
     async with watched(address, **keys) as console:
         page = console.page
         service = console.program.runtime.receiver.tenancy.service
@@ -207,6 +231,19 @@ async def test_a_tenant_is_suspended_and_the_audit_says_so(address):
         await page.see("The tenant is Suspended now.")
         await page.see("unpaid invoice 4711", "document.querySelector('main section')")
         await page.see("Active to Suspended")
+        for verb, status in (("Reactivate", "Active"), ("Deactivate", "Deactivated")):
+            await page.click("header button", verb)
+            await page.click("dialog button.strong", verb)
+            await page.see(f"The tenant is {status} now.")
+        await page.see("Active to Deactivated")
+        await console.view("notifications")
+        await page.click("td button", "Send again")
+        await page.see("It will be sent again.")
+        await page.choose("Preview of", "Suspended")
+        await page.see("Example Ltd (example) has been", "document.querySelector('dialog pre')")
+        await page.click("dialog button", "Close")
+        await page.choose("Channel", "sms")
+        await page.see("No message fits")
 
 
 async def test_the_page_goes_on_after_a_restart(address, tmp_path):
@@ -243,6 +280,47 @@ async def test_what_strangers_send_is_text(address):
         await page.see("Show more")
         assert await page.evaluate("document.querySelectorAll('main img, main b b').length") == 0
         assert "owned" not in await page.evaluate("document.title")
+        # A type that looks like another one, and words that turn around what follows them.
+        twin = {"type": "order.paid\u200b", "timestamp": "2026-01-01T00:00:00Z"}
+        twin["data"] = {"id": "sub\u202eject", "\u2066key": "\u202eeulav"}
+        kept = await console.program.app.deliver(json.dumps(twin).encode())
+        await console.view("deliveries")
+        await page.see("order.paid⟨U+200B⟩")
+        await console.view(f"deliveries/{kept.webhook_id}")
+        for shown in ("order.paid⟨U+200B⟩", "sub⟨U+202E⟩ject", "⟨U+2066⟩key", "⟨U+202E⟩eulav"):
+            await page.see(shown, "document.querySelector('main')")
+        made = "try {document.body.innerHTML = '<b>x</b>'; 'made'} catch (error) {error.name}"
+        assert await page.evaluate(made) == "TypeError"
+        page.errors.clear()
+
+
+async def test_an_address_that_was_cut_off_or_made_up_breaks_nothing(address):
+    async with watched(address) as console:
+        for place, shown in (
+            ("deliveries/%E0%A4%A", "there is no such event"),
+            ("__proto__", "There is no such page"),
+            ("constructor", "There is no such page"),
+            ("deliveries?since=abc", "since takes Unix seconds"),
+            ("deliveries?until=99999999999999999", "until takes Unix seconds"),
+            ("deliveries?__proto__=1", "the query takes type"),
+        ):
+            await console.page.evaluate(f"location.hash = '#/{place}'")
+            await console.page.call("Page.reload")
+            await console.page.see(shown)
+        asked = [each for each in console.page.errors if not each.startswith("network: ")]
+        console.page.errors[:] = asked
+
+
+async def test_a_link_with_a_token_is_taken_where_the_page_is_open(address):
+    async with watched(address) as console:
+        page = console.page
+        await page.evaluate("location.hash = 'token=of-another-program'")
+        await page.see("The program does not take this token any more.")
+        assert "token" not in await page.evaluate("location.href")
+        assert await page.evaluate("sessionStorage.length") == 0
+        await page.evaluate(f"location.hash = 'token={TOKEN}'")
+        await page.until("document.querySelector('.live.live')")
+        page.errors.clear()
 
 
 async def test_nobody_gets_in_without_the_token(address):
@@ -288,6 +366,121 @@ async def test_a_paused_page_reads_nothing(address):
         await page.see("unseen")
 
 
+async def test_a_list_without_a_connection_waits(address):
+    async with watched(address) as console:
+        page = console.page
+        for number in range(230):
+            await console.program.app.deliver("order.created", webhook_id=f"number-{number}")
+        await console.view("deliveries")
+        await page.see("200 deliveries read, more below")
+        await page.evaluate("""(() => {
+            const ask = window.fetch;
+            window.asked = 0;
+            window.fetch = (...given) => { window.asked += 1; return ask(...given); };
+        })()""")
+        await page.network(offline=True)
+        await page.evaluate("document.querySelector('.scroll').scrollTop = 1e6")
+        await page.see("The program does not answer.")
+        # Each answer would be followed by the next question at once.
+        await page.evaluate("new Promise((then) => setTimeout(then, 500))")
+        assert await page.evaluate("window.asked") <= 3
+        await page.network(offline=False)
+        await page.click("button", "Try again")
+        await page.see("230 deliveries")
+        await page.evaluate("document.querySelector('.scroll').focus()")
+        await page.press("End")
+        await page.press("Enter")
+        await page.see("number-0")
+        # The way back leads to the list as it was.
+        page.errors.clear()
+
+
+async def test_answers_that_are_slow_arrive(address):
+    async with watched(address) as console:
+        page = console.page
+        await console.view("settings")
+        # The overview asks every two seconds.
+        await page.network(latency=2200)
+        await page.evaluate("location.hash = '#/overview'")
+        await page.see("nothing waits")
+
+
+async def test_a_sample_is_sent_with_data_as_they_were_written_and_once(address):
+    async with watched(address) as console:
+        page = console.page
+        await console.view("trigger")
+        await page.choose("Type", "order.paid")
+        await page.write("textarea", '{"subtotal_amount": 12345678901234567890}')
+        await page.evaluate("""(() => {
+            const send = document.querySelector("form.trigger button");
+            for (let press = 0; press < 3; press += 1) send.click();
+        })()""")
+        await page.see("200", "document.querySelector('form.trigger [role=status]')")
+        assert len(await console.program.api("/events")) == 1
+        await page.click("form.trigger [role=status] a")
+        await page.see("12345678901234567890", "document.querySelector('.tree')")
+
+
+async def test_a_rejected_request_says_why(address):
+    async with watched(address) as console:
+        page = console.page
+        await console.view("rejected")
+        await page.see("Nothing was rejected")
+        forged = sign_delivery("order.paid", secret=OTHER_SECRET)
+        await console.program.app.deliver(forged, settle=False)
+        await page.see("signature", "document.querySelector('main table')")
+        await page.choose("Cause", "no_match")
+        await page.see("1 since the start")
+
+
+async def test_a_replay_goes_on_after_the_connection_was_lost(address, monkeypatch):
+    # The deliveries of one call, of which a replay makes as many as it needs.
+    monkeypatch.setattr(api, "LARGEST_REPLAY", 1)
+    ledger, handlers = failing()
+    async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
+        page = console.page
+        await dead_letters(console.program, 3)
+        ledger.mended = True
+        await console.view("dead")
+        await page.click("td button", "Replay")
+        await page.click("dialog button", "Dry run")
+        await page.see("3 deliveries would run again")
+        await page.network(latency=300)
+        await page.click("dialog button", "Replay 3")
+        await page.see("1 put back so far")
+        await page.network(offline=True)
+        await page.see("The program does not answer.", "document.querySelector('dialog')")
+        await page.network(offline=False)
+        await page.click("dialog button", "Go on")
+        await page.see("deliveries are in the queue again.")
+        await page.see("There are no dead letters.")
+        page.errors.clear()
+
+
+async def test_the_page_notices_another_store_and_another_token(address, tmp_path, monkeypatch):
+    keys = {"Admin__Bind": f"127.0.0.1:{free_port()}", "Environment": "Development"}
+    async with connected(address) as browser:
+        async with administered(registry(works), **keys) as program:
+            page = await browser.open(f"{program.url}/#token={TOKEN}")
+            await page.until("document.querySelector('.live.live')")
+            for number in range(3):
+                await program.app.deliver("order.paid", webhook_id=f"before-{number}")
+            await page.evaluate("location.hash = '#/deliveries'")
+            await page.see("before-2")
+        await page.see("connection lost")
+        # A store in memory begins anew.
+        async with administered(registry(works), **keys) as program:
+            await page.until("document.querySelector('.live.live')")
+            await page.see("No delivery has arrived yet")
+            await program.app.deliver("order.paid", webhook_id="after")
+            await page.see("after")
+        monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", f"{TOKEN}-of-today")
+        async with administered(registry(works), **keys):
+            await page.evaluate("location.hash = '#/settings'")
+            await page.see("The program does not take this token any more.")
+            assert await page.evaluate("sessionStorage.length") == 0
+
+
 def test_the_bundle_is_what_its_sources_make(tmp_path):
     if not (ROOT / "console" / "node_modules").exists():
         pytest.skip("the console's tools are not installed: make emulators")
@@ -301,3 +494,125 @@ def test_the_bundle_is_what_its_sources_make(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in shipped.iterdir()}
     for file in tmp_path.iterdir():
         assert file.read_bytes() == (shipped / file.name).read_bytes(), file.name
+
+
+def running_daemon(place, **environ):
+    place.environ.update({f"SDK__{name}": value for name, value in environ.items()})
+    place.environ["SDK_ADMIN_TOKEN"] = TOKEN
+    (place.directory / "app.py").write_text(APPLICATION)
+    return place.daemon("--app", "app:handlers")
+
+
+APPLICATION = """
+import pathlib
+import sdk_trio
+from sdk_trio.events import OrderPaidEvent
+
+handlers = sdk_trio.HandlerRegistry()
+
+
+@handlers.on(OrderPaidEvent, enqueue=True)
+async def book(event):
+    if not pathlib.Path("mended").exists():
+        raise KeyError("customer_id")
+"""
+
+
+async def test_settings_say_where_they_are_from_and_doctor_what_is_wrong(address, tmp_path):
+    with running_daemon(Place(tmp_path)) as daemon:
+        async with connected(address) as browser:
+            page = await browser.open(f"{daemon.admin}/#token={TOKEN}")
+            await page.until("document.querySelector('.live.live')")
+            await page.evaluate("location.hash = '#/settings'")
+            await page.write("input[name=word]", "webhooks:secret")
+            await page.see("SDK__WEBHOOKS__SECRET", "document.querySelector('main td.faint')")
+            shown = await page.evaluate("document.documentElement.outerHTML")
+            assert SECRET not in shown
+            assert SECRET.removeprefix("whsec_")[:8] not in shown
+            assert TOKEN not in shown
+            await page.evaluate("location.hash = '#/doctor'")
+            await page.see("Sdk", "document.querySelector('.findings')")
+            levels = "[...document.querySelectorAll('.findings li')].map((each) => each.className)"
+            order = [
+                ["problem", "warning", "note", "ok"].index(each)
+                for each in await page.evaluate(levels)
+            ]
+            assert order == sorted(order)
+            await page.click("button", "Look again")
+            await page.see("Sdk", "document.querySelector('.findings')")
+            assert page.errors == []
+
+
+async def test_two_processes_on_a_database_server_are_one_console(address, tmp_path):
+    dsn = running_server().fresh()
+    place = Place(tmp_path)
+    place.environ["SDK_POSTGRES_DSN"] = dsn
+    keys = {"SERVER__PROCESSES": "2", "STORAGE__BACKEND": "Postgres"}
+    keys["WEBHOOKS__QUEUE__MAXATTEMPTS"] = "1"
+    with running_daemon(place, **keys) as daemon:
+        async with connected(address) as browser, httpx.AsyncClient() as client:
+            page = await browser.open(f"{daemon.admin}/#token={TOKEN}")
+            await page.until("document.querySelector('.live.live')")
+            await page.evaluate("location.hash = '#/deliveries'")
+            await page.see("No delivery has arrived yet")
+
+            async def deliver(secret=SECRET):
+                signed = sign_delivery("order.paid", secret=secret)
+                url = f"{daemon.receiver}/hooks/sdk"
+                answer = await client.post(url, content=signed.body, headers=signed.headers)
+                return answer.status_code
+
+            for _ in range(4):
+                assert await deliver() == 200
+            await page.see("4 deliveries")
+            assert await deliver(OTHER_SECRET) == 400
+            await page.evaluate("location.hash = '#/rejected'")
+            await page.see("signature")
+            await page.evaluate("location.hash = '#/dead'")
+            await page.see("4 dead letters")
+            (tmp_path / "mended").touch()
+            await page.click("td button", "Replay")
+            await page.click("dialog button", "Dry run")
+            await page.click("dialog button", "Replay 4")
+            await page.see("There are no dead letters.")
+            await page.evaluate("location.hash = '#/deliveries?state=done'")
+            await page.see("4 deliveries")
+            assert page.errors == []
+
+
+async def test_a_replica_tells_the_age_of_its_verification(address, tmp_path, monkeypatch):
+    monkeypatch.setattr(verification_schedule, "LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(health_check, "CHECK_SECONDS", 0.3)
+    section = "MultiTenant:FileDb:Replication:"
+    keys = {
+        f"{section}AutoRegenerateOnTenantChange": True,
+        f"{section}Supervise": True,
+        "Server:Bind": ["127.0.0.1:0"],
+        "Admin:Bind": "127.0.0.1:0",
+        "Admin:TokenEnvVar": "SDK_TEST_ADMIN_TOKEN",
+        "Webhooks:RequireHttps": False,
+    }
+    with local_disk(tmp_path / "target") as target:
+        host = ReplicaHost(tmp_path / "host", target, keys)
+        runtime = Runtime(host.settings, standalone=True)
+        async with running(runtime) as started, connected(address) as browser:
+            page = await browser.open(f"{started.admin[0]}/#token={TOKEN}")
+            await page.until("document.querySelector('.live.live')")
+            await page.evaluate("location.hash = '#/replication'")
+            await page.see("never")
+            tenants = runtime.receiver.tenancy.service
+            host.tenants["acme"] = await tenants.add("acme", name="Acme")
+            await trio.to_thread.run_sync(host.write, "acme", 10)
+            await page.see(str(host.database("acme")))
+            await page.see("never")
+            card = "document.querySelectorAll('.card')[2]"
+            await trio.to_thread.run_sync(host.verify)
+            await page.see("0 failed", card)
+            await page.see("s ago", card)
+            # Somebody empties the target.
+            shutil.rmtree(target.directory / "replica")
+            await trio.to_thread.run_sync(host.verify)
+            await page.see("1 failed", card)
+            await page.click(".findings a", host.tenants["acme"].id)
+            await page.see("Acme")
+            assert page.errors == []

@@ -103,6 +103,19 @@ class Page:
             field.dispatchEvent(new Event("change", {{bubbles: true}}));
         }})()""")
 
+    async def choose(self, label, value):
+        """Choose an option of the list with this label."""
+        await self.until(f"""(() => {{
+            const labels = [...document.querySelectorAll("label")];
+            const list = labels.find((each) => each.firstChild.data === {json.dumps(label)})
+                ?.querySelector("select");
+            if (![...(list?.options ?? [])].some((each) => each.value === {json.dumps(value)}))
+                return false;
+            list.value = {json.dumps(value)};
+            list.dispatchEvent(new Event("change", {{bubbles: true}}));
+            return true;
+        }})()""")
+
     async def look(self, *, width, height=900, dark=False):
         """Set the size of the window, and whether the system prefers dark colours."""
         await self.call(
@@ -114,6 +127,17 @@ class Page:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def network(self, *, offline=False, latency=0):
+        """Take the network away from the page, or delay each answer by milliseconds."""
+        await self.call("Network.enable")
+        await self.call(
+            "Network.emulateNetworkConditions",
+            offline=offline,
+            latency=latency,
+            downloadThroughput=-1,
+            uploadThroughput=-1,
+        )
 
     async def picture(self, path):
         """Write what the window shows as a WebP, which is a quarter of a PNG."""

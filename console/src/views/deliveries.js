@@ -2,9 +2,9 @@
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { page } from "../api.js";
-import { count } from "../format.js";
+import { count, localMinute, visible } from "../format.js";
 import { Choice, Empty, Failure, Field, State, When, html, useChanges } from "../parts.js";
-import { address, go, refine } from "../route.js";
+import { address, cameFrom, go, refine } from "../route.js";
 
 const STATES = ["received", "running", "retrying", "done", "dead", "parked"];
 const ROW = 40;
@@ -29,47 +29,75 @@ export function Deliveries({ filter }) {
     <${Rows} key=${JSON.stringify(filter)} filter=${filter} />`;
 }
 
-// The browser's own field for a moment has no zone; the address has Unix seconds.
+// The browser tells of each digit of a year: 2 of 2026 is the year 2, and not meant.
 function Moment({ label, value, onChange }) {
-  const shown = value ? new Date(value * 1000 - new Date(value * 1000).getTimezoneOffset() * 60_000).toISOString().slice(0, 16) : "";
-  return html`<${Field} label=${label} type="datetime-local" value=${shown}
-    onChange=${(text) => onChange(text ? String(new Date(text).getTime() / 1000) : "")} />`;
+  const turn = (text) => (text === "" || text >= "1970") && onChange(text && String(new Date(text).getTime() / 1000));
+  return html`<${Field} label=${label} type="datetime-local" value=${localMinute(value)} onChange=${turn} />`;
 }
 
 // Pages of the list: {before, rows or null, length}. Only a few have their rows.
 function usePages(filter) {
-  const [pages, setPages] = useState([]);
-  const [end, setEnd] = useState(false);
+  const [{ pages, end }, setList] = useState({ pages: [], end: false });
   const [error, setError] = useState(null);
-  const busy = useRef(new Set());
-  const load = useCallback(async (index, before) => {
-    if (busy.current.has(index)) return;
-    busy.current.add(index);
+  // The pages that are on their way. When the list begins anew, so does this set: what was asked for
+  // the list before would leave a gap in this one.
+  const reading = useRef(new Set());
+  const read = useCallback(async (index, before, take) => {
+    const mine = reading.current;
+    if (mine.has(index)) return;
+    mine.add(index);
     try {
       const { document, next } = await page("api/events", { ...filter, limit: PAGE, before, order: "newest" });
+      if (mine !== reading.current) return;
       setError(null);
-      setPages((old) => {
-        const now = index === 0 ? [] : [...old];
-        now[index] = { before, rows: document, length: document.length };
-        return now.map((each, place) => (each && Math.abs(place - index) > KEPT ? { ...each, rows: null } : each));
-      });
-      if (index === 0 || !next) setEnd(!next);
+      take(document, !next);
     } catch (failure) {
-      if (failure.name !== "AbortError") setError(failure);
+      if (mine === reading.current) setError(failure);
     } finally {
-      busy.current.delete(index);
+      mine.delete(index);
     }
   }, []);
-  useEffect(() => { load(0); }, []);
-  return { pages, end, error, load };
+  // Begins anew with the newest ones, if they are still `wanted` when they are here.
+  const renew = useCallback((wanted = () => true) => read("newest", undefined, (rows, end) => {
+    if (!wanted()) return;
+    reading.current = new Set();
+    setList({ pages: [{ before: rows.length ? rows[0].sequence + 1 : undefined, rows, length: rows.length }], end });
+  }), []);
+  const load = useCallback((index, before) => read(index, before, (rows, last) => setList((old) => {
+    const pages = [...old.pages];
+    pages[index] = { before, rows, length: rows.length };
+    return { pages: pages.map((each, place) => (Math.abs(place - index) > KEPT ? { ...each, rows: null } : each)), end: old.end || last };
+  })), []);
+  useEffect(() => { renew(); }, []);
+  return { pages, end, error, load, renew, goOn: () => (pages.length ? setError(null) : renew()) };
+}
+
+// Where a delivery stands in the list; -1 where its row is not here.
+function placeOf(pages, key) {
+  let start = 0;
+  for (const { rows, length } of pages) {
+    const at = rows?.findIndex((row) => row.key === key) ?? -1;
+    if (at >= 0) return start + at;
+    start += length;
+  }
+  return -1;
+}
+
+function rowAt(pages, place) {
+  let start = 0;
+  for (const { rows, length } of pages) {
+    if (place < start + length) return rows?.[place - start];
+    start += length;
+  }
+  return undefined;
 }
 
 function Rows({ filter }) {
-  const { pages, end, error, load } = usePages(filter);
+  const { pages, end, error, load, renew, goOn } = usePages(filter);
   const [top, setTop] = useState(0);
   const [height, setHeight] = useState(800);
   const [fresh, setFresh] = useState(false);
-  const [chosen, setChosen] = useState(-1);
+  const [chosen, setChosen] = useState(() => cameFrom("deliveries"));
   const box = useRef(null);
   useEffect(() => {
     const sized = new ResizeObserver(() => box.current && setHeight(box.current.clientHeight));
@@ -77,7 +105,8 @@ function Rows({ filter }) {
     return () => sized.disconnect();
   }, []);
   // At the top, new rows come in; who reads farther down keeps the rows in their places.
-  useChanges(["delivery", "changed"], () => (box.current.scrollTop < ROW ? load(0) : setFresh(true)));
+  const stays = () => box.current?.scrollTop < ROW || setFresh(true);
+  useChanges(["delivery", "changed"], () => stays() && renew(stays));
   const total = pages.reduce((sum, each) => sum + each.length, 0);
   const first = Math.max(0, Math.floor(top / ROW) - 5);
   const last = Math.min(total, Math.ceil((top + height) / ROW) + 5);
@@ -92,6 +121,8 @@ function Rows({ filter }) {
     start += each.length;
   });
   useEffect(() => {
+    // What fails would fail again at once.
+    if (error) return;
     for (const [index, before] of missing) load(index, before);
     const rows = pages.at(-1)?.rows;
     if (!end && last > total - 30 && rows?.length) load(pages.length, rows.at(-1).sequence);
@@ -99,34 +130,44 @@ function Rows({ filter }) {
   const up = () => {
     box.current.scrollTop = 0;
     setFresh(false);
-    load(0);
+    renew();
   };
-  const rowAt = (place) => shown.find(([each]) => each === place)?.[1];
+  const place = placeOf(pages, chosen);
+  const choose = (next) => {
+    const [above, below] = [next * ROW, (next + 1) * ROW - height];
+    if (box.current.scrollTop > above) box.current.scrollTop = above;
+    if (box.current.scrollTop < below) box.current.scrollTop = below;
+    // A row that is not here yet is chosen by the next press.
+    const row = rowAt(pages, next);
+    if (row) setChosen(row.key);
+  };
   const keys = (event) => {
-    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
-    if (step) {
+    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity }[event.key];
+    if (step && total) {
       event.preventDefault();
-      const next = Math.max(0, Math.min(total - 1, chosen + step));
-      setChosen(next);
-      const [above, below] = [next * ROW, (next + 1) * ROW - height];
-      if (box.current.scrollTop > above) box.current.scrollTop = above;
-      if (box.current.scrollTop < below) box.current.scrollTop = below;
-    } else if (event.key === "Enter" && rowAt(chosen)) go("deliveries", rowAt(chosen).key);
+      const from = place < 0 && Number.isFinite(step) ? Math.ceil(top / ROW) : place + step;
+      choose(Math.max(0, Math.min(total - 1, from)));
+    } else if (event.key === "Enter" && place >= 0) go("deliveries", chosen);
   };
+  const began = pages.length > 0;
+  // The way back from a delivery leads to its row.
+  useEffect(() => { if (place > 0) choose(place); }, [began]);
+  const said = rowAt(pages, place);
   const narrowed = Object.values(filter).some(Boolean);
   const nothing = narrowed ? "No delivery fits this filter." : "No delivery has arrived yet. Send a sample: sdk-trio events trigger order.paid";
   return html`
-    ${error && html`<${Failure} error=${error} again=${() => load(0)} />`}
+    ${error && html`<${Failure} error=${error} again=${goOn} />`}
     ${fresh && html`<button type="button" class="fresh" onClick=${up}>New deliveries: go to the top</button>`}
     <div class="list" role="table" aria-label="Deliveries" aria-rowcount=${end ? total + 1 : -1}>
       <div class="row head" role="row">${["Received", "Type", "State", "Id", "Subject", "Runs", "Last error"].map((name) => html`<span role="columnheader">${name}</span>`)}</div>
       <div class="scroll" ref=${box} tabindex="0" role="rowgroup" aria-label="Rows; j and k move, Enter opens" aria-busy=${total === 0 && !end && !error ? "true" : undefined} onScroll=${(event) => { setTop(event.currentTarget.scrollTop); if (event.currentTarget.scrollTop < ROW && fresh) up(); }} onKeyDown=${keys}>
         <div class="rows" role="presentation" ref=${(element) => element && (element.style.height = `${total * ROW}px`)}>
-          ${shown.map(([place, event]) => html`<${Row} key=${event?.key ?? place} place=${place} event=${event} chosen=${place === chosen} />`)}
+          ${shown.map(([at, event]) => html`<${Row} key=${event?.key ?? at} place=${at} event=${event} chosen=${event?.key === chosen} />`)}
         </div>
         ${total === 0 && html`<div role="row"><div role="cell"><${Empty}>${error ? "Nothing was read." : end ? nothing : "Loading…"}<//></div></div>`}
       </div>
     </div>
+    <p class="hidden" role="status">${said && `${said.type}, ${said.state}, ${said.webhook_id}`}</p>
     <p class="faint">${end ? `${count(total)} deliveries` : `${count(total)} deliveries read, more below`}</p>`;
 }
 
@@ -135,10 +176,10 @@ function Row({ place, event, chosen }) {
   if (!event) return html`<div class="row" role="row" ref=${placed} aria-rowindex=${place + 2}><span role="cell" class="faint">…</span></div>`;
   return html`<div class="row ${chosen ? "chosen" : ""}" role="row" ref=${placed} aria-rowindex=${place + 2}>
     <span role="cell"><${When} at=${event.received_at} /></span>
-    <span role="cell" class="type">${event.type}</span>
+    <span role="cell" class="type">${visible(event.type)}</span>
     <span role="cell"><${State} of=${event.state} /></span>
     <span role="cell" class="mono"><a class="cover" tabindex="-1" href=${address("deliveries", event.key)}>${event.webhook_id}</a></span>
-    <span role="cell" class="mono">${event.subject ?? ""}</span>
+    <span role="cell" class="mono">${visible(event.subject) ?? ""}</span>
     <span role="cell" class="number">${event.attempts + event.earlier_attempts}</span>
-    <span role="cell" class="error">${event.last_error ?? ""}</span></div>`;
+    <span role="cell" class="error">${visible(event.last_error) ?? ""}</span></div>`;
 }

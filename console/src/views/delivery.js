@@ -2,18 +2,18 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { get, post } from "../api.js";
-import { bytes, clock, count, exact, sizeOf, span } from "../format.js";
+import { bytes, clock, count, exact, sizeOf, span, visible, visibleLines } from "../format.js";
 import { difference, parse } from "../json.js";
-import { Copy, Dialog, Empty, Failure, Loaded, State, Tree, When, html, useData } from "../parts.js";
-import { address } from "../route.js";
+import { Copy, Dialog, Empty, Failure, Loaded, State, Tree, When, html, useAct, useData } from "../parts.js";
+import { address, back } from "../route.js";
 
 const AGAIN = ["dead", "parked", "retrying"];
 // A longer body is shown as text in pieces; browsers lay out one line of megabytes slowly.
 const SHOWN = 200_000;
 
 export function Delivery({ item, overview }) {
-  const event = useData(`api/events/${encodeURIComponent(item)}`, { kinds: ["changed"], parameters: { body: 1 } });
-  return html`<p class="back"><a href=${address("deliveries")}>Deliveries</a></p>
+  const event = useData(`api/events/${encodeURIComponent(item)}`, { kinds: ["changed"], about: ({ event }) => [event.key, event.webhook_id].includes(item), parameters: { body: 1 } });
+  return html`<p class="back"><a href=${back("deliveries")}>Deliveries</a></p>
     <${Loaded} of=${event}>${(data) => html`<${Whole} event=${data} again=${event.again} readOnly=${overview?.read_only} />`}<//>`;
 }
 
@@ -23,7 +23,7 @@ function Whole({ event, again, readOnly }) {
   const tabs = { payload: "Payload", raw: "Raw", headers: "Headers", difference: "Difference", other: `Other bodies (${event.other_bodies.length})` };
   if (!event.other_bodies.length) delete tabs.other;
   return html`
-    <header class="title"><h1>${event.type}</h1><${State} of=${event.state} />
+    <header class="title"><h1>${visible(event.type)}</h1><${State} of=${event.state} />
       <span class="actions">
         <${Replay} event=${event} again=${again} readOnly=${readOnly} />
         <${Copy} text=${() => curl(event)}>Copy as curl<//>
@@ -32,7 +32,7 @@ function Whole({ event, again, readOnly }) {
     <dl class="facts">
       <div><dt>Id</dt><dd class="mono">${event.webhook_id}</dd></div>
       <div><dt>Received</dt><dd><${When} at=${event.received_at} /></dd></div>
-      ${event.subject && html`<div><dt>Subject</dt><dd class="mono"><a href=${address("deliveries", null, { subject: event.subject })}>${event.subject}</a></dd></div>`}
+      ${event.subject && html`<div><dt>Subject</dt><dd class="mono"><a href=${address("deliveries", null, { subject: event.subject })}>${visible(event.subject)}</a></dd></div>`}
       ${event.tenant_id && html`<div><dt>Tenant</dt><dd class="mono"><a href=${address("tenants", event.tenant_id)}>${event.tenant_id}</a></dd></div>`}
       ${event.ordered && html`<div><dt>Order</dt><dd>kept within its subject</dd></div>`}
       <div><dt>Runs</dt><dd>${event.attempts + event.earlier_attempts}${event.earlier_attempts > 0 && ` (${event.earlier_attempts} before the last replay)`}</dd></div>
@@ -84,7 +84,7 @@ function Raw({ of }) {
   if (of.raw_base64 !== undefined) return html`<p class="faint">Not UTF-8; base64:</p><pre class="raw">${of.raw_base64}</pre>`;
   if (of.raw == null) return html`<${Empty}>The body is not kept any more.<//>`;
   return html`<p class="faint">${bytes(sizeOf(of.raw))} <${Copy} text=${of.raw}>Copy<//></p>
-    <pre class="raw">${of.raw.slice(0, most)}</pre>
+    <pre class="raw">${visibleLines(of.raw.slice(0, most))}</pre>
     ${of.raw.length > most && html`<button type="button" onClick=${() => setMost(most + 5 * SHOWN)}>Show more (${bytes(of.raw.length - most)} left)</button>`}`;
 }
 
@@ -111,9 +111,11 @@ function Difference({ event, tree }) {
   const changes = difference(old, tree);
   return html`<p class="faint">Since ${before.type} at ${clock(before.received_at)}: ${count(changes.length)} changes.</p>
     <table class="plain difference"><thead><tr><th scope="col">Where</th><th scope="col">Before</th><th scope="col">Now</th></tr></thead>
-      <tbody>${changes.slice(0, 500).map(([path, was, is]) => html`<tr><th scope="row" class="mono">${path || "/"}</th>
-        <td class="mono gone">${was ?? ""}</td><td class="mono new">${is ?? ""}</td></tr>`)}</tbody></table>`;
+      <tbody>${changes.slice(0, 500).map(([path, was, is]) => html`<tr><th scope="row" class="mono">${visible(path) || "/"}</th>
+        <td class="mono gone">${cut(was)}</td><td class="mono new">${cut(is)}</td></tr>`)}</tbody></table>`;
 }
+
+const cut = (value) => (value?.length > 2000 ? `${visible(value.slice(0, 2000))}…` : visible(value) ?? "");
 
 function TimeLine({ event }) {
   const failed = event.failed_attempts;
@@ -121,9 +123,9 @@ function TimeLine({ event }) {
     <li><${When} at=${event.received_at} /> <b>received</b></li>
     ${failed.map((attempt) => html`<li class="bad">
       <${When} at=${attempt.started_at} /> <b>run ${attempt.number} failed</b> after ${span(attempt.finished_at - attempt.started_at)}
-      <pre class="error">${attempt.error}</pre>
+      <pre class="error">${visibleLines(attempt.error)}</pre>
       ${attempt.place && html`<p class="mono faint">${attempt.place}</p>`}
-      ${attempt.traceback && html`<details><summary>Traceback</summary><pre class="raw">${attempt.traceback}</pre></details>`}</li>`)}
+      ${attempt.traceback && html`<details><summary>Traceback</summary><pre class="raw">${visibleLines(attempt.traceback)}</pre></details>`}</li>`)}
     ${event.answered_attempts.map((attempt) => html`<li class="good">
       <${When} at=${attempt.started_at} /> <b>run ${attempt.number} answered</b> after ${span(attempt.finished_at - attempt.started_at)}
       ${attempt.place && html`<p class="mono faint">${attempt.place}</p>`}</li>`)}
@@ -138,7 +140,7 @@ function TimeLine({ event }) {
 function Replay({ event, again, readOnly }) {
   const [open, setOpen] = useState(false);
   const [said, say] = useState("");
-  const act = async () => {
+  const [act, acting] = useAct(async () => {
     try {
       const { events } = await post("api/events/replay", { ids: [event.key] });
       say(events[0]?.replayed ? "It is in the queue again." : events[0]?.reason ?? "It was not put back.");
@@ -147,13 +149,13 @@ function Replay({ event, again, readOnly }) {
       say(error.message);
     }
     setOpen(false);
-  };
+  });
   // What was said stays when the state, and with it the button, has changed.
   return html`<span role="status">${said}</span>
     ${AGAIN.includes(event.state) && html`<button type="button" disabled=${readOnly} title=${readOnly ? "Admin:ReadOnly is set" : ""} onClick=${() => setOpen(true)}>Replay</button>`}
     ${open && html`<${Dialog} title="Replay this delivery?" onClose=${() => setOpen(false)}>
       <p>Its handlers run again with the same bytes.</p>
-      <p class="buttons"><button type="button" onClick=${() => setOpen(false)}>Cancel</button><button type="button" class="strong" onClick=${act}>Replay</button></p><//>`}`;
+      <p class="buttons"><button type="button" onClick=${() => setOpen(false)}>Cancel</button><button type="button" class="strong" disabled=${acting} onClick=${act}>Replay</button></p><//>`}`;
 }
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;

@@ -1,24 +1,38 @@
 // Lists that are read page by page, with a button for the next one.
 
-import { useCallback, useEffect, useState } from "preact/hooks";
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { page } from "../api.js";
 import { Empty, Failure, html, useChanges } from "../parts.js";
+
+const NOTHING = { rows: null, next: null, error: null };
+// The most rows of one answer.
+const LARGEST = 500;
 
 export function useMore(path, parameters, kinds = []) {
   const key = JSON.stringify([path, parameters]);
   const [state, setState] = useState({ key: null, rows: null, next: null, error: null });
+  // Answers come in another order than questions: the last question counts.
+  const asked = useRef(0);
   const read = useCallback(async (url, given, before) => {
+    asked.current += 1;
+    const mine = asked.current;
     try {
       const { document, next } = await page(url, given);
-      setState({ key, rows: [...before, ...document], next, error: null });
+      if (mine === asked.current) setState({ key, rows: [...before, ...document], next, error: null });
     } catch (error) {
-      setState((old) => ({ ...old, key, error }));
+      if (mine === asked.current) setState((old) => ({ ...(old.key === key ? old : NOTHING), key, error }));
     }
   }, [key]);
-  const again = useCallback(() => read(path, parameters, []), [key]);
-  useEffect(() => { again(); }, [key]);
+  // As many as there are already: who reads on is not thrown back by a change.
+  const length = useRef(0);
+  const again = useCallback(() => read(path, { ...parameters, limit: Math.min(LARGEST, Math.max(parameters.limit, length.current)) }, []), [key]);
+  useEffect(() => {
+    length.current = 0;
+    again();
+  }, [key]);
   useChanges(kinds, again);
-  const current = state.key === key ? state : { rows: null, next: null, error: null };
+  const current = state.key === key ? state : NOTHING;
+  length.current = current.rows?.length ?? 0;
   return { ...current, again, more: () => read(current.next.replace(/^\//, ""), {}, current.rows) };
 }
 

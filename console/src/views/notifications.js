@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { post } from "../api.js";
-import { Choice, Dialog, Loaded, State, When, html, useData } from "../parts.js";
+import { Choice, Dialog, Loaded, State, When, html, useAct, useData } from "../parts.js";
 import { address, refine } from "../route.js";
 import { More, useMore } from "./more.js";
 
@@ -14,7 +14,7 @@ export function Notifications({ filter, overview }) {
   const messages = useMore("api/notifications", { ...filter, limit: 100 }, ["tenant"]);
   const [preview, setPreview] = useState(null);
   const [said, say] = useState("");
-  const retry = async (message) => {
+  const [retry, retrying] = useAct(async (message) => {
     try {
       const { retried } = await post("api/notifications/retry", { ids: [message.id] });
       say(retried.length ? "It will be sent again." : "It was left as it is.");
@@ -22,7 +22,7 @@ export function Notifications({ filter, overview }) {
     } catch (error) {
       say(error.message);
     }
-  };
+  });
   return html`<h1>Notifications</h1>
     <div class="filters"><${Choice} label="State" value=${filter.state} options=${STATES} onChange=${(state) => refine("notifications", { ...filter, state })} />
       <${Choice} label="Channel" value=${filter.channel} options=${["email", "sms", "webhook"]} onChange=${(channel) => refine("notifications", { ...filter, channel })} />
@@ -32,7 +32,7 @@ export function Notifications({ filter, overview }) {
       <div class="wide"><table class="plain"><thead><tr><th scope="col">When</th><th scope="col">Tenant</th><th scope="col">Transition</th><th scope="col">Channel</th><th scope="col">State</th><th scope="col">Reason</th><th scope="col"><span class="hidden">Action</span></th></tr></thead>
       <tbody>${rows.map((message) => html`<tr key=${message.id}><td><${When} at=${message.occurred_at} /></td><td><a href=${address("tenants", message.tenant_id)}>${message.tenant_identifier}</a></td>
         <td>${message.transition}</td><td>${message.channel}</td><td><${State} of=${message.state} /></td><td>${message.reason ?? ""}</td>
-        <td>${AGAIN.includes(message.state) && html`<button type="button" disabled=${overview?.read_only} onClick=${() => retry(message)}>Send again</button>`}</td></tr>`)}</tbody></table></div>`}<//>
+        <td>${AGAIN.includes(message.state) && html`<button type="button" disabled=${overview?.read_only || retrying} onClick=${() => retry(message)}>Send again</button>`}</td></tr>`)}</tbody></table></div>`}<//>
     ${preview && html`<${Preview} transition=${preview} onClose=${() => setPreview(null)} />`}`;
 }
 

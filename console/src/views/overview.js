@@ -34,7 +34,7 @@ function Figures(of) {
       <${Chart} title="Run of a handler" at=${at} shown=${span} lines=${[["median", "--accent", points.map((point) => point.p50_seconds)], ["95 %", "--warn", points.map((point) => point.p95_seconds)]]} />
       <${Chart} title="Waiting in the queue" at=${at} lines=${[["events", "--accent", points.map((point) => point.queue_depth)]]} />
     </section>
-    <p class="faint">Version ${of.version}, started ${ago(of.started_at, of.at)}.</p>`;
+    <p class="faint">Version ${of.version}, started ${ago(of.started_at)}.</p>`;
 }
 
 const Card = ({ title, value, note, tone = "" }) => html`

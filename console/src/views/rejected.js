@@ -1,6 +1,6 @@
 // Why does the sender say 400? The newest refused and rejected requests, without their bodies.
 
-import { bytes, count } from "../format.js";
+import { bytes, count, visible } from "../format.js";
 import { Choice, Loaded, When, html, useData } from "../parts.js";
 import { refine } from "../route.js";
 
@@ -12,6 +12,6 @@ export function Rejected({ filter }) {
     ${data.rejections.length === 0 ? html`<p class="empty">Nothing was rejected${filter.cause ? " for this cause" : ""}.</p>` : html`
     <div class="wide"><table class="plain"><thead><tr><th scope="col">When</th><th scope="col">Answer</th><th scope="col">Cause</th><th scope="col">From</th><th scope="col">Claimed id and type</th><th scope="col" class="number">Size</th></tr></thead>
       <tbody>${data.rejections.map((each) => html`<tr key=${each.seq}><td><${When} at=${each.at} /></td><td>${each.status}</td>
-        <td><b>${each.cause}</b>${each.detail && html`<p class="faint">${each.detail}</p>`}</td><td class="mono">${each.address ?? "-"}</td>
-        <td class="mono">${each.webhook_id ?? "-"}${each.type && html`<p class="faint">${each.type}</p>`}</td><td class="number">${bytes(each.size)}</td></tr>`)}</tbody></table></div>`}`}<//>`;
+        <td><b>${each.cause}</b>${each.detail && html`<p class="faint">${visible(each.detail)}</p>`}</td><td class="mono name">${each.address ?? "-"}</td>
+        <td class="mono">${visible(each.webhook_id) ?? "-"}${each.type && html`<p class="faint">${visible(each.type)}</p>`}</td><td class="number">${bytes(each.size)}</td></tr>`)}</tbody></table></div>`}`}<//>`;
 }

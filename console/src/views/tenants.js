@@ -2,8 +2,8 @@
 
 import { useState } from "preact/hooks";
 import { post } from "../api.js";
-import { Choice, Dialog, Failure, Loaded, State, When, html, useData } from "../parts.js";
-import { address, refine } from "../route.js";
+import { Choice, Dialog, Failure, Loaded, State, When, html, useAct, useData } from "../parts.js";
+import { address, back, refine } from "../route.js";
 import { More, useMore } from "./more.js";
 
 const STATUSES = ["Active", "Suspended", "Deactivated", "Deleted"];
@@ -23,8 +23,8 @@ export function Tenants({ filter }) {
 export function Tenant({ item, overview }) {
   const path = `api/tenants/${encodeURIComponent(item)}`;
   const tenant = useData(path, { kinds: ["tenant"] });
-  const audit = useMore(`${path}/audit`, { limit: 100 }, ["tenant"]);
-  return html`<p class="back"><a href=${address("tenants")}>Tenants</a></p>
+  const audit = useMore(`${path}/audit`, { limit: 500 }, ["tenant"]);
+  return html`<p class="back"><a href=${back("tenants")}>Tenants</a></p>
     <${Loaded} of=${tenant}>${(data) => html`<${One} tenant=${data} readOnly=${overview?.read_only} again=${() => { tenant.again(); audit.again(); }} />`}<//>
     <section><h2>Audit</h2><${More} of=${audit} empty="Nothing has happened to this tenant.">${(rows) => html`
       <ol class="line">${[...rows].reverse().map((each) => html`<li key=${each.sequence}><${When} at=${each.occurred_at} /> <b>${each.action}</b>
@@ -51,8 +51,7 @@ function Change({ tenant, transition, onClose }) {
   const [reason, setReason] = useState("");
   const [bypass, setBypass] = useState(false);
   const [error, setError] = useState(null);
-  const act = async (event) => {
-    event.preventDefault();
+  const [act, acting] = useAct(async () => {
     try {
       const order = { transition, bypass_email_verification: bypass, ...(reason ? { reason } : {}) };
       const { new_status, no_op } = await post(`api/tenants/${encodeURIComponent(tenant.id)}/transition`, order);
@@ -60,11 +59,11 @@ function Change({ tenant, transition, onClose }) {
     } catch (failure) {
       setError(failure);
     }
-  };
+  });
   return html`<${Dialog} title="${VERBS[transition]} ${tenant.identifier}?" onClose=${() => onClose("")}><form onSubmit=${act}>
     <p>Its site manager is told by the channels that are set up, and the audit trail keeps it.</p>
     ${error && html`<${Failure} error=${error} />`}
     <label class="field wide">Reason<input name="reason" value=${reason} maxlength="500" autocomplete="off" onInput=${(event) => setReason(event.currentTarget.value)} /></label>
     ${transition === "Suspended" && !tenant.site_manager_email_verified && html`<label class="check"><input type="checkbox" name="bypass" checked=${bypass} onChange=${(event) => setBypass(event.currentTarget.checked)} /> although its email is not verified</label>`}
-    <p class="buttons"><button type="button" onClick=${() => onClose("")}>Cancel</button><button class="strong">${VERBS[transition]}</button></p></form><//>`;
+    <p class="buttons"><button type="button" onClick=${() => onClose("")}>Cancel</button><button class="strong" disabled=${acting}>${VERBS[transition]}</button></p></form><//>`;
 }

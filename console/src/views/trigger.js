@@ -1,17 +1,17 @@
 // In Development: a sample of any type, with other data where one likes.
 
 import { useState } from "preact/hooks";
-import { post } from "../api.js";
-import { Failure, Loaded, html, useData } from "../parts.js";
+import { postText } from "../api.js";
+import { Failure, Loaded, html, useAct, useData } from "../parts.js";
 import { address } from "../route.js";
 
-export function Trigger() {
+export function Trigger({ overview }) {
   const types = useData("api/types");
   return html`<h1>Trigger</h1><p class="faint">A signed sample goes over the network to this receiver, through every check.</p>
-    <${Loaded} of=${types}>${(rows) => html`<${Form} types=${rows} />`}<//>`;
+    <${Loaded} of=${types}>${(rows) => html`<${Form} types=${rows} readOnly=${overview?.read_only} />`}<//>`;
 }
 
-function Form({ types }) {
+function Form({ types, readOnly }) {
   const first = types.find((each) => each.handled) ?? types[0];
   const [type, setType] = useState(first.type);
   const [text, setText] = useState(JSON.stringify(first.sample ?? {}, null, 2));
@@ -21,28 +21,27 @@ function Form({ types }) {
     setType(name);
     setText(JSON.stringify(types.find((each) => each.type === name)?.sample ?? {}, null, 2));
   };
-  const send = async (event) => {
-    event.preventDefault();
+  const [send, sending] = useAct(async () => {
     setError(null);
     setAnswer(null);
-    let data;
     try {
-      data = JSON.parse(text);
+      JSON.parse(text);
     } catch (failure) {
       setError(new Error(`The data are no JSON: ${failure.message}`));
       return;
     }
     try {
-      setAnswer(await post("api/events/trigger", { type, data }));
+      // As it was written: 12345678901234567890 would become another number on the way through here.
+      setAnswer(await postText("api/events/trigger", `{"type": ${JSON.stringify(type)}, "data": ${text}}`));
     } catch (failure) {
       setError(failure);
     }
-  };
+  });
   return html`<form class="trigger" onSubmit=${send}>
     <label class="field">Type<select name="type" value=${type} onChange=${(event) => choose(event.currentTarget.value)}>
       ${types.map((each) => html`<option value=${each.type} selected=${each.type === type}>${each.type}${each.handled ? "" : " (no handler)"}</option>`)}</select></label>
     <label class="field wide">Data<textarea name="data" rows="16" spellcheck=${false} class="mono" value=${text} onInput=${(event) => setText(event.currentTarget.value)}></textarea></label>
-    <p class="buttons"><button class="strong">Send</button></p>
+    <p class="buttons"><button class="strong" disabled=${readOnly || sending}>Send</button></p>
     ${error && html`<${Failure} error=${error} />`}
     ${answer && html`<p role="status"><b>${answer.status}</b> ${answer.body} <a href=${address("deliveries", answer.webhook_id)}>${answer.webhook_id}</a></p>`}</form>`;
 }
