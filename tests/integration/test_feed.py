@@ -426,6 +426,9 @@ async def test_a_wrong_token_ends_the_iterator_with_the_reason():
             await anext(feed)
     with pytest.raises(FeedRefusedError, match="is no address"):
         feed_url("localhost:8081")
+    with pytest.raises(FeedRefusedError, match="unix:PATH"):
+        feed_url("unix:")
+    assert feed_url("unix:/run/a?b.sock?mode=0660") == "unix:/run/a?b.sock"
 
 
 async def test_what_arrives_while_a_page_is_read_is_not_passed_over():

@@ -7,9 +7,9 @@ import time
 import pytest
 import trio
 from support.admin import TOKEN, administered
-from support.deliveries import SECRET
+from support.deliveries import SECRET, settings
 from support.ports import free_port
-from support.serving import registry, signed, works
+from support.serving import registry, running, signed, works
 from support.waiting import until
 
 from sdk_trio.cli import events as events_module
@@ -22,11 +22,14 @@ from sdk_trio.cli.listen import (
     RelayError,
     ask,
     cursor_file,
+    feed_source,
 )
 from sdk_trio.cli.parse import UsageError
 from sdk_trio.cli.run import tell_console
 from sdk_trio.cli.settings import read
 from sdk_trio.config import KeyDerivation, Secret, Settings
+from sdk_trio.runtime import Runtime
+from sdk_trio.testing import AppUnderTest
 from sdk_trio.webhooks.signature import Keyring, parse_signature_header
 
 
@@ -89,7 +92,11 @@ class Listening:
     def __init__(self, admin, local, tmp_path, *, secret=None, events="", give_up=None):
         self.cursor = Cursor(tmp_path / "cursor.json")
         self.cursor.open()
-        self._source = FeedSource(admin.runtime.started.admin[0], TOKEN)
+        self._source = (
+            admin
+            if isinstance(admin, FeedSource)
+            else FeedSource(admin.runtime.started.admin[0], TOKEN)
+        )
         self._relay = Relay(
             local.url,
             self.cursor,
@@ -188,6 +195,32 @@ async def test_a_server_that_is_away_is_waited_for_no_longer_than_asked(tmp_path
         ("second", None),
     ]
     assert "left out, 2 so far" in rows[1]["error"]
+
+
+async def test_the_feed_is_followed_over_a_unix_socket(tmp_path, monkeypatch, capsys):
+    local = LocalServer()
+    socket = tmp_path / "admin.sock"
+    keys = {"Admin__Enabled": True, "Admin__TokenEnvVar": "SDK_TEST_ADMIN_TOKEN"}
+    told = settings(**keys, **STORED, Admin__Bind=f"unix:{socket}")
+    runtime = Runtime(told, registry(works))
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    words = argparse.Namespace(from_=None, token_env=None)
+    assert feed_source(told, words) == FeedSource(f"unix:{socket}", TOKEN)
+    words.from_ = f"unix:{socket}"
+    source = feed_source(told, words)
+    async with running(runtime), trio.open_nursery() as nursery:
+        await nursery.start(local.run)
+        app = AppUnderTest(runtime)
+        await app.deliver("order.paid", webhook_id="msg_1")
+        assert (await ask(source, "GET", "/api/relay"))["newest"] == 1
+        listening = Listening(source, local, tmp_path)
+        listening.cursor.save(0)
+        nursery.start_soon(listening.run)
+        await app.deliver("order.paid", webhook_id="msg_2")
+        await until(lambda: listening.cursor.position == 2)
+        nursery.cancel_scope.cancel()
+    assert local.ids == ["msg_1", "msg_2"]
+    assert f"listening to unix:{socket}" in capsys.readouterr().err
 
 
 async def test_a_secret_of_ones_own_signs_anew(tmp_path):
