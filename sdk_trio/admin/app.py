@@ -369,6 +369,9 @@ class AdminApp:
         if path == "/metrics":
             return _Route(self._metrics)
         body, address = request.body or b"", request.address
+        if path in (REPLAY, TRIGGER) and request.method in ("GET", "HEAD"):
+            # An event may have that id: its sender chose it.
+            return self._find_event(request)
         if path == REPLAY:
             return _Route(
                 lambda: self._events.replay(parse_replay(body), address=address), changes=True
