@@ -16,6 +16,7 @@ from sdk_trio.admin import feed as feed_module
 from sdk_trio.admin.follow import FeedRefusedError, feed_url
 from sdk_trio.base.http import Headers
 from sdk_trio.config import KeyDerivation, Secret
+from sdk_trio.webhooks.rejections import KEPT, Rejection
 from sdk_trio.webhooks.signature import Keyring, parse_signature_header
 
 
@@ -112,6 +113,25 @@ async def test_a_rejected_request_is_told_with_its_cause():
         }
         assert rejection["size"] > 100
         assert rejection["address"] == "127.0.0.1"
+
+
+async def test_rejections_that_are_not_kept_are_counted_as_lagged():
+    """Those that came between two looks, and pushed each other out of the ring."""
+    async with (
+        administered(registry(works)) as admin,
+        listening(admin, "kinds=rejected") as listener,
+        listening(admin, "kinds=delivery") as other,
+    ):
+        rejections = admin.runtime.receiver.rejected
+        for number in range(1, KEPT + 8):
+            rejections.add(Rejection("webhook.refused", "path", 404, f"192.0.2.{number}", None))
+        told = [await listener.next() for _ in range(KEPT + 1)]
+        assert (told[0]["kind"], told[0]["dropped"]) == ("lagged", 7)
+        numbers = [message["rejection"]["seq"] for message in told[1:]]
+        assert numbers == list(range(8, KEPT + 8))
+        # Who asked for something else has missed nothing.
+        await deliver(admin, 0, 1)
+        assert (await other.next())["kind"] == "delivery"
 
 
 async def test_a_transition_is_told():
