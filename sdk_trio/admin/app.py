@@ -30,14 +30,9 @@ from .access import Access, Pacer, Refusal, header_map
 from .api import (
     EVENTS,
     Actions,
-    BadQueryError,
     EventAnswerer,
     Reply,
     document,
-    parameters,
-    parse_list,
-    parse_replay,
-    parse_show,
     problem,
 )
 from .console import (
@@ -49,6 +44,7 @@ from .console import (
 )
 from .console_page import console_file, is_of_console
 from .metrics import CONTENT_TYPE, UnknownMetricError, expose, metric_of
+from .query import BadQueryError, parameters, parse_list, parse_replay, parse_show
 from .series import STEP_SECONDS, Series
 from .status import RunningProgram, StatusProviders, StoreObserver
 

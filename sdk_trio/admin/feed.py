@@ -37,8 +37,8 @@ from ..records.deliveries import (
 )
 from ..storage.ports import Inbox
 from .access import FEED_PROTOCOL
-from .api import LARGEST_SEQUENCE, BadQueryError, parameters, parse_number
 from .console import ConsoleSource, MissingPartError
+from .query import LARGEST_SEQUENCE, BadQueryError, parameters, parse_number
 from .status import RunningProgram
 
 if TYPE_CHECKING:
