@@ -67,6 +67,34 @@ def feed_url(base: str) -> str:
     return urlunsplit((scheme, parts.netloc, f"{path}/feed", "", ""))
 
 
+class _Answers(trio.abc.ReceiveStream):
+    """The receiving half of a connection, whose end before the answer is an error.
+
+    The library waits for the answer to its handshake for ever when the connection ends instead, as
+    it does when a receiver that is just ending has taken it.
+    """
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self.answered = False
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        try:
+            data = bytes(await self._stream.receive_some(max_bytes))
+        except trio.BrokenResourceError:
+            if self.answered:
+                raise
+            await trio.lowlevel.checkpoint()
+            data = b""
+        if data or self.answered:
+            return data
+        # It ends the reader of the library, and so the handshake.
+        raise ConnectionResetError("the connection ended before it was answered")
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
 class FeedReader:
     """The messages of a feed, one after the other; made by :func:`open_feed`.
 
@@ -166,15 +194,18 @@ class FeedReader:
         parts = urlsplit(url)
         # The library leaves the socket of a refused connection open, so it is ours to close.
         async with await _connect(self._url, context) as stream, trio.open_nursery() as nursery:
+            answers = _Answers(stream)
             with trio.fail_after(CONNECT_SECONDS):
                 socket = await wrap_client_stream(
                     nursery,
-                    stream,
+                    # Its annotation names two streams; any stream is what it takes.
+                    trio.StapledStream(stream, answers),  # type: ignore[arg-type]
                     parts.netloc.rpartition("@")[2],
                     f"{parts.path}?{urlencode({**self._query, **after})}",
                     extra_headers=self._headers,
                     max_message_size=FRAME_BYTES,
                 )
+            answers.answered = True
             self._note(None)
             while True:
                 with trio.fail_after(SILENT_SECONDS):

@@ -12,6 +12,7 @@ from support.ports import free_port
 from support.serving import registry, running, signed, works
 from support.waiting import until
 
+from sdk_trio.admin import follow
 from sdk_trio.cli import events as events_module
 from sdk_trio.cli import listen as listen_module
 from sdk_trio.cli.listen import (
@@ -252,9 +253,12 @@ async def test_a_store_that_was_replaced_is_begun_with_its_first_delivery(tmp_pa
     assert "another one than before" in capsys.readouterr().err
 
 
-async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(tmp_path, capsys):
-    """The position is below that of the new store, so only its identity tells them apart."""
-    local, port = LocalServer(), free_port()
+async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(
+    tmp_path, capsys, monkeypatch
+):
+    """The position is below that of the new store, so only its name tells them apart."""
+    monkeypatch.setattr(follow, "RETRY_CAP_SECONDS", 0.2)
+    local, port, err = LocalServer(), free_port(), []
     keys = {"Admin__Bind": f"127.0.0.1:{port}"}
     async with trio.open_nursery() as nursery:
         await nursery.start(local.run)
@@ -264,15 +268,31 @@ async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(tmp_
             await until(lambda: listening.cursor.position == 0)
             await admin.app.deliver("order.paid", webhook_id="old_1")
             await until(lambda: listening.cursor.position == 1)
+            words = argparse.Namespace(
+                from_=admin.runtime.started.admin[0],
+                token_env="SDK_TEST_ADMIN_TOKEN",
+                body=False,
+                format="table",
+                type=None,
+                state=None,
+                tenant=None,
+            )
+            nursery.start_soon(events_module._tail_feed, Settings(), words, None)
+            await until(lambda: err.append(capsys.readouterr().err) or "connected to" in err[-1])
+        async with administered(registry(works), **STORED, **keys):
+            await until(lambda: err.append(capsys.readouterr().err) or "not shown" in err[-1])
         other = {"Storage__Path": "other", **STORED}
         async with administered(registry(works), **other) as admin:
             for number in (1, 2, 3):
                 await admin.app.deliver("order.paid", webhook_id=f"new_{number}")
         async with administered(registry(works), **other, **keys):
             await until(lambda: listening.cursor.position == 3)
+            said = "another one than before"
+            await until(
+                lambda: err.append(capsys.readouterr().err) or "".join(err).count(said) == 2
+            )
             nursery.cancel_scope.cancel()
     assert local.ids == ["old_1", "new_1", "new_2", "new_3"]
-    assert "another one than before" in capsys.readouterr().err
 
 
 async def test_what_the_retention_removes_is_no_other_store(tmp_path, capsys):
