@@ -1,4 +1,4 @@
-"""The API of events, ``/api/events``: what its queries ask for, listings, one event, and replay.
+"""The API of events, ``/api/events``: listings, one event, groups of dead letters, and replay.
 
 A replay of a whole state is the one call that can do much harm by a filter that is wider than
 meant. So a dry run counts what the filter meets and signs it: the token that it returns fits the
@@ -11,10 +11,8 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Literal
-from urllib.parse import parse_qsl, urlencode
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 import trio
@@ -32,14 +30,19 @@ from ..storage.replay import (
     put_back,
     replay_rows,
 )
+from .query import (
+    FILTER,
+    LARGEST_REPLAY,
+    LARGEST_SEQUENCE,
+    BadQueryError,
+    ListQuery,
+    ReplayOrder,
+    link_header,
+    page_of,
+    parse_moment,
+    reads_oldest_first,
+)
 from .status import RunningProgram
-
-#: The most events of one listing, and their number without ``limit``.
-LARGEST_LIMIT = 500
-USUAL_LIMIT = 50
-
-#: The most events that one call puts back; the answer says when there are more.
-LARGEST_REPLAY = 1000
 
 #: The most events that a dry run counts, and that one call looks at: reading them takes a second.
 LARGEST_COUNT = 10_000
@@ -50,75 +53,7 @@ SAMPLE = 20
 #: Rows that are read from the store at once.
 _PAGE = 500
 
-#: The most characters of a name in the log.
-LONGEST_ACTOR = 100
-
-#: The greatest sequence that a store has.
-LARGEST_SEQUENCE = 2**63 - 1
-
-#: The forms of a moment: Unix seconds, or RFC 3339 with its offset from UTC. An unescaped plus sign
-#: in a query arrives as a space, so both are accepted.
-MOMENT = (
-    r"^([0-9]{1,11}(\.[0-9]{1,6})?"
-    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
-    r"(Z|[+ -][0-9]{2}:[0-9]{2}))$"
-)
-
-#: The latest moment that can be written in seconds.
-LATEST_MOMENT = 99_999_999_999.0
-
-_MAX_PARAMETERS = 20
-
 _log = get_logger("admin")
-
-
-class BadQueryError(ValueError):
-    """A query or body that is not understood; the message names the part and the valid values."""
-
-
-# A page has the ``limit`` events nearest to the given cursor, in whichever order they are shown, so
-# that the order stays the same when paging forth and back. Cursors are sequences, which never
-# change: events that arrive meanwhile shift no page.
-
-
-class ListQuery(msgspec.Struct, frozen=True):
-    """The filter and the order of ``GET /api/events``.
-
-    ``tenant`` is an identifier or an id; ``since`` and ``until`` are Unix seconds, the latter not
-    included; ``after`` and ``before`` are sequences that are not included either.
-    """
-
-    type: str | None = None
-    state: DeliveryState | None = None
-    tenant: str | None = None
-    subject: str | None = None
-    since: float | None = None
-    until: float | None = None
-    limit: int = USUAL_LIMIT
-    after: int | None = None
-    before: int | None = None
-    order: Literal["newest", "oldest"] = "newest"
-
-
-class ReplayOrder(msgspec.Struct, frozen=True):
-    """The order of ``POST /api/events/replay``: events by id, or those of a state.
-
-    ``error`` is a group of :func:`error_group`; ``after`` is where the last answer stopped;
-    ``confirm`` is the token of a dry run of the same filter. ``actor`` is who orders it, for the
-    log.
-    """
-
-    ids: list[str] | None = None
-    state: Literal["dead", "parked", "retrying"] | None = None
-    type: str | None = None
-    tenant: str | None = None
-    error: str | None = None
-    since: str | None = None
-    until: str | None = None
-    after: int | None = None
-    confirm: str | None = None
-    dry_run: bool | None = None
-    actor: str | None = None
 
 
 #: The parts that differ between errors of one cause: UUIDs, long words that have digits or are of
@@ -128,9 +63,6 @@ _IDS = re.compile(
     r"|\b(?=\w*[0-9])\w{8,}\b|\b[0-9a-fA-F]{8,}\b|0x[0-9a-fA-F]+|[0-9]+"
 )
 
-#: Fields that choose among the events of a state, in the order in which a token signs them.
-FILTER = ("state", "type", "tenant", "error", "since", "until")
-
 
 def error_group(text: str | None) -> str:
     """Return the group of an error: its first line without the numbers and ids in it."""
@@ -139,231 +71,6 @@ def error_group(text: str | None) -> str:
 
 
 _GROUP_CHARACTERS = 200
-
-
-def parse_list(query: bytes) -> ListQuery:
-    """Return what a listing is asked for.
-
-    Raises:
-        BadQueryError: a parameter is unknown, given twice, or has a value that it does not take.
-    """
-    given = parameters(query, ListQuery.__struct_fields__)
-    state, order = given.get("state"), given.get("order")
-    if state is not None and state not in set(DeliveryState):
-        raise BadQueryError(f"state takes one of {', '.join(DeliveryState)}")
-    if order not in (None, "newest", "oldest"):
-        raise BadQueryError("order takes newest or oldest")
-    after = parse_number(given, "after", None, 0, LARGEST_SEQUENCE)
-    before = parse_number(given, "before", None, 0, LARGEST_SEQUENCE)
-    # A caller with ``after`` alone follows the inbox, and wants events in the order of arrival.
-    usual = "newest" if after is None or before is not None else "oldest"
-    return ListQuery(
-        type=given.get("type"),
-        state=None if state is None else DeliveryState(state),
-        tenant=given.get("tenant"),
-        subject=given.get("subject"),
-        since=parse_moment(given, "since"),
-        until=parse_moment(given, "until"),
-        limit=parse_number(given, "limit", USUAL_LIMIT, 1, LARGEST_LIMIT) or USUAL_LIMIT,
-        after=after,
-        before=before,
-        order="oldest" if (order or usual) == "oldest" else "newest",
-    )
-
-
-def parse_show(query: bytes) -> bool:
-    """Return whether the body of an event is asked for.
-
-    Raises:
-        BadQueryError: a parameter is unknown or has a value that it does not take.
-    """
-    body = parameters(query, ("body",)).get("body", "0")
-    if body not in ("0", "1"):
-        raise BadQueryError("body takes 0 or 1")
-    return body == "1"
-
-
-def parse_replay(body: bytes) -> ReplayOrder:
-    """Return what is to be put back.
-
-    Raises:
-        BadQueryError: it is no JSON object of that form.
-    """
-    order: ReplayOrder = parse_order(body, ReplayOrder)
-    given = {
-        name: value for name, value in msgspec.structs.asdict(order).items() if value is not None
-    }
-    if (order.ids is None) == (order.state is None):
-        raise BadQueryError("give ids, or a state (dead, parked or retrying); not both")
-    chosen = [name for name in (*FILTER[1:], "after", "confirm") if name in given]
-    if order.ids is not None and chosen:
-        raise BadQueryError(f"{chosen[0]} chooses among a state; leave it out with ids")
-    if order.ids is not None and not 1 <= len(order.ids) <= LARGEST_REPLAY:
-        raise BadQueryError(f"ids takes 1 to {LARGEST_REPLAY} ids")
-    if order.after is not None and not 0 <= order.after <= LARGEST_SEQUENCE:
-        raise BadQueryError(f"after takes a number from 0 to {LARGEST_SEQUENCE}")
-    for name in ("since", "until"):
-        parse_moment(given, name)
-    return order
-
-
-def check_actor(actor: str | None) -> None:
-    """Raise :class:`BadQueryError` for a name that is no line of a log."""
-    if actor is not None and not (1 <= len(actor) <= LONGEST_ACTOR and actor.isprintable()):
-        raise BadQueryError(f"actor takes 1 to {LONGEST_ACTOR} printable characters")
-
-
-def parse_order(body: bytes, kind: type[Any]) -> Any:
-    """Return the order of a changing call: a JSON object with the fields of ``kind``.
-
-    Raises:
-        BadQueryError: it is none, or has another field.
-    """
-    try:
-        given = msgspec.json.decode(body, type=dict[str, Any])
-        names = kind.__struct_fields__
-        # A misspelt field would otherwise choose every event of a state.
-        if unknown := given.keys() - set(names):
-            raise BadQueryError(f"the body takes {', '.join(names)}; not {min(unknown)}")
-        if None in given.values():
-            raise BadQueryError("the body takes no null: leave the field out")
-        order = msgspec.convert(given, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadQueryError(f"the body is not understood: {error}") from None
-    check_actor(order.actor)
-    return order
-
-
-def parameters(query: bytes, known: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the parameters of a query, each known and given once.
-
-    Raises:
-        BadQueryError: one is not, or the query is no query.
-    """
-    try:
-        pairs = parse_qsl(
-            query.decode("ascii"),
-            keep_blank_values=True,
-            errors="strict",
-            max_num_fields=_MAX_PARAMETERS,
-        )
-    except ValueError:
-        raise BadQueryError("the query is not understood") from None
-    found: dict[str, str] = {}
-    for name, value in pairs:
-        if name not in known:
-            raise BadQueryError(f"the query takes {', '.join(known)}")
-        if name in found:
-            raise BadQueryError(f"{name} is given twice")
-        found[name] = value
-    return found
-
-
-def parse_number(
-    given: Mapping[str, str], name: str, usual: int | None, least: int, greatest: int
-) -> int | None:
-    """Return the number of a parameter, ``usual`` if it is not given.
-
-    Raises:
-        BadQueryError: it is no number within the bounds.
-    """
-    text = given.get(name)
-    if text is None:
-        return usual
-    if text.isascii() and text.isdigit() and len(text) <= len(str(greatest)):
-        value = int(text)
-        if least <= value <= greatest:
-            return value
-    raise BadQueryError(f"{name} takes a number from {least} to {greatest}")
-
-
-def parse_moment(given: Mapping[str, str], name: str) -> float | None:
-    """Return the moment of a parameter in Unix seconds, None if it is not given.
-
-    Raises:
-        BadQueryError: it has not the form of :data:`MOMENT`.
-    """
-    text = given.get(name)
-    if text is None:
-        return None
-    if re.fullmatch(MOMENT, text):
-        try:
-            given_at = (
-                datetime.fromisoformat(text.replace(" ", "+")).timestamp()
-                if "T" in text
-                else float(text)
-            )
-        except (ValueError, OverflowError):
-            pass
-        else:
-            # No event arrived outside of these bounds, and links cannot express other moments.
-            return min(max(given_at, 0.0), LATEST_MOMENT)
-    raise BadQueryError(
-        f"{name} takes Unix seconds or a time such as 2026-01-31T12:00:00Z, with Z or its offset"
-    )
-
-
-class PageOfEvents(msgspec.Struct, frozen=True):
-    """Some events in the order that was asked for; ``links`` are queries by their relation."""
-
-    records: Sequence[DeliveryRecord]
-    links: dict[str, str]
-
-
-def reads_oldest_first(query: ListQuery) -> bool:
-    """Return whether the store is to be read by rising sequence to find the page.
-
-    It is read from the only cursor there is; without one, and between two, as it is shown.
-    """
-    if (query.after is None) == (query.before is None):
-        return query.order == "oldest"
-    return query.before is None
-
-
-def page_of(query: ListQuery, found: Sequence[DeliveryRecord]) -> PageOfEvents:
-    """Return the page of ``query``.
-
-    Args:
-        query: what was asked for.
-        found: what the store holds of it, in the order of :func:`reads_oldest_first`; one event
-            more than the limit, if there is one.
-    """
-    more = len(found) > query.limit
-    records = list(found[: query.limit])
-    reads_as_shown = reads_oldest_first(query) == (query.order == "oldest")
-    if not reads_as_shown:
-        records.reverse()
-    if not records:
-        return PageOfEvents(records, {})
-    between = query.after is not None and query.before is not None
-    # Sequences begin at 1, so there is nothing before a cursor of 0.
-    came_from_elsewhere = bool(query.after) if query.before is None else query.after is None
-    has_next = more if reads_as_shown else True
-    # With two cursors, events before the first page are outside of the requested range.
-    has_previous = came_from_elsewhere if reads_as_shown else more
-    first, last = records[0].sequence, records[-1].sequence
-    below, above = ("before", "after") if query.order == "newest" else ("after", "before")
-    links = {}
-    if has_next:
-        kept = {above: getattr(query, above)} if between else {}
-        links["next"] = _query(query, {**kept, below: last})
-    if has_previous:
-        links["prev"] = _query(query, {above: first})
-    return PageOfEvents(records, links)
-
-
-def link_header(path: str, links: dict[str, str]) -> str:
-    """Return the ``Link`` header (RFC 8288) for queries of ``path``; empty without any."""
-    return ", ".join(f'<{path}?{query}>; rel="{relation}"' for relation, query in links.items())
-
-
-def _query(query: ListQuery, cursors: dict[str, int]) -> str:
-    given = msgspec.structs.asdict(query) | {"after": None, "before": None} | cursors
-    return urlencode({name: _text(value) for name, value in given.items() if value is not None})
-
-
-def _text(value: object) -> str:
-    return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 #: Headers of every answer: a browser may not store it, guess its type, or run it.

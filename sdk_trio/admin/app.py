@@ -31,14 +31,9 @@ from .access import Access, Pacer, Refusal, header_map
 from .api import (
     EVENTS,
     Actions,
-    BadQueryError,
     EventAnswerer,
     Reply,
     document,
-    parameters,
-    parse_list,
-    parse_replay,
-    parse_show,
     problem,
 )
 from .console import (
@@ -50,6 +45,7 @@ from .console import (
 )
 from .console_page import console_file, is_of_console
 from .metrics import CONTENT_TYPE, UnknownMetricError, expose, metric_of
+from .query import BadQueryError, parameters, parse_list, parse_replay, parse_show
 from .series import STEP_SECONDS, Series
 from .status import RunningProgram, StatusProviders, StoreObserver
 
@@ -368,6 +364,9 @@ class AdminApp:
         if path == "/metrics":
             return _Route(self._metrics)
         body, address = request.body or b"", request.address
+        if path in (REPLAY, TRIGGER) and request.method in ("GET", "HEAD"):
+            # An event may have that id: its sender chose it.
+            return self._find_event(request)
         if path == REPLAY:
             return _Route(
                 lambda: self._events.replay(parse_replay(body), address=address), changes=True

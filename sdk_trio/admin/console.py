@@ -17,19 +17,21 @@ from ..errors import IllegalTransitionError, SdkError, TenantConflictError, Tena
 from ..records.deliveries import DeliveryRecord
 from ..records.states import NotificationState, TenantStatus, Transition
 from .api import (
-    LARGEST_LIMIT,
-    LARGEST_SEQUENCE,
     USUAL_ACTOR,
-    USUAL_LIMIT,
     Actions,
-    BadQueryError,
     Reply,
     document,
+    problem,
+)
+from .query import (
+    LARGEST_LIMIT,
+    LARGEST_SEQUENCE,
+    USUAL_LIMIT,
+    BadQueryError,
     link_header,
     parameters,
     parse_number,
     parse_order,
-    problem,
 )
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ from ..records.deliveries import (
 )
 from ..storage.ports import Inbox
 from .access import FEED_PROTOCOL
-from .api import LARGEST_SEQUENCE, BadQueryError, parameters, parse_number
 from .console import ConsoleSource, MissingPartError
+from .query import LARGEST_SEQUENCE, BadQueryError, parameters, parse_number
 from .status import RunningProgram
 
 if TYPE_CHECKING:
@@ -596,14 +596,20 @@ class Feed:
     def _look_at_rejected(self) -> None:
         ring = self._source.rejected
         fresh, self._rejected = ring.total - self._rejected, ring.total
-        if not fresh:
+        # A rejected request is nobody's: who listens for one tenant must not see others.
+        listeners = [
+            listener
+            for listener in self._listeners
+            if "rejected" in listener.query.kinds and listener.tenant_id is None
+        ]
+        if not (fresh and listeners):
             return
-        for row in reversed(ring.newest(cause=None, before=None, limit=min(fresh, PAGE))):
-            message = {"kind": "rejected", "at": row["at"], "rejection": row}
-            for listener in self._listeners:
-                # A rejected request is nobody's: who listens for one tenant must not see others.
-                if "rejected" in listener.query.kinds and listener.tenant_id is None:
-                    listener.offer(message)
+        rows = ring.newest(cause=None, before=None, limit=fresh)
+        for listener in listeners:
+            # Those that others have pushed out of the ring since the last look.
+            listener.dropped += fresh - len(rows)
+            for row in reversed(rows):
+                listener.offer({"kind": "rejected", "at": row["at"], "rejection": row})
 
     async def _look_at_tenants(self) -> None:
         try:

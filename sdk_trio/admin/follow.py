@@ -10,13 +10,14 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import SplitResult, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import msgspec
 import trio
 
 from ..base.http import DEFAULT_PORTS
 from ..base.throttle import jittered_wait
+from ..config.fields import split_unix
 from ..errors import SdkError, only_member
 from .feed import HEARTBEAT_SECONDS, KINDS
 
@@ -49,17 +50,49 @@ def feed_url(base: str) -> str:
 
     Args:
         base: ``http``, ``https``, ``ws`` or ``wss``, with a path in front of ours if a proxy has
-            one.
+            one; or ``unix:PATH``, which is returned without a mode.
 
     Raises:
         FeedRefusedError: it is no such URL.
     """
+    if base.startswith("unix:") and (socket := split_unix(base)[0]):
+        return f"unix:{socket}"
     parts = urlsplit(base)
     scheme = _SCHEMES.get(parts.scheme)
     if scheme is None or not parts.hostname:
-        raise FeedRefusedError(f"{base!r} is no address: give ws://HOST:PORT or wss://HOST")
+        raise FeedRefusedError(
+            f"{base!r} is no address: give ws://HOST:PORT, wss://HOST or unix:PATH"
+        )
     path = parts.path.rstrip("/").removesuffix("/feed")
     return urlunsplit((scheme, parts.netloc, f"{path}/feed", "", ""))
+
+
+class _Answers(trio.abc.ReceiveStream):
+    """The receiving half of a connection, whose end before the answer is an error.
+
+    The library waits for the answer to its handshake for ever when the connection ends instead, as
+    it does when a receiver that is just ending has taken it.
+    """
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self.answered = False
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        try:
+            data = bytes(await self._stream.receive_some(max_bytes))
+        except trio.BrokenResourceError:
+            if self.answered:
+                raise
+            await trio.lowlevel.checkpoint()
+            data = b""
+        if data or self.answered:
+            return data
+        # It ends the reader of the library, and so the handshake.
+        raise ConnectionResetError("the connection ended before it was answered")
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 class FeedReader:
@@ -156,18 +189,23 @@ class FeedReader:
 
         given = {"after": self._taken, "store": self._taken_in}
         after = {name: str(value) for name, value in given.items() if value is not None}
-        parts = urlsplit(self._url)
+        # Any name would do on a Unix socket; this one is taken everywhere.
+        url = "ws://localhost/feed" if self._url.startswith("unix:") else self._url
+        parts = urlsplit(url)
         # The library leaves the socket of a refused connection open, so it is ours to close.
-        async with await _connect(parts, context) as stream, trio.open_nursery() as nursery:
+        async with await _connect(self._url, context) as stream, trio.open_nursery() as nursery:
+            answers = _Answers(stream)
             with trio.fail_after(CONNECT_SECONDS):
                 socket = await wrap_client_stream(
                     nursery,
-                    stream,
+                    # Its annotation names two streams; any stream is what it takes.
+                    trio.StapledStream(stream, answers),  # type: ignore[arg-type]
                     parts.netloc.rpartition("@")[2],
                     f"{parts.path}?{urlencode({**self._query, **after})}",
                     extra_headers=self._headers,
                     max_message_size=FRAME_BYTES,
                 )
+            answers.answered = True
             self._note(None)
             while True:
                 with trio.fail_after(SILENT_SECONDS):
@@ -189,11 +227,14 @@ class FeedReader:
 
 
 async def _connect(
-    parts: SplitResult, context: ssl.SSLContext | None
+    url: str, context: ssl.SSLContext | None
 ) -> "trio.SocketStream | trio.SSLStream[trio.SocketStream]":
+    parts = urlsplit(url)
     host = parts.hostname or ""
     secure = parts.scheme == "wss"
     with trio.fail_after(CONNECT_SECONDS):
+        if parts.scheme == "unix":
+            return await trio.open_unix_socket(url.removeprefix("unix:"))
         stream = await trio.open_tcp_stream(
             host, parts.port or DEFAULT_PORTS["https" if secure else "http"]
         )
@@ -233,7 +274,8 @@ async def open_feed(
     """Follow the feed of the admin address ``url`` for the length of the block.
 
     Args:
-        url: the admin address, such as ``http://127.0.0.1:8081`` or ``wss://hooks.example``.
+        url: the admin address, such as ``http://127.0.0.1:8081``, ``wss://hooks.example`` or
+            ``unix:/run/sdk_trio/admin.sock``.
         token: the admin token.
         after: begin after this sequence; None: with what comes from now on.
         store: the name of the store that ``after`` is of, see :class:`FeedReader`; another one is

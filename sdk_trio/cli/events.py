@@ -454,6 +454,7 @@ async def _tail_feed(settings: Settings, arguments: Namespace, since: float | No
     source = feed_source(settings, arguments)
     printer = TailPrinter(as_json=arguments.format == "json")
     after = None if since is None else await first_since(source, since)
+    connected = False
     async with open_feed(
         source.url,
         token=source.token,
@@ -470,6 +471,9 @@ async def _tail_feed(settings: Settings, arguments: Namespace, since: float | No
                     say(f"connected to {source.url}; Ctrl-C ends")
                     if message["replaced"]:
                         say(REPLACED)
+                    elif connected:
+                        say("changes of earlier events meanwhile are not shown: see events list")
+                    connected = True
                 case "lagged":
                     say(f"{message['dropped']} changes were left out: this was too slow")
                 case "delivery" | "changed":

@@ -76,8 +76,16 @@ class FeedSource:
     url: str
     token: str = attrs.field(repr=False)
 
+    @property
+    def socket(self) -> str | None:
+        """The path of its Unix socket; None: it has a port."""
+        url = feed_url(self.url)
+        return url.removeprefix("unix:") if url.startswith("unix:") else None
+
     def api(self, path: str) -> str:
         """Return the URL of a path of its API."""
+        if self.socket is not None:
+            return f"http://localhost{path}"
         parts = urlsplit(feed_url(self.url))
         scheme = {"ws": "http", "wss": "https"}[parts.scheme]
         below = parts.path.removesuffix("/feed")
@@ -91,9 +99,7 @@ def feed_source(settings: Settings, arguments: Namespace) -> FeedSource:
         UsageError: there is no token, or the address is unknown.
         FeedRefusedError: it is no address.
     """
-    url = arguments.from_ or admin_address(settings)
-    if url.startswith("unix:"):
-        raise UsageError("a feed is not followed over a Unix socket: let Sdk:Admin:Bind be a port")
+    url = arguments.from_ or admin_address(settings, option="--from")
     name = arguments.token_env or settings.admin.token_env_var
     token = os.environ.get(name, "").strip()
     if not token and arguments.from_ is None:
@@ -120,14 +126,16 @@ async def ask(source: FeedSource, method: str, path: str, **options: Any) -> Any
     """
     headers = {"authorization": f"Bearer {source.token}"}
     url = source.api(path)
+    way = None if source.socket is None else httpx.AsyncHTTPTransport(uds=source.socket)
     try:
         with trio.fail_after(ASK_SECONDS):
-            async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113 - the scope bounds it
+            client = httpx.AsyncClient(timeout=None, transport=way)  # noqa: S113 - the scope bounds it
+            async with client:
                 answer = await client.request(method, url, headers=headers, **options)
     except (httpx.HTTPError, trio.TooSlowError) as error:
-        raise RelayError(f"{url} does not answer: {str(error) or 'too slow'}") from None
+        raise RelayError(f"{source.url} does not answer: {str(error) or 'too slow'}") from None
     if answer.status_code != 200:
-        raise RelayError(f"{url} answers {answer.status_code}: {_told(answer)}")
+        raise RelayError(f"{source.url} answers {answer.status_code}: {_told(answer)}")
     return answer.json()
 
 

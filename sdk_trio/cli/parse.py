@@ -619,7 +619,7 @@ def add_feed(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="from_",
         metavar="URL",
-        help="the admin address of a receiver elsewhere, such as wss://hooks.example",
+        help="the admin address of a receiver, such as wss://hooks.example or unix:PATH",
     )
     parser.add_argument(
         "--token-env",

@@ -125,8 +125,12 @@ def check_health(arguments: Namespace) -> int:
     return 0 if status == 200 else EXIT_FAILURE
 
 
-def admin_address(settings: Settings) -> str:
+def admin_address(settings: Settings, *, option: str = "--url") -> str:
     """Return the admin address of the settings.
+
+    Args:
+        settings: all of them.
+        option: the one that gives another address, for the message.
 
     Raises:
         UsageError: there is none, or the settings do not tell it.
@@ -136,7 +140,7 @@ def admin_address(settings: Settings) -> str:
         raise UsageError("Sdk:Admin:Enabled is false: there is no admin address to ask")
     if admin.bind.startswith("fd:") or admin.bind.endswith(":0"):
         # Neither says a port: the service manager opened the one, the system chooses the other.
-        raise UsageError(f"Sdk:Admin:Bind {admin.bind} says no address: give it with --url")
+        raise UsageError(f"Sdk:Admin:Bind {admin.bind} says no address: give it with {option}")
     if admin.bind.startswith("unix:"):
         return f"unix:{split_unix(admin.bind)[0]}"
     return f"http://{admin.bind}"

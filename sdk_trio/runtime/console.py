@@ -15,8 +15,8 @@ import attrs
 import msgspec
 import trio
 
-from ..admin.api import BadQueryError
 from ..admin.console import MissingPartError, SecretsStayHereError
+from ..admin.query import BadQueryError
 from ..config import Secret, Settings
 from ..config.secret import PUBLIC_KEY_PREFIX
 from ..config.show import SettingRow, describe

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.admin import TOKEN, administered
 
-from sdk_trio.admin.api import (
+from sdk_trio.admin.query import (
     LARGEST_SEQUENCE,
     ListQuery,
     link_header,

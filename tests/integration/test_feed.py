@@ -2,6 +2,7 @@
 
 import base64
 import json
+from functools import partial
 
 import pytest
 import trio
@@ -16,6 +17,8 @@ from sdk_trio.admin import feed as feed_module
 from sdk_trio.admin.follow import FeedRefusedError, feed_url
 from sdk_trio.base.http import Headers
 from sdk_trio.config import KeyDerivation, Secret
+from sdk_trio.errors import StoreUnavailableError
+from sdk_trio.webhooks.rejections import KEPT, Rejection
 from sdk_trio.webhooks.signature import Keyring, parse_signature_header
 
 
@@ -68,6 +71,41 @@ async def test_without_a_position_only_what_comes_from_now_on_is_told():
             assert await listener.ids(1) == ["msg_3"]
 
 
+async def test_the_store_has_a_name_and_a_position_of_another_one_begins_anew():
+    async with administered(registry(works), **STORED) as admin:
+        await deliver(admin, 0, 3)
+        url = admin.runtime.started.admin[0]
+        hellos = []
+        for given in ({}, {"after": 2}, {"after": 2, "store": "other"}, {"after": 4}):
+            async with open_feed(url, token=TOKEN, **given) as feed:
+                hellos.append(await anext(feed))
+        for hello in hellos:
+            assert hello["store"] == hellos[0]["store"] is not None
+        told = [(hello["seq"], hello["replaced"], hello["resumed"]) for hello in hellos]
+        assert told == [
+            (3, False, []),
+            (2, False, ["delivery"]),
+            (0, True, ["delivery"]),
+            (0, True, ["delivery"]),
+        ]
+        query = f"after=1&store={hellos[0]['store']}"
+        async with listening(admin, query) as listener:
+            assert await listener.ids(2) == ["msg_1", "msg_2"]
+
+
+async def test_a_store_that_takes_no_write_is_followed_without_its_name(monkeypatch):
+    async def is_full(*_, **__):
+        await trio.lowlevel.checkpoint()
+        raise StoreUnavailableError("the disk is full")
+
+    async with administered(registry(works)) as admin:
+        await deliver(admin, 0, 1)
+        monkeypatch.setattr(admin.runtime.receiver.store, "write_checkpoint", is_full)
+        async with open_feed(admin.runtime.started.admin[0], token=TOKEN, after=0) as feed:
+            assert (await anext(feed))["store"] is None
+            assert (await anext(feed))["event"]["webhook_id"] == "msg_0"
+
+
 async def test_a_change_of_state_is_told_after_the_arrival():
     gate = trio.Event()
 
@@ -112,6 +150,25 @@ async def test_a_rejected_request_is_told_with_its_cause():
         }
         assert rejection["size"] > 100
         assert rejection["address"] == "127.0.0.1"
+
+
+async def test_rejections_that_are_not_kept_are_counted_as_lagged():
+    """Those that came between two looks, and pushed each other out of the ring."""
+    async with (
+        administered(registry(works)) as admin,
+        listening(admin, "kinds=rejected") as listener,
+        listening(admin, "kinds=delivery") as other,
+    ):
+        rejections = admin.runtime.receiver.rejected
+        for number in range(1, KEPT + 8):
+            rejections.add(Rejection("webhook.refused", "path", 404, f"192.0.2.{number}", None))
+        told = [await listener.next() for _ in range(KEPT + 1)]
+        assert (told[0]["kind"], told[0]["dropped"]) == ("lagged", 7)
+        numbers = [message["rejection"]["seq"] for message in told[1:]]
+        assert numbers == list(range(8, KEPT + 8))
+        # Who asked for something else has missed nothing.
+        await deliver(admin, 0, 1)
+        assert (await other.next())["kind"] == "delivery"
 
 
 async def test_a_transition_is_told():
@@ -401,6 +458,26 @@ async def test_an_application_follows_the_feed():
             assert feed.position == 2
 
 
+async def test_a_connection_that_ends_in_place_of_an_answer_is_noticed_at_once():
+    troubles = []
+
+    async def end(stream):
+        with trio.move_on_after(0.01):
+            await stream.receive_some()
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, end, 0, host="127.0.0.1"))
+        port = listener.socket.getsockname()[1]
+        async with open_feed(f"http://127.0.0.1:{port}", token=TOKEN) as feed:
+            feed.on_trouble = troubles.append
+            with trio.fail_after(30):
+                while not troubles:
+                    await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert troubles == ["the connection ended before it was answered"]
+
+
 async def test_line_separators_within_a_body_do_not_end_a_message():
     name = "L\u2028M\u2029N\u0085O"
     plain = json.loads(signed().body)
@@ -426,6 +503,9 @@ async def test_a_wrong_token_ends_the_iterator_with_the_reason():
             await anext(feed)
     with pytest.raises(FeedRefusedError, match="is no address"):
         feed_url("localhost:8081")
+    with pytest.raises(FeedRefusedError, match="unix:PATH"):
+        feed_url("unix:")
+    assert feed_url("unix:/run/a?b.sock?mode=0660") == "unix:/run/a?b.sock"
 
 
 async def test_what_arrives_while_a_page_is_read_is_not_passed_over():

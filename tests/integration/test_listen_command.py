@@ -7,11 +7,12 @@ import time
 import pytest
 import trio
 from support.admin import TOKEN, administered
-from support.deliveries import SECRET
+from support.deliveries import SECRET, settings
 from support.ports import free_port
-from support.serving import registry, signed, works
+from support.serving import registry, running, signed, works
 from support.waiting import until
 
+from sdk_trio.admin import follow
 from sdk_trio.cli import events as events_module
 from sdk_trio.cli import listen as listen_module
 from sdk_trio.cli.listen import (
@@ -22,11 +23,14 @@ from sdk_trio.cli.listen import (
     RelayError,
     ask,
     cursor_file,
+    feed_source,
 )
 from sdk_trio.cli.parse import UsageError
 from sdk_trio.cli.run import tell_console
 from sdk_trio.cli.settings import read
 from sdk_trio.config import KeyDerivation, Secret, Settings
+from sdk_trio.runtime import Runtime
+from sdk_trio.testing import AppUnderTest
 from sdk_trio.webhooks.signature import Keyring, parse_signature_header
 
 
@@ -89,7 +93,11 @@ class Listening:
     def __init__(self, admin, local, tmp_path, *, secret=None, events="", give_up=None):
         self.cursor = Cursor(tmp_path / "cursor.json")
         self.cursor.open()
-        self._source = FeedSource(admin.runtime.started.admin[0], TOKEN)
+        self._source = (
+            admin
+            if isinstance(admin, FeedSource)
+            else FeedSource(admin.runtime.started.admin[0], TOKEN)
+        )
         self._relay = Relay(
             local.url,
             self.cursor,
@@ -190,6 +198,32 @@ async def test_a_server_that_is_away_is_waited_for_no_longer_than_asked(tmp_path
     assert "left out, 2 so far" in rows[1]["error"]
 
 
+async def test_the_feed_is_followed_over_a_unix_socket(tmp_path, monkeypatch, capsys):
+    local = LocalServer()
+    socket = tmp_path / "admin.sock"
+    keys = {"Admin__Enabled": True, "Admin__TokenEnvVar": "SDK_TEST_ADMIN_TOKEN"}
+    told = settings(**keys, **STORED, Admin__Bind=f"unix:{socket}")
+    runtime = Runtime(told, registry(works))
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    words = argparse.Namespace(from_=None, token_env=None)
+    assert feed_source(told, words) == FeedSource(f"unix:{socket}", TOKEN)
+    words.from_ = f"unix:{socket}"
+    source = feed_source(told, words)
+    async with running(runtime), trio.open_nursery() as nursery:
+        await nursery.start(local.run)
+        app = AppUnderTest(runtime)
+        await app.deliver("order.paid", webhook_id="msg_1")
+        assert (await ask(source, "GET", "/api/relay"))["newest"] == 1
+        listening = Listening(source, local, tmp_path)
+        listening.cursor.save(0)
+        nursery.start_soon(listening.run)
+        await app.deliver("order.paid", webhook_id="msg_2")
+        await until(lambda: listening.cursor.position == 2)
+        nursery.cancel_scope.cancel()
+    assert local.ids == ["msg_1", "msg_2"]
+    assert f"listening to unix:{socket}" in capsys.readouterr().err
+
+
 async def test_a_secret_of_ones_own_signs_anew(tmp_path):
     local = LocalServer()
     async with administered(registry(works), **STORED) as admin, trio.open_nursery() as nursery:
@@ -219,9 +253,12 @@ async def test_a_store_that_was_replaced_is_begun_with_its_first_delivery(tmp_pa
     assert "another one than before" in capsys.readouterr().err
 
 
-async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(tmp_path, capsys):
-    """The position is below that of the new store, so only its identity tells them apart."""
-    local, port = LocalServer(), free_port()
+async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(
+    tmp_path, capsys, monkeypatch
+):
+    """The position is below that of the new store, so only its name tells them apart."""
+    monkeypatch.setattr(follow, "RETRY_CAP_SECONDS", 0.2)
+    local, port, err = LocalServer(), free_port(), []
     keys = {"Admin__Bind": f"127.0.0.1:{port}"}
     async with trio.open_nursery() as nursery:
         await nursery.start(local.run)
@@ -231,15 +268,31 @@ async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(tmp_
             await until(lambda: listening.cursor.position == 0)
             await admin.app.deliver("order.paid", webhook_id="old_1")
             await until(lambda: listening.cursor.position == 1)
+            words = argparse.Namespace(
+                from_=admin.runtime.started.admin[0],
+                token_env="SDK_TEST_ADMIN_TOKEN",
+                body=False,
+                format="table",
+                type=None,
+                state=None,
+                tenant=None,
+            )
+            nursery.start_soon(events_module._tail_feed, Settings(), words, None)
+            await until(lambda: err.append(capsys.readouterr().err) or "connected to" in err[-1])
+        async with administered(registry(works), **STORED, **keys):
+            await until(lambda: err.append(capsys.readouterr().err) or "not shown" in err[-1])
         other = {"Storage__Path": "other", **STORED}
         async with administered(registry(works), **other) as admin:
             for number in (1, 2, 3):
                 await admin.app.deliver("order.paid", webhook_id=f"new_{number}")
         async with administered(registry(works), **other, **keys):
             await until(lambda: listening.cursor.position == 3)
+            said = "another one than before"
+            await until(
+                lambda: err.append(capsys.readouterr().err) or "".join(err).count(said) == 2
+            )
             nursery.cancel_scope.cancel()
     assert local.ids == ["old_1", "new_1", "new_2", "new_3"]
-    assert "another one than before" in capsys.readouterr().err
 
 
 async def test_what_the_retention_removes_is_no_other_store(tmp_path, capsys):

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.admin.access import Access, header_map, host_name, is_address, is_of_this_machine
-from sdk_trio.admin.api import LARGEST_LIMIT, BadQueryError, parse_list, parse_replay, parse_show
 from sdk_trio.admin.app import checks_document, is_ready, status_of
 from sdk_trio.admin.metrics import METRICS, UnknownMetricError, expose, metric_of
+from sdk_trio.admin.query import LARGEST_LIMIT, BadQueryError, parse_list, parse_replay, parse_show
 from sdk_trio.base.telemetry import Check, Histogram, Sample
 from sdk_trio.records.deliveries import REPLAYABLE
 from sdk_trio.webhooks.counters import CAUSES, RESULTS, Counters

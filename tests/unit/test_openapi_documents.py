@@ -13,7 +13,7 @@ import pytest
 
 from sdk_trio import admin, webhooks
 from sdk_trio.admin import api, app
-from sdk_trio.admin.api import (
+from sdk_trio.admin.query import (
     LARGEST_LIMIT,
     LARGEST_REPLAY,
     LARGEST_SEQUENCE,
