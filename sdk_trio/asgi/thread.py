@@ -56,6 +56,7 @@ class RuntimeThread:
         self._token: trio.lowlevel.TrioToken | None = None
         self._requests: trio.Nursery | None = None
         self._stopping = False
+        self._address_is_told = False
         self._started: asyncio.Future[None] = loop.create_future()
         self._ended = asyncio.Event()
         # Touched by several threads; each operation is one step of the interpreter.
@@ -209,6 +210,9 @@ class RuntimeThread:
         if self._requests is None:
             exchange.answer(outcome.Value(UNAVAILABLE))
         else:
+            if not self._address_is_told:
+                self._address_is_told = True
+                self.runtime.announce(_address_in(exchange.scope))
             # In the context of the request: the host's span is the parent of the delivery's.
             exchange.context.run(self._requests.start_soon, exchange.serve, self.runtime.receiver)
 
@@ -228,7 +232,7 @@ class _Exchange:
         self._loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[Whole | None] = self._loop.create_future()
         self.context = contextvars.copy_context()
-        self._scope = scope
+        self.scope = scope
         self._first: dict[str, Any] | None = first
         self._pull = receive
         self._pulling: asyncio.Task[None] | None = None
@@ -241,7 +245,7 @@ class _Exchange:
     async def serve(self, application: App) -> None:
         """Let ``application`` serve the request, and send the answer across."""
         # Only what our own receiver says: a server's extensions would answer past this exchange.
-        scope = {**self._scope, "extensions": {}}
+        scope = {**self.scope, "extensions": {}}
         served: outcome.Outcome[Whole | None] = outcome.Value(UNAVAILABLE)
         try:
             with self._cancelling:
@@ -318,6 +322,17 @@ class _Exchange:
         """Forget a piece that nobody waits for any more."""
         if self._pulling is not None:
             self._pulling.cancel()
+
+
+def _address_in(scope: Scope) -> str:
+    """Return the address of the server that a request came to; "" if it does not say."""
+    host, port = scope.get("server") or (None, None)
+    if host is None or port is None:
+        return f"unix:{host}" if host else ""
+    # Its own scheme may be that of a proxy, which a request can name; only an extension, which
+    # hypercorn has, tells of the connection.
+    scheme = "https" if "tls" in scope.get("extensions", ()) else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a: Any) -> None:
