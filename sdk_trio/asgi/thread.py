@@ -25,6 +25,7 @@ from ..errors import NotRunningError, StoreLockedError, only_member
 from ..runtime import Runtime, Started
 from ..webhooks import answers
 from ..webhooks.endpoint import UNAVAILABLE_RETRY_SECONDS
+from ..webhooks.run import LEFT_BEHIND
 
 _log = get_logger("runtime")
 
@@ -117,8 +118,7 @@ class RuntimeThread:
             }
             for run in self.runtime.receiver.runs
         ]
-        hint = "nothing ends these handlers; their events are run again at the next start"
-        _log.error("runtime.left_behind", runs=runs, hint=hint)
+        _log.error("runtime.left_behind", runs=runs, hint=LEFT_BEHIND)
         left = asyncio.Event()
         self._call(self._begin_to_leave, left)
         with suppress(TimeoutError):
