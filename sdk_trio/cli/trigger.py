@@ -148,7 +148,7 @@ def types(arguments: Namespace) -> int:
     as_json = arguments.format == "json"
     print_rows(rows, ("type", "class", "meaning"), as_json=as_json)
     if not as_json:
-        say("'events trigger TYPE' sends a sample; docs/reference/events.md has the data of each")
+        say("'events trigger TYPE' sends a sample of it")
     return 0
 
 
