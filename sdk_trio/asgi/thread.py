@@ -84,11 +84,12 @@ class RuntimeThread:
             # Shielded, because the thread sets it also if nobody waits any more.
             await asyncio.shield(self._started)
         except StoreLockedError as error:
+            # Without the first error: servers print the traceback, whose last line is what helps.
             raise StoreLockedError(
-                f"{error} Several workers of a server (uvicorn --workers) cannot share a directory "
-                "of SQLite: start one worker, set Sdk:Storage:Backend to Postgres, or let "
-                "`sdk-trio run` receive in processes of its own."
-            ) from error
+                f"{error}. If that is another worker of this server (uvicorn --workers): workers "
+                "cannot share a directory of SQLite; start one worker, set Sdk:Storage:Backend to "
+                "Postgres, or let `sdk-trio run` receive in processes of its own"
+            ) from None
 
     async def stop(self) -> None:
         """Drain the runtime and wait for its end; give up what does not end."""
