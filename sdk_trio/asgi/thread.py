@@ -262,7 +262,9 @@ class _Exchange:
     async def _receive(self) -> dict[str, Any]:
         if self._first is not None:
             first, self._first = self._first, None
-            await trio.lowlevel.checkpoint()
+            # No turn of the loop where nothing is waited for: for the length of each the other
+            # thread may have to wait for the interpreter.
+            await trio.lowlevel.checkpoint_if_cancelled()
             return first
         task, token = trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()
         given_up = False
@@ -289,7 +291,6 @@ class _Exchange:
             self._head = (message["status"], message["headers"])
         elif self._head is not None:
             self._whole = (*self._head, message.get("body", b""))
-        await trio.lowlevel.checkpoint()
 
     def cancel(self) -> None:
         """Cancel the request on this side."""
