@@ -2,11 +2,16 @@
 
     python benchmarks/beside.py [--rounds 5] [--seconds 2] [--rate 200]
 
-Three applications under uvicorn, each in a process of its own: one without a receiver, one whose
-handlers wait in threads, and one whose handlers block Trio's loop (a fault, which must not be the
+Four applications under uvicorn, each in a process of its own: one without deliveries, one that
+verifies them in a route of its own and works in the framework's threads, one whose handlers wait in
+threads of ours, and one whose handlers block Trio's loop (a fault, which must not be the
 application's). In turn, each gets requests for ``/hello`` on a fixed schedule on one connection,
-with the latency counted from the scheduled time; the two with a receiver get deliveries meanwhile
-whose handlers block for 0.2 s. It prints medians of the rounds and their ratio to the first one.
+with the latency counted from the scheduled time; all but the first get deliveries meanwhile whose
+work blocks for 0.2 s. The senders are another process, and do not begin together: what they cost,
+and the interpreter's lock that they share, would be measured as the host's.
+
+It prints medians of the rounds, their ratio to the first one, and the CPU time of the application's
+process for each delivery, beyond what it needs without deliveries.
 """
 
 import argparse
@@ -19,12 +24,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from sdk_trio.testing import sign_delivery
 
 SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"  # a test value
 BLOCKED = 8
+HANDLER_SECONDS = 0.2
 
 ALONE = """
 from fastapi import FastAPI
@@ -61,7 +69,34 @@ async def hello():
     return {}
 """
 
-APPLICATIONS = {"alone": ALONE, "threads": BESIDE % "def", "blocked": BESIDE % "async def"}
+PLAIN = """
+import os, time
+from fastapi import FastAPI, Request
+from starlette.concurrency import run_in_threadpool
+from standardwebhooks import Webhook
+
+app = FastAPI()
+webhook = Webhook(os.environ["SDK__WEBHOOKS__SECRET"])
+
+
+@app.post("/hooks/sdk")
+async def hooks(request: Request):
+    webhook.verify(await request.body(), dict(request.headers))
+    await run_in_threadpool(time.sleep, 0.2)
+    return {}
+
+
+@app.get("/hello")
+async def hello():
+    return {}
+"""
+
+APPLICATIONS = {
+    "alone": ALONE,
+    "plain": PLAIN,
+    "threads": BESIDE % "def",
+    "blocked": BESIDE % "async def",
+}
 
 
 class Host:
@@ -103,14 +138,25 @@ class Host:
                     raise
                 time.sleep(0.05)
 
-    def deliver(self, stop: threading.Event, counted: list[int]) -> None:
-        connection = self.connect()
-        while not stop.is_set():
-            signed = sign_delivery("order.paid", secret=SECRET)
-            connection.request("POST", "/hooks/sdk", signed.body, signed.headers)
-            answer = connection.getresponse()
-            answer.read()
-            counted.append(answer.status)
+    @property
+    def cpu(self) -> float:
+        """The seconds that the process has computed so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @contextmanager
+    def delivered_to(self) -> Iterator[list[int]]:
+        """Send deliveries from another process; their number is in the list after the block."""
+        words = [sys.executable, __file__, "--deliver-to", str(self.port)]
+        sender = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert sender.stdout is not None
+        sender.stdout.readline()
+        counted: list[int] = []
+        try:
+            yield counted
+        finally:
+            counted.append(int(sender.communicate()[0]))
+        assert sender.returncode == 0
 
     def measure(self, seconds: float, rate: float) -> list[float]:
         """The latencies of a round, in seconds."""
@@ -126,12 +172,44 @@ class Host:
         return latencies
 
 
+def deliver(port: int) -> None:
+    """Deliver with several senders until standard input ends, and print how many were taken."""
+    stop, counted = threading.Event(), list[int]()
+
+    def send(number: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        time.sleep(number * HANDLER_SECONDS / BLOCKED)
+        while not stop.is_set():
+            signed = sign_delivery("order.paid", secret=SECRET)
+            connection.request("POST", "/hooks/sdk", signed.body, signed.headers)
+            answer = connection.getresponse()
+            answer.read()
+            counted.append(answer.status)
+
+    senders = [threading.Thread(target=send, args=(number,)) for number in range(BLOCKED)]
+    for sender in senders:
+        sender.start()
+    time.sleep(2 * HANDLER_SECONDS)
+    before = len(counted)
+    print(flush=True)
+    sys.stdin.read()
+    print(len(counted) - before)
+    stop.set()
+    for sender in senders:
+        sender.join()
+    assert set(counted) == {200}, counted
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rate", type=float, default=200.0)
+    parser.add_argument("--deliver-to", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.deliver_to is not None:
+        deliver(arguments.deliver_to)
+        return
     with tempfile.TemporaryDirectory() as place:
         hosts = [Host(name, text, Path(place) / name) for name, text in APPLICATIONS.items()]
         try:
@@ -141,45 +219,43 @@ def main() -> None:
                 host.process.terminate()
             for host in hosts:
                 host.process.wait()
-    print("| `/hello` | p50 ms | p99 ms | p50 to alone | p99 to alone (range) | deliveries |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| `/hello` | p50 ms | p99 ms | p50 to alone | p99 to alone (range) | deliveries | CPU ms |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    idle = statistics.median(each[3] for each in figures["alone"])
     for name, rounds in figures.items():
         p50, p99 = (statistics.median(each[i] for each in rounds) * 1000 for i in (0, 1))
         # Ratios within a round: its neighbours on the machine were the same.
         pairs = list(zip(rounds, figures["alone"], strict=True))
         ratio50, ratios = (sorted(ours[i] / alone[i] for ours, alone in pairs) for i in (0, 1))
+        # Ticks of 10 ms: a few deliveries say nothing.
+        costs = [(each[3] - idle) / each[2] * 1000 for each in rounds if each[2] > BLOCKED]
         print(
             f"| {name} | {p50:.2f} | {p99:.2f} | {statistics.median(ratio50):.2f} "
             f"| {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}) "
-            f"| {sum(each[2] for each in rounds):.0f} |"
+            f"| {sum(each[2] for each in rounds):.0f} "
+            f"| {statistics.median(costs) if costs else 0:.2f} |"
         )
 
 
-Rounds = dict[str, list[tuple[float, float, float]]]
+Rounds = dict[str, list[tuple[float, float, float, float]]]
 
 
 def measure(hosts: list[Host], arguments: argparse.Namespace) -> Rounds:
-    """The p50, the p99 and the number of deliveries of each round of each host."""
+    """The p50, the p99, the number of deliveries and the CPU seconds of each round of each host."""
     for host in hosts:
         host.wait()
     rounds: Rounds = {host.name: [] for host in hosts}
     for number in range(arguments.rounds + 1):
         for host in hosts:
-            stop, counted = threading.Event(), list[int]()
-            senders = [
-                threading.Thread(target=host.deliver, args=(stop, counted))
-                for _ in range(0 if host.name == "alone" else BLOCKED)
-            ]
-            for sender in senders:
-                sender.start()
-            latencies = sorted(host.measure(arguments.seconds, arguments.rate))
-            stop.set()
-            for sender in senders:
-                sender.join()
-            assert set(counted) <= {200}, counted
+            with nullcontext([0]) if host.name == "alone" else host.delivered_to() as counted:
+                before = host.cpu
+                latencies = sorted(host.measure(arguments.seconds, arguments.rate))
+                computed = host.cpu - before
             if number:  # the first round warms up
                 p50, p99 = latencies[len(latencies) // 2], latencies[int(len(latencies) * 0.99)]
-                rounds[host.name].append((p50, p99, len(counted)))
+                rounds[host.name].append((p50, p99, counted[0], computed))
     return rounds
 
 

@@ -25,6 +25,7 @@ from ..errors import NotRunningError, StoreLockedError, only_member
 from ..runtime import Runtime, Started
 from ..webhooks import answers
 from ..webhooks.endpoint import UNAVAILABLE_RETRY_SECONDS
+from ..webhooks.run import LEFT_BEHIND
 
 _log = get_logger("runtime")
 
@@ -56,6 +57,7 @@ class RuntimeThread:
         self._token: trio.lowlevel.TrioToken | None = None
         self._requests: trio.Nursery | None = None
         self._stopping = False
+        self._address_is_told = False
         self._started: asyncio.Future[None] = loop.create_future()
         self._ended = asyncio.Event()
         # Touched by several threads; each operation is one step of the interpreter.
@@ -82,11 +84,12 @@ class RuntimeThread:
             # Shielded, because the thread sets it also if nobody waits any more.
             await asyncio.shield(self._started)
         except StoreLockedError as error:
+            # Without the first error: servers print the traceback, whose last line is what helps.
             raise StoreLockedError(
-                f"{error} Several workers of a server (uvicorn --workers) cannot share a directory "
-                "of SQLite: start one worker, set Sdk:Storage:Backend to Postgres, or let "
-                "`sdk-trio run` receive in processes of its own."
-            ) from error
+                f"{error}. If that is another worker of this server (uvicorn --workers): workers "
+                "cannot share a directory of SQLite; start one worker, set Sdk:Storage:Backend to "
+                "Postgres, or let `sdk-trio run` receive in processes of its own"
+            ) from None
 
     async def stop(self) -> None:
         """Drain the runtime and wait for its end; give up what does not end."""
@@ -116,8 +119,7 @@ class RuntimeThread:
             }
             for run in self.runtime.receiver.runs
         ]
-        hint = "nothing ends these handlers; their events are run again at the next start"
-        _log.error("runtime.left_behind", runs=runs, hint=hint)
+        _log.error("runtime.left_behind", runs=runs, hint=LEFT_BEHIND)
         left = asyncio.Event()
         self._call(self._begin_to_leave, left)
         with suppress(TimeoutError):
@@ -209,6 +211,9 @@ class RuntimeThread:
         if self._requests is None:
             exchange.answer(outcome.Value(UNAVAILABLE))
         else:
+            if not self._address_is_told:
+                self._address_is_told = True
+                self.runtime.announce(_address_in(exchange.scope))
             # In the context of the request: the host's span is the parent of the delivery's.
             exchange.context.run(self._requests.start_soon, exchange.serve, self.runtime.receiver)
 
@@ -228,7 +233,7 @@ class _Exchange:
         self._loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[Whole | None] = self._loop.create_future()
         self.context = contextvars.copy_context()
-        self._scope = scope
+        self.scope = scope
         self._first: dict[str, Any] | None = first
         self._pull = receive
         self._pulling: asyncio.Task[None] | None = None
@@ -241,7 +246,7 @@ class _Exchange:
     async def serve(self, application: App) -> None:
         """Let ``application`` serve the request, and send the answer across."""
         # Only what our own receiver says: a server's extensions would answer past this exchange.
-        scope = {**self._scope, "extensions": {}}
+        scope = {**self.scope, "extensions": {}}
         served: outcome.Outcome[Whole | None] = outcome.Value(UNAVAILABLE)
         try:
             with self._cancelling:
@@ -257,7 +262,9 @@ class _Exchange:
     async def _receive(self) -> dict[str, Any]:
         if self._first is not None:
             first, self._first = self._first, None
-            await trio.lowlevel.checkpoint()
+            # No turn of the loop where nothing is waited for: for the length of each the other
+            # thread may have to wait for the interpreter.
+            await trio.lowlevel.checkpoint_if_cancelled()
             return first
         task, token = trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()
         given_up = False
@@ -284,7 +291,6 @@ class _Exchange:
             self._head = (message["status"], message["headers"])
         elif self._head is not None:
             self._whole = (*self._head, message.get("body", b""))
-        await trio.lowlevel.checkpoint()
 
     def cancel(self) -> None:
         """Cancel the request on this side."""
@@ -318,6 +324,17 @@ class _Exchange:
         """Forget a piece that nobody waits for any more."""
         if self._pulling is not None:
             self._pulling.cancel()
+
+
+def _address_in(scope: Scope) -> str:
+    """Return the address of the server that a request came to; "" if it does not say."""
+    host, port = scope.get("server") or (None, None)
+    if host is None or port is None:
+        return f"unix:{host}" if host else ""
+    # Its own scheme may be that of a proxy, which a request can name; only an extension, which
+    # hypercorn has, tells of the connection.
+    scheme = "https" if "tls" in scope.get("extensions", ()) else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a: Any) -> None:

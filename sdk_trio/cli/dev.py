@@ -290,7 +290,10 @@ def _settings_arguments(arguments: Namespace) -> list[str]:
         # --app and the rest are of no use to other commands.
         words += ["--config", file]
     for assignment in arguments.set:
-        words += ["--set", assignment]
+        key = split_mapping_key(assignment.partition("=")[0].strip().casefold())
+        # `dev` itself takes no notice of it, and has said so.
+        if key[-2:] != ("server", "processes"):
+            words += ["--set", assignment]
     return words
 
 

@@ -341,7 +341,8 @@ PROGRAM = "sdk-trio"
 
 _EXIT_CODES = """\
 exit status: 0 fine, 1 failure, 2 usage, 69 unavailable, 78 configuration, 128 + the signal's
-number when it was cut short. Every command is described in docs/reference/command-line.md.
+number when it was cut short. 'help COMMAND' describes a command, 'config schema' every setting,
+'events types' every event.
 """
 
 _HELP = frozenset({"-h", "--help"})

@@ -63,6 +63,22 @@ def find(directory: str | os.PathLike[str]) -> Presence:
     return presence
 
 
+def reach(directory: str | os.PathLike[str]) -> Presence:
+    """Return the receiver that runs on the data directory, with the address that it is served at.
+
+    Raises:
+        NobodyThereError: there is none, or its address is not known.
+    """
+    presence = find(directory)
+    if not presence.url:
+        raise NobodyThereError(
+            f"the receiver in process {presence.pid} is served by its program's own server, whose "
+            "address is known here once a request has come to the receiver: give it with --url "
+            "http://HOST:PORT"
+        )
+    return presence
+
+
 def _presence(document: Any) -> Presence:
     if not isinstance(document, dict) or not isinstance(document.get("pid"), int):
         raise ValueError("it is no record of a receiver")

@@ -28,6 +28,7 @@ from ..base import logs
 from ..errors import EXIT_FAILURE
 from ..runtime import Runtime
 from ..runtime.watchdog import held_by
+from ..webhooks.run import LEFT_BEHIND
 
 # The bounds add up to the 5 seconds after the drain, and the one second after a second signal, that
 # the documentation promises (ADR 31): a service manager can be told how long to wait.
@@ -306,7 +307,7 @@ class ExitReport:
         if step is not None:
             hint = "nothing ends this step of the upgrade; the next start goes on from its position"
         elif runs:
-            hint = "nothing ends these handlers; their events are run again at the next start"
+            hint = LEFT_BEHIND
         else:
             hint = "no handler is at work, but something does not end: the disk, or another part"
         _log.error("runtime.left_behind", runs=runs, upgrade_step=step, hint=hint)

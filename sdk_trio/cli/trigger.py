@@ -27,7 +27,7 @@ if not describing():
     from ..storage.ports import Inbox
     from ..webhooks.signed_request import post, sign_body
     from .events import find_event
-    from .receiver import find
+    from .receiver import reach
     from .settings import load
     from .sign import NoSecretError, chosen_secrets, for_signing, known_secrets, read_dev_secret
     from .store import open_inbox, open_tenants, tenant_path, why_unreachable
@@ -148,7 +148,7 @@ def types(arguments: Namespace) -> int:
     as_json = arguments.format == "json"
     print_rows(rows, ("type", "class", "meaning"), as_json=as_json)
     if not as_json:
-        say("'events trigger TYPE' sends a sample; docs/reference/events.md has the data of each")
+        say("'events trigger TYPE' sends a sample of it")
     return 0
 
 
@@ -209,7 +209,7 @@ def _overrides(text: str | None) -> dict[str, Any] | None:
 
 def _target(settings: Settings, url: str | None) -> Target:
     if url is None:
-        presence = find(settings.storage.path)
+        presence = reach(settings.storage.path)
         return Target(presence.url, secret_of(settings, presence), _vouching(settings, presence))
     return Target(_whole(url, settings.webhooks.path), for_signing(known_secrets(settings)))
 
@@ -247,7 +247,7 @@ def _tenant_target(settings: Settings, key: str, url: str | None) -> Target:
         if url is not None:
             target = Target(_whole(url, path), secret)
         else:
-            presence = find(settings.storage.path)
+            presence = reach(settings.storage.path)
             address = tenant_path(presence.url, tenant.identifier)
             target = Target(address, secret, _vouching(settings, presence))
         return attrs.evolve(target, organization=tenant.organization_id, signer=tenant.id)

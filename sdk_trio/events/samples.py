@@ -50,7 +50,7 @@ class UnknownEventTypeError(SdkError, KeyError):
         near = difflib.get_close_matches(wire_type, sample_types(), n=3)
         self.suggestions: tuple[str, ...] = tuple(near)
         hint = f"did you mean {' or '.join(self.suggestions)}?" if self.suggestions else ""
-        known = hint or "see the table of types in docs/reference/events.md"
+        known = hint or "'sdk-trio events types' lists them"
         super().__init__(f"there is no event type {wire_type!r}: {known}")
 
     def __str__(self) -> str:

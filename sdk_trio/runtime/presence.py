@@ -28,12 +28,27 @@ SETTINGS_SECRET = "settings"
 
 
 class Presence(msgspec.Struct, frozen=True):
-    """A running receiver: its ``address``, the ``url`` of deliveries, its process, its secret."""
+    """A running receiver: its ``address``, the ``url`` of deliveries, its process, its secret.
+
+    Address and URL are empty where a server of somebody else's has not told them yet.
+    """
 
     address: str
     url: str
     pid: int
     secret: str
+
+
+def announce(directory: str | os.PathLike[str], presence: Presence) -> Path:
+    """Write the file, and return its path.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = Path(directory) / FILE_NAME
+    # Replaced whole, so that a command never reads half of it.
+    write_private(file, json.dumps(msgspec.structs.asdict(presence)) + "\n")
+    return file
 
 
 @contextmanager
@@ -43,9 +58,7 @@ def announced(directory: str | os.PathLike[str], presence: Presence) -> Iterator
     Raises:
         OSError: it cannot be written.
     """
-    file = Path(directory) / FILE_NAME
-    # Replaced whole, so that a command never reads half of it.
-    write_private(file, json.dumps(msgspec.structs.asdict(presence)) + "\n")
+    file = announce(directory, presence)
     try:
         yield
     finally:

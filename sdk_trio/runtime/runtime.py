@@ -12,8 +12,8 @@ the other parts; the admin address last, so that probes can watch the drain.
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ..tenants.upgrade import HostUpgrade
     from .admin import AdminServer
     from .notifications import ChannelFactory
+    from .presence import Presence
     from .processes import Processes
     from .replication import ReplicationOverseer
     from .worker import WorkerPlace
@@ -163,6 +164,7 @@ class Runtime:
             self.processes = workers(self.receiver)
         self._clock = clock
         self._listens = listens
+        self._announced = False
         self._bind = settings.server.bind if worker is None else worker.bind
         if not listens:
             self._bind = ()
@@ -590,8 +592,7 @@ class Runtime:
             if self._listens:
                 routes.started(started.receiver[0])
             if self._worker is None:
-                if self._listens:
-                    self._announce(started, stack)
+                self._announce(started, stack)
                 _log.info("runtime.started", receiver=started.receiver, admin=started.admin)
             else:
                 _log.info("process.started", pid=os.getpid())
@@ -616,15 +617,36 @@ class Runtime:
 
     def _announce(self, started: Started, stack: AsyncExitStack) -> None:
         """Let commands find this runtime, where it holds the lock of the data directory."""
-        storage = self.settings.storage
-        if storage.backend is StorageBackend.MEMORY:
+        if self.settings.storage.backend is StorageBackend.MEMORY:
             return  # another program may have the directory
-        from .presence import SETTINGS_SECRET, Presence, announced
+        from .presence import announced
 
-        url = own_url(started.receiver[0], self.settings.webhooks.path)
-        presence = Presence(started.receiver[0], url, os.getpid(), SETTINGS_SECRET)
+        with self._reporting_no_announcement():
+            presence = self._presence(started.receiver[0] if self._listens else "")
+            stack.enter_context(announced(self.settings.storage.path, presence))
+            self._announced = True
+
+    def announce(self, address: str) -> None:
+        """Let commands find this runtime at the ``address`` of the server that passes requests on.
+
+        ``http://HOST:PORT`` or ``unix:PATH``; without it ``events trigger`` asks for ``--url``.
+        """
+        if self._announced:
+            from .presence import announce
+
+            with self._reporting_no_announcement():
+                announce(self.settings.storage.path, self._presence(address))
+
+    def _presence(self, address: str) -> "Presence":
+        from .presence import SETTINGS_SECRET, Presence
+
+        url = own_url(address, self.settings.webhooks.path) if address else ""
+        return Presence(address, url, os.getpid(), SETTINGS_SECRET)
+
+    @contextmanager
+    def _reporting_no_announcement(self) -> Iterator[None]:
         try:
-            stack.enter_context(announced(storage.path, presence))
+            yield
         except OSError as error:
             _log.warning("runtime.not_announced", error=str(error), hint="commands need --url")
 

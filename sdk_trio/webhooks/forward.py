@@ -138,8 +138,9 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         self._most = options.concurrency or queue.workers
         self._places = trio.CapacityLimiter(self._most)
         self._waiting = 0
-        # Set while the store is told of a pause of ours, which a look into it would not find yet.
-        self._pausing = False
+        # Counts the begins and the ends of telling the store of a pause of ours: odd while it is
+        # told. A look into the store that overlaps this may not find the pause.
+        self._tellings = 0
         self._held_until = 0.0
         self._returns = TokenBucket(per_second=RETURNS_PER_SECOND, burst=1.0)
         self._reason = ""
@@ -182,9 +183,16 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         # Each has its own time, the last one behind all others.
         return Postponed(max(now + seconds, self._returns.book(now)), reason)
 
-    def note_pause(self, pause: Pause | None) -> None:
-        """Take over what the store says of a pause."""
-        if self._pausing or (pause is None) == (self.paused is None):
+    async def look(self) -> None:
+        """Take over what the store says of a pause.
+
+        Raises:
+            StoreUnavailableError: it does not answer.
+        """
+        before = self._tellings
+        pause = pause_of(await self._inbox.read_checkpoint(checkpoint_of(self.route.name)))
+        overlapped = before % 2 == 1 or self._tellings != before
+        if overlapped or (pause is None) == (self.paused is None):
             return
         self.paused = pause
         if pause is not None:
@@ -208,14 +216,14 @@ class ForwardHandler(WebhookHandlerBase[Any]):
             hint=f"its events wait in the store: mend the application, then 'routes resume "
             f"{self.route.name}'",
         )
-        self._pausing = True
+        self._tellings += 1
         try:
             await self._inbox.write_checkpoint(checkpoint_of(self.route.name), pause.as_text())
         except StoreUnavailableError as error:
             # Then it holds for this process alone, and the next post is answered 410 again.
             _log.store_unavailable(error, route=self.route.name)
         finally:
-            self._pausing = False
+            self._tellings += 1
 
     def _tell_breaker(self, state: BreakerState) -> None:
         name = self.route.name
@@ -397,7 +405,6 @@ class Forwarder:
         clock: Callable[[], float] = time.time,
         read_variable: ReadVariable = os.environ.get,
     ) -> None:
-        self._inbox = inbox
         traced = find_tracer() is not None
         self.handlers: tuple[ForwardHandler, ...] = tuple(
             ForwardHandler(
@@ -447,8 +454,7 @@ class Forwarder:
     async def _look(self) -> None:
         await trio.lowlevel.checkpoint()
         for handler in self.handlers:
-            found = await self._inbox.read_checkpoint(checkpoint_of(handler.route.name))
-            handler.note_pause(pause_of(found))
+            await handler.look()
 
     def samples(self) -> Iterator[Sample]:
         """Return the metrics of all routes."""

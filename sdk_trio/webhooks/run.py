@@ -78,6 +78,12 @@ BUSY_RETRY_SECONDS = 5.0
 #: The seconds that the queue waits before it asks a failing store again.
 STORE_RETRY_SECONDS = 1.0
 
+#: The hint of ``runtime.left_behind``. An inline event that was released is its sender's to repeat,
+#: as it is after any delivery without an answer.
+LEFT_BEHIND = (
+    "nothing ends these handlers; enqueued events are run again at the next start, inline ones "
+    "when the sender delivers them again"
+)
 
 _DONE = Done()
 

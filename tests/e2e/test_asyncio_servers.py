@@ -1,5 +1,6 @@
 """Deliveries to applications of asyncio frameworks, under a real uvicorn."""
 
+import json
 import signal
 import threading
 
@@ -16,12 +17,19 @@ def test_every_kind_of_handler_runs_beside_the_routes_of_the_application(tmp_pat
     with Uvicorn(tmp_path, framework) as server:
         server.start()
         assert server.hello() is True
+        early = server.run("events", "trigger", "order.paid")
+        assert early.returncode == 69
+        assert f"the receiver in process {server.process.pid} is served by" in early.stderr
         for event_type, webhook_id in EVENTS.items():
             assert server.deliver(event_type, webhook_id) == 200, server.log()
         assert server.deliver("order.paid", "a", "/hooks/elsewhere") == 404
         wait_until(lambda: sorted(server.handled()) == sorted(EVENTS.values()), server.log)
+        triggered = server.run("events", "trigger", "order.paid", "--format", "json")
+        (sent,) = json.loads(triggered.stdout)
+        assert (sent["status"], sent["state"]) == (200, "done")
         assert server.stop() in (0, -signal.SIGTERM)
-        assert server.states() == dict.fromkeys(EVENTS.values(), "done")
+        assert server.states() == dict.fromkeys((*EVENTS.values(), sent["webhook_id"]), "done")
+        assert not (tmp_path / "data" / "runtime.json").exists()
 
 
 def test_nothing_acknowledged_is_lost_in_start_load_drain_and_by_a_killed_thread(tmp_path):
@@ -67,6 +75,8 @@ def test_nothing_acknowledged_is_lost_in_start_load_drain_and_by_a_killed_thread
 def test_a_second_worker_on_one_directory_is_refused_and_says_what_to_do(tmp_path):
     with Uvicorn(tmp_path, "starlette", ("--workers", "2")) as server:
         server.begin()
-        wait_until(lambda: "uvicorn --workers" in server.log(), server.log)
+        wait_until(lambda: "or let `sdk-trio run` receive" in server.log(), server.log)
+        assert "to another directory. If that is another worker" in server.log()
+        assert "direct cause" not in server.log()
         wait_until(lambda: server.deliver("order.paid", "a") == 200, server.log)
         server.stop()

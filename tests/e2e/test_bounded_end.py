@@ -85,6 +85,15 @@ def test_an_inline_handler_in_a_thread_is_left_behind_as_well(daemon):
         sender.join()
         record = daemon.record("thread-1")
         assert (record["state"], record["attempts"]) == ("received", 0)
+        (left,) = events_of(daemon, "runtime.left_behind")
+        assert "inline ones when the sender delivers them again" in left["hint"]
+        daemon.start()
+        repeated = threading.Thread(
+            target=daemon.deliver, args=("thread-1",), kwargs={"inline": True}
+        )
+        repeated.start()
+        wait_until(lambda: daemon.runs("thread-1") == 2, daemon.log)
+    repeated.join()
 
 
 def test_plain_functions_in_their_threads_are_named_left_behind_and_run_again(daemon):

@@ -173,12 +173,14 @@ def test_dev_then_trigger_then_list_shows_the_event_done(workplace):
 
 def test_dev_is_one_process_whatever_the_settings_file_of_production_says(workplace):
     (workplace.directory / "appsettings.json").write_text('{"Sdk": {"Server": {"Processes": 2}}}')
-    daemon = workplace.start("dev", "--set", "Sdk:Server:Bind=127.0.0.1:0")
-    workplace.wait_for("Ctrl-C")
+    sets = ("--set", "Sdk:Server:Bind=127.0.0.1:0", "--set", "sdk__server__processes=3")
+    daemon = workplace.start("dev", *sets)
+    guide = workplace.wait_for("Ctrl-C")
     assert (
         "note: Sdk:Server:Processes is for 'run': 'dev' is one process\n"
         in (workplace.printed()[1])
     )
+    assert "events list --set Sdk:Server:Bind=127.0.0.1:0\n" in guide
     workplace.run("events", "trigger", "order.created")
     assert end(daemon) == 0
 

@@ -102,6 +102,39 @@ def threaded(handlers=None, **keys):
     return Threaded(settings(**keys), handlers)
 
 
+class Steps(trio.abc.Instrument):
+    """Counts the steps of the tasks that serve deliveries: each is a turn of the loop."""
+
+    def __init__(self):
+        self.count = 0
+
+    def before_task_step(self, task):
+        self.count += task.name.endswith(("_Exchange.serve", "_run_placed"))
+
+
+@on_asyncio
+async def test_a_delivery_takes_few_turns_of_the_loop_which_each_hold_up_the_host():
+    async def grant(event):
+        pass
+
+    def paid(event):
+        pass
+
+    handlers = registry(grant)
+    handlers.register(OrderCreatedEvent, paid)
+    receiver = threaded(handlers)
+    turns = {}
+    async with receiver.lifespan():
+        steps = Steps()
+        receiver._thread._token.run_sync_soon(trio.lowlevel.add_instrument, steps)
+        for kind in ("order.paid", "order.created"):
+            assert await post(receiver, signed(kind)) == 200  # begins a thread
+            before = steps.count
+            assert await post(receiver, signed(kind)) == 200
+            turns[kind] = steps.count - before
+    assert turns == {"order.paid": 1, "order.created": 5}
+
+
 # -- life ---------------------------------------------------------------------------------------
 
 
@@ -215,7 +248,11 @@ async def test_after_the_death_of_its_thread_every_request_is_answered(caplog):
 @on_asyncio
 async def test_a_request_that_the_dying_thread_never_saw_is_answered():
     gate = threading.Event()
-    receiver = threaded(registry(works))
+
+    async def forever(event):  # it may be served in the very turn in which the loop breaks
+        await trio.sleep_forever()
+
+    receiver = threaded(registry(forever))
     async with receiver.lifespan():
 
         def die():

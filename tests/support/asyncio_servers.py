@@ -17,6 +17,7 @@ import attrs
 
 from sdk_trio.testing import sign_delivery
 
+from .command_forker import run_command
 from .deliveries import SECRET
 from .ports import free_port
 from .waiting import wait_until
@@ -153,7 +154,20 @@ class Uvicorn:
     def begin(self) -> None:
         """Start the process and return at once."""
         (self.directory / "app.py").write_text(HANDLERS + APPLICATIONS[self.framework])
-        environment = {
+        command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(self.port)]
+        with (self.directory / "log").open("a") as log:
+            self.process = subprocess.Popen(
+                [*command, "--no-access-log", *self.arguments],
+                cwd=self.directory,
+                env=self.environ,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables of the process, and of commands beside it."""
+        return {
             **os.environ,
             "SDK__WEBHOOKS__SECRET": SECRET,
             "SDK__WEBHOOKS__REQUIREHTTPS": "false",
@@ -162,15 +176,10 @@ class Uvicorn:
             "RUNS": str(self.directory / "runs"),
             **self.environment,
         }
-        command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(self.port)]
-        with (self.directory / "log").open("a") as log:
-            self.process = subprocess.Popen(
-                [*command, "--no-access-log", *self.arguments],
-                cwd=self.directory,
-                env=environment,
-                stdout=log,
-                stderr=log,
-            )
+
+    def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command of the package beside it."""
+        return run_command(words, environ=self.environ, directory=self.directory, seconds=60)
 
     def start(self) -> None:
         """Start it and wait until the application answers."""

@@ -6,6 +6,7 @@ import attrs
 import pytest
 import trio
 from support.deliveries import Bench, arrival, memory_inbox, settings
+from support.replicating import said
 
 from sdk_trio.errors import AnswerLostError, NotSentError
 from sdk_trio.net.poster import PostAnswer
@@ -230,6 +231,36 @@ async def test_410_pauses_the_route_until_somebody_resumes_it(autojump_clock, ga
         await inbox.write_checkpoint(checkpoint_of("forward-to"), None)
         await again.until(done=2)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("at", [0.9, 1.3], ids=["before the look", "during the look"])
+async def test_a_look_that_overlaps_a_410_does_not_take_its_pause_back(
+    autojump_clock, gateway, monkeypatch, caplog, at
+):
+    inbox = memory_inbox()
+    read, write = inbox.read_checkpoint, inbox.write_checkpoint
+
+    async def read_slowly(name):
+        found = await read(name)
+        await trio.sleep(0.6)
+        return found
+
+    async def write_slowly(name, value):
+        await trio.sleep(0.2)
+        await write(name, value)
+
+    bench = gateway(Application(410), inbox=inbox)
+    async with trio.open_nursery() as nursery:
+        await bench.begin(nursery)
+        monkeypatch.setattr(inbox, "read_checkpoint", read_slowly)
+        monkeypatch.setattr(inbox, "write_checkpoint", write_slowly)
+        await trio.sleep(at)
+        with caplog.at_level("INFO"):
+            await bench.accept("a")
+            await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    assert len(said(caplog, "forward.paused")) == 1
+    assert said(caplog, "forward.resumed") == []
 
 
 async def test_a_pause_by_command_is_noticed_and_ends_when_it_is_taken_back(

@@ -26,6 +26,13 @@ def test_every_command_has_code_help_and_the_settings_options(command, capsys):
     assert "--set KEY=VALUE" in text
 
 
+@pytest.mark.parametrize("words", ["--help", "events types", "events trigger not.a.type"])
+def test_nothing_that_is_printed_names_a_page_which_an_installed_package_lacks(words, command_line):
+    answer = command_line(*words.split())
+    assert "docs/" not in answer.out + answer.err
+    assert "events types" in answer.out + answer.err or words == "events types"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -22,7 +22,7 @@ from ...runtime.presence import Presence
 from ...webhooks.forward import dial_of
 from ...webhooks.screen import TrustedProxies
 from ...webhooks.signed_request import DeliveryFailedError, post, sign_body
-from ..receiver import find
+from ..receiver import reach
 from ..routes import pauses_of
 from ..sign import NoSecretError
 from ..trigger import secret_of
@@ -53,7 +53,7 @@ async def check_receiver(settings: Settings, report: Report) -> None:
         NobodyThereError: no receiver is running.
     """
     await trio.lowlevel.checkpoint()
-    presence = find(settings.storage.path)
+    presence = reach(settings.storage.path)
     where = presence.url
     # The receiver's own certificate vouches for itself: it may be signed by nobody.
     ca_file = settings.server.cert_file if where.startswith("https:") else None
