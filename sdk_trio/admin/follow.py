@@ -147,9 +147,11 @@ class FeedReader:
         failures = 0
         await trio.lowlevel.checkpoint()
         with self._send:
-            while self._refused is None:
+            while True:
                 taken = self._taken
                 await self._follow(context)
+                if self._refused is not None:
+                    return
                 failures = 1 if self._taken != taken else failures + 1
                 wait = jittered_wait(
                     failures,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import EXIT_FAILURE, StoreUnavailableError
 from .parse import UsageError, add_format, describing
@@ -23,6 +23,9 @@ if not describing():
     from .settings import load
     from .store import why_unreachable
     from .terminal import ByteProgress, print_json, print_rows, say, size_text
+
+if TYPE_CHECKING:
+    from ..storage.transfer import TransferPlan
 
 _ENGINES = ("sqlite", "postgres")
 
@@ -155,20 +158,7 @@ def migrate(arguments: Namespace) -> int:
 
     as_json = arguments.format == "json"
     if arguments.dry_run:
-        plan = plan_transfer(file, address)
-        rows = [{"table": name, "rows": count} for name, count in plan.rows.items()]
-        if as_json:
-            print_json({**attrs.asdict(plan), "rows": rows})
-        else:
-            print_rows(rows, ("table", "rows"), as_json=False)
-            if not plan.rows:
-                say("the store is of an earlier version: the move brings it up to date first")
-            say(f"from {plan.source} ({size_text(plan.size)}) to {plan.target}")
-            if plan.copied is not None:
-                say(f"an earlier move has come to: {plan.copied}")
-            _say_left(plan.left_behind)
-            say("nothing was changed" if plan.refusal is None else f"refused: {plan.refusal}")
-        return 0 if plan.refusal is None else EXIT_FAILURE
+        return _show_plan(plan_transfer(file, address), as_json=as_json)
     progress = ByteProgress()
     try:
         # The lock is the proof that no receiver of this host works on either.
@@ -183,12 +173,31 @@ def migrate(arguments: Namespace) -> int:
             )
     finally:
         progress.end()
-    rows = [{"table": name, "rows": count} for name, count in moved.rows.items()]
-    print_rows(rows, ("table", "rows"), as_json=as_json)
+    print_rows(_table_rows(moved.rows), ("table", "rows"), as_json=as_json)
     say(f"moved to {address.place}, and every row compared")
     _say_left(moved.left_behind)
     say("set Sdk:Storage:Backend to Postgres before the next start; the file is kept, as moved")
     return 0
+
+
+def _show_plan(plan: TransferPlan, *, as_json: bool) -> int:
+    rows = _table_rows(plan.rows)
+    if as_json:
+        print_json({**attrs.asdict(plan), "rows": rows})
+    else:
+        print_rows(rows, ("table", "rows"), as_json=False)
+        if not plan.rows:
+            say("the store is of an earlier version: the move brings it up to date first")
+        say(f"from {plan.source} ({size_text(plan.size)}) to {plan.target}")
+        if plan.copied is not None:
+            say(f"an earlier move has come to: {plan.copied}")
+        _say_left(plan.left_behind)
+        say("nothing was changed" if plan.refusal is None else f"refused: {plan.refusal}")
+    return 0 if plan.refusal is None else EXIT_FAILURE
+
+
+def _table_rows(counted: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"table": name, "rows": count} for name, count in counted.items()]
 
 
 def _say_left(tables: Sequence[str]) -> None:

@@ -31,8 +31,6 @@ _STEPS = 20_000
 #: Events over which the growth is measured.
 _SAMPLE = 10_000
 
-_DAY = 86_400.0
-
 
 @attrs.frozen(kw_only=True)
 class Examination:

@@ -35,6 +35,10 @@ ASK_SECONDS: Final = 5.0
 LET_GO_SECONDS: Final = 2.0
 
 
+#: In the place of a term, which is 1 at least: the store did not say whose the lease is.
+_NO_ANSWER: Final = 0
+
+
 class TermEndedError(StoreUnavailableError):
     """The term in which this was to be written is over: another host may have the lease."""
 
@@ -48,7 +52,7 @@ class TermStore(Protocol):
 
 
 async def ask(store: TermStore, seconds: float | None = None) -> int | None:
-    """Ask for the lease, for :data:`TERM_SECONDS` by default; None: it is another's, or unknown.
+    """Ask for the lease, for :data:`TERM_SECONDS` by default; None: another's, 0: no answer.
 
     Raises:
         TermEndedError: the term that this host's writes name is over.
@@ -60,7 +64,7 @@ async def ask(store: TermStore, seconds: float | None = None) -> int | None:
     except StoreUnavailableError as error:
         _log.store_unavailable(error)
         await trio.lowlevel.checkpoint()
-        return None
+        return _NO_ANSWER
 
 
 async def keep_term(store: TermStore, term: int, asked: float) -> None:
@@ -80,8 +84,10 @@ async def keep_term(store: TermStore, term: int, asked: float) -> None:
                 return
             if found == term:
                 asked = begun
-            elif found is not None:
-                return  # it had ended, and is ours anew: what ran meanwhile has no right to
+            elif found != _NO_ANSWER:
+                # This host stood still, maybe with its clock. A lease that is ours anew was
+                # another's meanwhile: what ran until now has no right to go on.
+                return
         if trio.current_time() >= ends:
             return
 
@@ -113,7 +119,7 @@ class Leadership:
             while True:
                 asked = trio.current_time()
                 term = await ask(self._store)
-                if term is None:
+                if not term:
                     await trio.sleep(ASK_SECONDS)
                     continue
                 self.term = term

@@ -184,7 +184,7 @@ class Upgrader:
                 number = await (
                     term.ask(store) if run.waits else store.lead(seconds=term.TERM_SECONDS)
                 )
-                if number is not None:
+                if number:
                     run.waits = False
                     result = await self._run_term(run, number, asked, chosen, names)
                     if result is not None:

@@ -23,6 +23,7 @@ from ..base.breaker import (
     BreakerState,
     CircuitBreaker,
     CircuitRefusal,
+    Permit,
 )
 from ..base.logs import get_logger
 from ..base.telemetry import Histogram, Sample, find_tracer, trace_headers
@@ -257,14 +258,10 @@ class ForwardHandler(WebhookHandlerBase[Any]):
             self._places.release()
 
     async def _post_if_allowed(self, event: Event[Any]) -> None:
-        # Things may have changed while it waited for its place.
-        held = self.hold()
-        permit = None if held is not None else self.breaker.acquire()
-        if held is None and isinstance(permit, CircuitRefusal):
-            held = self._put_off(self._why_broken(), POLICY.break_seconds / 2)
-        if held is not None or permit is None or isinstance(permit, CircuitRefusal):
+        permit = self._permit()
+        if isinstance(permit, Postponed):
             await trio.lowlevel.checkpoint()
-            raise PostFailedError("put off", Ruling(put_off=held))
+            raise PostFailedError("put off", Ruling(put_off=permit))
         evidence = AttemptOutcome.NEUTRAL
         try:
             evidence, failure = await self._post(event, is_probe=permit.is_probe)
@@ -272,6 +269,17 @@ class ForwardHandler(WebhookHandlerBase[Any]):
             self.breaker.report(permit, evidence)
         if failure is not None:
             raise failure
+
+    def _permit(self) -> Permit | Postponed:
+        """Return the breaker's permit for one post now, or when the event is due again."""
+        # Things may have changed while it waited for its place.
+        held = self.hold()
+        if held is not None:
+            return held
+        permit = self.breaker.acquire()
+        if isinstance(permit, CircuitRefusal):
+            return self._put_off(self._why_broken(), POLICY.break_seconds / 2)
+        return permit
 
     async def _post(
         self, event: Event[Any], *, is_probe: bool

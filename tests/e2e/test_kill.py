@@ -4,13 +4,12 @@ import collections
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import attrs
 import pytest
 import trio
+from support.command_forker import Program, start_program
 from support.deliveries import SECRET
 from support.ports import free_port
 from support.wire import Wire
@@ -40,7 +39,7 @@ class Daemon:
 
     directory: Path
     port: int
-    process: subprocess.Popen | None = None
+    process: Program | None = None
     extra: tuple[str, ...] = ()
     handler_seconds: str = "0.002"
 
@@ -52,10 +51,9 @@ class Daemon:
             "Admin:Bind": "127.0.0.1:0",
             "Webhooks:RequireHttps": "false",
         }
-        command = [sys.executable, "-m", "sdk_trio", "run", "--standalone"]
-        command += ["--app", "application:handlers", *self.extra]
+        words = ["run", "--standalone", "--app", "application:handlers", *self.extra]
         for key, value in settings.items():
-            command += ["--set", f"Sdk:{key}={value}"]
+            words += ["--set", f"Sdk:{key}={value}"]
         environment = {
             **os.environ,
             "SDK__WEBHOOKS__SECRET": SECRET,
@@ -63,8 +61,8 @@ class Daemon:
             "HANDLER_SECONDS": self.handler_seconds,
         }
         with (self.directory / "log").open("a") as log:
-            self.process = subprocess.Popen(
-                command, cwd=self.directory, env=environment, stdout=log, stderr=log
+            self.process = start_program(
+                words, directory=self.directory, environ=environment, stdout=log, stderr=log
             )
         with trio.fail_after(60):
             while True:

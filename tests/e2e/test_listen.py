@@ -4,8 +4,6 @@ import http.server
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ import httpx
 import pytest
 import standardwebhooks
 from support.admin import TOKEN
+from support.command_forker import start_program
 from support.daemon import Place
 from support.deliveries import SECRET
 from support.ports import free_port
@@ -85,15 +84,15 @@ def place(tmp_path) -> Place:
 @contextmanager
 def listener(place, local, path, *words):
     """``listen`` as a process, which has connected; it is interrupted at the end."""
-    command = [sys.executable, "-m", "sdk_trio", "listen", "--format", "json", *words]
+    command = ["listen", "--format", "json", *words]
     command += ["--from", f"ws://{place.environ['SDK__ADMIN__BIND']}"]
     name = place.directory / f"said{path.replace('/', '-')}"
     said = name.open("a")
     connected = name.read_text().count("listening to")
-    process = subprocess.Popen(
+    process = start_program(
         [*command, "--forward-to", f"http://127.0.0.1:{local.port}{path}"],
-        cwd=place.directory,
-        env=place.environ,
+        directory=place.directory,
+        environ=place.environ,
         stdout=said,
         stderr=said,
     )

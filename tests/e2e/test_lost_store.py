@@ -4,18 +4,20 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import apsw
 import httpx
 import pytest
 import trio
+from support.command_forker import run_command
 from support.disk_faults import DiskFaults, broken
 from support.senders import Senders
 from support.service_manager import ServiceManager, service_manager
+from support.waiting import PATIENCE_SECONDS
 
 #: As far as it has to be done by another process: SQLite's locks are those of a process.
 _ELSEWHERE = """
@@ -77,13 +79,14 @@ SEEN_BY_DOCTOR = ("all removed", "database replaced")
 
 async def examine(manager: ServiceManager, where: str) -> list[dict[str, str]]:
     """The problems that ``doctor`` has with the file ``where``."""
-    command = [sys.executable, "-m", "sdk_trio", "doctor", "--standalone", "--format", "json"]
+    words = ["doctor", "--standalone", "--format", "json"]
     for key, value in manager.settings.items():
-        command += ["--set", f"Sdk:{key}={value}"]
-    environment = {**os.environ, **manager.environment}
-    ended = await trio.run_process(
-        command, cwd=manager.directory, env=environment, capture_stdout=True, check=False
+        words += ["--set", f"Sdk:{key}={value}"]
+    environ = {**os.environ, **manager.environment}
+    run = partial(
+        run_command, environ=environ, directory=manager.directory, seconds=PATIENCE_SECONDS
     )
+    ended = await trio.to_thread.run_sync(run, words)
     found = json.loads(ended.stdout)
     return [one for one in found if one["where"] == where and one["level"] == "problem"]
 
@@ -199,9 +202,12 @@ async def test_what_others_may_do_with_the_store_goes_on_under_deliveries(tmp_pa
             ):
                 await elsewhere(file, *statements)
                 await sender.wait_for(20)
-            command = [sys.executable, "-m", "sdk_trio", "events", "list", "--format", "json"]
-            command += ["--set", f"Sdk:Storage:Path={file.parent}"]
-            subprocess.run(command, check=True, capture_output=True)  # noqa: ASYNC221 - short
+            words = ["events", "list", "--format", "json"]
+            words += ["--set", f"Sdk:Storage:Path={file.parent}"]
+            run = partial(
+                run_command, environ=os.environ, directory=tmp_path, seconds=PATIENCE_SECONDS
+            )
+            assert (await trio.to_thread.run_sync(run, words)).returncode == 0
             await sender.wait_for(20)
             sender.stop()
         assert set(sender.answers) == {200}

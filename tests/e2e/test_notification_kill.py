@@ -9,7 +9,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from urllib.parse import unquote_plus
 import attrs
 import pytest
 import trio
+from support.command_forker import Program, start_program
 from support.deliveries import SECRET
 from support.notifications import VARIABLES, FakeProvider, fake_provider, http_answer, read_request
 from support.notified import transition
@@ -91,7 +91,7 @@ class Daemon:
 
     directory: Path
     url: str
-    process: subprocess.Popen[bytes] | None = None
+    process: Program | None = None
 
     @property
     def settings(self) -> list[str]:
@@ -119,9 +119,10 @@ class Daemon:
 
     def start(self) -> None:
         with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "sdk_trio", "run", "--standalone", *self.settings],
-                env=self.environment,
+            self.process = start_program(
+                ["run", "--standalone", *self.settings],
+                directory=self.directory,
+                environ=self.environment,
                 stdout=log,
                 stderr=log,
             )

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from support.command_forker import run_command
+from support.command_forker import Program, run_command, start_program
 from support.ports import free_port
 from support.programs import program
 from support.replicating import is_running, replicators_of, write
@@ -60,12 +60,14 @@ class Workplace:
         }
         return [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
 
-    def start(self, *words: str) -> subprocess.Popen:
+    def start(self, *words: str) -> Program:
         with open(self.root / f"log-{len(self.started)}", "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "sdk_trio", *words, *self.settings],
+            process = start_program(
+                [*words, *self.settings],
+                directory=self.root,
+                environ={**os.environ, "SDK__WEBHOOKS__SECRET": self.secret},
+                stdout=log,
                 stderr=log,
-                env={**os.environ, "SDK__WEBHOOKS__SECRET": self.secret},
             )
         self.started.append(process)
         return process

@@ -2,14 +2,13 @@
 
 import json
 import signal
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import apsw
 import httpx
 import pytest
+from support.command_forker import start_program
 from support.daemon import Daemon, Place
 from support.deliveries import SECRET
 from support.waiting import PATIENCE_SECONDS, wait_until
@@ -198,10 +197,10 @@ def test_a_step_that_does_not_end_is_named_when_the_daemon_ends_without_it(place
     words = ("run", "--standalone", "--upgrade-host", f"endless:{kind}", TENANTS)
     drain = "--set=Sdk:Webhooks:GracefulDrainTimeoutSeconds=1"
     with log.open("w") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sdk_trio", *words, drain],
-            cwd=place.directory,
-            env=place.environ,
+        process = start_program(
+            [*words, drain],
+            directory=place.directory,
+            environ=place.environ,
             stdout=err,
             stderr=err,
         )

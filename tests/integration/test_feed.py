@@ -14,6 +14,7 @@ from trio_websocket import ConnectionClosed, ConnectionRejected
 
 from sdk_trio import open_feed
 from sdk_trio.admin import feed as feed_module
+from sdk_trio.admin import follow as follow_module
 from sdk_trio.admin.follow import FeedRefusedError, feed_url
 from sdk_trio.base.http import Headers
 from sdk_trio.config import KeyDerivation, Secret
@@ -494,12 +495,14 @@ async def test_line_separators_within_a_body_do_not_end_a_message():
             assert message["event"]["raw"].encode() == body
 
 
-async def test_a_wrong_token_ends_the_iterator_with_the_reason():
+async def test_a_wrong_token_ends_the_iterator_with_the_reason_at_once(monkeypatch):
+    monkeypatch.setattr(follow_module, "RETRY_BASE_SECONDS", 1e6)
+    monkeypatch.setattr(follow_module, "RETRY_CAP_SECONDS", 1e6)
     async with (
         administered(registry(works)) as admin,
         open_feed(admin.runtime.started.admin[0], token="wrong") as feed,
     ):
-        with pytest.raises(FeedRefusedError, match="401"):
+        with trio.fail_after(60), pytest.raises(FeedRefusedError, match="401"):
             await anext(feed)
     with pytest.raises(FeedRefusedError, match="is no address"):
         feed_url("localhost:8081")

@@ -162,10 +162,36 @@ async def test_two_hosts_never_lead_at_once(
                 monkeypatch.setattr(one, "lead", away)
                 await until(lambda: seen == [("one", 1), ("two", 2)])
                 monkeypatch.undo()
-                for name, seconds in times.items():
-                    monkeypatch.setattr(term, name, seconds)
                 nursery.cancel_scope.cancel()
         assert await one.lead(seconds=60) is not None, "an orderly end gives the lease up at once"
+
+
+async def test_a_host_that_sees_another_lead_gives_up_before_its_own_term_is_over(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(term, "TERM_SECONDS", 600.0)
+    monkeypatch.setattr(term, "RENEW_SECONDS", 0.05)
+    begun, ended = trio.Event(), trio.Event()
+
+    async def lead(number: int) -> None:
+        begun.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    async with database.open("one") as one:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(term.Leadership(one, lead, lambda: None).run)
+                await begun.wait()
+                # As if the host had been suspended for longer than its term, with its clock.
+                database.execute(
+                    "UPDATE sdk_trio.checkpoint SET value = "
+                    """'{"owner": "two", "term": 2, "until": 1e11}' WHERE name = 'storage.leader'"""
+                )
+                await ended.wait()
+                nursery.cancel_scope.cancel()
 
 
 async def test_a_host_that_starts_takes_nothing_from_one_that_lives(database: Database) -> None:

@@ -221,7 +221,7 @@ async def test_a_store_that_is_never_closed_does_not_keep_the_process(tmp_path: 
 
 def test_a_migration_that_is_killed_anywhere_has_not_begun_or_is_whole(tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "support" / "migration_killer.py"
-    command = [sys.executable, str(script), str(tmp_path), "4", "3000"]
+    command = [sys.executable, str(script), str(tmp_path), "4", "1000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > len(MIGRATIONS[-1])

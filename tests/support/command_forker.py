@@ -1,7 +1,8 @@
-"""Commands of the program without the half second that each start of an interpreter takes.
+"""The program without the half second that each start of an interpreter takes.
 
-A server has loaded the program once. For each command it forks a process of its own, with its own
-environment, directory and streams, so that nothing of a command is left to the next one.
+A server has loaded the program once. For each command, and each daemon of most tests, it forks a
+process of its own, with its own environment, directory and streams, so that nothing of one is left
+to the next one. Tests that are about the start itself start an interpreter.
 """
 
 import atexit
@@ -10,49 +11,152 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any
 
-#: Modules that most of the commands load.
+#: Modules that most of the commands load, and a daemon.
 _MODULES = (
+    "sdk_trio.__main__",
     "sdk_trio.cli.settings",
     "sdk_trio.cli.doctor.run",
     "sdk_trio.cli.events",
     "sdk_trio.cli.notifications",
     "sdk_trio.cli.replication",
     "sdk_trio.cli.restore",
+    "sdk_trio.cli.run",
     "sdk_trio.cli.tenants",
     "sdk_trio.cli.trigger",
+    "sdk_trio.runtime.admin",
     "sdk_trio.runtime.replication",
 )
+
+
+def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that an interpreter, or the system's loader, reads at its start."""
+    names = ("LD_", "LC_", "LANG", "PYTHON")
+    return {name: text for name, text in environ.items() if name.startswith(names)}
+
+
+#: With others, a program is started as usual.
+_HERE = _read_at_start(os.environ)
+
+#: Answers of the server: the id of a process when it has begun, its status when it has ended.
+_NUMBER = struct.Struct("!q")
 
 _starting = threading.Lock()
 _server: "_Server | None" = None
 
 
-def run_command(
-    words: Sequence[str], *, environ: Mapping[str, str], directory: Path, seconds: float
-) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m sdk_trio WORDS``; after ``seconds`` it is ended by SIGALRM."""
+class ForkedProgram:
+    """A process of the program, with the part of ``subprocess.Popen`` that tests use."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.returncode: int | None = None
+        self._connection = connection
+        self.pid = self._read()
+
+    def _read(self) -> int:
+        content = self._connection.recv(_NUMBER.size, socket.MSG_WAITALL)
+        return int(_NUMBER.unpack(content)[0])
+
+    def poll(self) -> int | None:
+        """The status; None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the status; after ``timeout`` seconds, TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("sdk_trio", timeout or 0.0)
+            self.returncode = self._read()
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            # It may have ended since, and somebody else waits for it.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+#: A daemon, whichever way it was begun.
+Program = ForkedProgram | subprocess.Popen[bytes]
+
+
+def start_program(
+    words: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    directory: Path,
+    stdout: IO[Any],
+    stderr: IO[Any],
+    umask: int = -1,
+    seconds: int = 0,
+) -> Program:
+    """Begin ``python -m sdk_trio WORDS``; after ``seconds``, if any, it is ended by SIGALRM."""
     global _server
+    if _read_at_start(environ) != _HERE:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sdk_trio", *words],
+            cwd=directory,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            umask=umask,
+        )
     with _starting:
         if _server is None:
             _server = _Server()
-    with tempfile.TemporaryDirectory() as streams:
-        request = {
-            "words": list(words),
-            "environ": dict(environ),
-            "directory": str(directory),
-            "streams": streams,
-            "seconds": seconds,
-        }
-        status = _server.ask(request, seconds + 10)
-        out, err = (Path(streams, name).read_text() for name in ("1", "2"))
-    return subprocess.CompletedProcess(list(words), status, out, err)
+    request = {
+        "words": list(words),
+        "environ": dict(environ),
+        "directory": str(directory),
+        "umask": umask,
+        "seconds": seconds,
+    }
+    return ForkedProgram(_server.ask(request, [stdout.fileno(), stderr.fileno()]))
+
+
+def run_command(
+    words: Sequence[str], *, environ: Mapping[str, str], directory: Path, seconds: float
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m sdk_trio WORDS`` to its end."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        program = start_program(
+            words,
+            environ=environ,
+            directory=directory,
+            stdout=out,
+            stderr=err,
+            seconds=int(seconds) + 1,
+        )
+        try:
+            status = program.wait(seconds + 10)
+        finally:
+            program.kill()
+        printed = []
+        for stream in (out, err):
+            stream.seek(0)
+            printed.append(stream.read().decode())
+    return subprocess.CompletedProcess(list(words), status, *printed)
 
 
 class _Server:
@@ -68,13 +172,13 @@ class _Server:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
 
-    def ask(self, request: object, seconds: float) -> int:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(seconds)
-            connection.connect(self._path)
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            with connection.makefile("rb") as answer:
-                return int(answer.readline())
+    def ask(self, request: object, streams: Sequence[int]) -> socket.socket:
+        """Send a request with the descriptors of its streams; return where the answers come."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._path)
+        socket.send_fds(connection, [b"\0"], streams)
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        return connection
 
     def _end(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
@@ -113,33 +217,44 @@ def _bury() -> None:
 
 
 def _attend(connection: socket.socket) -> int:
-    """Fork the command, wait for its end, and answer with its status."""
-    with connection, connection.makefile("rb") as lines:
-        request = json.loads(lines.readline())
+    """Fork the program, say its id, wait for its end, and say its status."""
+    with connection:
+        _, streams, _, _ = socket.recv_fds(connection, 1, 2)
+        with connection.makefile("rb") as lines:
+            request = json.loads(lines.readline())
         pid = os.fork()
         if pid == 0:
             connection.close()
-            _become(request)
+            _become(request, streams)
+        for stream in streams:
+            os.close(stream)
+        # Whoever has begun it may have gone since.
+        with suppress(BrokenPipeError):
+            connection.sendall(_NUMBER.pack(pid))
         _, status = os.waitpid(pid, 0)
-        connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        with suppress(BrokenPipeError):
+            connection.sendall(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
     return 0
 
 
-def _become(request: dict) -> None:
-    for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
-        file = os.devnull if number == 0 else os.path.join(request["streams"], str(number))
-        descriptor = os.open(file, mode | os.O_CREAT, 0o600)
+def _become(request: dict, streams: Sequence[int]) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, descriptor in enumerate((null, *streams)):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environ"])
+    time.tzset()
+    if request["umask"] >= 0:
+        os.umask(request["umask"])
     os.chdir(request["directory"])
     sys.path[0] = request["directory"]  # as "python -m" has it
-    signal.alarm(int(request["seconds"]) + 1)
-    from sdk_trio.cli.main import main
+    signal.alarm(request["seconds"])
+    from sdk_trio import __main__ as program
 
+    sys.argv = [program.__file__, *request["words"]]
     # An ordinary end, so that what measures coverage writes what it has.
-    sys.exit(main(request["words"]))
+    sys.exit(program.main())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from .command_forker import run_command
+from .command_forker import Program, run_command, start_program
 from .deliveries import SECRET
 from .waiting import PATIENCE_SECONDS, wait_until
 
@@ -68,10 +67,10 @@ class Place:
         """A daemon that has started; at the end it is stopped with TERM."""
         log = self.directory / "log"
         with log.open("w") as err:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "sdk_trio", *start, *words],
-                cwd=self.directory,
-                env=self.environ,
+            process = start_program(
+                [*start, *words],
+                directory=self.directory,
+                environ=self.environ,
                 stdout=err,
                 stderr=err,
                 umask=umask,
@@ -91,7 +90,7 @@ class Place:
 class Daemon:
     """A running daemon and what it has logged."""
 
-    process: subprocess.Popen[bytes]
+    process: Program
     log: Path
 
     def logged(self, event: str) -> list[Mapping[str, Any]]:

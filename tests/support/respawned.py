@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from .command_forker import Program, start_program
 from .deliveries import SECRET
 from .ports import free_port
 from .wire import Wire
@@ -46,7 +45,7 @@ class Respawned:
     deaths: list[Death] = attrs.Factory(list)
     starts: int = 0
     stopping: bool = False
-    process: subprocess.Popen[bytes] | None = None
+    process: Program | None = None
 
     @property
     def url(self) -> str:
@@ -85,7 +84,7 @@ class Respawned:
                 self.process.wait()
             self.process = None
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> Program:
         settings = {
             "Storage:Path": str(self.data),
             "Server:Bind": f"127.0.0.1:{self.port}",
@@ -93,14 +92,13 @@ class Respawned:
             "Webhooks:RequireHttps": "false",
             **self.settings,
         }
-        command = [sys.executable, "-m", "sdk_trio", "run", "--standalone"]
-        command += ["--app", "tortured_application:handlers"]
+        words = ["run", "--standalone", "--app", "tortured_application:handlers"]
         for key, value in settings.items():
-            command += ["--set", f"Sdk:{key}={value}"]
+            words += ["--set", f"Sdk:{key}={value}"]
         environment = {**os.environ, "SDK__WEBHOOKS__SECRET": SECRET, **self.environment}
         with (self.directory / "log").open("a") as log:
-            return subprocess.Popen(
-                command, cwd=self.directory, env=environment, stdout=log, stderr=log
+            return start_program(
+                words, directory=self.directory, environ=environment, stdout=log, stderr=log
             )
 
     async def accepting(self) -> None:

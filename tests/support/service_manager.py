@@ -10,12 +10,13 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import attrs
 import pytest
 import trio
 
+from .command_forker import Program, start_program
 from .deliveries import SECRET
 from .waiting import PATIENCE_SECONDS
 
@@ -59,7 +60,7 @@ class ServiceManager:
     address: str
     environment: dict[str, str] = attrs.Factory(dict)
     settings: dict[str, str] = attrs.Factory(dict)
-    processes: list[subprocess.Popen[bytes]] = attrs.Factory(list)
+    processes: list[Program] = attrs.Factory(list)
     messages: list[str] = attrs.Factory(list)
 
     def start(
@@ -67,28 +68,41 @@ class ServiceManager:
         *words: str,
         sockets: dict[str, socket.socket] | None = None,
         standalone: bool = True,
-    ) -> subprocess.Popen[bytes]:
+    ) -> Program:
         """Start ``run``; ``sockets`` are passed to it under their names."""
-        command = ["-m", "sdk_trio", "run", *words]
+        command = ["run", *words]
         if standalone:
             command += ["--standalone", "--app", "application:handlers"]
         for key, value in self.settings.items():
             command += ["--set", f"Sdk:{key}={value}"]
-        passed = [sock.fileno() for sock in (sockets or {}).values()]
-        if sockets:
-            numbers = map(str, passed)
-            command = ["-c", _ACTIVATE, ":".join(sockets), *numbers, *command]
+        environ = {**os.environ, "HANDLED": str(self.directory / "handled"), **self.environment}
         with (self.directory / "log").open("a") as log:
-            process = subprocess.Popen(
-                [sys.executable, *command],
-                cwd=self.directory,
-                env={**os.environ, "HANDLED": str(self.directory / "handled"), **self.environment},
-                pass_fds=passed,
-                stdout=log,
-                stderr=log,
-            )
+            if sockets:
+                process = self._activate(command, environ, sockets, log)
+            else:
+                process = start_program(
+                    command, directory=self.directory, environ=environ, stdout=log, stderr=log
+                )
         self.processes.append(process)
         return process
+
+    def _activate(
+        self,
+        words: list[str],
+        environ: dict[str, str],
+        sockets: dict[str, socket.socket],
+        log: IO[str],
+    ) -> Program:
+        descriptors = [sock.fileno() for sock in sockets.values()]
+        command = ["-c", _ACTIVATE, ":".join(sockets), *map(str, descriptors)]
+        return subprocess.Popen(
+            [sys.executable, *command, "-m", "sdk_trio", *words],
+            cwd=self.directory,
+            env=environ,
+            pass_fds=descriptors,
+            stdout=log,
+            stderr=log,
+        )
 
     def log(self) -> list[dict[str, Any]]:
         """The events that were logged; what is no event is left out."""
@@ -128,13 +142,13 @@ class ServiceManager:
             while True:
                 self.messages.append(self.notify.recv(65536).decode())
 
-    async def ended(self, process: subprocess.Popen[bytes]) -> int:
+    async def ended(self, process: Program) -> int:
         with trio.fail_after(PATIENCE_SECONDS):
             while process.poll() is None:
                 await trio.sleep(0.01)
         return process.returncode
 
-    async def stop(self, process: subprocess.Popen[bytes]) -> int:
+    async def stop(self, process: Program) -> int:
         process.send_signal(signal.SIGTERM)
         return await self.ended(process)
 

@@ -3,8 +3,6 @@
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ import attrs
 
 from sdk_trio.testing import sign_delivery
 
+from .command_forker import Program, start_program
 from .deliveries import SECRET
 from .ports import free_port
 from .waiting import PATIENCE_SECONDS, wait_until
@@ -164,10 +163,10 @@ class Daemon:
     application: str = "application:handlers"
     port: int = attrs.Factory(free_port)
     admin_port: int = attrs.Factory(free_port)
-    process: subprocess.Popen[bytes] | None = None
+    process: Program | None = None
     starts: int = 0
 
-    def begin(self) -> subprocess.Popen[bytes]:
+    def begin(self) -> Program:
         """Start the process and return at once."""
         (self.directory / "application.py").write_text(APPLICATION)
         settings = {
@@ -177,10 +176,9 @@ class Daemon:
             "Webhooks:RequireHttps": "false",
             **self.settings,
         }
-        command = [sys.executable, "-m", "sdk_trio", "run", "--standalone"]
-        command += ["--app", self.application]
+        words = ["run", "--standalone", "--app", self.application]
         for key, value in settings.items():
-            command += ["--set", f"Sdk:{key}={value}"]
+            words += ["--set", f"Sdk:{key}={value}"]
         environment = {
             **os.environ,
             "SDK__WEBHOOKS__SECRET": SECRET,
@@ -189,8 +187,8 @@ class Daemon:
         }
         environment.pop("SDK__ADMIN__BIND", None)
         with (self.directory / "log").open("a") as log:
-            self.process = subprocess.Popen(
-                command, cwd=self.directory, env=environment, stdout=log, stderr=log
+            self.process = start_program(
+                words, directory=self.directory, environ=environment, stdout=log, stderr=log
             )
         self.starts += 1
         return self.process
