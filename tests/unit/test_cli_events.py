@@ -61,6 +61,8 @@ def test_list_filters_and_limits(command_line):
     assert ids("--state", "dead", "--limit", "2") == ["d", "c"]
     assert ids("--type", "order.paid") == ["d", "c", "b", "a"]
     assert ids("--since", "2027-01-15T08:00:02Z") == ["d", "c"]
+    assert ids("--subject", "order-of-b") == ["b"]
+    assert ids("--subject", "order-of-b", "--state", "done") == []
     empty = command_line("events", "list", "--type", "order.created")
     assert (empty.status, empty.out, empty.err) == (0, "", "no events\n")
     assert ids("--type", "order.created") == []
@@ -252,6 +254,16 @@ def test_replay_says_why_an_id_was_not_replayed(command_line):
         "replayed": True,
     }
     assert states(command_line) == {"a": "done", "b": "received"}
+
+
+def test_a_terminal_gets_the_whole_reason_below_the_table(command_line, monkeypatch):
+    command_line.seed(("a", DONE))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sdk_trio.cli.events.is_terminal", lambda: True)
+    answer = command_line("events", "replay", "a")
+    assert answer.status == 1
+    assert answer.err.startswith("a: is done: only dead, parked and retrying events")
+    assert "--again" in answer.err
 
 
 def test_replay_again_runs_done_events_once_more(command_line):
@@ -511,6 +523,15 @@ def test_a_pipe_gets_whole_lines_of_tail_and_no_control_characters(capsys):
     assert "\x1b" not in first
     assert [line.strip() for line in body] == ["{", '"a": 1', "}"]
     assert rejected.split("  ")[1:] == ["rejected", "400 no_match", "192.0.2.1", "order.paid"]
+
+
+def test_tail_prints_a_body_once_for_people_and_always_as_json(capsys):
+    for as_json, times in ((False, 1), (True, 2)):
+        printer = TailPrinter(as_json=as_json)
+        for state in ("retrying", "dead"):
+            record = {**_event(state=state), "webhook_id": "msg_1"}
+            printer.show(record, b'{"marker": 1}')
+        assert capsys.readouterr().out.count("marker") == times
 
 
 def test_tail_wants_what_its_options_say():
