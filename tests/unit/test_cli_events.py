@@ -1,9 +1,11 @@
+import errno
 import io
 import os
 import re
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import attrs
 import pytest
@@ -173,6 +175,21 @@ def test_without_an_inbox_it_is_an_error_and_none_is_made(command_line, words):
     assert answer.status == 69
     assert "there is no inbox at" in answer.err
     assert os.listdir(command_line.directory) == []
+
+
+def test_a_directory_of_another_user_is_told_with_what_to_do(command_line, monkeypatch):
+    command_line.seed(("a", DONE))
+    look = Path.stat
+
+    def refuse(self, **options):
+        if self.name == "inbox.db":
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return look(self, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    answer = command_line("events", "list")
+    assert answer.status == 69
+    assert "run this as the user of the receiver" in answer.err
 
 
 def test_a_store_in_memory_is_out_of_reach(command_line):
