@@ -257,6 +257,16 @@ async def test_each_app_has_a_secret_and_a_port_of_its_own():
             assert (await two.deliver(one.sign("order.paid"))).status == 400
 
 
+@pytest.mark.parametrize("content", [None, "no certificate"])
+async def test_a_certificate_that_cannot_be_used_is_a_clear_error(tmp_path, content):
+    file = tmp_path / "cert.pem"
+    if content is not None:
+        file.write_text(content)
+    signed = sign_delivery("order.paid", secret=SECRET)
+    with pytest.raises(DeliveryFailedError, match=r"the certificate .*cert\.pem"):
+        await post("https://127.0.0.1:1/hooks", signed, ca_file=str(file))
+
+
 async def test_a_receiver_that_is_gone_is_a_clear_error():
     with trio.fail_after(60):
         async with running_app(registry(works)) as app:
