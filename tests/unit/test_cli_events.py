@@ -128,6 +128,14 @@ def test_show_prints_the_attempts_and_the_body_indented(command_line):
     assert answer.status == 0
     assert "1       2027-01-15 08:00:00Z  2.000    ValueError: no such product" in answer.out
     assert answer.out.endswith('  "data": {\n    "id": "o-1"\n  }\n}\n')
+    assert answer.err == ""
+
+
+def test_a_terminal_gets_the_error_once_more_below_the_body(command_line, monkeypatch):
+    command_line.seed(("msg_1", DEAD), ("msg_2", DONE))
+    monkeypatch.setattr("sdk_trio.cli.events.is_terminal", lambda: True)
+    assert command_line("events", "show", "msg_1").err == "\ndead: ValueError: no such product\n"
+    assert command_line("events", "show", "msg_2").err == ""
 
 
 def test_the_line_that_failed_is_whole_in_a_narrow_terminal(command_line, monkeypatch):
