@@ -169,7 +169,10 @@ class StoreLockedError(StorageError):
 
 
 class StoreVersionError(StorageError):
-    """The store's schema is newer than this version, or is no store of ours."""
+    """The store's schema is newer than this version, it was moved, or is no store of ours."""
+
+    # No restart mends it.
+    exit_code = EXIT_CONFIGURATION
 
 
 class EffectError(SdkError):

@@ -105,11 +105,16 @@ def _import(asked: str, name: str) -> ModuleType:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise AppNotFoundError(
                 f"{asked}: there is no module {name!r} in {directory} or where Python looks for "
-                "packages"
+                f"packages{_without_suffix(name)}"
             ) from None
         raise _broken(asked, name, error) from error
     except (Exception, SystemExit) as error:  # a script ends itself, instead of being imported
         raise _broken(asked, name, error) from error
+
+
+def _without_suffix(name: str) -> str:
+    module = name.removesuffix(".py").replace("/", ".")
+    return "" if module == name else f": a module is named without .py, {module}"
 
 
 def _broken(asked: str, name: str, error: BaseException) -> SdkError:

@@ -106,7 +106,8 @@ def dev(arguments: Namespace) -> int:
         with announcement(settings, started, secret=DEV_SECRET):
             # The token is not printed, only where it lies: a terminal is recorded and shared.
             token = runtime.administrator.token if started.admin else None
-            print_text(guide(settings, started, _settings_arguments(arguments), token))
+            options = _settings_arguments(arguments)
+            print_text(guide(settings, started, options, token, sample_of(handlers)))
             # A pipe would hold the guide back until much more has been printed.
             sys.stdout.flush()
             yield
@@ -198,11 +199,25 @@ def logging_handlers() -> HandlerRegistry:
     return handlers
 
 
+#: The type of the sample in the guide, where no application handles others.
+USUAL_SAMPLE = "order.created"
+
+
+def sample_of(handlers: HandlerRegistry) -> str:
+    """Return a type of the catalogue that the application handles, so that a trial shows it."""
+    handled = set(handlers)
+    if not handled or USUAL_SAMPLE in handled:
+        return USUAL_SAMPLE
+    known = (row.wire_type for row in handlers.catalog.known if row.wire_type in handled)
+    return next(known, USUAL_SAMPLE)
+
+
 def guide(
     settings: Settings,
     started: Started,
     settings_arguments: list[str],
     token: AdminToken | None = None,
+    sample: str = USUAL_SAMPLE,
 ) -> str:
     """Return the next steps: addresses, files and commands to copy; it holds no secret."""
     directory = Path(settings.storage.path).absolute()
@@ -210,12 +225,12 @@ def guide(
     program = program_name()
     options = "".join(f" {shlex.quote(word)}" for word in settings_arguments)
     store = settings.storage.backend is StorageBackend.SQLITE
-    simulator = own_url(address, f"{PREFIX}order.created")
+    simulator = own_url(address, f"{PREFIX}{sample}")
     rows = {
         "receiver": own_url(address, settings.webhooks.path),
         "secret": f"{directory / DEV_SECRET_NAME} (readable by you alone)",
         "inbox": str(directory / DATABASE_NAME) if store else "in memory",
-        "send an event": f"{program} events trigger order.created{options}",
+        "send an event": f"{program} events trigger {sample}{options}",
         "or": _curl(simulator),
         "see what came": f"{program} events list{options}",
         **_admin_rows(started, token),
@@ -230,8 +245,9 @@ def _admin_rows(started: Started, token: AdminToken | None) -> dict[str, str]:
         return {}
     address = started.admin[0]
     return {
-        "admin": f"{own_url(address, '/readyz')} /healthz /metrics /api/status",
+        "console": own_url(address, "/"),
         "admin token": token.place,
+        "admin": f"{own_url(address, '/readyz')} /healthz /metrics /api/status",
     }
 
 

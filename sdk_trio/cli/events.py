@@ -107,6 +107,9 @@ def list_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--state", choices=[state.value for state in DeliveryState], help="only this state"
     )
+    parser.add_argument(
+        "--subject", metavar="ID", help="only what is about this, such as an order's id"
+    )
     parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
     parser.add_argument("--since", metavar="T", help=f"only arrivals since: {MOMENT_HELP}")
     parser.add_argument(
@@ -130,6 +133,7 @@ def list_events(arguments: Namespace) -> int:
                     type=arguments.type,
                     state=state,
                     since=since,
+                    subject=arguments.subject,
                     tenant_id=tenant_id,
                     limit=limit,
                 )
@@ -239,6 +243,10 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
             print_text("\n".join(map(printable, attempts[-1].traceback.splitlines())))
     print_text("\nbody")
     print_text(readable_body(record.raw))
+    if is_terminal() and record.last_error and record.state is not DeliveryState.DONE:
+        # What was asked for has left the screen, above a body of two hundred lines.
+        where = attempts[-1].place if attempts else None
+        say(f"\n{record.state}: {cell(record.last_error)}{f' ({cell(where)})' if where else ''}")
 
 
 def _print_other_bodies(evidence: Sequence[EvidenceRecord]) -> None:
@@ -361,6 +369,10 @@ def _print_replayed(
         # The table shows what the next command takes as its argument.
         rows = [{**row, "webhook_id": row["key"]} for row in rows]
     print_rows(rows, COLUMNS, as_json=as_json)
+    if arguments.ids and not as_json and is_terminal():
+        for row in rows:
+            if row["reason"]:  # a narrow table cuts it
+                say(f"{cell(row['key'])}: {row['reason']}")
     if arguments.dry_run:
         possible = sum(candidate.reason is None for candidate in candidates)
         say(f"{possible} would be replayed")
@@ -516,9 +528,10 @@ class TailPrinter:
         drawn = is_terminal()
         self._width = shutil.get_terminal_size().columns if drawn else None
         self._colors = drawn and not os.environ.get("NO_COLOR")
+        self._with_body: set[str] = set()
 
     def show(self, event: Mapping[str, Any], raw: bytes | None) -> None:
-        """Print an event, and its body if there is one."""
+        """Print an event, and its body if there is one, for people with the first line alone."""
         if self._as_json:
             print_json_line({**event, **({} if raw is None else body_fields(raw))})
             return
@@ -526,10 +539,13 @@ class TailPrinter:
         if event["last_error"] and event["state"] != "done":
             parts.append(event["last_error"].partition("\n")[0])
         self._print(event["state"], parts)
-        if raw is not None:
+        if raw is not None and event["key"] not in self._with_body:
+            self._with_body.add(event["key"])
             for line in readable_body(raw).split("\n"):
                 print_text(f"  {line}")
             sys.stdout.flush()
+        if event["state"] == "done":
+            self._with_body.discard(event["key"])  # nothing more is heard of most of them
 
     def show_rejected(self, rejection: Mapping[str, Any]) -> None:
         """Print a request that was not answered 200."""

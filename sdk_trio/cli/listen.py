@@ -109,8 +109,9 @@ def feed_source(settings: Settings, arguments: Namespace) -> FeedSource:
             token = ""
     if not token:
         raise UsageError(
-            f"the variable {name} is not set: it has to hold the admin token of {url}; "
-            "--token-env names another one"
+            f"the variable {name} is not set: it has to hold the admin token of {url}, which is "
+            f"in the file {TOKEN_NAME} of its data directory if none was chosen; --token-env names "
+            "another variable"
         )
     source = FeedSource(url, token)
     if feed_url(url).startswith("ws:") and not names_local_address(url):

@@ -10,6 +10,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from types import TracebackType
 
 from ..errors import EXIT_FAILURE, SdkError, only_member
 from .parse import PROGRAM, parse
@@ -144,8 +145,21 @@ def _show_detail(error: BaseException, parsed: Namespace) -> bool:
         return False
     import traceback
 
-    traceback.print_exception(error)
+    if cause is not None and isinstance(error, SdkError):
+        # The sentence of ours follows below, and the way from here to the application is no news.
+        traceback.print_exception(cause.with_traceback(_from_application(cause.__traceback__)))
+    else:
+        traceback.print_exception(error)
     return True
+
+
+def _from_application(frames: TracebackType | None) -> TracebackType | None:
+    """Return the frames from the first one on that is neither this package's nor the import's."""
+    own = os.path.dirname(os.path.dirname(__file__))
+    passed_over = (own, os.path.dirname(importlib.__file__), "<frozen importlib")
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(passed_over):
+        frames = frames.tb_next
+    return frames
 
 
 def _complain(message: str) -> None:

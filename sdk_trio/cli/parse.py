@@ -248,7 +248,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "config schema": ("config schema > sdk.schema.json",),
     "doctor": ("doctor --standalone --app app:handlers",),
     "events types": ("events types",),
-    "events list": ("events list --state dead", "events list --type order.paid --since 2h -n 10"),
+    "events list": (
+        "events list --state dead",
+        "events list --type order.paid --since 2h -n 10",
+        "events list --subject 4f0c1a52-7e11-4d0b-9a53-0c1f6e2b7d10",
+    ),
     "events show": ("events show msg_2f0c",),
     "events replay": (
         "events replay msg_2f0c",

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from .._version import __version__
-from ..errors import EXIT_CONFIGURATION
+from ..errors import EXIT_CONFIGURATION, OptionsValidationError, Problem
 from .parse import UsageError, add_dev, add_format, describing
 
 if not describing():
@@ -26,6 +26,7 @@ if not describing():
         Loaded,
         Secret,
         Settings,
+        StorageBackend,
         describe,
         json_schema,
         read_settings,
@@ -173,22 +174,38 @@ def check(arguments: Namespace) -> int:
     """Print every problem and warning at once; 78 if there is a problem."""
     loaded = read_to_examine(arguments)
     # `run` refuses the unmet at its start only; a check before a deployment must not wait for that.
-    problems = [*loaded.problems, *loaded.unmet]
+    database = _unusable_database(loaded)
+    problems = [*loaded.problems, *loaded.unmet, *database]
+    # An unset variable is a warning where nothing is started.
+    warnings = [w for w in loaded.warnings if w.key not in {told.key for told in database}]
     rows: list[dict[str, Any]] = [
         {"level": level, **attrs.asdict(problem)}
-        for level, found in (("error", problems), ("warning", loaded.warnings))
+        for level, found in (("error", problems), ("warning", warnings))
         for problem in found
     ]
     if arguments.format == "json":
         print_rows(rows, (), as_json=True)
     else:
-        for level, found in (("error", problems), ("warning", loaded.warnings)):
+        for level, found in (("error", problems), ("warning", warnings)):
             for problem in found:
                 print_text(f"{level}: {problem}")
-        say(f"errors: {len(problems)}, warnings: {len(loaded.warnings)}")
+        say(f"errors: {len(problems)}, warnings: {len(warnings)}")
         if any(problem.key == WEBHOOK_SECRET for problem in problems):
             say("to try things out no secret is needed: 'config check --dev', 'doctor --dev'")
     return EXIT_CONFIGURATION if problems else 0
+
+
+def _unusable_database(loaded: Loaded) -> Sequence[Problem]:
+    """Return what is wrong with the connection string of the store; nobody is connected to."""
+    if loaded.settings is None or loaded.settings.storage.backend is not StorageBackend.POSTGRES:
+        return ()
+    from ..storage.open import postgres_address
+
+    try:
+        _ = postgres_address(loaded.settings).place  # reads the string
+    except OptionsValidationError as error:
+        return error.problems
+    return ()
 
 
 def show_arguments(parser: ArgumentParser) -> None:

@@ -51,7 +51,17 @@ def why_unreachable(settings: Settings) -> str | None:
     # A command that reads creates nothing: a mistyped path would leave an empty store behind, which
     # the next command takes for the real one.
     file = Path(settings.storage.path) / DATABASE_NAME
-    if settings.storage.backend is StorageBackend.SQLITE and not file.exists():
+    if settings.storage.backend is not StorageBackend.SQLITE:
+        return None
+    try:
+        file.stat()
+    except PermissionError:
+        # An operator's own account, and the directory of the receiver's user.
+        return (
+            f"this user may not look into {file.parent.absolute()}: run this as the user of the "
+            "receiver, as by sudo -u USER"
+        )
+    except OSError:
         return (
             f"there is no inbox at {file.absolute()}: start a receiver first (run, dev), or name "
             "its data directory with --set Sdk:Storage:Path=..."

@@ -549,9 +549,10 @@ def _development(settings: Settings, public: list[str]) -> Iterator[Problem]:
     if any(not secret.made_for_tests for secret in settings.webhooks.all_secrets):
         yield Problem(
             ENVIRONMENT,
-            "is Development, and a webhook secret is configured that another installation may "
-            "verify with; set it to Production, or leave the secret out and run 'dev', which "
-            "makes one (Sdk:Simulator:SecretEnvVar names another)",
+            "is Development, and a webhook secret is configured: in the real installation set it "
+            "to Production; to try things out take the secret of an endpoint of its own, with "
+            "which nothing else verifies, or none: 'dev' makes one (Sdk:Simulator:SecretEnvVar "
+            "names another)",
         )
 
 

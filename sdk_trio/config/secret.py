@@ -296,7 +296,13 @@ def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
         # The prefix is public, so it adds nothing to the strength of the key.
         _check_length(len(body.encode()), "has")
         candidates.append((KeyDerivation.UTF8, text.encode()))
-    warnings = [] if prefixed else [f"does not begin with {HMAC_PREFIX}: check that it is complete"]
+    warnings = []
+    if not prefixed:
+        warnings.append(f"does not begin with {HMAC_PREFIX}: check that it is complete")
+    elif derivation is KeyDerivation.AUTO and len(candidates) == 1:
+        warnings.append(
+            f"is no base64 behind {HMAC_PREFIX}, and taken as a text: check that it is complete"
+        )
     # The prefix is public and counts for nothing.
     shortest = min(len(_without_prefix(key)) for _, key in candidates)
     if shortest < ISSUED_KEY_BYTES:

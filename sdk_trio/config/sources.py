@@ -340,12 +340,23 @@ def read_environ(environ: Mapping[str, str]) -> Layer:
     layer = layer_of(entries, "the environment")
     # SDK_ENVIRONMENT and SDK_ADMIN_TOKEN have no second pair: they are no keys.
     slips = [name for name in environ if name.upper().startswith("SDK_") and "__" in name[4:]]
+    meant = {name: f"{name[:4]}_{name[4:]}" for name in map(printable, slips) if name[4] != "_"}
+    # Only of these it is known that they are meant for us: others may be an application's.
+    meant |= {name: _SINGLE[name.upper()] for name in environ if name.upper() in _SINGLE}
     warnings = tuple(
-        Problem(ROOT, f"the variable is not read: write {name[:4]}_{name[4:]}", name)
-        for name in map(printable, slips)
-        if name[4] != "_"
+        Problem(ROOT, f"the variable is not read: write {right}", name)
+        for name, right in meant.items()
     )
     return Layer(layer.entries, layer.problems, (*layer.warnings, *warnings))
+
+
+#: What everybody writes who did not see that sections are divided by two underscores.
+_SINGLE = {
+    "SDK_WEBHOOKS_SECRET": "SDK__WEBHOOKS__SECRET",
+    "SDK_WEBHOOK_SECRET": "SDK__WEBHOOKS__SECRET",
+    "SDK_ACCESS_TOKEN": "SDK__ACCESSTOKEN",
+    "SDK_ACCESSTOKEN": "SDK__ACCESSTOKEN",
+}
 
 
 def read_overrides(overrides: Mapping[str, Any]) -> Layer:

@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from ..asgi import asyncio_loop
-from ..config import Secret, Settings
+from ..config import Secret, Settings, StorageBackend
 from ..errors import NotRunningError
 from ..events import Event
 from ..records.deliveries import DeliveryRecord, DeliveryState
@@ -29,6 +29,8 @@ from .signing import sign_delivery
 SETTLE_SECONDS = 10.0
 
 _UNSETTLED = (DeliveryState.RECEIVED, DeliveryState.RUNNING)
+
+_OUTCOMES = [state.value for state in DeliveryState]
 
 
 class UnexpectedStateError(AssertionError):
@@ -90,6 +92,17 @@ class RecordedHandlers(HandlerRegistry):
         with asyncio_loop() as loop:
             self._given.host_loop = loop
             yield
+
+    @contextmanager
+    def stored(self, settings: Settings) -> Iterator[Settings]:
+        """Return the settings, with a store on disk for the block if memory is not enough."""
+        # Memory has no transactions, and the settings of tests name it unasked.
+        if not (self.transactional and settings.storage.backend is StorageBackend.MEMORY):
+            yield settings
+            return
+        with TemporaryDirectory() as directory:
+            storage = attrs.evolve(settings.storage, backend=StorageBackend.SQLITE, path=directory)
+            yield attrs.evolve(settings, storage=storage)
 
     def _record(self, bound: BoundHandler) -> BoundHandler:
         return msgspec.structs.replace(bound, handler=RecordedHandler(bound.handler, self.raised))
@@ -211,11 +224,14 @@ class AppUnderTest:
             expect: the state that the event has to be in then, such as ``done``.
 
         Raises:
+            ValueError: there is no state ``expect``.
             UnexpectedStateError: the event is in another state than ``expect``; the handler's own
                 exception is the cause.
             DeliveryFailedError: the receiver cannot be reached.
             TooSlowError: the handler did not end in 10 seconds.
         """
+        if expect is not None and expect not in _OUTCOMES:
+            raise ValueError(f"expect takes {', '.join(_OUTCOMES)}; not {expect!r}")
         signed = (
             event
             if isinstance(event, SignedDelivery)
@@ -227,7 +243,7 @@ class AppUnderTest:
         record = await self._settled(signed.webhook_id) if settle else None
         exception = self._raised.get(signed.webhook_id)
         delivered = Delivered(signed.webhook_id, posted.status, posted.body, record, exception)
-        if expect is not None and delivered.state != DeliveryState(expect):
+        if expect is not None and delivered.state != expect:
             raise UnexpectedStateError(_difference(delivered, expect)) from exception
         return delivered
 
@@ -259,7 +275,7 @@ class AppUnderTest:
 
 def _difference(delivered: Delivered, expected: str) -> str:
     state = "not in the inbox" if delivered.state is None else delivered.state.value
-    text = f"expected {DeliveryState(expected).value}, and the event is {state}"
+    text = f"expected {expected}, and the event is {state}"
     text += f"; the answer was {delivered.status}"
     if delivered.error is None:
         return text
@@ -285,11 +301,7 @@ async def running_app(
     recorded = RecordedHandlers(HandlerRegistry() if handlers is None else handlers)
     with ExitStack() as stack:
         if settings is None:
-            store = {}
-            if recorded.transactional:  # memory has no transactions
-                directory = stack.enter_context(TemporaryDirectory())
-                store = {"Storage:Backend": "Sqlite", "Storage:Path": directory}
-            settings = settings_for_tests(store)
+            settings = stack.enter_context(recorded.stored(settings_for_tests()))
         stack.enter_context(recorded.beside_asyncio())
         runtime = Runtime(settings, recorded)
         async with trio.open_nursery() as nursery:

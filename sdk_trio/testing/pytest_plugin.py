@@ -41,6 +41,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.trio)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a plain test of these fixtures before they are made, with what has to be written."""
+    # In pytest-trio that is an error of an inner fixture, and with pytest 9 it fails every test
+    # that comes after it as well.
+    if (
+        "sdk_app" in getattr(item, "fixturenames", ())
+        and item.get_closest_marker("trio") is None
+        and not iscoroutinefunction(getattr(item, "obj", None))
+    ):
+        pytest.fail(
+            f"{item.name} uses the fixture deliver or sdk_app, which are awaited: write "
+            f"`async def {getattr(item, 'originalname', item.name)}`",
+            pytrace=False,
+        )
+
+
 @pytest.fixture
 def sdk_handlers() -> "HandlerRegistry":
     """Return the handlers under test; override it in your ``conftest.py``."""
@@ -92,18 +108,27 @@ def _sdk_recorded(sdk_handlers: "HandlerRegistry") -> "Iterator[RecordedHandlers
         yield recorded
 
 
+@pytest.fixture
+def _sdk_stored(
+    _sdk_recorded: "RecordedHandlers", sdk_settings: "Settings"
+) -> "Iterator[Settings]":
+    """Return the settings, with a store that has the transactions that the handlers need."""
+    with _sdk_recorded.stored(sdk_settings) as settings:
+        yield settings
+
+
 @trio_fixture  # type: ignore[untyped-decorator]  # pytest-trio has no types
 async def sdk_app(  # noqa: ASYNC900,ASYNC911 - pytest-trio runs it in a task of its own
     nursery: "trio.Nursery",
     _sdk_recorded: "RecordedHandlers",
-    sdk_settings: "Settings",
+    _sdk_stored: "Settings",
     _sdk_client: "Client | None",
 ) -> AsyncIterator["AppUnderTest"]:
     """Run the handlers in a real runtime on a free port; it is drained after the test."""
     from ..runtime import Runtime
     from . import AppUnderTest
 
-    runtime = Runtime(sdk_settings, _sdk_recorded, client=_sdk_client)
+    runtime = Runtime(_sdk_stored, _sdk_recorded, client=_sdk_client)
     await nursery.start(runtime.run)
     yield AppUnderTest(runtime, _sdk_recorded.raised)
     runtime.shut_down("the test ended")

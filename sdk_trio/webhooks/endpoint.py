@@ -300,7 +300,11 @@ class Endpoint:
         address = request.origin.address
         if self._require_https and not request.origin.secure:
             return self._reject(
-                "not_https", "the request is not HTTPS and RequireHttps is true", request
+                "not_https",
+                "the request is not HTTPS and RequireHttps is true: a proxy that ends TLS has to "
+                "be in Server:TrustedProxies; to try things out, set Webhooks:RequireHttps to "
+                "false.",
+                request,
             )
         if scope["path"] != self._path and request.identifier is None:
             asked = scope["path"][:SHOWN_PATH_CHARACTERS]
@@ -318,7 +322,9 @@ class Endpoint:
         if not plain_json:
             return self._refuse("media", answers.UNSUPPORTED_MEDIA, request)
         if declared_size > self._limit:
-            return self._refuse("size", answers.TOO_LARGE, request, declared=declared_size)
+            return self._refuse(
+                "size", answers.TOO_LARGE, request, declared=declared_size, limit=self._limit
+            )
         return None
 
     def _slow_down(self, rate: RateLimit, request: WebhookRequest) -> Answer | None:

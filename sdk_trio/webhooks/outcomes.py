@@ -167,6 +167,13 @@ def post_failure(error: PostFailedError) -> Failure:
     return Failure(str(error), error_type=type(error).__name__, ruling=error.ruling)
 
 
+#: The mistake of whoever comes from FastAPI: what asyncio says does not name the way out.
+_NOT_ASYNCIO = (
+    " (handlers run on Trio, or in a thread; under sdk_trio.asgi.Threaded, asyncio=True runs one "
+    "on the loop of the application)"
+)
+
+
 def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
     """Return ``Type: message`` of an exception, groups flattened, cut to a bounded length.
 
@@ -182,6 +189,8 @@ def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
         for part in _leaves(error)
     ]
     text = "; ".join(texts)
+    if text == "RuntimeError: no running event loop":
+        text += _NOT_ASYNCIO
     for secret in secrets:
         text = text.replace(secret, MASK)
     return text if len(text) <= MAX_ERROR_LENGTH else text[: MAX_ERROR_LENGTH - 1] + "…"

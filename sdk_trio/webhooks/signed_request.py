@@ -79,7 +79,7 @@ async def post(
         headers: sent beside those of the delivery.
 
     Raises:
-        DeliveryFailedError: no answer within 10 seconds.
+        DeliveryFailedError: no answer within 10 seconds, or ``ca_file`` cannot be used.
     """
     # Imported here, because it takes 100 ms, which a receiver that never simulates must not pay.
     import httpx
@@ -88,7 +88,13 @@ async def post(
     # Without TLS there is nothing to verify, and loading the authorities takes 15 ms.
     verify: ssl.SSLContext | bool = url.startswith("https:")
     if ca_file is not None:
-        verify = ssl.create_default_context(cafile=ca_file)
+        try:
+            verify = ssl.create_default_context(cafile=ca_file)
+        except OSError as error:  # that of ssl is one, too
+            raise DeliveryFailedError(
+                f"cannot deliver to {url}: the certificate {ca_file} that vouches for it cannot be "
+                f"used: {error.strerror or error}"
+            ) from error
         # The file holds the server's own certificate, and seldom the authority that issued it, so
         # the chain may end at the certificate itself.
         verify.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

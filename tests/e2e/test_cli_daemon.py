@@ -129,6 +129,8 @@ def test_dev_then_trigger_then_list_shows_the_event_done(workplace):
     assert (answer["status"], answer["eventType"]) == (200, "order.created")
     assert workplace.run("events", "list").stdout.count(" done ") == 2
 
+    page = httpx.get(lines["console"])
+    assert (page.status_code, page.headers["content-type"].split(";")[0]) == (200, "text/html")
     ready = lines["admin"].split()[0]
     assert httpx.get(ready).json()["ready"] is True
     token = Path(lines["admin token"]).read_text().strip()

@@ -320,6 +320,8 @@ def test_a_dotenv_that_is_not_read_is_told_where_it_is_missed(folder: Path) -> N
     [
         ("SDK_WEBHOOKS__SECRET", "SDK__WEBHOOKS__SECRET"),
         ("sdk_Storage__Path", "sdk__Storage__Path"),
+        ("SDK_WEBHOOKS_SECRET", "SDK__WEBHOOKS__SECRET"),
+        ("SDK_ACCESS_TOKEN", "SDK__ACCESSTOKEN"),
         ("SDK_ADMIN_TOKEN", None),
         ("SDKX__PATH", None),
     ],

@@ -104,6 +104,8 @@ def test_secrets_that_are_the_same_or_do_not_look_like_one(doctor):
     found = doctor.alone()
     found.one("settings", "warning", "is the same secret as Sdk:Webhooks:Secret")
     found.one("settings", "warning", "does not begin with whsec_")
+    doctor.set("Webhooks__Secrets__1", "whsec_a-text-of-some-length-that-is-no-base64")
+    doctor.alone().one("settings", "warning", "is no base64 behind whsec_")
     assert found.status == 0
 
 
@@ -297,6 +299,14 @@ def test_a_store_with_work_for_somebody(doctor):
     found.one("store", "warning", "order.paid (1)")
     found.one("store", "warning", "oldest unfinished event came")
     assert found.status == 0
+
+
+def test_a_queue_that_is_nearly_full_is_a_warning(doctor, monkeypatch):
+    doctor.command_line.seed(*((f"msg_{n}", DeliveryState.RECEIVED) for n in range(8)))
+    monkeypatch.setenv("SDK__WEBHOOKS__QUEUE__CAPACITY", "10")
+    doctor.alone().one("store", "warning", "8 events wait for a worker, and the queue has 10")
+    monkeypatch.setenv("SDK__WEBHOOKS__QUEUE__CAPACITY", "11")
+    assert "wait for a worker" not in str(doctor.alone().findings)
 
 
 def test_a_store_without_work(doctor):

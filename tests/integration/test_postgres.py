@@ -842,3 +842,19 @@ async def test_a_pooler_that_changes_connections_changes_nothing(
             nursery.start_soon(opened, name)
     async with database.open() as inbox:
         assert (await inbox.counts())[DeliveryState.DONE] == 45
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ('FATAL:  password authentication failed for user "a"', "look at the connection string"),
+        ('FATAL:  database "b" does not exist', "look at the connection string"),
+        ("Connection refused", "a running receiver goes on by itself when the server answers"),
+    ],
+)
+def test_a_server_that_refuses_is_told_from_one_that_is_away(said: str, hint: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    from sdk_trio.storage.postgres.connect import PostgresAddress
+
+    told = PostgresAddress(dsn="postgresql://db.example/b").describe(psycopg.OperationalError(said))
+    assert hint in str(told)

@@ -257,6 +257,16 @@ async def test_each_app_has_a_secret_and_a_port_of_its_own():
             assert (await two.deliver(one.sign("order.paid"))).status == 400
 
 
+@pytest.mark.parametrize("content", [None, "no certificate"])
+async def test_a_certificate_that_cannot_be_used_is_a_clear_error(tmp_path, content):
+    file = tmp_path / "cert.pem"
+    if content is not None:
+        file.write_text(content)
+    signed = sign_delivery("order.paid", secret=SECRET)
+    with pytest.raises(DeliveryFailedError, match=r"the certificate .*cert\.pem"):
+        await post("https://127.0.0.1:1/hooks", signed, ca_file=str(file))
+
+
 async def test_a_receiver_that_is_gone_is_a_clear_error():
     with trio.fail_after(60):
         async with running_app(registry(works)) as app:
@@ -451,3 +461,60 @@ def test_a_failure_shows_the_line_of_the_handler(project):
         log = part.partition("Captured log call")[2]
         assert f'application.py", line {line}, in refuse\n' in log
         assert "missing" not in log
+
+
+def test_handlers_with_transactions_get_a_store_on_disk(pytester):
+    pytester.makepyfile(
+        test_application="""
+        import sdk_trio, pytest
+        from sdk_trio.events import OrderPaidEvent
+        from sdk_trio.testing import settings_for_tests
+
+        handlers = sdk_trio.HandlerRegistry()
+
+        @handlers.on(OrderPaidEvent, enqueue=True, transaction=True)
+        def grant(event, tx):
+            tx.connection.execute("CREATE TABLE app_access (id TEXT)")
+
+        @pytest.fixture
+        def sdk_handlers():
+            return handlers
+
+        class TestAsTheyAre:
+            async def test_paid(self, deliver):
+                await deliver("order.paid", expect="done")
+
+        class TestOtherSettings:
+            @pytest.fixture
+            def sdk_settings(self):
+                return settings_for_tests({"Webhooks:Queue:MaxAttempts": 2})
+
+            async def test_paid(self, sdk_app, deliver):
+                await deliver("order.paid", expect="done")
+                assert sdk_app.settings.webhooks.queue.max_attempts == 2
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:respx", timeout=60)
+    result.assert_outcomes(passed=2)
+
+
+def test_a_plain_test_is_told_to_be_async_and_harms_no_other(project):
+    result = project(
+        """
+        def test_plain(deliver):
+            deliver("order.paid")
+
+        async def test_after_it(deliver):
+            await deliver("order.paid", expect="done")
+
+        async def test_no_such_state(deliver):
+            await deliver("order.paid", expect="finished")
+        """,
+        passed=1,
+        failed=1,
+        errors=1,
+    )
+    text = result.stdout.str()
+    assert "write `async def test_plain`" in text
+    assert "Trio fixtures" not in text
+    assert "expect takes received, running, retrying, done, dead, parked; not 'finished'" in text

@@ -158,6 +158,7 @@ def test_run_shows_full_detail_in_development(command_line):
         (":handlers", 2, "--app takes MODULE:ATTR"),
         ("nowhere:handlers", 78, "--app nowhere:handlers: there is no module 'nowhere' in "),
         ("good.below:handlers", 78, "there is no module 'good.below'"),
+        ("good.py:handlers", 78, ": a module is named without .py, good\n"),
         ("good:handler", 78, "good has no attribute 'handler'; it has handlers"),
         ("good:other", 78, "other is of type int, not HandlerRegistry; it has handlers"),
         ("empty:handlers", 78, "empty has no attribute 'handlers'; it has no HandlerRegistry: "),
@@ -177,6 +178,10 @@ def test_an_application_that_cannot_be_imported(
     assert SECRET not in answer.err
     if command[0] == "run":
         assert "Traceback" not in answer.err
+    # In Development the application's own lines and no others.
+    assert "importlib" not in answer.err
+    assert answer.err.count("Traceback") <= 1
+    assert "sdk_trio/cli" not in answer.err
 
 
 REGISTRY = """\

@@ -1,9 +1,11 @@
+import errno
 import io
 import os
 import re
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import attrs
 import pytest
@@ -61,6 +63,8 @@ def test_list_filters_and_limits(command_line):
     assert ids("--state", "dead", "--limit", "2") == ["d", "c"]
     assert ids("--type", "order.paid") == ["d", "c", "b", "a"]
     assert ids("--since", "2027-01-15T08:00:02Z") == ["d", "c"]
+    assert ids("--subject", "order-of-b") == ["b"]
+    assert ids("--subject", "order-of-b", "--state", "done") == []
     empty = command_line("events", "list", "--type", "order.created")
     assert (empty.status, empty.out, empty.err) == (0, "", "no events\n")
     assert ids("--type", "order.created") == []
@@ -124,6 +128,14 @@ def test_show_prints_the_attempts_and_the_body_indented(command_line):
     assert answer.status == 0
     assert "1       2027-01-15 08:00:00Z  2.000    ValueError: no such product" in answer.out
     assert answer.out.endswith('  "data": {\n    "id": "o-1"\n  }\n}\n')
+    assert answer.err == ""
+
+
+def test_a_terminal_gets_the_error_once_more_below_the_body(command_line, monkeypatch):
+    command_line.seed(("msg_1", DEAD), ("msg_2", DONE))
+    monkeypatch.setattr("sdk_trio.cli.events.is_terminal", lambda: True)
+    assert command_line("events", "show", "msg_1").err == "\ndead: ValueError: no such product\n"
+    assert command_line("events", "show", "msg_2").err == ""
 
 
 def test_the_line_that_failed_is_whole_in_a_narrow_terminal(command_line, monkeypatch):
@@ -171,6 +183,21 @@ def test_without_an_inbox_it_is_an_error_and_none_is_made(command_line, words):
     assert answer.status == 69
     assert "there is no inbox at" in answer.err
     assert os.listdir(command_line.directory) == []
+
+
+def test_a_directory_of_another_user_is_told_with_what_to_do(command_line, monkeypatch):
+    command_line.seed(("a", DONE))
+    look = Path.stat
+
+    def refuse(self, **options):
+        if self.name == "inbox.db":
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return look(self, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    answer = command_line("events", "list")
+    assert answer.status == 69
+    assert "run this as the user of the receiver" in answer.err
 
 
 def test_a_store_in_memory_is_out_of_reach(command_line):
@@ -252,6 +279,16 @@ def test_replay_says_why_an_id_was_not_replayed(command_line):
         "replayed": True,
     }
     assert states(command_line) == {"a": "done", "b": "received"}
+
+
+def test_a_terminal_gets_the_whole_reason_below_the_table(command_line, monkeypatch):
+    command_line.seed(("a", DONE))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sdk_trio.cli.events.is_terminal", lambda: True)
+    answer = command_line("events", "replay", "a")
+    assert answer.status == 1
+    assert answer.err.startswith("a: is done: only dead, parked and retrying events")
+    assert "--again" in answer.err
 
 
 def test_replay_again_runs_done_events_once_more(command_line):
@@ -511,6 +548,15 @@ def test_a_pipe_gets_whole_lines_of_tail_and_no_control_characters(capsys):
     assert "\x1b" not in first
     assert [line.strip() for line in body] == ["{", '"a": 1', "}"]
     assert rejected.split("  ")[1:] == ["rejected", "400 no_match", "192.0.2.1", "order.paid"]
+
+
+def test_tail_prints_a_body_once_for_people_and_always_as_json(capsys):
+    for as_json, times in ((False, 1), (True, 2)):
+        printer = TailPrinter(as_json=as_json)
+        for state in ("retrying", "dead"):
+            record = {**_event(state=state), "webhook_id": "msg_1"}
+            printer.show(record, b'{"marker": 1}')
+        assert capsys.readouterr().out.count("marker") == times
 
 
 def test_tail_wants_what_its_options_say():

@@ -8,7 +8,10 @@ import pytest
 from support.deliveries import SECRET
 
 from sdk_trio.cli.application import APPSETTINGS, FILES, import_registry
+from sdk_trio.cli.dev import sample_of
 from sdk_trio.config import read_settings
+from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent, RefundUpdatedEvent
+from sdk_trio.webhooks import HandlerRegistry
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "config" / "appsettings.json"
 
@@ -92,3 +95,18 @@ def test_a_directory_that_cannot_be_made_is_named(command_line):
     assert answer.status == 1
     assert "file/below" in answer.err
     assert "cannot be written" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("classes", "sample"),
+    [
+        ([], "order.created"),
+        ([RefundUpdatedEvent, OrderCreatedEvent], "order.created"),
+        ([RefundUpdatedEvent, OrderPaidEvent], "order.paid"),
+    ],
+)
+def test_the_sample_is_of_a_type_that_is_handled(classes, sample):
+    handlers = HandlerRegistry()
+    for each in classes:
+        handlers.register(each, lambda event: None)
+    assert sample_of(handlers) == sample

@@ -138,3 +138,24 @@ def test_a_part_without_what_it_needs_is_told_beside_other_problems(command_line
     said = " ".join((answer.out + answer.err).split())
     assert "must be 1000 to 300000 milliseconds" in said
     assert "needs tenants, whose site managers are told" in said
+
+
+@pytest.mark.parametrize(
+    ("dsn", "status", "told"),
+    [
+        (None, 78, "SDK_POSTGRES_DSN, which is not set"),
+        ("postgres//x", 78, "holds no connection string of PostgreSQL"),
+        ("postgresql://user@db.example/app", 0, "errors: 0, warnings: 0"),
+    ],
+)
+def test_a_check_reads_the_connection_string_that_a_start_will_need(
+    command_line, monkeypatch, dsn, status, told
+):
+    pytest.importorskip("psycopg")
+    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
+    if dsn is not None:
+        monkeypatch.setenv("SDK_POSTGRES_DSN", dsn)
+    answer = command_line("config", "check", "--standalone", "-s", "Storage:Backend=Postgres")
+    assert answer.status == status
+    assert told in answer.out + answer.err
+    assert "warning" not in answer.out

@@ -1,5 +1,6 @@
 """The outcome of a delivery after a run failed."""
 
+import asyncio
 import math
 import os
 import signal
@@ -92,6 +93,12 @@ def test_an_error_is_described_by_its_class_and_message():
     assert describe_error(RuntimeError()) == "RuntimeError"
     group = ExceptionGroup("two", [ValueError("a"), ExceptionGroup("x", [KeyError("b")])])
     assert describe_error(group) == "ValueError: a; KeyError: 'b'"
+
+
+def test_a_handler_that_wants_asyncio_is_told_where_it_has_that():
+    with pytest.raises(RuntimeError) as caught:
+        asyncio.get_running_loop()
+    assert "asyncio=True runs one on the loop" in describe_error(caught.value)
 
 
 @given(st.text(max_size=5000))

@@ -44,6 +44,9 @@ LARGE_LOG_BYTES = 160 * 1024 * 1024
 #: The age in seconds from which an unfinished event is reported: older than usual retries last.
 OLD_EVENT_SECONDS = 86_400.0
 
+#: The share of the places of the queue from which on a person has to look.
+FULL_SHARE = 0.8
+
 #: The age in seconds from which a reader of the database is reported: dead rows stay until it ends.
 LONG_READ_SECONDS = 900.0
 
@@ -83,6 +86,7 @@ def describe_store(settings: Settings, found: Examination | None, report: Report
     _describe_file(found, report)
     if found.is_current:
         _describe_contents(found, report)
+        _describe_queue(settings, found, report)
 
 
 async def check_database(settings: Settings, report: Report) -> None:
@@ -452,3 +456,17 @@ async def _oldest_pending(store: NotificationStore) -> float | None:
     """Return the time of the oldest of the newest thousand pending messages, None without any."""
     found = await store.find(state=NotificationState.PENDING, limit=1000)
     return min((record.created_at for record in found), default=None)
+
+
+def _describe_queue(settings: Settings, found: Examination, report: Report) -> None:
+    # One process of several has a part of the places, and refuses when they are taken.
+    places = settings.webhooks.queue.capacity
+    waiting = found.states.get(DeliveryState.RECEIVED, 0)
+    if waiting >= FULL_SHARE * places:
+        report.warning(
+            "Sdk:Webhooks:Queue:Capacity",
+            f"{waiting} events wait for a worker, and the queue has {places} places: what comes "
+            "beyond them is answered 503",
+            "handlers are slower than events come: the metric sdk_webhook_handler_seconds shows "
+            "which; more Webhooks:Queue:Workers help where handlers wait for others",
+        )

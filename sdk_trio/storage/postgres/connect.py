@@ -320,8 +320,11 @@ class PostgresAddress:
                     "; it is a standby, or default_transaction_read_only is on for the user, the "
                     "database or the server"
                 )
+            case psycopg.OperationalError() if "FATAL:" in reason:
+                # It answers, and refuses: a wrong password, no such database, pg_hba.conf.
+                hint = "; look at the connection string; a running receiver tries again by itself"
             case psycopg.OperationalError():
-                hint = "; it goes on by itself when the server answers"
+                hint = "; a running receiver goes on by itself when the server answers"
             case _:
                 hint = ""
         return StoreUnavailableError(f"the database {self.place}: {reason}{hint}")
