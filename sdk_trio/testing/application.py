@@ -101,8 +101,10 @@ class RecordedHandlers(HandlerRegistry):
             yield settings
             return
         with TemporaryDirectory() as directory:
-            storage = attrs.evolve(settings.storage, backend=StorageBackend.SQLITE, path=directory)
-            yield attrs.evolve(settings, storage=storage)
+            storage = msgspec.structs.replace(
+                settings.storage, backend=StorageBackend.SQLITE, path=directory
+            )
+            yield msgspec.structs.replace(settings, storage=storage)
 
     def _record(self, bound: BoundHandler) -> BoundHandler:
         return msgspec.structs.replace(bound, handler=RecordedHandler(bound.handler, self.raised))
