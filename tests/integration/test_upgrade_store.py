@@ -1,8 +1,11 @@
 """What the upgrade asks of a store, the same of every store."""
 
+import threading
+
 import msgspec
 import pytest
 import trio
+import trio.testing
 from support.postgres import running_server
 from support.single_tenant import deliver
 
@@ -10,6 +13,7 @@ from sdk_trio.config import Settings
 from sdk_trio.records.deliveries import NewDelivery
 from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
 from sdk_trio.storage.open import open_store
+from sdk_trio.storage.postgres import commits
 from sdk_trio.storage.term import TermEndedError
 from sdk_trio.tenants.service import TenantService
 
@@ -106,3 +110,27 @@ async def test_a_host_whose_term_is_over_changes_nothing_of_the_upgrade(monkeypa
         await one.upgrade.save(
             msgspec.structs.replace(MARKER, position="1")
         )  # the fence ends with its block
+
+
+async def test_a_write_that_waits_for_its_turn_is_fenced_when_nobody_waits_for_it_any_more(
+    monkeypatch,
+):
+    monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
+    monkeypatch.setattr(commits, "STALL_SECONDS", 0.05)
+    settings = Settings.from_mapping(
+        {"Storage:Backend": "Postgres"}, standalone=True, receiver=False
+    )
+    go_on = threading.Event()
+    async with open_store(settings, owner="one") as one, open_store(settings, owner="two") as two:
+        assert await one.upgrade.lead(seconds=60) == 1
+        assert await one.upgrade.lead(seconds=0) == 1
+        async with trio.open_nursery() as nursery:
+            # The server does not answer for a while: the write waits behind another one.
+            nursery.start_soon(one.inbox._commits.submit, lambda _: go_on.wait(30))
+            await trio.testing.wait_all_tasks_blocked()
+            with one.upgrade.fenced(1), trio.move_on_after(0.05):
+                await one.upgrade.save(MARKER)
+            assert await two.upgrade.lead(seconds=60) == 2
+            go_on.set()
+        await one.inbox.write_checkpoint("later", "x")
+        assert await two.upgrade.marker() is None

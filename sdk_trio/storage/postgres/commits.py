@@ -91,6 +91,7 @@ class _Entry:
     key: Hashable = None
     argument: Any = None
     undo: Callable[[StoreConnection, Any], object] | None = None
+    fence: Job[None] | None = None
     posted: bool = False
     handed_over: bool = False
     value: Any = None
@@ -122,7 +123,8 @@ class GroupCommit:
         self._redial = Redial()
         # Claims of callers that never learned of them, to be given up by the next transaction.
         self._owed: list[Job[Any]] = []
-        #: Runs at the beginning of every transaction, and raises if none may be made any more.
+        #: Runs at the beginning of the transaction of each job that is submitted from now on, and
+        #: raises if it must not be made. A job keeps it, whenever its turn comes.
         self.fence: Job[None] | None = None
         self._closed = False
         self._ended = trio.Event()
@@ -194,6 +196,7 @@ class GroupCommit:
         if self._closed:
             await trio.lowlevel.cancel_shielded_checkpoint()
             raise StoreUnavailableError("the store is closed")
+        entry.fence = self.fence
         self._ask(entry)
         try:
             answered = await _wait(entry.finished, math.inf if patient else ANSWER_SECONDS)
@@ -316,8 +319,8 @@ class GroupCommit:
         """
         group = batch[0].group
         keys = {entry.key for entry in batch}
-        others = any(entry.group is not group for entry in batch)
-        if group is None or others or self._owed or self.fence or len(keys) < len(batch):
+        others = any(entry.group is not group or entry.fence is not None for entry in batch)
+        if group is None or others or self._owed or len(keys) < len(batch):
             return batch
         try:
             connection = self._connected()
@@ -382,8 +385,8 @@ class GroupCommit:
         try:
             with self._address.transaction(connection):
                 connection.changed, connection.done = False, 0
-                if self.fence is not None:
-                    self.fence(connection)
+                for fence in {entry.fence for entry in batch if entry.fence is not None}:
+                    fence(connection)
                 for job in self._owed:
                     job(connection)
                 _perform(connection, batch)
