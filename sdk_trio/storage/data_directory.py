@@ -25,8 +25,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import attrs
+from typing import NamedTuple
 
 from ..base.logs import get_logger
 from ..base.ownership import user_name
@@ -229,8 +228,7 @@ def read_private(file: Path) -> str:
         return opened.read(_LARGEST_PRIVATE).decode("utf-8")
 
 
-@attrs.frozen
-class HeldDirectory:
+class HeldDirectory(NamedTuple):
     """A data directory whose lock this process holds.
 
     ``descriptor`` is that of the locked directory of the database; None: this system locks none.

@@ -381,7 +381,7 @@ def test_the_owner_before_is_dead_for_sure_in_the_same_directory_since_the_same_
     with lock_data_directory(data) as held:
         assert held.succeed("five") is None
     with lock_data_directory(data) as held:
-        assert attrs.evolve(held, descriptor=None).succeed("six") is None
+        assert held._replace(descriptor=None).succeed("six") is None
         assert held.succeed("seven") == "five"
 
 
