@@ -15,7 +15,7 @@ export function token() {
 }
 
 export function keepToken(value) {
-  sessionStorage.setItem(STORED, value.trim());
+  sessionStorage.setItem(STORED, value);
 }
 
 export function forgetToken() {

@@ -48,7 +48,13 @@ function Console() {
 function Door({ why, onEnter }) {
   const [error, setError] = useState(why);
   const [enter] = useAct(async (event) => {
-    keepToken(new FormData(event.currentTarget).get("token"));
+    const given = new FormData(event.currentTarget).get("token").trim();
+    // Quotation marks or a line from around it, as a header takes no others.
+    if (!/^[\x21-\x7e]+$/.test(given)) {
+      setError("This is not a token: it has letters, digits and signs of ASCII alone, without spaces.");
+      return;
+    }
+    keepToken(given);
     try {
       await get("api/overview");
       onEnter();
@@ -86,7 +92,11 @@ function Frame({ onLeave }) {
   const views = Object.entries(VIEWS).filter(([, [, , , needs]]) => !needs || features.includes(needs));
   const [label, List, One] = Object.hasOwn(VIEWS, view) ? VIEWS[view] : ["Not found", () => html`<h1>There is no such page</h1>`];
   const Shown = item !== null && One ? One : List;
-  useEffect(() => { document.title = `${label} - sdk_trio`; }, [label]);
+  useEffect(() => {
+    document.title = `${label} - sdk_trio`;
+    // Where the window is narrow, the views stand in a line that is wider than it.
+    document.querySelector("nav.views [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, [label, views.length]);
   return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>To the content</a>
     <header class="bar"><a class="name" href=${address("overview")}>sdk_trio</a>
       ${overview.data?.development && html`<span class="badge">Development</span>`}${overview.data?.read_only && html`<span class="badge">read-only</span>`}
@@ -156,4 +166,6 @@ takeTokenOfLink();
 // The same link, opened where the page is open already.
 addEventListener("hashchange", () => takeTokenOfLink() && location.reload());
 dress(localStorage.getItem(THEME) ?? "system");
-render(html`<${Console} />`, document.getElementById("console"));
+const place = document.getElementById("console");
+place.replaceChildren();
+render(html`<${Console} />`, place);

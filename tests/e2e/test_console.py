@@ -326,9 +326,13 @@ async def test_a_link_with_a_token_is_taken_where_the_page_is_open(address):
 async def test_nobody_gets_in_without_the_token(address):
     async with administered(registry(works)) as program, connected(address) as browser:
         page = await browser.open(f"{program.url}/")
-        await page.write("input[name=token]", "a wrong one")
-        await page.click("button", "Enter")
-        await page.see("This is not the token of this program.")
+        for wrong, said in (
+            (f"“{TOKEN}”", "This is not a token"),
+            ("a-wrong-one", "This is not the token of this program."),
+        ):
+            await page.write("input[name=token]", wrong)
+            await page.click("button", "Enter")
+            await page.see(said)
         assert await page.evaluate("sessionStorage.length") == 0
         await page.write("input[name=token]", TOKEN)
         await page.click("button", "Enter")
@@ -390,9 +394,33 @@ async def test_a_list_without_a_connection_waits(address):
         await page.evaluate("document.querySelector('.scroll').focus()")
         await page.press("End")
         await page.press("Enter")
-        await page.see("number-0")
-        # The way back leads to the list as it was.
+        await page.see("number-0", "document.querySelector('dl.facts')")
         page.errors.clear()
+
+
+async def test_the_way_back_and_what_is_half_written_are_kept(address):
+    async with watched(address) as console:
+        page = console.page
+        for name in ("first", "second", "third"):
+            await console.program.app.deliver("order.created", webhook_id=name)
+        await console.view("deliveries?type=order.created")
+        await page.see("first")
+        await page.evaluate("document.querySelector('.scroll').focus()")
+        for key in ("j", "j", "Enter"):
+            await page.press(key)
+        await page.see("second", "document.querySelector('dl.facts')")
+        await page.press("Escape")
+        await page.see("second", "document.querySelector('.row.chosen')")
+        assert await page.evaluate("location.hash") == "#/deliveries?type=order.created"
+        await page.evaluate("""(() => {
+            const field = document.querySelector("input[name=subject]");
+            field.value = "half";
+            field.dispatchEvent(new Event("input", {bubbles: true}));
+        })()""")
+        # The dialog draws the page anew, as each look at the overview does.
+        await page.press("?")
+        await page.click("dialog button", "Close")
+        assert await page.evaluate("document.querySelector('input[name=subject]').value") == "half"
 
 
 async def test_answers_that_are_slow_arrive(address):
