@@ -244,7 +244,7 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
     print_text("\nbody")
     print_text(readable_body(record.raw))
     if is_terminal() and record.last_error and record.state is not DeliveryState.DONE:
-        # What was asked for has left the screen, above a body of two hundred lines.
+        # The error has left the screen, above a body of two hundred lines.
         where = attempts[-1].place if attempts else None
         say(f"\n{record.state}: {cell(record.last_error)}{f' ({cell(where)})' if where else ''}")
 

@@ -350,7 +350,7 @@ def read_environ(environ: Mapping[str, str]) -> Layer:
     return Layer(layer.entries, layer.problems, (*layer.warnings, *warnings))
 
 
-#: What everybody writes who did not see that sections are divided by two underscores.
+#: The names that come of not seeing that two underscores divide sections.
 _SINGLE = {
     "SDK_WEBHOOKS_SECRET": "SDK__WEBHOOKS__SECRET",
     "SDK_WEBHOOK_SECRET": "SDK__WEBHOOKS__SECRET",

@@ -17,6 +17,7 @@ from sdk_trio.errors import EXIT_CONFIGURATION
 
 UNITS = Path(__file__).parents[2] / "examples" / "systemd"
 SERVICE = UNITS / "sdk-trio.service"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "run-under-systemd.md"
 PROGRAM = "/opt/sdk-trio/bin/sdk-trio"
 
 #: What ``systemd-analyze security`` may find, out of 10; more is worse.
@@ -70,6 +71,22 @@ def test_the_service_is_given_time_to_drain_and_not_restarted_in_vain():
     assert float(service["TimeoutStopSec"]) > needed + 5
     assert int(service["RestartPreventExitStatus"]) == EXIT_CONFIGURATION
     assert service["KillMode"] == "mixed"
+
+
+def test_a_command_beside_the_service_sees_what_the_service_sees():
+    text = PAGE.read_text()
+    command = text[text.index("sdk-trio-here() {") : text.index("\n}\n")]
+    given = set(re.findall(r"--property=(\S+)", command))
+    keys = ("DynamicUser", "StateDirectory", "StateDirectoryMode", "WorkingDirectory")
+    same = {f"{key}={value}" for key in keys for value in lines_of(SERVICE, key)}
+    secrets = {f"LoadCredential={value}" for value in lines_of(SERVICE, "LoadCredential")}
+    # Units of one user's name share the user; that of the service is the unit's own.
+    assert given == {*same, *secrets, f"User={SERVICE.stem}"}
+    started = lines_of(SERVICE, "ExecStart")[0]
+    assert f"{PROGRAM} " in command
+    settings = "--config /etc/sdk-trio/appsettings.json"
+    assert settings in command
+    assert settings in started
 
 
 def prepare(manager):

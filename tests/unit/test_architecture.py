@@ -83,6 +83,7 @@ IMPORTS = tuple(imports(FILES))
 DOORS = {
     "sdk_trio.__main__": "the command line, after the help has been printed",
     "sdk_trio.cli.doctor.store": "PostgreSQL, an extra",
+    "sdk_trio.cli.settings": "PostgreSQL, an extra",
     "sdk_trio.cli.storage": "PostgreSQL, an extra",
     "sdk_trio.admin.app": "the feed, for the first listener",
     "sdk_trio.admin.console": "messages, where there are any",
