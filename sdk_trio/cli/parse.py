@@ -9,7 +9,6 @@ declared. They stand in the file of its group, which imports what the command ne
 """
 
 import argparse
-import difflib
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -755,6 +754,8 @@ def _check(chosen: str, candidates: Sequence[str]) -> None:
     if chosen in candidates:
         return
     # One suggestion: a list of guesses is a guess.
+    import difflib  # on the path of a mistake only
+
     close = difflib.get_close_matches(chosen, candidates, n=1)
     advice = (
         f"did you mean '{close[0]}'?"
@@ -769,6 +770,8 @@ def option_meant(given: Sequence[str], known: Collection[str]) -> str:
 
     The text is empty if none is similar.
     """
+    import difflib  # on the path of a mistake only
+
     for word in given:
         if word.startswith("--"):
             close = difflib.get_close_matches(word.partition("=")[0], known, n=1)

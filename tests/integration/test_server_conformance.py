@@ -5,7 +5,7 @@ import socket
 import sys
 from pathlib import Path
 
-import attrs
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -272,7 +272,9 @@ async def test_what_follows_the_last_request_is_not_read():
 
 @both
 async def test_the_connection_ends_after_its_last_request(fast):
-    async with http_server(fast, limits=attrs.evolve(QUICK, keep_alive_requests=3)) as server:
+    async with http_server(
+        fast, limits=msgspec.structs.replace(QUICK, keep_alive_requests=3)
+    ) as server:
         answer = await server.exchange(get() * 10, half_close=False)
     assert len(statuses(answer)) in (3, 4)  # hypercorn announces it one request later
     assert b"connection: close" in answer.lower()
@@ -284,7 +286,7 @@ async def test_an_answer_that_was_given_before_announces_the_end_as_well():
     async def app(scope, receive, send):
         await scope["extensions"]["sdk_trio.shortcut"].answer(constant)
 
-    limits = attrs.evolve(QUICK, keep_alive_requests=5)
+    limits = msgspec.structs.replace(QUICK, keep_alive_requests=5)
     async with http_server(True, app=app, limits=limits) as server:
         answers = await server.exchange(get() * 7, half_close=False)
     assert statuses(answers) == [200] * 5
@@ -478,7 +480,7 @@ async def test_what_never_ends_is_refused_at_its_limit(endless, status):
 
 
 async def test_a_body_that_trickles_is_408_however_steadily():
-    async with http_server(True, limits=attrs.evolve(QUICK, body_seconds=0.2)) as server:
+    async with http_server(True, limits=msgspec.structs.replace(QUICK, body_seconds=0.2)) as server:
         with await server.connect() as wire:
             await wire.send(post(b"", length=1000))
             for _ in range(200):
@@ -535,7 +537,7 @@ async def test_the_fast_path_is_stricter_about_chunks(body):
 
 @both
 async def test_an_idle_connection_is_closed_without_a_word(fast):
-    limits = attrs.evolve(QUICK, keep_alive_seconds=0.5, first_byte_seconds=0.5)
+    limits = msgspec.structs.replace(QUICK, keep_alive_seconds=0.5, first_byte_seconds=0.5)
     async with http_server(fast, limits=limits) as server:
         with await server.connect() as wire:
             assert await wire.rest() == b""
@@ -547,7 +549,7 @@ async def test_an_idle_connection_is_closed_without_a_word(fast):
 
 @pytest.mark.parametrize("sent", [b"GET", get()[:-1], get() + b"G"], ids=["line", "head", "second"])
 async def test_slow_headers_are_408_however_they_trickle(sent):
-    async with http_server(True, limits=attrs.evolve(QUICK, head_seconds=0.2)) as server:
+    async with http_server(True, limits=msgspec.structs.replace(QUICK, head_seconds=0.2)) as server:
         with await server.connect() as wire:
             await wire.send(sent)
             for _ in range(100):
@@ -560,7 +562,7 @@ async def test_slow_headers_are_408_however_they_trickle(sent):
 
 @pytest.mark.parametrize("path", [b"/", b"/nothing"])
 async def test_a_slow_body_is_408_when_the_application_has_no_answer(path):
-    async with http_server(True, limits=attrs.evolve(QUICK, body_seconds=0.1)) as server:
+    async with http_server(True, limits=msgspec.structs.replace(QUICK, body_seconds=0.1)) as server:
         with await server.connect() as wire:
             await wire.send(post(b"a", path, length=10))
             assert statuses(await wire.rest()) == [408]
@@ -568,7 +570,7 @@ async def test_a_slow_body_is_408_when_the_application_has_no_answer(path):
 
 
 async def test_an_application_has_all_its_time():
-    quick = attrs.evolve(
+    quick = msgspec.structs.replace(
         QUICK, head_seconds=0.5, body_seconds=0.5, keep_alive_seconds=0.5, write_seconds=0.5
     )
     async with http_server(True, limits=quick) as server:
@@ -581,7 +583,9 @@ async def test_an_application_has_all_its_time():
 
 
 async def test_a_client_that_does_not_read_is_cut_off():
-    async with http_server(True, limits=attrs.evolve(QUICK, write_seconds=0.1)) as server:
+    async with http_server(
+        True, limits=msgspec.structs.replace(QUICK, write_seconds=0.1)
+    ) as server:
         with await server.connect() as wire:
             await wire.send(get(b"/big"))
             await trio.sleep(0.4)
@@ -621,7 +625,7 @@ async def test_an_answer_that_is_cancelled_halfway_is_the_last_one(by):
 
 async def test_who_is_answered_early_may_go_on_sending_for_a_moment():
     """A reset would reach the client before it has read its answer."""
-    async with http_server(True, limits=attrs.evolve(QUICK, linger_seconds=2)) as server:
+    async with http_server(True, limits=msgspec.structs.replace(QUICK, linger_seconds=2)) as server:
         with await server.connect() as wire:
             await wire.send(post(b"", b"/early", length=100_000))
             assert (await wire.answer()).status == 403
@@ -638,7 +642,7 @@ async def trickle(wire):
 
 
 async def test_a_refused_client_that_goes_on_sending_is_cut_off():
-    limits = attrs.evolve(QUICK, linger_seconds=0.2)
+    limits = msgspec.structs.replace(QUICK, linger_seconds=0.2)
     async with http_server(True, limits=limits) as server:
         with await server.connect() as wire:
             await wire.send(b"garbage\r\n\r\n")
@@ -651,7 +655,7 @@ async def test_a_refused_client_that_goes_on_sending_is_cut_off():
 
 @both
 async def test_connections_over_the_limit_are_told_so(fast):
-    async with http_server(fast, limits=attrs.evolve(QUICK, connections=2)) as server:
+    async with http_server(fast, limits=msgspec.structs.replace(QUICK, connections=2)) as server:
         with await server.connect() as one, await server.connect() as two:
             for wire in (one, two):
                 await wire.send(get(b"/gate"))
@@ -789,7 +793,7 @@ async def test_one_empty_line_before_a_request_is_ignored(pieces):
 
 
 async def test_an_empty_line_gives_no_more_time_for_what_follows():
-    async with http_server(True, limits=attrs.evolve(QUICK, head_seconds=0.2)) as server:
+    async with http_server(True, limits=msgspec.structs.replace(QUICK, head_seconds=0.2)) as server:
         with await server.connect() as wire:
             await wire.send(b"\r\nGET / HT")
             assert statuses(await wire.rest()) == [408]
@@ -817,7 +821,7 @@ async def test_a_refusal_has_a_body_of_a_known_form(data, status, body):
 
 @both
 async def test_a_new_connection_that_sends_nothing_is_closed_soon(fast):
-    limits = attrs.evolve(QUICK, first_byte_seconds=0.2, keep_alive_seconds=3600)
+    limits = msgspec.structs.replace(QUICK, first_byte_seconds=0.2, keep_alive_seconds=3600)
     async with http_server(fast, limits=limits) as server:
         with await server.connect() as used, await server.connect() as silent:
             await used.send(get())
@@ -831,7 +835,7 @@ async def test_a_new_connection_that_sends_nothing_is_closed_soon(fast):
 @both
 @pytest.mark.parametrize("ahead", [True, False], ids=["sent-ahead", "afterwards"])
 async def test_a_second_head_of_which_nothing_more_comes_has_its_time_and_no_more(fast, ahead):
-    limits = attrs.evolve(QUICK, head_seconds=0.3, keep_alive_seconds=3600)
+    limits = msgspec.structs.replace(QUICK, head_seconds=0.3, keep_alive_seconds=3600)
     async with http_server(fast, limits=limits, patience=30) as server:
         with await server.connect() as wire:
             begun = b"GET / HT"
@@ -844,7 +848,7 @@ async def test_a_second_head_of_which_nothing_more_comes_has_its_time_and_no_mor
 
 @both
 async def test_the_head_of_a_second_request_has_its_time_as_well(fast):
-    limits = attrs.evolve(QUICK, head_seconds=0.3, keep_alive_seconds=3600)
+    limits = msgspec.structs.replace(QUICK, head_seconds=0.3, keep_alive_seconds=3600)
     async with http_server(fast, limits=limits, patience=30) as server:
         with await server.connect() as wire:
             await wire.send(get())
@@ -865,7 +869,7 @@ async def test_the_head_of_a_second_request_has_its_time_as_well(fast):
 
 @both
 async def test_connections_of_one_source_are_bounded(fast):
-    limits = attrs.evolve(QUICK, connections_per_source=2)
+    limits = msgspec.structs.replace(QUICK, connections_per_source=2)
     async with http_server(fast, limits=limits, source_of=lambda host: host) as server:
         with await server.connect() as one, await server.connect() as two:
             for wire in (one, two):
@@ -882,7 +886,7 @@ async def test_connections_of_one_source_are_bounded(fast):
 
 
 async def test_who_idles_gives_way_to_a_new_connection():
-    async with http_server(True, limits=attrs.evolve(QUICK, connections=3)) as server:
+    async with http_server(True, limits=msgspec.structs.replace(QUICK, connections=3)) as server:
         with (
             await server.connect() as busy,
             await server.connect() as first,

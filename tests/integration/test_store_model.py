@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import attrs
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -502,7 +502,7 @@ class StoreMachine(RuleBasedStateMachine):
         one, other = self.inboxes
         records = {id_: record for id_ in IDS if (record := await one.get(id_))}
         failures = {
-            id_: [attrs.astuple(failure) for failure in await other.attempts(id_)]
+            id_: [msgspec.structs.astuple(failure) for failure in await other.attempts(id_)]
             for id_ in records
         }
         return records, failures, await other.find(), await one.counts()
