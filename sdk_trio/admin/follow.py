@@ -174,14 +174,17 @@ class FeedReader:
                 self._note(_reason(error.status_code, error.body))
                 if error.status_code not in _LATER:
                     self._refused = FeedRefusedError(f"{self._url} refuses: {self.trouble}")
+            elif isinstance(error, ConnectionClosed):
+                self._note((error.reason and error.reason.reason) or "the connection broke")
             elif isinstance(
                 error,
                 (
-                    *(ConnectionClosed, HandshakeError, OSError, trio.TooSlowError),
+                    *(HandshakeError, OSError, trio.TooSlowError),
                     *(trio.BrokenResourceError, trio.ClosedResourceError),
                 ),
             ):
-                self._note(str(error) or type(error).__name__)
+                slow = "no answer in time" if isinstance(error, trio.TooSlowError) else ""
+                self._note(str(error) or slow or type(error).__name__)
             else:
                 raise
         await trio.lowlevel.checkpoint()

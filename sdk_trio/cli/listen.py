@@ -208,7 +208,7 @@ class Cursor:
         """Keep a position and the name of the store that it is of, whole or not at all."""
         if (position, store) == (self.position, self.store):
             return
-        temporary = self._file.with_suffix(".new")
+        temporary = self._file.with_name(f"{self._file.name}.new")
         kept = {"position": position, "store": store}
         temporary.write_text(f"{json.dumps(kept)}\n", "ascii")
         temporary.replace(self._file)

@@ -293,6 +293,7 @@ async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(
             )
             nursery.cancel_scope.cancel()
     assert local.ids == ["old_1", "new_1", "new_2", "new_3"]
+    assert "not connected: the receiver ends; trying again" in "".join(err)
 
 
 async def test_what_the_retention_removes_is_no_other_store(tmp_path, capsys):
@@ -400,6 +401,10 @@ def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
     }
     assert len(names) == 2
     file = names.pop()
+    # A position beside it whose name differs in its ending alone.
+    beside = file.with_suffix(".new")
+    beside.parent.mkdir(parents=True)
+    beside.write_text("of another listener")
     first, second = Cursor(file), Cursor(file)
     first.open()
     assert first.position is None
@@ -410,6 +415,7 @@ def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
     second.open()
     assert second.position == 7
     second.close()
+    assert beside.read_text() == "of another listener"
     file.write_text("seven")
     with pytest.raises(UsageError, match="holds no position"):
         second.open()
@@ -422,6 +428,7 @@ def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
         (["listen"], "--forward-to http://localhost:3000"),
         (["listen", "--forward-to", "localhost:3000"], "--forward-to takes http"),
         (["listen", "--forward-to", "http://x", "--after", "x"], "--after takes a sequence"),
+        (["listen", "--forward-to", "http://x", "--give-up", "-1"], "--give-up takes seconds"),
         (["listen", "--forward-to", "http://x", "--from", "wss://h"], "is not set"),
         (["listen", "--forward-to", "http://x", "--from", "h:1", "--token-env", "T"], "no address"),
         (["events", "tail", "--from", "wss://hooks.example"], "is not set"),
