@@ -490,7 +490,7 @@ async def _tail_feed(settings: Settings, arguments: Namespace, since: float | No
                     say(f"{message['dropped']} changes were left out: this was too slow")
                 case "delivery" | "changed":
                     event = message["event"]
-                    printer.show(event, raw_of(event) if "delivery" in message["kind"] else None)
+                    printer.show(event, raw_of(event) if message["kind"] == "delivery" else None)
                 case "rejected" if not (arguments.type or arguments.state):
                     printer.show_rejected(message["rejection"])
 

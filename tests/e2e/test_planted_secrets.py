@@ -12,8 +12,6 @@ import re
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +22,7 @@ import attrs
 import httpx
 import pytest
 import trustme
-from support.command_forker import run_command
+from support.command_forker import run_command, start_program
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.testing import sign_delivery
@@ -231,10 +229,10 @@ class Place:
     def start(self, name, *words):
         log = (self.directory / f"{name}.log").open("w")
         with log:
-            daemon = subprocess.Popen(
-                [sys.executable, "-m", "sdk_trio", "run", "--app", "application:handlers", *words],
-                cwd=self.directory,
-                env=self.environment,
+            daemon = start_program(
+                ["run", "--app", "application:handlers", *words],
+                directory=self.directory,
+                environ=self.environment,
                 stdout=log,
                 stderr=log,
             )

@@ -15,6 +15,7 @@ import attrs
 import httpx
 import pytest
 import trio
+from support.command_forker import Program, start_program
 from support.deliveries import SECRET
 from support.ports import free_port
 from support.programs import program
@@ -51,22 +52,23 @@ class Live:
 
     host: ReplicaHost
     port: int = attrs.field(factory=free_port)
-    process: subprocess.Popen | None = None
+    process: Program | None = None
 
     def start(self) -> None:
         (self.host.root / "application.py").write_text(APPLICATION)
-        command = self.host.command("run", "--standalone", "--app", "application:handlers")
+        words = ["run", "--standalone", "--app", "application:handlers"]
+        words += ["--config", str(self.host.config)]
         for key, value in {
             "Server:Bind": f"127.0.0.1:{self.port}",
             "Webhooks:RequireHttps": "false",
             "MultiTenant:FileDb:Replication:Supervise": "true",
         }.items():
-            command += ["--set", f"Sdk:{key}={value}"]
+            words += ["--set", f"Sdk:{key}={value}"]
         with (self.host.root / "daemon.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                cwd=self.host.root,
-                env={**self.host.environ, "SDK__WEBHOOKS__SECRET": SECRET},
+            self.process = start_program(
+                words,
+                directory=self.host.root,
+                environ={**self.host.environ, "SDK__WEBHOOKS__SECRET": SECRET},
                 stdout=log,
                 stderr=log,
             )
