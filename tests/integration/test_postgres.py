@@ -805,6 +805,25 @@ async def test_no_work_and_no_listing_reads_the_finished_deliveries(database: Da
     assert used[most] < 500, f"{used[most]:.0f} blocks a call: {most}"
 
 
+async def test_a_claim_reads_no_lease_of_its_own_host(database: Database) -> None:
+    server = database.server
+    async with database.open("one") as inbox:
+        server.execute(
+            "INSERT INTO sdk_trio.work (sequence, state, queued, ordered, attempts, lease_owner, "
+            "lease_until) SELECT n, 'running', true, false, 1, 'one', 1e11 "
+            "FROM generate_series(1, 20000) AS n",
+            database.name,
+        )
+        server.execute("VACUUM ANALYZE sdk_trio.work", database.name)
+        forget_blocks(server)
+        for _ in range(8):
+            assert not (await inbox.take_due(limit=9, now=1001)).records
+    used = blocks(server, database.name)
+    claim = next(statement for statement in used if "expired AS" in statement)
+    # The table has more than two hundred.
+    assert used[claim] < 60
+
+
 def statements(database: Database, which: str = "(INSERT|UPDATE|DELETE)") -> dict[str, int]:
     """How often each statement was called since they were forgotten."""
     called = database.server.execute(
