@@ -2,7 +2,8 @@
 
 While one transaction is on its way, further jobs queue up, and the next one takes all of them. A
 lone caller never waits for company; many callers share the round trips and the sync to disk. Jobs
-of one kind (arrivals, starts, ends) that concern different deliveries are one statement together.
+of one kind (arrivals, starts, ends) that concern different deliveries are one statement together,
+and statements of several kinds are one round trip.
 
 Cancellation. A job that was handed over is finished, and its caller gets ``Cancelled`` after that.
 But a server that does not answer must not make a task uncancellable: a cancelled caller waits
