@@ -4,6 +4,7 @@
     python tests/postgres_proof.py cancel [--seconds 60]
     python tests/postgres_proof.py bloat [--seconds 20]
     python tests/postgres_proof.py failover [--rounds 5]
+    python tests/postgres_proof.py rates [--events 4000] [--rounds 4]
 
 Each starts servers of its own (Debian's package ``postgresql``), prints what it measured, stops by
 itself, and ends with 1 if something is not as it should be.
@@ -13,19 +14,24 @@ import argparse
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import attrs
 import trio
 from support.postgres import PostgresServer, binaries, remove_server, running_server
 from support.postgres_work import add_finished, blocks, forget_blocks, work
 
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Done, NewDelivery, Retry
+from sdk_trio.storage.ports import Inbox
 from sdk_trio.storage.postgres.connect import PostgresAddress
 from sdk_trio.storage.postgres.inbox import PostgresInbox
+from sdk_trio.storage.sqlite.inbox import SqliteInbox
 
 TERMS = {"lease_seconds": 75.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
 
@@ -263,6 +269,142 @@ async def _fail_over(
     return times["error"] - killed, times["again"] - times["promoted"], missing
 
 
+@attrs.frozen
+class Cost:
+    """The cost of each event of one way, in seconds of wall clock and CPU, and in statements."""
+
+    seconds: float
+    process: float
+    server: float
+    statements: float
+
+
+async def _accept(inbox: Inbox, told: NewDelivery) -> None:
+    await inbox.accept(told, leased=True)
+
+
+async def _go_through(inbox: Inbox, told: NewDelivery) -> None:
+    await inbox.accept(told, leased=True)
+    inbox.begin(told.key, now=time.time())
+    await inbox.finish(told.key, Done(), now=time.time())
+
+
+async def _arrive_and_end(inbox: Inbox, told: NewDelivery) -> None:
+    await trio.sleep(random.uniform(0, 0.02))
+    await inbox.accept(told, leased=True)
+    inbox.begin(told.key, now=time.time())
+    await trio.sleep(random.uniform(0, 0.02))
+    await inbox.finish(told.key, Done(), now=time.time())
+
+
+async def _wait_for_others(inbox: Inbox, told: NewDelivery) -> None:
+    await inbox.accept(told, leased=False)
+
+
+async def _each(inbox: Inbox, events: int, tasks: int, way: Any) -> None:
+    deliveries = iter([told(f"{time.time_ns()}-{number}") for number in range(events)])
+
+    async def go() -> None:
+        for each in deliveries:
+            await way(inbox, each)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(tasks):
+            nursery.start_soon(go)
+
+
+async def _take(inbox: Inbox, tasks: int) -> None:
+    """Run all that waits, as the queue's feeder and its workers do."""
+    send, receive = trio.open_memory_channel[tuple[str, bool]](1000)
+
+    async def work() -> None:
+        async for key, fresh in receive:
+            if fresh:
+                inbox.begin(key, now=time.time())
+            else:
+                await inbox.start(key, now=time.time())
+            await inbox.finish(key, Done(), now=time.time())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(tasks):
+            nursery.start_soon(work)
+        more = True
+        while more:
+            due = await inbox.take_due(limit=100, now=time.time())
+            for record in due.records:
+                await send.send((record.key, record.key in due.unbegun))
+            more = due.more
+        send.close()
+
+
+WAYS = {
+    "accept": _accept,
+    "accept, end": _go_through,
+    "accept, end, each after up to 20 ms": _arrive_and_end,
+    "take, start, end": _wait_for_others,
+}
+
+
+def rates(events: int, rounds: int) -> bool:
+    """Measure what an event costs the process and the server, on each way, beside SQLite."""
+    server = PostgresServer(running_server().programs)
+    server.start(fsync="on", full_page_writes="on", shared_buffers="256MB")
+
+    def server_seconds() -> dict[int, int]:
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        found = {}
+        for pid in map(int, children):
+            with suppress(OSError):
+                found[pid] = int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+        return found
+
+    async def measure(inbox: Inbox, way: str, tasks: int) -> Cost:
+        taken = WAYS[way] is _wait_for_others
+        count = events if tasks > 1 else max(events // 20, 1)
+        if taken:
+            await _each(inbox, count, 50, WAYS[way])
+        server.execute("CHECKPOINT")
+        forget_blocks(server)
+        used, process, begun = server_seconds(), time.process_time(), time.perf_counter()
+        await (_take(inbox, tasks) if taken else _each(inbox, count, tasks, WAYS[way]))
+        seconds, process = time.perf_counter() - begun, time.process_time() - process
+        spent = sum(at - used.get(pid, 0) for pid, at in server_seconds().items())
+        ((calls,),) = server.execute(
+            "SELECT sum(calls) FROM pg_stat_statements JOIN pg_database ON oid = dbid "
+            "WHERE datname <> 'postgres'"
+        )
+        return Cost(seconds / count, process / count, spent / 1e9 / count, (calls or 0) / count)
+
+    async def run(directory: Path) -> None:
+        print("| way | store | events a second | CPU, process | CPU, server | statements |")
+        print("|---|---|---|---|---|---|")
+        async with opened(server.fresh(), "rates") as postgres:
+            sqlite = await SqliteInbox.open(directory / "inbox.db", owner="rates", **TERMS)
+            for way, tasks in [*((way, 50) for way in WAYS), ("accept", 1), ("accept, end", 1)]:
+                found: dict[str, list[Cost]] = {"PostgreSQL": [], "SQLite": []}
+                for _ in range(rounds):
+                    for name, inbox in (("PostgreSQL", postgres), ("SQLite", sqlite)):
+                        found[name].append(await measure(inbox, way, tasks))
+                for name, costs in found.items():
+                    best = [
+                        min(getattr(cost, each.name) for cost in costs)
+                        for each in attrs.fields(Cost)
+                    ]
+                    print(
+                        f"| {way}, {tasks} tasks | {name} | {1 / best[0]:.0f} | "
+                        f"{1e6 * best[1]:.0f} us | {1e6 * best[2]:.0f} us | {best[3]:.3f} |",
+                        flush=True,
+                    )
+            await sqlite.close()
+
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            trio.run(run, Path(directory))
+    finally:
+        server.remove()
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="proof", required=True)
@@ -270,8 +412,17 @@ def main() -> int:
     commands.add_parser("cancel").add_argument("--seconds", type=float, default=60.0)
     commands.add_parser("bloat").add_argument("--seconds", type=float, default=20.0)
     commands.add_parser("failover").add_argument("--rounds", type=int, default=5)
+    costs = commands.add_parser("rates")
+    costs.add_argument("--events", type=int, default=4000)
+    costs.add_argument("--rounds", type=int, default=4)
     arguments = vars(parser.parse_args())
-    proof = {"plans": plans, "cancel": cancel, "bloat": bloat, "failover": failover}
+    proof = {
+        "plans": plans,
+        "cancel": cancel,
+        "bloat": bloat,
+        "failover": failover,
+        "rates": rates,
+    }
     begun = time.monotonic()
     try:
         good = proof[arguments.pop("proof")](**arguments)

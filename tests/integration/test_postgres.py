@@ -730,6 +730,64 @@ async def test_cancelling_at_random_leaves_no_connection_and_no_open_transaction
             await trio.sleep(0.01)
 
 
+async def finish_and_accept(inbox: Any, ended: str, brought: NewDelivery) -> None:
+    """Have the end of one delivery and the arrival of another committed together."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(inbox.finish, ended, Done(), now=1001))
+        nursery.start_soon(partial(inbox.accept, brought, leased=True))
+
+
+async def test_of_jobs_that_are_sent_together_only_the_one_that_cannot_be_done_fails(
+    database: Database,
+) -> None:
+    async with database.open() as inbox:
+        for name in ("m1", "m2"):
+            await inbox.claim(delivery(name))
+        bad = NewDelivery("bad", "order.paid", b"{}", 2**70, 1000.0)
+        with pytest.raises(ExceptionGroup) as raised:
+            await finish_and_accept(inbox, "m1", bad)
+        assert raised.group_contains(StoreUnavailableError, match="out of range")
+        # A key that is known takes one more look, which the other job does not wait for.
+        await finish_and_accept(inbox, "m2", delivery("m1"))
+        counts = await inbox.counts()
+        assert (counts[DeliveryState.DONE], sum(counts.values())) == (2, 2)
+
+
+async def test_jobs_that_are_sent_together_are_made_together_or_not_at_all(
+    database: Database,
+) -> None:
+    server = database.server
+    async with database.open() as inbox:
+        await inbox.claim(delivery("m1"))
+        server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        server.execute("SELECT pg_reload_conf()")
+        waiting = (
+            f"FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = '{database.name}'"
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+
+                async def fail() -> None:
+                    with pytest.raises(ExceptionGroup) as raised:
+                        await finish_and_accept(inbox, "m1", delivery("m2"))
+                    assert len(raised.value.exceptions) == 2
+                    assert raised.group_contains(StoreUnavailableError, match="during a commit")
+
+                nursery.start_soon(fail)
+                # The one commit of both has begun, and its answer never comes.
+                with trio.fail_after(30):
+                    while not server.execute(f"SELECT pg_terminate_backend(pid) {waiting}"):
+                        await trio.sleep(0.02)
+        finally:
+            server.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            server.execute("SELECT pg_reload_conf()")
+        await inbox.write_checkpoint("next", "transaction")
+        async with database.open("two") as two:
+            (record,) = (await two.take_due(limit=9, now=1001)).records
+            assert record.key == "m2", "the claim that nobody has heard of was given up"
+            assert (await two.get("m1")).state is DeliveryState.DONE
+
+
 # -- costs -------------------------------------------------------------------------------------
 
 
@@ -747,11 +805,30 @@ async def test_no_work_and_no_listing_reads_the_finished_deliveries(database: Da
     assert used[most] < 500, f"{used[most]:.0f} blocks a call: {most}"
 
 
-def statements(database: Database) -> dict[str, int]:
-    """How often each statement that changes something was called since they were forgotten."""
+async def test_a_claim_reads_no_lease_of_its_own_host(database: Database) -> None:
+    server = database.server
+    async with database.open("one") as inbox:
+        server.execute(
+            "INSERT INTO sdk_trio.work (sequence, state, queued, ordered, attempts, lease_owner, "
+            "lease_until) SELECT n, 'running', true, false, 1, 'one', 1e11 "
+            "FROM generate_series(1, 20000) AS n",
+            database.name,
+        )
+        server.execute("VACUUM ANALYZE sdk_trio.work", database.name)
+        forget_blocks(server)
+        for _ in range(8):
+            assert not (await inbox.take_due(limit=9, now=1001)).records
+    used = blocks(server, database.name)
+    claim = next(statement for statement in used if "expired AS" in statement)
+    # The table has more than two hundred.
+    assert used[claim] < 60
+
+
+def statements(database: Database, which: str = "(INSERT|UPDATE|DELETE)") -> dict[str, int]:
+    """How often each statement was called since they were forgotten."""
     called = database.server.execute(
         "SELECT query, calls FROM pg_stat_statements JOIN pg_database ON oid = dbid "
-        f"WHERE datname = '{database.name}' AND query ~ '(INSERT|UPDATE|DELETE)'"
+        f"WHERE datname = '{database.name}' AND query ~ '{which}'"
     )
     return {" ".join(query.split()): calls for query, calls in called}
 
@@ -784,6 +861,16 @@ async def test_the_backlog_costs_one_statement_for_a_claim_and_one_for_runs_that
         assert "INSERT INTO ended" in statement
         assert calls <= 2
         assert (await inbox.counts())[DeliveryState.DONE] == 20
+
+
+async def test_jobs_of_different_kinds_need_no_more_than_their_own_statements(
+    database: Database,
+) -> None:
+    async with database.open() as inbox:
+        await inbox.claim(delivery("m1"))
+        forget_blocks(database.server)
+        await finish_and_accept(inbox, "m1", delivery("m2"))
+        assert sorted(statements(database, "(BEGIN|COMMIT|INSERT)").values()) == [1, 1]
 
 
 async def test_a_start_that_nobody_waits_for_is_soon_seen_by_others(database: Database) -> None:

@@ -190,7 +190,7 @@ def test_an_unknown_type_suggests_the_closest() -> None:
     assert isinstance(e.value, KeyError)
     assert isinstance(e.value, SdkError)
     assert "order.paid" in e.value.suggestions
-    with pytest.raises(UnknownEventTypeError, match=r"'xyzzy': see the table"):
+    with pytest.raises(UnknownEventTypeError, match=r"'xyzzy': 'sdk-trio events types' lists them"):
         sample_body("xyzzy", now=NOW)
 
 

@@ -2,7 +2,8 @@
 
 While one transaction is on its way, further jobs queue up, and the next one takes all of them. A
 lone caller never waits for company; many callers share the round trips and the sync to disk. Jobs
-of one kind (arrivals, starts, ends) that concern different deliveries are one statement together.
+of one kind (arrivals, starts, ends) that concern different deliveries are one statement together,
+and statements of several kinds are one round trip.
 
 Cancellation. A job that was handed over is finished, and its caller gets ``Cancelled`` after that.
 But a server that does not answer must not make a task uncancellable: a cancelled caller waits
@@ -18,7 +19,7 @@ answers, calls are refused at once, and it is asked again after pauses that doub
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -44,8 +45,9 @@ T = TypeVar("T")
 Job = Callable[[StoreConnection], T]
 
 #: Does many jobs of one kind by one statement: takes their arguments, returns their results. With
-#: ``alone`` it runs this statement only, and answers ``UNDECIDED`` to a job that needs more.
-Group = Callable[[StoreConnection, Sequence[Any], bool], Sequence[Any]]
+#: ``alone`` it runs this statement only, reads what the server has answered as its results are
+#: asked for, and answers ``UNDECIDED`` to a job that needs more.
+Group = Callable[[StoreConnection, Sequence[Any], bool], Iterable[Any]]
 
 #: The most jobs in one transaction.
 BATCH_LIMIT = 200
@@ -282,7 +284,7 @@ class GroupCommit:
 
     def _commit(self, batch: Sequence[_Entry]) -> None:
         """Run ``batch`` in one transaction, or each job in its own when one of them raises."""
-        if not (batch := self._by_one_statement(batch)):
+        if not (batch := self._in_one_trip(batch)):
             return
         fresh = conflicts = 0
         while True:
@@ -311,16 +313,19 @@ class GroupCommit:
             return
         self._fail(batch, error)
 
-    def _by_one_statement(self, batch: Sequence[_Entry]) -> Sequence[_Entry]:
-        """Run jobs of one group by a statement that commits itself; return what is left to do.
+    def _in_one_trip(self, batch: Sequence[_Entry]) -> Sequence[_Entry]:
+        """Run grouped jobs by statements that commit together; return what is left to do.
 
-        Most batches are of one group. BEGIN, the count of changes and COMMIT would be three more
-        round trips, each of which costs as much as the statement.
+        BEGIN, the count of changes and COMMIT would be three more round trips, each of which costs
+        as much as a statement. A lone statement commits itself. Several are sent one behind the
+        other, and are one transaction to the server until it is asked to answer.
         """
-        group = batch[0].group
+        groups = {entry.group for entry in batch}
         keys = {entry.key for entry in batch}
-        others = any(entry.group is not group or entry.fence is not None for entry in batch)
-        if group is None or others or self._owed or len(keys) < len(batch):
+        fenced = any(entry.fence is not None for entry in batch)
+        if None in groups or self._owed or fenced or len(keys) < len(batch):
+            return batch
+        if len(groups) > 1 and not psycopg.Pipeline.is_supported():
             return batch
         try:
             connection = self._connected()
@@ -330,7 +335,16 @@ class GroupCommit:
             return batch
         try:
             with self._address.statement(connection):
-                values = group(connection, [entry.argument for entry in batch], True)
+                if len(groups) > 1:
+                    with connection.pipeline():
+                        answers = _send(connection, batch)
+                else:
+                    answers = _send(connection, batch)
+                answered = [
+                    (entry, value)
+                    for entries, values in answers
+                    for entry, value in zip(entries, values, strict=True)
+                ]
         except UnreplicatedError as error:
             self._fail(batch, _CommitUnknownError(str(error)))
             return ()
@@ -345,7 +359,7 @@ class GroupCommit:
         except Exception:
             return batch  # a value that cannot be sent: each job is tried alone
         left = []
-        for entry, value in zip(batch, values, strict=True):
+        for entry, value in answered:
             if value is UNDECIDED:
                 left.append(entry)
             else:
@@ -438,6 +452,20 @@ def _undo(
     undo: Callable[[StoreConnection, Any], object], value: object, connection: StoreConnection
 ) -> None:
     undo(connection, value)
+
+
+def _send(
+    connection: StoreConnection, batch: Sequence[_Entry]
+) -> list[tuple[list[_Entry], Iterable[Any]]]:
+    """Run one statement for each group of jobs; return the jobs, and their results to be read."""
+    gathered: dict[Group, list[_Entry]] = {}
+    for entry in batch:
+        if entry.group is not None:
+            gathered.setdefault(entry.group, []).append(entry)
+    return [
+        (entries, group(connection, [each.argument for each in entries], True))
+        for group, entries in gathered.items()
+    ]
 
 
 def _perform(connection: StoreConnection, batch: Sequence[_Entry]) -> None:

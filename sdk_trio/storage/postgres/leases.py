@@ -77,7 +77,14 @@ _RETRYING = _find(
     "queued AND state = 'retrying' AND lease_owner IS NULL AND next_attempt_at <= %(now)s"
 )
 
-_EXPIRED = _find(f"queued AND {UNFINISHED} AND {_HAS_EXPIRED}", columns="sequence, state")
+_IS_EXPIRED = f"queued AND {UNFINISHED} AND {_HAS_EXPIRED}"
+
+# Without an order in the inner one: a plan for any owner would go through the whole table in the
+# order of its numbers, and hope to find enough early.
+_EXPIRED = _find(
+    f"sequence = ANY(ARRAY(SELECT sequence FROM work WHERE {_IS_EXPIRED})) AND {_IS_EXPIRED}",
+    columns="sequence, state",
+)
 
 # One that is asked for may be ours already.
 _SUSPECTS = _find(

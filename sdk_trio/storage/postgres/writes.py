@@ -11,10 +11,11 @@ one statement, or has locked the row before.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
+import psycopg
 
 from ...records.deliveries import (
     MOST_EVIDENCE,
@@ -181,7 +182,7 @@ def accept_all(
     connection: StoreConnection,
     brought: Sequence[NewDelivery],
     alone: bool,
-) -> list[Any]:
+) -> Iterable[Any]:
     """Keep deliveries of different keys for our own workers."""
     received = DeliveryState.RECEIVED
     return _admit_all(connection, terms, brought, ACCEPTING, received, leased, alone=alone)
@@ -189,7 +190,7 @@ def accept_all(
 
 def claim_all(
     terms: SharedTerms, connection: StoreConnection, brought: Sequence[NewDelivery], alone: bool
-) -> list[Any]:
+) -> Iterable[Any]:
     """Claim deliveries of different keys for inline runs."""
     running = DeliveryState.RUNNING
     return _admit_all(connection, terms, brought, CLAIMING, running, True, alone=alone)
@@ -225,16 +226,24 @@ def _admit_all(
     leased: bool,
     *,
     alone: bool = False,
-) -> list[Any]:
-    new = _insert_all(connection, terms, brought, state, leased)
+) -> Iterable[Any]:
+    inserted = _insert_all(connection, terms, brought, state, leased)
+    if alone:
+        return _tell_new(inserted, brought)
+    new = {key for (key,) in inserted}
     return [
         Admitted(Admission.NEW)
         if each.key in new
-        else UNDECIDED
-        if alone
         else _admit_known(connection, terms, each, rulings, state, leased)
         for each in brought
     ]
+
+
+def _tell_new(inserted: Iterable[tuple[str]], brought: Sequence[NewDelivery]) -> Iterator[Any]:
+    # A generator: among several statements the answers come when all of them have been sent.
+    new = {key for (key,) in inserted}
+    for each in brought:
+        yield Admitted(Admission.NEW) if each.key in new else UNDECIDED
 
 
 def _insert_all(
@@ -243,9 +252,9 @@ def _insert_all(
     brought: Sequence[NewDelivery],
     state: DeliveryState,
     leased: bool,
-) -> set[str]:
-    """Insert deliveries; return the keys of those that were not known."""
-    rows = connection.execute(
+) -> psycopg.Cursor[tuple[Any, ...]]:
+    """Insert deliveries; answer with the keys of those that were not known."""
+    return connection.execute(
         _INSERT_ALL,
         terms.values(
             0.0,
@@ -266,7 +275,6 @@ def _insert_all(
             leased=leased,
         ),
     )
-    return {key for (key,) in rows}
 
 
 def _admit_known(
@@ -290,7 +298,7 @@ def _admit_known(
         row = connection.execute(_KNOWN, values).fetchone()
         if row is None:
             # It was removed after the insert had met it.
-            if _insert_all(connection, terms, [delivery], state, leased):
+            if _insert_all(connection, terms, [delivery], state, leased).rowcount:
                 return Admitted(Admission.NEW)
             continue
         sequence, known_state, queued, attempts, finished_at, until, ends, *put_back, raw, clock = (
