@@ -199,9 +199,12 @@ class AdminApp:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._store.run)
             self._nursery = nursery
-            while True:
-                self._series.note(self._part_samples(), self._clock())
-                await trio.sleep(STEP_SECONDS)
+            try:
+                while True:
+                    self._series.note(self._part_samples(), self._clock())
+                    await trio.sleep(STEP_SECONDS)
+            finally:
+                self._nursery = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI ``http`` request."""
@@ -251,7 +254,7 @@ class AdminApp:
 
         try:
             if self._nursery is None:
-                raise NotRunningError("the admin address is starting")
+                raise NotRunningError("the admin address starts or ends")
             if self._feed is None:
                 self._feed = Feed(self._observed, self._source, self._version, clock=self._clock)
                 self._nursery.start_soon(self._feed.run)

@@ -9,7 +9,7 @@ by an index of the lanes.
 
 from typing import Final
 
-import attrs
+import msgspec
 
 #: The waiting deliveries that one look goes through: more than it takes at once, and 2 ms of work.
 WINDOW: Final = 1000
@@ -22,8 +22,7 @@ LANES: Final = 200
 ROUND_SECONDS: Final = 5.0
 
 
-@attrs.define
-class BacklogWalk:
+class BacklogWalk(msgspec.Struct):
     """The place in a backlog at which the next look begins.
 
     With fewer than :data:`WINDOW` waiting deliveries each look goes through all.

@@ -227,13 +227,13 @@ class ThreadHandler(WebhookHandlerBase[Any]):
         )
 
     def _run(self, event: Event[Any]) -> None:
-        returned: object = None
         with ExitStack() as stack:
             for surrounding in self._around:
                 stack.enter_context(surrounding(event))
-            returned = self._function(event, *self._arguments)
-        if returned is not None:
-            _refuse_result(self._name, returned)
+            returned: object = self._function(event, *self._arguments)
+            # Within them: a transaction around a run that is refused must not commit.
+            if returned is not None:
+                _refuse_result(self._name, returned)
 
 
 class TransactionHandler(WebhookHandlerBase[Any]):

@@ -230,6 +230,27 @@ async def test_a_context_manager_that_cannot_be_entered_fails_the_run():
     assert delivered.error == "ConnectionError: no database"
 
 
+async def test_a_run_that_is_refused_for_its_result_fails_what_stands_around_it():
+    async def work():
+        """Nothing; nobody waits for it."""
+
+    handlers = registry(lambda event: work())
+    seen = []
+
+    @handlers.around_threads
+    @contextmanager
+    def transaction(event):
+        try:
+            yield
+        except TypeError:
+            seen.append("rolled back")
+            raise
+
+    async with serving(handlers) as app:
+        await app.deliver("order.paid", expect="retrying")
+    assert seen == ["rolled back"]
+
+
 class Later(WebhookHandlerBase):
     async def handle_core(self, event):
         """Nothing."""
