@@ -219,6 +219,31 @@ async def test_a_claim_that_cannot_be_written_is_written_with_the_outcome(inbox,
     await learned(inbox)
 
 
+@pytest.mark.parametrize(("outcome", "state", "attempts"), OUTCOMES)
+async def test_a_claim_whose_commit_has_failed_is_written_with_the_outcome(
+    inbox, outcome, state, attempts
+):
+    await learned(inbox)
+    commits = []
+
+    def refuse() -> bool:
+        commits.append(len(commits))
+        return len(commits) == 2
+
+    # The claim is written, and its commit fails, as on a disk that is full; the first commit is
+    # that of the hook itself.
+    await inbox._committer.submit(lambda c: c.set_commit_hook(refuse))
+    assert inbox.claim_new(delivery("m1"))
+    with trio.fail_after(30):
+        while not inbox._claimed["m1"].claim.finished:
+            await trio.sleep(0.001)
+    assert commits == [0, 1]
+    await inbox.finish("m1", outcome, now=1001.0)
+    record = await inbox.get("m1")
+    assert record is not None, "a sender is told 200, and nothing is kept"
+    assert (record.state, record.attempts) == (state, attempts)
+
+
 async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):
     inbox = await open_inbox(tmp_path)
     await learned(inbox)

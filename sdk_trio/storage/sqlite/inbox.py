@@ -413,7 +413,8 @@ class SqliteInbox:
             self._keys.check(connection)
 
         job: Callable[[apsw.Connection], None] = finish
-        if claim.finished and _is_new(claim.value) and plain:
+        committed = claim.finished and claim.error is None and _is_new(claim.value)
+        if committed and plain:
             job = _End(self._end_runs, writer.RunEnd(delivery.key, now))
         elif self._committer.withdraw(claim):
             job = record
