@@ -17,8 +17,9 @@ WINDOW: Final = 1000
 #: The lanes of which one look asks for the first delivery.
 LANES: Final = 200
 
-#: Seconds from the beginning of a round to the next. What becomes due among those that were passed
-#: and is in no lane (its lease was given up, it was put back by hand) waits for it.
+#: Seconds from the end of a round to the next, and those after which one that does not get on is
+#: given up for the next. What becomes due among those that were passed and is in no lane (its lease
+#: was given up, it was put back by hand) waits for it.
 ROUND_SECONDS: Final = 5.0
 
 
@@ -35,13 +36,21 @@ class BacklogWalk(msgspec.Struct):
     lane: tuple[str | bytes, ...] | None = None
     #: When the next round begins, in Unix seconds; None: this one goes on, or one look is a round.
     next_round_at: float | None = None
+    #: Until when this round may stay where more is due than a look takes, in Unix seconds; None: it
+    #: gets on.
+    stays_until: float | None = None
 
     def begin(self, now: float) -> None:
         """Begin a look at ``now``, and a round with it if it is time for one."""
-        at = self.next_round_at
-        # A clock that was set back must not put the round off.
-        if at is not None and not now < at <= now + ROUND_SECONDS:
-            self.passed, self.next_round_at = 0, None
+        for at in (self.next_round_at, self.stays_until):
+            # A clock that was set back must not put the round off.
+            if at is not None and not now < at <= now + ROUND_SECONDS:
+                self.passed, self.next_round_at, self.stays_until = 0, None, None
+
+    def stay(self, *, now: float) -> None:
+        """End a look that has found more than it was to take: the next one begins there, too."""
+        if self.passed and self.stays_until is None:
+            self.stays_until = now + ROUND_SECONDS
 
     def end(self, last: int | None, *, now: float) -> None:
         """End a look that has not found as much as it was to take.
@@ -50,6 +59,7 @@ class BacklogWalk(msgspec.Struct):
             last: the last sequence number that it has gone through; None: nothing waits behind.
             now: the present, in Unix seconds.
         """
+        self.stays_until = None
         if last is not None:
             self.passed = last
         elif self.passed and self.next_round_at is None:

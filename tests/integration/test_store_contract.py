@@ -854,7 +854,7 @@ async def test_a_done_delivery_that_is_repeated_is_its_next_generation(stores: S
 async def test_behind_a_long_lane_everything_else_is_found(stores: Stores) -> None:
     inbox = await stores.open(lease_seconds=3600)
     pairs = [f"c{number}" for number in range(250)] * 2
-    for subjects in (["a"] * 1200, ["b"] * 1100, [None] * 30, pairs):
+    for subjects in (["a"] * 1200, [None] * 30, ["b"] * 1100, pairs):
         async with trio.open_nursery() as nursery:
             for number, subject in enumerate(subjects):
                 brought = delivery(f"{subject}-{number}", subject=subject, ordered=bool(subject))
@@ -895,3 +895,13 @@ async def test_behind_a_long_lane_everything_else_is_found(stores: Stores) -> No
         assert next_look is not None
         again, _ = await found(next_look)
     assert [record.key for record in again] == [taken[None][0].key]
+
+    # So it is while more waits beyond than the looks take.
+    now = (next_look or 1004.0) + 10
+    for number in range(60):
+        await inbox.accept(delivery(f"later-{number}"), leased=False)
+    while not (await inbox.take_due(limit=1, now=now)).records:
+        pass
+    await inbox.release([again[0].key])
+    looks = [await inbox.take_due(limit=1, now=now + 0.25 * look) for look in range(40)]
+    assert again[0].key in {record.key for due in looks for record in due.records}

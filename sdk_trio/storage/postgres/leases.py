@@ -207,6 +207,8 @@ def take_due(
     found, next_due_at, last_seen = rows[0][-3:]
     if found <= limit:
         walk.end(last_seen, now=now)
+    else:
+        walk.stay(now=now)
     records = [record_of_row(row[:-4]) for row in rows if row[0] is not None]
     unbegun = frozenset(
         record.key

@@ -178,6 +178,8 @@ def take_due(
     if len(found) <= limit:
         last_seen = connection.execute(_LAST_SEEN, bindings).get
         walk.end(last_seen, now=now)
+    else:
+        walk.stay(now=now)
     expired = [sequence for (sequence,) in connection.execute(_EXPIRED, bindings)]
     found = sorted(found + expired)
     # The owner has not renewed its lease: its process hangs or is gone, so a run of it counts as
