@@ -9,7 +9,7 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import msgspec
@@ -65,6 +65,10 @@ def feed_url(base: str) -> str:
         )
     path = parts.path.rstrip("/").removesuffix("/feed")
     return urlunsplit((scheme, parts.netloc, f"{path}/feed", "", ""))
+
+
+#: What the ``hello`` of a receiver does not say that is older than this program.
+_OF_OLDER_RECEIVERS: Final[dict[str, Any]] = {"store": None, "replaced": False, "resumed": []}
 
 
 class _Answers(trio.abc.ReceiveStream):
@@ -171,9 +175,13 @@ class FeedReader:
         except Exception as group:
             error = only_member(group)
             if isinstance(error, ConnectionRejected):
-                self._note(_reason(error.status_code, error.body))
-                if error.status_code not in _LATER:
-                    self._refused = FeedRefusedError(f"{self._url} refuses: {self.trouble}")
+                if error.status_code == 400 and self._taken_in is not None:
+                    # An older receiver knows no names of stores: it is asked again without.
+                    self._taken_in = None
+                else:
+                    self._note(_reason(error.status_code, error.body))
+                    if error.status_code not in _LATER:
+                        self._refused = FeedRefusedError(f"{self._url} refuses: {self.trouble}")
             elif isinstance(error, ConnectionClosed):
                 self._note((error.reason and error.reason.reason) or "the connection broke")
             elif isinstance(
@@ -219,6 +227,8 @@ class FeedReader:
                 told = frame.encode() if isinstance(frame, str) else frame
                 for line in told.splitlines():
                     message = msgspec.json.decode(line)
+                    if message["kind"] == "hello":
+                        message = _OF_OLDER_RECEIVERS | message
                     await self._send.send(message)
                     # Taken: whoever took it may not have run since.
                     self._taken = message["seq"]
