@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,8 @@ from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, Store
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.records.tenants import AuditAction, AuditRecord
 from sdk_trio.storage import term
+from sdk_trio.storage.admission import LeaseTerms
+from sdk_trio.storage.backlog import BacklogWalk
 
 HOUR = 3600.0
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
@@ -945,3 +947,54 @@ def test_a_server_that_refuses_is_told_from_one_that_is_away(said: str, hint: st
 
     told = PostgresAddress(dsn="postgresql://db.example/b").describe(psycopg.OperationalError(said))
     assert hint in str(told)
+
+
+async def test_two_hosts_do_not_take_two_events_of_one_lane(database):
+    from sdk_trio.storage.postgres import leases, writes
+    from sdk_trio.storage.postgres.connect import PostgresAddress
+
+    async with database.open():
+        """The tables are made."""
+    address = PostgresAddress(dsn=database.dsn)
+
+    def terms(owner: str) -> writes.SharedTerms:
+        return writes.SharedTerms(lease=LeaseTerms(owner=owner, **TERMS))
+
+    def accept(connection: Any, key: str) -> None:
+        told = NewDelivery(key, "order.paid", b"{}", 7, 1000.0, "s", True)
+        writes.accept_all(terms("any"), False, connection, [told], False)
+
+    def take(connection: Any, owner: str) -> list[str]:
+        due = leases.take_due(connection, terms(owner), BacklogWalk(), 10, 1001.0)
+        return [record.webhook_id for record in due.records]
+
+    found: list[list[str]] = []
+
+    def take_elsewhere() -> None:
+        with address.transaction(third):
+            found.append(take(third, "two"))
+
+    with ExitStack() as ending, ExitStack() as taking:
+        first, second, third = (
+            ending.enter_context(closing(address.connect(writer=True))) for _ in range(3)
+        )
+        for number, connection in enumerate((first, second, third)):
+            connection.node = f"node-{number}"
+        # The one with the smaller number is committed when a host has just taken the other one.
+        with address.transaction(first):
+            accept(first, "earlier")
+            with address.transaction(second):
+                accept(second, "later")
+            taking.enter_context(address.transaction(second))
+            assert take(second, "one") == ["later"]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, take_elsewhere)
+            waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            await until(lambda: found or database.execute(waiting))
+            taking.close()
+    assert found == [[]]
+    async with database.open("one") as inbox:
+        await inbox.finish("later", Done(), now=1002.0)
+        assert [r.webhook_id for r in (await inbox.take_due(limit=9, now=1003.0)).records] == [
+            "earlier"
+        ]

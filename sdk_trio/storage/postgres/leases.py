@@ -185,6 +185,26 @@ FROM (VALUES (1)) AS always LEFT JOIN (taken JOIN arrival USING (sequence)) ON t
 ORDER BY sequence
 """
 
+# A look of another host does not see what this one takes until its commit, and an event that was
+# kept before may become visible in between: each would take one of the same lane. So whoever takes
+# from a lane holds its lock until the commit, and looks once more behind it. The first number keeps
+# these locks apart from others.
+_LOCK_LANES = """
+SELECT pg_advisory_xact_lock(7301, lane) FROM (
+    SELECT DISTINCT hashtext(encode(lane, 'hex')) AS lane FROM work
+    WHERE sequence = ANY(%(sequences)s::bigint[]) AND lane IS NOT NULL ORDER BY 1) AS lanes
+"""
+
+_YIELD = f"""
+UPDATE work SET lease_owner = NULL, lease_until = NULL
+WHERE sequence = ANY(%(sequences)s::bigint[]) AND lane IN (
+    SELECT coalesce(other.lane, '') FROM work AS other
+    WHERE other.lease_owner > '' AND other.lease_owner <> %(owner)s
+        AND other.lease_until > {CLOCK}
+        AND other.lease_until <= {CLOCK} + %(seconds)s + {CLOCK_SLACK_SECONDS})
+RETURNING sequence
+"""
+
 # A clock that was ahead when a retry was planned would make it wait for hours after it was set
 # right.
 _RESCHEDULE = """
@@ -210,13 +230,30 @@ def take_due(
     else:
         walk.stay(now=now)
     records = [record_of_row(row[:-4]) for row in rows if row[0] is not None]
+    yielded = _yield_lanes(connection, terms, records, now)
     unbegun = frozenset(
         record.key
         for record, row in zip(records, rows, strict=False)
         if row[-4] and not record.attempts and record.state is DeliveryState.RECEIVED
     )
     more = found > limit or walk.more(last_seen)
-    return Due(records, more, walk.until(next_due_at), unbegun)
+    kept = [record for record in records if record.sequence not in yielded]
+    return Due(kept, more, walk.until(next_due_at), unbegun)
+
+
+def _yield_lanes(
+    connection: StoreConnection,
+    terms: SharedTerms,
+    records: Sequence[DeliveryRecord],
+    now: float,
+) -> frozenset[int]:
+    """Give back those of which another host runs one of the same lane; return their sequences."""
+    ordered = [record.sequence for record in records if record.ordered]
+    if not terms.shared or not ordered:
+        return frozenset()
+    values = terms.values(now, sequences=ordered)
+    connection.execute(_LOCK_LANES, values)
+    return frozenset(sequence for (sequence,) in connection.execute(_YIELD, values))
 
 
 def _firsts(connection: StoreConnection, walk: BacklogWalk) -> list[int]:
@@ -238,7 +275,9 @@ def take_suspects(
     if not found:
         return []
     connection.write(_LEASE, terms.values(now, sequences=found))
-    return by_sequence(connection, found)
+    records = by_sequence(connection, found)
+    yielded = _yield_lanes(connection, terms, records, now)
+    return [record for record in records if record.sequence not in yielded]
 
 
 def _cut_short(
