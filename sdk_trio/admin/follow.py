@@ -67,7 +67,7 @@ def feed_url(base: str) -> str:
     return urlunsplit((scheme, parts.netloc, f"{path}/feed", "", ""))
 
 
-#: What the ``hello`` of a receiver does not say that is older than this program.
+#: The fields that the ``hello`` of a receiver lacks which is older than this program.
 _OF_OLDER_RECEIVERS: Final[dict[str, Any]] = {"store": None, "replaced": False, "resumed": []}
 
 
