@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -23,6 +23,10 @@ CHROMIUM = shutil.which("chromium")
 
 #: No request may take longer, nor the state of a page that a test waits for.
 SECONDS = 30
+
+
+class PageLeftError(Exception):
+    """The page was left for another one before it had answered."""
 
 
 @attrs.define(eq=False)
@@ -51,10 +55,12 @@ class Page:
         """Wait until a JavaScript expression is true, and return its value."""
         with trio.move_on_after(SECONDS):
             while True:
-                value = await self.evaluate(expression)
-                # An element arrives as an empty object.
-                if value or value == {}:
-                    return value
+                # A page that is just left answers nothing; the next one does.
+                with suppress(PageLeftError):
+                    value = await self.evaluate(expression)
+                    # An element arrives as an empty object.
+                    if value or value == {}:
+                        return value
                 await trio.sleep(0.02)
         text = await self.evaluate("document.body.innerText")
         raise AssertionError(f"never true: {expression}\n{self.errors}\n{text[:3000]}")
@@ -172,6 +178,8 @@ class _Connection:
         with trio.fail_after(SECONDS):
             await self._socket.send_message(json.dumps(message))
             answer = await answers.receive()
+        if "navigated or closed" in answer.get("error", {}).get("message", ""):
+            raise PageLeftError(method)
         assert "error" not in answer, (method, answer)
         return answer["result"]
 
