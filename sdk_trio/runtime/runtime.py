@@ -162,7 +162,8 @@ class Runtime:
         self.processes: Processes | None = None
         if workers is not None:
             self.processes = workers(self.receiver)
-        self._clock = clock
+        #: The clock of all parts, in Unix seconds.
+        self.clock: Callable[[], float] = clock
         self._listens = listens
         self._announced = False
         self._bind = settings.server.bind if worker is None else worker.bind
@@ -684,7 +685,7 @@ class Runtime:
             self.settings,
             self.receiver.tenancy.service,
             self.receiver.store,
-            clock=self._clock,
+            clock=self.clock,
             term=term,
         )
         return [
@@ -702,7 +703,7 @@ class Runtime:
             UpstreamDeliveries(self.client),
             self.receiver.store,
             self.settings,
-            clock=self._clock,
+            clock=self.clock,
             term=term,
         )
         task_status.started()

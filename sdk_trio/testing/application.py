@@ -12,6 +12,8 @@ import trio
 
 from ..asgi import asyncio_loop
 from ..config import Secret, Settings, StorageBackend
+from ..config.sources import read_section, split_mapping_key
+from ..config.table import fold
 from ..errors import NotRunningError
 from ..events import Event
 from ..records.deliveries import DeliveryRecord, DeliveryState
@@ -24,11 +26,19 @@ from ..webhooks.signature import new_secret
 from ..webhooks.signed_request import SignedDelivery, own_url, post
 from .signing import sign_delivery
 
-#: The seconds after which :meth:`AppUnderTest.settle` raises an error that names the unfinished
-#: events.
+#: The seconds after which :meth:`AppUnderTest.settle` gives up.
 SETTLE_SECONDS = 10.0
 
+#: The wait before a retry is drawn from 0 up to these seconds, the most that the key takes. No test
+#: meets a retry that it has not asked for: of those that fail, 1 in 86 400 runs within a second.
+RETRY_SECONDS = 86_400.0
+
+_RETRY_KEYS = ("Webhooks:Queue:RetryBaseSeconds", "Webhooks:Queue:RetryCapSeconds")
+
 _UNSETTLED = (DeliveryState.RECEIVED, DeliveryState.RUNNING)
+
+#: The records that a look at the store reads at once.
+_PAGE = 500
 
 _OUTCOMES = [state.value for state in DeliveryState]
 
@@ -139,10 +149,17 @@ class Delivered:
 def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
     """Return settings for tests: a fresh secret, a free port, plain HTTP, the store in memory.
 
-    There is no admin address.
+    There is no admin address. An event that fails in the queue waits for :meth:`AppUnderTest.retry`
+    instead of seconds, unless ``overrides`` names ``RetryBaseSeconds`` or ``RetryCapSeconds``; the
+    other one of the two then has the default of the receiver.
 
     ``overrides`` maps keys to values, as ``{"Webhooks:Queue:MaxAttempts": 2}``.
     """
+    overrides = overrides or {}
+    given = {fold(entry.path) for entry in read_section(overrides, None).entries}
+    retries = dict.fromkeys(_RETRY_KEYS, RETRY_SECONDS)
+    if any(fold(split_mapping_key(key)) in given for key in _RETRY_KEYS):
+        retries = {}
     return Settings.from_mapping(
         {
             "Environment": "Development",
@@ -155,7 +172,8 @@ def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
             # A handler that hangs should fail its test soon.
             "Webhooks:GracefulDrainTimeoutSeconds": 2,
             "Webhooks:Secret": Secret(new_secret(secrets.token_bytes(32)), made_for_tests=True),
-            **(overrides or {}),
+            **retries,
+            **overrides,
         },
         standalone=True,
     )
@@ -232,8 +250,7 @@ class AppUnderTest:
             DeliveryFailedError: the receiver cannot be reached.
             TooSlowError: the handler did not end in 10 seconds.
         """
-        if expect is not None and expect not in _OUTCOMES:
-            raise ValueError(f"expect takes {', '.join(_OUTCOMES)}; not {expect!r}")
+        _require_outcome(expect)
         signed = (
             event
             if isinstance(event, SignedDelivery)
@@ -246,23 +263,63 @@ class AppUnderTest:
         exception = self._raised.get(signed.webhook_id)
         delivered = Delivered(signed.webhook_id, posted.status, posted.body, record, exception)
         if expect is not None and delivered.state != expect:
-            raise UnexpectedStateError(_difference(delivered, expect)) from exception
+            text = _difference(record, expect, exception, f"; the answer was {posted.status}")
+            raise UnexpectedStateError(text) from exception
         return delivered
 
-    async def settle(self) -> None:
-        """Wait until no event is received or running; retries that wait for their time may remain.
+    async def retry(self, *, expect: DeliveryState | str | None = None) -> list[DeliveryRecord]:
+        """Run every event that waits for its retry now, and wait until all handlers have ended.
+
+        Their attempts are counted on, unlike those of a replay. An inline event is not among them,
+        because it waits for its sender: deliver it again under its id. Cancelled, it leaves the
+        runs to the queue.
+
+        Args:
+            expect: the state that each of them has to be in then, such as ``done``.
+
+        Returns:
+            the records of these events after their run, oldest arrival first.
 
         Raises:
-            TooSlowError: an event still ran after 10 seconds.
+            ValueError: there is no state ``expect``.
+            UnexpectedStateError: one of them is in another state than ``expect``; the handler's own
+                exception is the cause.
+            TooSlowError: a handler did not end in 10 seconds.
+        """
+        _require_outcome(expect)
+        waiting = await self._records(DeliveryState.RETRYING)
+        keys = [record.key for record in waiting if record.next_attempt_at is not None]
+        # By a clock at 0 every retry was decided in the future, and becomes due.
+        await self.store.reschedule(now=0.0)
+        self.runtime.receiver.wake()
+        await self.settle()
+        records = [record for key in keys if (record := await self.store.get(key)) is not None]
+        for record in records:
+            if expect is not None and record.state != expect:
+                exception = self._raised.get(record.webhook_id)
+                raise UnexpectedStateError(_difference(record, expect, exception)) from exception
+        return records
+
+    async def settle(self) -> None:
+        """Wait until no event is received, running or due; retries that are not due may remain.
+
+        Raises:
+            TooSlowError: an event still ran, or could not run, after 10 seconds.
         """
         with trio.fail_after(SETTLE_SECONDS):
             while True:
-                counts = await self.store.counts()
-                # Retrying ones count as settled: with a real clock a test would wait for their
-                # time.
-                if not any(counts[state] for state in _UNSETTLED):
+                if not await self._is_at_work():
                     return
                 await trio.sleep(0.01)
+
+    async def _is_at_work(self) -> bool:
+        counts = await self.store.counts()
+        if any(counts[state] for state in _UNSETTLED):
+            return True
+        # The counts do not tell a retry that waits from one that the queue has taken. All records
+        # are read, since one may have gone from retrying to running after the counts.
+        waiting = counts[DeliveryState.RETRYING] > 0
+        return waiting and any(map(self._is_unsettled, await self._records()))
 
     async def _settled(self, webhook_id: str) -> DeliveryRecord | None:
         with trio.fail_after(SETTLE_SECONDS):
@@ -270,19 +327,41 @@ class AppUnderTest:
                 # Several signers may have used the id; the delivery that arrived last is taken.
                 found = await self.store.find_by_id(webhook_id)
                 record = max(found, key=lambda one: one.sequence, default=None)
-                if record is None or record.state not in _UNSETTLED:
+                if record is None or not self._is_unsettled(record):
                     return record
                 await trio.sleep(0.01)
 
+    def _is_unsettled(self, record: DeliveryRecord) -> bool:
+        """Say whether a record is at work: received, running, or a retry that is due.
 
-def _difference(delivered: Delivered, expected: str) -> str:
-    state = "not in the inbox" if delivered.state is None else delivered.state.value
-    text = f"expected {expected}, and the event is {state}"
-    text += f"; the answer was {delivered.status}"
-    if delivered.error is None:
+        One that the queue has taken is due still, because only its start changes the record.
+        """
+        due_at = record.next_attempt_at
+        return record.state in _UNSETTLED or (due_at is not None and due_at <= self.runtime.clock())
+
+    async def _records(self, state: DeliveryState | None = None) -> list[DeliveryRecord]:
+        records: list[DeliveryRecord] = []
+        after = 0
+        while page := await self.store.find(state=state, after_sequence=after, limit=_PAGE):
+            records += page
+            after = page[-1].sequence
+        return records
+
+
+def _require_outcome(expect: str | None) -> None:
+    if expect is not None and expect not in _OUTCOMES:
+        raise ValueError(f"expect takes {', '.join(_OUTCOMES)}; not {expect!r}")
+
+
+def _difference(
+    record: DeliveryRecord | None, expected: str, exception: BaseException | None, answer: str = ""
+) -> str:
+    state = "not in the inbox" if record is None else record.state.value
+    text = f"expected {expected}, and the event is {state}{answer}"
+    if record is None or record.last_error is None:
         return text
-    place = None if delivered.exception is None else place_of(delivered.exception)
-    return f"{text}; {delivered.error}{f' ({place})' if place else ''}"
+    place = None if exception is None else place_of(exception)
+    return f"{text}; {record.last_error}{f' ({place})' if place else ''}"
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import pytest
 import trio
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from support.deliveries import SECRET, Bench, arrival, memory_inbox, settings
+from support.deliveries import SECRET, UNRETRIED, Bench, arrival, memory_inbox, settings
 from support.serving import registry, serving, works
 from support.waiting import PATIENCE_SECONDS, until
 
@@ -225,7 +225,7 @@ async def test_a_context_manager_that_cannot_be_entered_fails_the_run():
         raise ConnectionError("no database")
         yield
 
-    async with serving(handlers) as app:
+    async with serving(handlers, **UNRETRIED) as app:
         delivered = await app.deliver("order.paid", expect="retrying")
     assert delivered.error == "ConnectionError: no database"
 
@@ -246,7 +246,7 @@ async def test_a_run_that_is_refused_for_its_result_fails_what_stands_around_it(
             seen.append("rolled back")
             raise
 
-    async with serving(handlers) as app:
+    async with serving(handlers, **UNRETRIED) as app:
         await app.deliver("order.paid", expect="retrying")
     assert seen == ["rolled back"]
 
@@ -269,7 +269,7 @@ async def nobody_awaits(event):
     ],
 )
 async def test_work_that_was_only_prepared_is_a_failure(prepared, said):
-    async with serving(registry(prepared)) as app:
+    async with serving(registry(prepared), **UNRETRIED) as app:
         delivered = await app.deliver("order.paid", expect="retrying")
     assert said in delivered.error
 

@@ -5,12 +5,16 @@ import time
 import pytest
 import trio
 from support.deliveries import SECRET
+from support.postgres import running_server
 from support.serving import registry, works
+from support.waiting import until
 
 from sdk_trio.errors import RetryLater
+from sdk_trio.events import OrderCreatedEvent
 from sdk_trio.events.samples import UnknownEventTypeError
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.testing import (
+    UnexpectedStateError,
     application,
     running_app,
     sample_types,
@@ -218,6 +222,97 @@ async def test_an_event_that_waits_for_its_retry_counts_as_settled():
             assert delivered.state is DeliveryState.RETRYING
             assert "not today" in delivered.error
             await app.settle()
+
+
+async def test_a_retry_that_is_due_is_not_settled(monkeypatch):
+    """Not even one that the queue has taken, and that waits for a worker."""
+    runs, looks, delivered = [], [], []
+    accepted, gate = trio.Event(), trio.Event()
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+        if runs == ["a"]:
+            await accepted.wait()
+            raise RuntimeError("once")
+        if event.webhook_id == "b":
+            await gate.wait()
+
+    quick = {"Webhooks:Queue:RetryBaseSeconds": 0, "Webhooks:Queue:Workers": 1}
+    with trio.fail_after(60):
+        async with running_app(registry(handler, enqueue=True), settings_for_tests(quick)) as app:
+            find = app.store.find_by_id
+
+            async def look(webhook_id):
+                found = await find(webhook_id)
+                looks.append(found[0].state)
+                return found
+
+            async def deliver():
+                delivered.append(await app.deliver("order.paid", webhook_id="a", expect="done"))
+
+            monkeypatch.setattr(app.store, "find_by_id", look)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(deliver)
+                await until(lambda: runs)
+                await app.deliver("order.paid", webhook_id="b", settle=False)
+                accepted.set()
+                await until(lambda: runs == ["a", "b"])
+                await until(lambda: looks[-3:] == ["retrying"] * 3)
+                gate.set()
+            assert delivered[0].record.attempts == 2
+
+
+@pytest.fixture(params=["Memory", "Sqlite", "Postgres"])
+def store(request, tmp_path, monkeypatch):
+    if request.param == "Postgres":
+        monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
+    return {"Storage:Backend": request.param, "Storage:Path": str(tmp_path / "data")}
+
+
+async def test_what_waits_for_its_retry_is_run_when_the_test_asks(store):
+    fails = {"a", "b", "c"}
+
+    async def handler(event):
+        if event.webhook_id in fails:
+            raise RuntimeError("not yet")
+
+    handlers = registry(handler, enqueue=True)
+    handlers.register(OrderCreatedEvent, handler)
+    with trio.fail_after(60):
+        async with running_app(handlers, settings_for_tests(store)) as app:
+            for webhook_id in ("a", "b"):
+                await app.deliver("order.paid", webhook_id=webhook_id, expect="retrying")
+            # It waits for its sender, and is none of those that the queue tries again.
+            await app.deliver("order.created", webhook_id="c", expect="retrying")
+            fails.remove("a")
+            first, second = await app.retry()
+            assert (first.key, first.state, first.attempts) == ("a", "done", 2)
+            assert (second.key, second.state, second.attempts) == ("b", "retrying", 2)
+            with pytest.raises(UnexpectedStateError, match="event is retrying; RuntimeError") as no:
+                await app.retry(expect="done")
+            assert isinstance(no.value.__cause__, RuntimeError)
+            fails.clear()
+            (record,) = await app.retry(expect="done")
+            assert (record.key, record.attempts, record.earlier_attempts) == ("b", 4, 0)
+            assert await app.retry() == []
+            delivered = await app.deliver("order.created", webhook_id="c", expect="done")
+            assert delivered.record.attempts == 2
+            with pytest.raises(ValueError, match="not 'finished'"):
+                await app.retry(expect="finished")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "waits"),
+    [
+        ({}, (86_400, 86_400)),
+        ({"Webhooks:Queue:RetryBaseSeconds": 0.05}, (0.05, 900)),
+        ({"webhooks__queue__retrycapseconds": 5}, (1, 5)),
+        ({"Webhooks": {"Queue": {"RetryBaseSeconds": 2, "RetryCapSeconds": 3}}}, (2, 3)),
+    ],
+)
+def test_the_waits_of_retries_are_long_unless_they_are_given(overrides, waits):
+    queue = settings_for_tests(overrides).webhooks.queue
+    assert (queue.retry_base_seconds, queue.retry_cap_seconds) == waits
 
 
 async def test_what_does_not_settle_is_an_error_after_a_while(monkeypatch):

@@ -20,6 +20,13 @@ from sdk_trio.webhooks.services import Services
 #: A test value: published ones are refused in Production.
 SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"  # a test value
 
+#: Keys of :func:`settings` with which no test meets a retry that it has not asked for: the wait is
+#: drawn from 0 up to a day.
+UNRETRIED = {
+    "Webhooks__Queue__RetryBaseSeconds": 86_400,
+    "Webhooks__Queue__RetryCapSeconds": 86_400,
+}
+
 _numbers = itertools.count(1)
 
 
