@@ -14,8 +14,8 @@ import trio
 
 from ..base.logs import get_logger
 from ..base.telemetry import Sample
+from ..webhooks.invocation import Run, run_in
 from ..webhooks.outcomes import place_in
-from ..webhooks.run import Run, run_in
 
 _log = get_logger("runtime")
 

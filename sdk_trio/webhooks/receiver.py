@@ -30,11 +30,12 @@ from .companion import BackgroundTask, Part, keep
 from .counters import Counters
 from .effects import Conclusions
 from .endpoint import Endpoint, Ways
+from .invocation import Run
 from .janitor import Janitor
 from .queue import WorkerPool
 from .registry import HandlerRegistry
 from .rejections import LINES, SECONDS, RejectionRing, Rejections
-from .run import CLEANUP_SECONDS, DeliveryRunner, Run
+from .run import CLEANUP_SECONDS, DeliveryRunner
 from .services import Services
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class WebhookReceiver:
             commit_rules()
             self.settings = settings
             if self._running is not None:
-                self._running.runner.mask(settings)
+                self._running.runner.invocations.mask(settings)
             if tenancy is not None and commit_clients is not None:
                 tenancy.credentials.reload()
                 commit_clients()
@@ -353,7 +354,7 @@ class WebhookReceiver:
     @property
     def runs(self) -> tuple[Run, ...]:
         """Return the handlers at work, the oldest first; any thread may ask."""
-        return () if self._last is None else self._last.runner.runs
+        return () if self._last is None else self._last.runner.invocations.runs
 
     @property
     def upgrade_step(self) -> str | None:

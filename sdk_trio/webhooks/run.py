@@ -2,11 +2,10 @@
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from math import inf
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -15,8 +14,7 @@ import trio
 from ..base.http import Deadline, Expiry
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
-from ..config.secret import LEAST_MASKED
-from ..errors import HandlerAbortedError, StoreLostError, StoreUnavailableError
+from ..errors import StoreLostError, StoreUnavailableError
 from ..events import Drift, Event, decode_event
 from ..records.deliveries import (
     Admission,
@@ -37,28 +35,19 @@ from .answers import Answer
 from .arrival import VerifiedDelivery, resumed
 from .counters import Counters
 from .effects import Conclusions
+from .invocation import Invocations, Run
 from .outcomes import (
     DeliveryRetries,
     Failure,
     after_inline_failure,
     after_process_ends,
     after_queued_failure,
-    comes_of,
-    describe_error,
-    divide,
-    is_interrupt,
     must_run_alone,
-    only_asks,
     parked_reason,
-    place_of,
-    post_failure,
-    retry_after_of,
     timeout_failure,
-    traceback_of,
 )
 from .registry import BoundHandler, BoundHandlers
 from .rejections import LINES, SECONDS
-from .routes import PostFailedError
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
@@ -96,19 +85,6 @@ class _Flight(msgspec.Struct):
     raw: bytes
     settled: trio.Event | None = None  # made by the first delivery that waits: hardly any run does
     answer: Answer | None = None
-
-
-class Run(msgspec.Struct, frozen=True, gc=False):
-    """A handler at work: its name, its event, and when it began (``time.perf_counter``).
-
-    ``threaded`` says that it is a plain function in a thread, which nothing can stop.
-    """
-
-    handler: str
-    webhook_id: str
-    begun: float
-    key: str
-    threaded: bool = False
 
 
 class _Apart(msgspec.Struct):
@@ -185,6 +161,7 @@ class DeliveryRunner:
         stopwatch: Callable[[], float] = time.perf_counter,
         tenancy: "TenantRuntime | None" = None,
         conclusions: Conclusions | None = None,
+        invocations: Invocations | None = None,
     ) -> None:
         options = settings.webhooks
         self.handlers = handlers
@@ -203,29 +180,17 @@ class DeliveryRunner:
         )
         self._inline = RunPolicy(options.inline_timeout_seconds, self._after_inline, insists=False)
         self._queued = RunPolicy(inf, self._after_queued, insists=True)
-        self._secrets: list[str] = []
-        self.mask(settings)
-        self._in_development = settings.is_development
         self._flights: dict[str, _Flight] = {}
-        # By key. Other threads read it, to name the handlers that keep a daemon from ending.
-        self._runs: dict[str, Run] = {}
+        self.invocations = invocations or Invocations(settings)
         #: The nursery of inline runs of plain functions, which may outlast their requests; None
         #: while the queue does not run, and then they are refused.
         self.apart: trio.Nursery | None = None
         self._conclusions = conclusions or Conclusions(inbox)
-        self._conclusions.runs = self._runs
+        self._conclusions.runs = self.invocations.at_work
         #: True while an event that may have ended the process runs alone; inline deliveries are
         #: answered 503 meanwhile, so that nothing else can end the process.
         self.quarantined = False
         self._drifted: set[str] = set()
-
-    def mask(self, settings: Settings) -> None:
-        """Mask the secrets of ``settings``, besides the earlier ones, in handlers' error texts."""
-        known = (settings.access_token, *settings.webhooks.all_secrets)
-        revealed = {secret.reveal() for secret in known if secret is not None}
-        found = {text for text in revealed if len(text) >= LEAST_MASKED}
-        # The longest first: a secret that contains another one would else keep its other half.
-        self._secrets = sorted(found.union(self._secrets), key=len, reverse=True)
 
     # -- inline ------------------------------------------------------------------------------
 
@@ -310,7 +275,7 @@ class DeliveryRunner:
         if run.error is not None:
             raise run.error
         if run.answer is None:
-            self._tell_still_running(self._runs.get(arrival.delivery.key))
+            self._tell_still_running(self.invocations.at_work.get(arrival.delivery.key))
         return run.answer or _BUSY
 
     async def _run_placed(  # noqa: ASYNC910 - taking a place is a checkpoint, or it raises
@@ -342,7 +307,7 @@ class DeliveryRunner:
 
     def tell_threads(self) -> None:
         """Log each plain function that is at work; at the end of a drain nothing can stop it."""
-        for run in self.runs:
+        for run in self.invocations.runs:
             if run.threaded:
                 self._tell_still_running(run)
 
@@ -551,7 +516,7 @@ class DeliveryRunner:
             begun = self._stopwatch()
             with inline_deadline(policy.seconds, expiry) as deadline:
                 try:
-                    failure = await self._call(handler, event, begun)
+                    failure = await self.invocations.call(handler, event, begun)
                 finally:
                     seconds = round(self._stopwatch() - begun, 6)
                     self._counters.observe(event.type, seconds, handler.enqueue)
@@ -731,111 +696,13 @@ class DeliveryRunner:
         else:
             await self._inbox.finish(key, outcome, now=self._clock())
 
-    async def _call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
-        """Run user code; every exception of its own becomes a :class:`Failure`.
-
-        ``begun`` is when it began, by ``time.perf_counter``.
-        """
-        self._runs[event.key] = Run(
-            handler.name, event.webhook_id, begun, event.key, handler.threads is not None
-        )
-        try:
-            await handler.handler.handle_core(event)
-        # SystemExit, KeyboardInterrupt and a leaked Cancelled from user code are failures of this
-        # event too: let through, they would end the whole process or leave the worker's nursery.
-        # _own_part raises what is not the handler's own.
-        except BaseException as error:  # noqa: ASYNC103 - _own_part raises ours
-            own = self._own_part(handler, event, error)
-            if own is None:
-                raise
-            if isinstance(own, PostFailedError):
-                failure = post_failure(own)
-            else:
-                failure = self._failure_of(own)
-            await self._call_error_hook(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
-            return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
-        finally:
-            self._runs.pop(event.key, None)
-        return None
-
-    def _failure_of(self, error: BaseException) -> Failure:
-        asked = only_asks(error)
-        traced = self._in_development and not asked
-        return Failure(
-            self._describe(error),
-            retry_after_of(error),
-            type(error).__name__,
-            place_of(error),
-            traceback_of(error, self._secrets) if traced else None,
-            _is_cancelled() and comes_of(error, trio.Cancelled),
-            asked,
-        )
-
-    async def _call_error_hook(
-        self, handler: BoundHandler, event: Event[Any], error: BaseException
-    ) -> None:
-        told = error if isinstance(error, Exception) else _as_exception(error)
-        try:
-            await handler.handler.on_error(event, told)
-        except BaseException as failure:  # noqa: ASYNC103 - _own_part raises ours
-            own = self._own_part(handler, event, failure)
-            if own is None:
-                raise
-            _log.error(
-                "webhook.error_hook_failed",
-                webhook_id=event.webhook_id,
-                handler=handler.name,
-                error=self._describe(own),
-                place=place_of(own),
-            )
-            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - no Cancelled of ours is here
-
-    def _own_part(
-        self, handler: BoundHandler, event: Event[Any], error: BaseException
-    ) -> BaseException | None:
-        """Return the part of ``error`` that user code has raised of its own, None if there is none.
-
-        A Ctrl-C is not its own, and neither is a cancellation while a scope around us is cancelled.
-        Of a group that holds both, the part that is not its own is raised, and the rest is only
-        logged, because the run will be repeated.
-        """
-        cancelled = _is_cancelled()
-        ours, own = divide(
-            error,
-            lambda part: (cancelled and isinstance(part, trio.Cancelled)) or is_interrupt(part),
-        )
-        if ours is None or own is None:
-            return own
-        _log.error(
-            "webhook.failed",
-            webhook_id=event.webhook_id,
-            handler=handler.name,
-            error=self._describe(own),
-            place=place_of(own),
-        )
-        raise ours from None
-
-    def _describe(self, error: BaseException) -> str:
-        text = describe_error(error, self._secrets)
-        if isinstance(error, trio.Cancelled):
-            return f"{text} (the handler let a cancellation escape whose scope is not around it)"
-        return text
-
-    # -- runs, as others see them ------------------------------------------------------------
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """Return the handlers at work, the oldest first; any thread may ask."""
-        # One call into C copies the dictionary, so it cannot change in the middle.
-        return tuple(self._runs.copy().values())
-
     async def leave(self) -> None:
         """Release the events of all handlers at work, because the process ends without them.
 
         An event whose effects are being written is left to the end of its transaction: on
         PostgreSQL its row is locked, and a release that waits for it would keep all others.
         """
-        for run in self.runs:
+        for run in self.invocations.runs:
             if not self._conclusions.is_under_way(run.key):
                 await self._release(run.key)
         await trio.lowlevel.checkpoint()
@@ -927,19 +794,6 @@ class DeliveryRunner:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-def run_in(frames: Iterable[FrameType]) -> Run | None:
-    """Return the handler's run among the frames of a thread, None if there is none.
-
-    It serves reports about a stalled event loop, where no task can be asked.
-    """
-    for frame in frames:
-        if frame.f_code is DeliveryRunner._call.__code__:
-            seen = frame.f_locals
-            event = seen["event"]
-            return Run(seen["handler"].name, event.webhook_id, seen.get("begun", 0.0), event.key)
-    return None
-
-
 def _ask_again(failure: Failure | None) -> Answer:
     """Ask the sender to deliver again, after the delay that the handler asked for."""
     asked = None if failure is None else failure.retry_after
@@ -951,16 +805,3 @@ def _names_of(delivery: NewDelivery) -> dict[str, Any]:
     if delivery.tenant_id is None:
         return {"webhook_id": delivery.webhook_id}
     return {"webhook_id": delivery.webhook_id, "tenant_id": delivery.tenant_id}
-
-
-def _is_cancelled() -> bool:
-    """Say whether a scope around the running task is cancelled, so that a Cancelled may be ours."""
-    # Trio reports minus infinity as the deadline of a cancelled scope, whoever has cancelled it.
-    return trio.current_effective_deadline() <= trio.current_time()
-
-
-def _as_exception(error: BaseException) -> HandlerAbortedError:
-    """Wrap a BaseException for a hook that takes an Exception."""
-    told = HandlerAbortedError(f"the handler raised {type(error).__name__}")
-    told.__cause__ = error
-    return told

@@ -18,8 +18,9 @@ from ..records.deliveries import Dead, Done, NewDelivery, Outcome, Parked
 from .answers import Answer
 from .arrival import VerifiedDelivery
 from .endpoint import Endpoint
+from .invocation import Invocations
 from .outcomes import Failure
-from .registry import BoundHandler
+from .registry import BoundHandler, BoundHandlers
 from .run import DeliveryRunner
 from .verify import WebhookRequest
 
@@ -116,23 +117,27 @@ class TracedEndpoint(Endpoint):
         super()._note(event, cause, answer, request, body, **fields)
 
 
-class TracedRunner(DeliveryRunner):
-    """A runner that makes a span for every run of a handler.
+class TracedInvocations(Invocations):
+    """Invocations with a span for every run of a handler.
 
     An inline run is a child of the delivery's span. A run from the queue is the root of a trace of
     its own, with a link to the span that received the event, if this process still knows it.
     """
 
-    def __init__(self, *arguments: Any, tracer: Tracer, links: Links, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self, settings: Settings, handlers: BoundHandlers, *, tracer: Tracer, links: Links
+    ) -> None:
+        super().__init__(settings)
+        self._handlers = handlers
         self._tracer = tracer
         self._links = links
 
-    async def _call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
+    async def call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
+        """Call a handler within its span; see :meth:`Invocations.call`."""
         received = self._links.find(event.key)
         inline = received is not None and get_current_span().get_span_context() == received
         span = self._tracer.start_span(
-            f"handle {event.type}" if event.type in self.handlers.by_type else "handle",
+            f"handle {event.type}" if event.type in self._handlers.by_type else "handle",
             context=None if inline else Context(),
             kind=SpanKind.INTERNAL if inline else SpanKind.CONSUMER,
             links=[] if inline else link_to(received),
@@ -143,10 +148,27 @@ class TracedRunner(DeliveryRunner):
             },
         )
         with recorded(span):
-            failure = await super()._call(handler, event, begun)
+            failure = await super().call(handler, event, begun)
             if failure is not None and not failure.asked:
                 fail(span, failure.error_type)
             return failure
+
+
+class TracedRunner(DeliveryRunner):
+    """A runner of traced invocations, which forgets the span of an event that is not run again."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        handlers: BoundHandlers,
+        *arguments: Any,
+        tracer: Tracer,
+        links: Links,
+        **options: Any,
+    ) -> None:
+        invocations = TracedInvocations(settings, handlers, tracer=tracer, links=links)
+        super().__init__(settings, handlers, *arguments, invocations=invocations, **options)
+        self._links = links
 
     def _report(
         self,

@@ -1,0 +1,193 @@
+"""Invocations of user code: a handler, and its error hook once the handler has failed.
+
+Whatever user code raises of its own is a :class:`~sdk_trio.webhooks.outcomes.Failure` of its event.
+A cancellation of ours and an operator's Ctrl-C are not its own, and go on to whoever they are for.
+"""
+
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+import msgspec
+import trio
+
+from ..base.logs import get_logger
+from ..config import Settings
+from ..config.secret import LEAST_MASKED
+from ..errors import HandlerAbortedError
+from ..events import Event
+from .outcomes import (
+    Failure,
+    comes_of,
+    describe_error,
+    divide,
+    is_interrupt,
+    only_asks,
+    place_of,
+    post_failure,
+    retry_after_of,
+    traceback_of,
+)
+from .registry import BoundHandler
+from .routes import PostFailedError
+
+_log = get_logger("webhooks")
+
+
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """A handler at work: its name, its event, and when it began (``time.perf_counter``).
+
+    ``threaded`` says that it is a plain function in a thread, which nothing can stop.
+    """
+
+    handler: str
+    webhook_id: str
+    begun: float
+    key: str
+    threaded: bool = False
+
+
+class Invocations:
+    """Calls handlers, and knows which ones are at work.
+
+    ``settings`` are those whose secrets are masked in the texts of errors, and that say whether a
+    failure keeps its traceback, as it does in Development.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._secrets: list[str] = []
+        self.mask(settings)
+        self._in_development = settings.is_development
+        #: The handlers at work by the key of their event, the oldest first. Other threads read it,
+        #: to name those that keep a daemon from ending.
+        self.at_work: dict[str, Run] = {}
+
+    def mask(self, settings: Settings) -> None:
+        """Mask the secrets of ``settings``, besides the earlier ones, in handlers' error texts."""
+        known = (settings.access_token, *settings.webhooks.all_secrets)
+        revealed = {secret.reveal() for secret in known if secret is not None}
+        found = {text for text in revealed if len(text) >= LEAST_MASKED}
+        # The longest first: a secret that contains another one would else keep its other half.
+        self._secrets = sorted(found.union(self._secrets), key=len, reverse=True)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Return the handlers at work, the oldest first; any thread may ask."""
+        # One call into C copies the dictionary, so it cannot change in the middle.
+        return tuple(self.at_work.copy().values())
+
+    async def call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
+        """Call a handler, and its error hook if it fails; return how it failed, None if it has not.
+
+        ``begun`` is when it began, by ``time.perf_counter``. A cancellation of ours is raised.
+        """
+        self.at_work[event.key] = Run(
+            handler.name, event.webhook_id, begun, event.key, handler.threads is not None
+        )
+        try:
+            await handler.handler.handle_core(event)
+        # SystemExit, KeyboardInterrupt and a leaked Cancelled from user code are failures of this
+        # event too: let through, they would end the whole process or leave the worker's nursery.
+        # _own_part raises what is not the handler's own.
+        except BaseException as error:  # noqa: ASYNC103 - _own_part raises ours
+            own = self._own_part(handler, event, error)
+            if own is None:
+                raise
+            if isinstance(own, PostFailedError):
+                failure = post_failure(own)
+            else:
+                failure = self._failure_of(own)
+            await self._call_error_hook(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
+            return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
+        finally:
+            self.at_work.pop(event.key, None)
+        return None
+
+    def _failure_of(self, error: BaseException) -> Failure:
+        asked = only_asks(error)
+        traced = self._in_development and not asked
+        return Failure(
+            self._describe(error),
+            retry_after_of(error),
+            type(error).__name__,
+            place_of(error),
+            traceback_of(error, self._secrets) if traced else None,
+            _is_cancelled() and comes_of(error, trio.Cancelled),
+            asked,
+        )
+
+    async def _call_error_hook(
+        self, handler: BoundHandler, event: Event[Any], error: BaseException
+    ) -> None:
+        told = error if isinstance(error, Exception) else _as_exception(error)
+        try:
+            await handler.handler.on_error(event, told)
+        except BaseException as failure:  # noqa: ASYNC103 - _own_part raises ours
+            own = self._own_part(handler, event, failure)
+            if own is None:
+                raise
+            _log.error(
+                "webhook.error_hook_failed",
+                webhook_id=event.webhook_id,
+                handler=handler.name,
+                error=self._describe(own),
+                place=place_of(own),
+            )
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - no Cancelled of ours is here
+
+    def _own_part(
+        self, handler: BoundHandler, event: Event[Any], error: BaseException
+    ) -> BaseException | None:
+        """Return the part of ``error`` that user code has raised of its own, None if there is none.
+
+        A Ctrl-C is not its own, and neither is a cancellation while a scope around us is cancelled.
+        Of a group that holds both, the part that is not its own is raised, and the rest is only
+        logged, because the run will be repeated.
+        """
+        cancelled = _is_cancelled()
+        ours, own = divide(
+            error,
+            lambda part: (cancelled and isinstance(part, trio.Cancelled)) or is_interrupt(part),
+        )
+        if ours is None or own is None:
+            return own
+        _log.error(
+            "webhook.failed",
+            webhook_id=event.webhook_id,
+            handler=handler.name,
+            error=self._describe(own),
+            place=place_of(own),
+        )
+        raise ours from None
+
+    def _describe(self, error: BaseException) -> str:
+        text = describe_error(error, self._secrets)
+        if isinstance(error, trio.Cancelled):
+            return f"{text} (the handler let a cancellation escape whose scope is not around it)"
+        return text
+
+
+def run_in(frames: Iterable[FrameType]) -> Run | None:
+    """Return the handler's run among the frames of a thread, None if there is none.
+
+    It serves reports about a stalled event loop, where no task can be asked.
+    """
+    for frame in frames:
+        if frame.f_code is Invocations.call.__code__:
+            seen = frame.f_locals
+            event = seen["event"]
+            return Run(seen["handler"].name, event.webhook_id, seen.get("begun", 0.0), event.key)
+    return None
+
+
+def _is_cancelled() -> bool:
+    """Say whether a scope around the running task is cancelled, so that a Cancelled may be ours."""
+    # Trio reports minus infinity as the deadline of a cancelled scope, whoever has cancelled it.
+    return trio.current_effective_deadline() <= trio.current_time()
+
+
+def _as_exception(error: BaseException) -> HandlerAbortedError:
+    """Wrap a BaseException for a hook that takes an Exception."""
+    told = HandlerAbortedError(f"the handler raised {type(error).__name__}")
+    told.__cause__ = error
+    return told
