@@ -406,6 +406,60 @@ async def test_an_index_that_a_start_has_left_half_made_is_made_anew(
     assert is_valid(empty, "another")
 
 
+async def test_an_index_whose_maker_is_just_committing_is_left_alone(
+    empty: Database, with_another_index: Callable[[], None]
+) -> None:
+    import psycopg
+
+    server = empty.server
+    async with empty.open():
+        pass
+    with_another_index()
+    forget_blocks(server)
+
+    def number() -> Any:
+        return empty.execute("SELECT to_regclass('sdk_trio.another')::oid")
+
+    def sessions(which: str) -> Any:
+        return empty.execute(
+            f"SELECT 1 FROM pg_stat_activity WHERE datname = '{empty.name}' AND {which}"
+        )
+
+    def has_looked() -> bool:
+        return sum(statements(empty, "SELECT indisvalid").values()) >= 3
+
+    async def open_one(name: str) -> None:
+        async with empty.open(name):
+            assert is_valid(empty, "another")
+
+    reader = psycopg.connect(empty.dsn)
+    try:
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT count(*) FROM pg_class")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_one, "one")
+            made = "SELECT 1 FROM pg_stat_progress_create_index WHERE phase ~ 'old snapshots'"
+            await until(lambda: empty.execute(made))
+            made_by_one = number()
+            # All that is left to do is its last commit, which now waits for a standby.
+            server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            server.execute("SELECT pg_reload_conf()")
+            probe = "CREATE TABLE probe (n integer)"
+            nursery.start_soon(trio.to_thread.run_sync, empty.execute, probe)
+            await until(lambda: sessions(f"wait_event = 'SyncRep' AND query = '{probe}'"))
+            reader.close()
+            await until(lambda: sessions("wait_event = 'SyncRep' AND query ~ 'CONCURRENTLY'"))
+            nursery.start_soon(open_one, "two")
+            await until(lambda: has_looked() or sessions("wait_event_type = 'Lock'"))
+            server.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            server.execute("SELECT pg_reload_conf()")
+    finally:
+        reader.close()
+        server.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        server.execute("SELECT pg_reload_conf()")
+    assert number() == made_by_one
+
+
 async def test_a_migration_that_waits_for_a_reader_keeps_nobody_else_waiting(
     empty: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

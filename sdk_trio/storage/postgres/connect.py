@@ -344,9 +344,9 @@ class PostgresAddress:
             if step.before is not None:
                 told = {"schema": self.schema, "before": step.before, "after": step.version}
                 _log.info("store.migrating", **told)
-            if step.online:
-                self._make_indexes(connection, step.statements)
             try:
+                if step.online:
+                    self._make_indexes(connection, step.statements)
                 self._take(connection, step, place)
             except psycopg.errors.LockNotAvailable as error:
                 if time.monotonic() > deadline:
@@ -360,9 +360,7 @@ class PostgresAddress:
     def _take(self, connection: StoreConnection, step: SchemaStep, place: str) -> None:
         with self.transaction(connection):
             connection.execute("SET LOCAL statement_timeout TO 0")
-            # Whoever waits for the lock of a table keeps all behind it waiting as well, so that a
-            # long reader would stop every delivery.
-            connection.execute(f"SET LOCAL lock_timeout TO {LOCK_SECONDS * 1000:.0f}")
+            self._bound_locks(connection)
             name = f"sdk_trio.{self.schema}"
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
             schema = sql.Identifier(self.schema)
@@ -385,18 +383,46 @@ class PostgresAddress:
         if not connection.pooled:
             connection.execute("SET statement_timeout TO 0")
         for statement in statements:
-            name = f"{schema}.{statement.removeprefix(CONCURRENTLY).split()[0]}"
+            index, _, table, *_ = statement.removeprefix(CONCURRENTLY).split()
             qualified = statement.replace(" ON ", f" ON {schema}.", 1)
             made = False
             while not made:
                 # Another host may begin in the same moment. The two then wait for each other, until
                 # the server ends one of them as a deadlock, and maybe leaves its index half-made.
                 with suppress(*_MADE_AT_ONCE):
-                    made = _is_made(connection, name)
+                    made = self._is_made(connection, f"{schema}.{index}", f"{schema}.{table}")
                     if not made:
                         connection.execute(qualified)
         if not connection.pooled:
             connection.execute(f"SET statement_timeout TO '{STATEMENT_SECONDS}s'")
+
+    def _is_made(self, connection: StoreConnection, index: str, table: str) -> bool:
+        """Wait while another host makes the index; remove one that its maker has left half-made."""
+        while True:
+            valid, being_made = _look(connection, index)
+            if valid is not False:
+                return bool(valid)
+            if being_made:
+                time.sleep(0.2)
+            else:
+                self._drop_half_made(connection, index, table)
+
+    def _drop_half_made(self, connection: StoreConnection, index: str, table: str) -> None:
+        with self.transaction(connection):
+            self._bound_locks(connection)
+            # The maker of an index holds a lock of the table, and only the commit by which the
+            # index is valid may come behind that. So from here on nobody begins to make it.
+            connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            _, being_made = _look(connection, index)
+            # Asked anew, because that commit may have come in the middle of the first answer.
+            valid, _ = _look(connection, index)
+            if valid is False and not being_made:
+                connection.execute(f"DROP INDEX {index}")
+
+    def _bound_locks(self, connection: StoreConnection) -> None:
+        # Whoever waits for the lock of a table keeps all behind it waiting as well, so that a long
+        # reader would stop every delivery.
+        connection.execute(f"SET LOCAL lock_timeout TO {LOCK_SECONDS * 1000:.0f}")
 
     def plan(self, connection: StoreConnection, place: str) -> Sequence[SchemaStep]:
         """Return the steps that bring the schema up to date; see ``plan_postgres_migration``.
@@ -419,9 +445,12 @@ class PostgresAddress:
         return int(version)
 
 
+# Somebody makes the index while a command does so for its table, and after that until the
+# transaction that has made it valid has committed.
 _INDEX = """
-SELECT indisvalid, EXISTS (
-    SELECT 1 FROM pg_stat_progress_create_index WHERE index_relid = indexrelid)
+SELECT indisvalid,
+    EXISTS (SELECT 1 FROM pg_stat_progress_create_index WHERE relid = indrelid)
+    OR EXISTS (SELECT 1 FROM pg_locks WHERE transactionid = pg_index.xmax)
 FROM pg_index WHERE indexrelid = to_regclass(%s)
 """
 
@@ -433,15 +462,10 @@ _MADE_AT_ONCE = (
 )
 
 
-def _is_made(connection: StoreConnection, name: str) -> bool:
-    """Wait while another host makes the index; remove one that its maker has left half-made."""
-    while True:
-        valid, being_made = connection.execute(_INDEX, (name,)).fetchone() or (None, False)
-        if not being_made:
-            if valid is False:
-                connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
-            return bool(valid)
-        time.sleep(0.2)
+def _look(connection: StoreConnection, index: str) -> tuple[bool | None, bool]:
+    """Return whether the index is valid, None without one, and whether somebody makes it."""
+    valid, being_made = connection.execute(_INDEX, (index,)).fetchone() or (None, False)
+    return valid, bool(being_made)
 
 
 def _note_warning(connection: StoreConnection, notice: psycopg.errors.Diagnostic) -> None:
