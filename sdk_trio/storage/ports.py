@@ -136,7 +136,7 @@ class Inbox(Protocol):
         For the first run of a delivery that this process has just accepted, or that ``take_due``
         calls unbegun, which saves it one wait for the disk
         (docs/adr/0011-first-start-is-not-waited-for.md). It returns at once and raises
-        nothing; a failure of the store is logged, and the run is then not counted.
+        nothing; a failure of the store is logged, and the run may then not be counted.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from support.postgres_work import add_finished, blocks, forget_blocks, work
 from support.waiting import until
 
 from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, StoreVersionError
-from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Outcome, Retry
 from sdk_trio.records.tenants import AuditAction, AuditRecord
 from sdk_trio.storage import term
 from sdk_trio.storage.admission import LeaseTerms
@@ -53,6 +53,12 @@ class Database:
             f"WHERE datname = '{self.name}'"
         )
 
+    async def cut_commit(self, by: str = "pg_terminate_backend") -> None:
+        """Wait for a commit that waits for a standby, and end it."""
+        waiting = self.server.commits_that_wait()
+        statement = f"SELECT {by}(pid) {waiting} AND datname = '{self.name}'"
+        await until(lambda: self.execute(statement))
+
     @asynccontextmanager
     async def open(self, owner: str = "one", dsn: str = "", **terms: float) -> AsyncIterator[Any]:
         from sdk_trio.storage.postgres.connect import PostgresAddress
@@ -65,6 +71,12 @@ class Database:
         finally:
             with trio.move_on_after(30, shield=True):
                 await inbox.close()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call is given up because the machine is slow."""
+    monkeypatch.setattr("sdk_trio.storage.postgres.commits.ANSWER_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -420,10 +432,10 @@ async def test_an_index_whose_maker_is_just_committing_is_left_alone(
     def number() -> Any:
         return empty.execute("SELECT to_regclass('sdk_trio.another')::oid")
 
-    def sessions(which: str) -> Any:
-        return empty.execute(
-            f"SELECT 1 FROM pg_stat_activity WHERE datname = '{empty.name}' AND {which}"
-        )
+    waits = (
+        "SELECT 1 FROM pg_stat_activity "
+        f"WHERE datname = '{empty.name}' AND wait_event_type = 'Lock'"
+    )
 
     def has_looked() -> bool:
         return sum(statements(empty, "SELECT indisvalid").values()) >= 3
@@ -441,22 +453,15 @@ async def test_an_index_whose_maker_is_just_committing_is_left_alone(
             made = "SELECT 1 FROM pg_stat_progress_create_index WHERE phase ~ 'old snapshots'"
             await until(lambda: empty.execute(made))
             made_by_one = number()
-            # All that is left to do is its last commit, which now waits for a standby.
-            server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-            server.execute("SELECT pg_reload_conf()")
-            probe = "CREATE TABLE probe (n integer)"
-            nursery.start_soon(trio.to_thread.run_sync, empty.execute, probe)
-            await until(lambda: sessions(f"wait_event = 'SyncRep' AND query = '{probe}'"))
-            reader.close()
-            await until(lambda: sessions("wait_event = 'SyncRep' AND query ~ 'CONCURRENTLY'"))
-            nursery.start_soon(open_one, "two")
-            await until(lambda: has_looked() or sessions("wait_event_type = 'Lock'"))
-            server.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            server.execute("SELECT pg_reload_conf()")
+            with server.without_its_standby():
+                # All that is left to do is its last commit.
+                reader.close()
+                commits = f"SELECT 1 {server.commits_that_wait('CONCURRENTLY')}"
+                await until(lambda: empty.execute(commits))
+                nursery.start_soon(open_one, "two")
+                await until(lambda: has_looked() or empty.execute(waits))
     finally:
         reader.close()
-        server.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        server.execute("SELECT pg_reload_conf()")
     assert number() == made_by_one
 
 
@@ -562,12 +567,9 @@ async def test_a_database_that_only_reads_is_away_until_it_writes_again(
 async def test_a_claim_whose_commit_nobody_has_heard_of_is_given_up(
     database: Database, call: str
 ) -> None:
-    server = database.server
     async with database.open() as inbox:
-        # A standby that never answers: the commit is made, and its answer does not come.
-        server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-        server.execute("SELECT pg_reload_conf()")
-        try:
+        # The commit is made, and its answer does not come.
+        with database.server.without_its_standby():
             async with trio.open_nursery() as nursery:
 
                 async def fail() -> None:
@@ -576,16 +578,7 @@ async def test_a_claim_whose_commit_nobody_has_heard_of_is_given_up(
                         await calls[call](delivery())
 
                 nursery.start_soon(fail)
-                waiting = (
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    f"WHERE wait_event = 'SyncRep' AND datname = '{database.name}'"
-                )
-                with trio.fail_after(30):
-                    while not server.execute(waiting):
-                        await trio.sleep(0.02)
-        finally:
-            server.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            server.execute("SELECT pg_reload_conf()")
+                await database.cut_commit()
         kept = await inbox.get("m1")
         assert kept is not None
         await inbox.write_checkpoint("next", "transaction")
@@ -597,14 +590,75 @@ async def test_a_claim_whose_commit_nobody_has_heard_of_is_given_up(
                 assert (await two.claim(delivery())).admission is not Admission.RUNNING
 
 
+async def lose(database: Database, made: bool, change: Callable[[], Awaitable[None]]) -> None:
+    """End the connection that makes a change: behind its commit if ``made``, or before it."""
+    import psycopg
+
+    with ExitStack() as stack:
+        if made:
+            stack.enter_context(database.server.without_its_standby())
+        else:
+            other = stack.enter_context(closing(psycopg.connect(database.dsn)))
+            other.execute("SELECT 1 FROM sdk_trio.work FOR UPDATE")
+        which = "wait_event = 'SyncRep'" if made else "wait_event_type = 'Lock'"
+        end = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            f"WHERE datname = '{database.name}' AND {which}"
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(change)
+            await until(lambda: database.execute(end))
+
+
+@pytest.mark.parametrize("made", [True, False])
+@pytest.mark.parametrize("outcome", [Done(), Done("answered"), Retry(1100, "no"), None])
+async def test_a_start_whose_commit_nobody_has_heard_of_counts_once(
+    database: Database, made: bool, outcome: Outcome | None
+) -> None:
+    async with database.open() as inbox:
+        await inbox.accept(delivery(), leased=True)
+
+        async def begin() -> None:
+            inbox.begin("m1", now=1001)
+
+        await lose(database, made, begin)
+        if outcome is None:
+            await inbox.conclude("m1", lambda _transaction: None, attempt=1, now=1002)
+        else:
+            await inbox.finish("m1", outcome, now=1002)
+        record = await inbox.get("m1")
+        assert (record.attempts, record.started_at) == (1, 1001)
+        retried = isinstance(outcome, Retry)
+        assert record.state is (DeliveryState.RETRYING if retried else DeliveryState.DONE)
+
+
+@pytest.mark.parametrize("made", [True, False])
+async def test_a_run_whose_commit_nobody_has_heard_of_is_ended_once(
+    database: Database, made: bool
+) -> None:
+    async with database.open() as inbox:
+        await inbox.accept(delivery(), leased=True)
+
+        async def run() -> None:
+            inbox.begin("m1", now=1001)
+            with pytest.raises(StoreUnavailableError, match="during a commit"):
+                await inbox.finish("m1", Done(), now=1002)
+
+        await lose(database, made, run)
+        if made:
+            await inbox.repeat(["m1"])
+        await inbox.finish("m1", Done(), now=1003)
+        record = await inbox.get("m1")
+        told = (record.state, record.attempts, record.generation)
+        # One that was put back meanwhile is not ended by the run before.
+        assert told == ((DeliveryState.RECEIVED, 0, 1) if made else (DeliveryState.DONE, 1, 0))
+
+
 async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_not_acknowledged(
     database: Database,
 ) -> None:
-    server = database.server
     async with database.open() as inbox:
-        server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-        server.execute("SELECT pg_reload_conf()")
-        try:
+        with database.server.without_its_standby():
             async with trio.open_nursery() as nursery:
 
                 async def fail(webhook_id: str) -> None:
@@ -616,16 +670,7 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_not_acknowle
                     nursery.start_soon(fail, webhook_id)
                 # As an operator does who wonders about a statement that takes so long: the server
                 # answers that it has committed, and warns that no standby has it.
-                cancel = (
-                    "SELECT pg_cancel_backend(pid) FROM pg_stat_activity "
-                    f"WHERE wait_event = 'SyncRep' AND datname = '{database.name}'"
-                )
-                with trio.fail_after(30):
-                    while not server.execute(cancel):
-                        await trio.sleep(0.02)
-        finally:
-            server.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            server.execute("SELECT pg_reload_conf()")
+                await database.cut_commit("pg_cancel_backend")
         # The claims that nobody knows of are given up, so that a redelivery finds them free.
         await inbox.write_checkpoint("next", "transaction")
         async with database.open("two") as two:
@@ -812,15 +857,9 @@ async def test_of_jobs_that_are_sent_together_only_the_one_that_cannot_be_done_f
 async def test_jobs_that_are_sent_together_are_made_together_or_not_at_all(
     database: Database,
 ) -> None:
-    server = database.server
     async with database.open() as inbox:
         await inbox.claim(delivery("m1"))
-        server.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-        server.execute("SELECT pg_reload_conf()")
-        waiting = (
-            f"FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = '{database.name}'"
-        )
-        try:
+        with database.server.without_its_standby():
             async with trio.open_nursery() as nursery:
 
                 async def fail() -> None:
@@ -831,12 +870,7 @@ async def test_jobs_that_are_sent_together_are_made_together_or_not_at_all(
 
                 nursery.start_soon(fail)
                 # The one commit of both has begun, and its answer never comes.
-                with trio.fail_after(30):
-                    while not server.execute(f"SELECT pg_terminate_backend(pid) {waiting}"):
-                        await trio.sleep(0.02)
-        finally:
-            server.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            server.execute("SELECT pg_reload_conf()")
+                await database.cut_commit()
         await inbox.write_checkpoint("next", "transaction")
         async with database.open("two") as two:
             (record,) = (await two.take_due(limit=9, now=1001)).records

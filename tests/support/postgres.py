@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,35 @@ class PostgresServer:
         with psycopg.connect(self.dsn(database), autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def without_its_standby(self) -> Iterator[None]:
+        """Have every commit wait for a standby that never answers."""
+        self._set_standby("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        end = f"SELECT pg_terminate_backend(pid) {self.commits_that_wait('emit_message')}"
+        commit: Future[Any] | None = None
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                # The server follows in its own time, and does so when a commit waits.
+                while not self.execute(end):
+                    if commit is None or commit.done():
+                        commit = thread.submit(self._commit_something)
+                    time.sleep(0.01)
+                yield
+            finally:
+                self._set_standby("ALTER SYSTEM RESET synchronous_standby_names")
+        self._commit_something()
+
+    def _set_standby(self, statement: str) -> None:
+        self.execute(statement)
+        self.execute("SELECT pg_reload_conf()")
+
+    def _commit_something(self) -> None:
+        self.execute("SELECT pg_logical_emit_message(true, 'nothing', '')")
+
+    def commits_that_wait(self, query: str = ".") -> str:
+        """The end of a SELECT of the sessions whose commit waits for a standby."""
+        return f"FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query ~ '{query}'"
 
     def empty(self) -> str:
         """The connection string of a new database without any table."""

@@ -193,6 +193,14 @@ class GroupCommit:
         entry.group = None
         return True
 
+    def has_made(self, posted: Hashable) -> bool:
+        """Say whether a posted job is known to be committed."""
+        return cast("_Entry", posted).committed
+
+    def has_failed(self, posted: Hashable) -> bool:
+        """Say whether a posted job has failed, so that nobody knows whether it was committed."""
+        return cast("_Entry", posted).error is not None
+
     async def _submit(self, entry: _Entry, *, patient: bool = False) -> Any:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:

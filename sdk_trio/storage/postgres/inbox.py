@@ -1,11 +1,13 @@
 """The inbox in PostgreSQL, which several processes and hosts may have open at the same time."""
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 
+import attrs
 import trio
 
+from ...errors import StoreUnavailableError
 from ...records.deliveries import (
     Admission,
     Admitted,
@@ -37,6 +39,18 @@ from .upgrade import PostgresUpgrade
 PURGE_CHUNK = 500
 
 
+@attrs.define
+class _Begun:
+    """A start that was posted without waiting: its handle, its time, and whether it was ended.
+
+    An end that failed may have been committed.
+    """
+
+    posted: Hashable
+    at: float
+    ended: bool = False
+
+
 class PostgresInbox:
     """:class:`Inbox` in PostgreSQL; open it with :meth:`open`, end with :meth:`close`.
 
@@ -60,8 +74,7 @@ class PostgresInbox:
         self._effects = EffectTransactions(address, terms, self._node)
         self._seen: list[int] | None = None
         self._walk = BacklogWalk()
-        # Starts of runs that were posted without waiting, by key, with the time of the start.
-        self._begun: dict[str, tuple[object, float]] = {}
+        self._begun: dict[str, _Begun] = {}
         # One object for each kind of job, by which those that go together are found.
         self._accept = {
             leased: partial(writes.accept_all, terms, leased) for leased in (True, False)
@@ -189,27 +202,50 @@ class PostgresInbox:
 
     def begin(self, key: str, *, now: float) -> None:
         """See :meth:`Inbox.begin`."""
-        self._begun[key] = (self._commits.post(self._start, key, (key, now, False)), now)
+        self._begun[key] = _Begun(self._commits.post(self._start, key, (key, now, False)), now)
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
         # Checked first: if it is cancelled here, the posted start is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
-        terms = self._terms
         begun = self._begun.pop(key, None)
+        try:
+            await self._finish_begun(key, begun, outcome, now)
+        except StoreUnavailableError:
+            if begun is not None:
+                begun.ended = True
+                self._begun[key] = begun
+            raise
+
+    async def _finish_begun(
+        self, key: str, begun: _Begun | None, outcome: Outcome, now: float
+    ) -> None:
+        commits, terms = self._commits, self._terms
         if not isinstance(outcome, Done) or outcome.answer is not None:
-            await self._commits.submit(lambda c: writes.finish(c, terms, key, outcome, now))
-        # The handler ended before its start was handed over: both are written by one statement.
-        elif begun is not None and self._commits.withdraw(begun[0]):
-            await self._commits.gather(self._run, key, (key, begun[1], now))
+
+            def job(connection: StoreConnection) -> None:
+                self._start_lost(connection, key, begun)
+                writes.finish(connection, terms, key, outcome, now)
+
+            await commits.submit(job)
+        elif begun is None or commits.has_made(begun.posted):
+            await commits.gather(self._finish, key, (key, now))
         else:
-            await self._commits.gather(self._finish, key, (key, now))
+            # The handler may have ended before its start was handed over: both are written by one
+            # statement.
+            again = not commits.withdraw(begun.posted) or begun.ended
+            await commits.gather(self._run, key, (key, begun.at, now, again))
+
+    def _start_lost(self, connection: StoreConnection, key: str, begun: _Begun | None) -> None:
+        """Record a start that was posted, and of which nobody knows whether it was committed."""
+        if begun is not None and self._commits.has_failed(begun.posted):
+            writes.start_ours(connection, self._terms, key, begun.at)
 
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`."""
-        if key in self._begun:
+        if (begun := self._begun.get(key)) is not None:
             # The start may be on its way still, and the row counts as ours only after it.
-            await self._commits.submit(_nothing)
+            await self._commits.submit(lambda c: self._start_lost(c, key, begun))
             self._begun.pop(key, None)
         return await self._effects.conclude(key, effects, attempt=attempt, now=now)
 
@@ -433,10 +469,6 @@ class PostgresInbox:
         await self._queries.close()
         self._effects.close()
         await self._commits.close()
-
-
-def _nothing(_connection: StoreConnection) -> None:
-    """Do nothing: a job by whose end all that was posted before it is committed."""
 
 
 def _migrate(address: PostgresAddress) -> None:

@@ -417,18 +417,23 @@ _STATE = (
     "finished_at, last_error, generation"
 )
 
-# A run that ended before its start was handed over is one statement instead of two (ADR 11).
+# A run that ended before its start was handed over is one statement instead of two (ADR 11). One
+# whose start or whose end may have been committed before (`again`) counts once, and ends nothing
+# that is not ours: it may be done and put back by now.
 _RUN_ALL = f"""
 WITH gone AS (
-    DELETE FROM work USING unnest(%(keys)s::text[], %(begun)s::float8[], %(times)s::float8[])
-        AS each (delivery_key, begun, now) JOIN arrival USING (delivery_key)
+    DELETE FROM work USING unnest(%(keys)s::text[], %(begun)s::float8[], %(times)s::float8[],
+        %(again)s::boolean[])
+        AS each (delivery_key, begun, now, again) JOIN arrival USING (delivery_key)
     WHERE work.sequence = arrival.sequence
         AND {_FREE_FOR_US.format(clock=lease_clock("each.begun"))}
-    RETURNING work.*, each.begun, each.now
+        AND (NOT each.again OR work.lease_owner = %(owner)s)
+    RETURNING work.*, each.begun, each.now,
+        (work.state = 'running' AND work.lease_owner = %(owner)s)::int AS counted
 ), {COUNTED.format(done=1, rows="gone")}
 INSERT INTO ended ({_STATE})
-SELECT sequence, queued, ordered, attempts + 1, earlier_attempts, process_ends, ran_alone, begun,
-    now, last_error, generation FROM gone
+SELECT sequence, queued, ordered, attempts + 1 - counted, earlier_attempts, process_ends,
+    ran_alone, begun, now, last_error, generation FROM gone
 """
 
 # A run that has lost its lease to another owner changes nothing: the other one's run counts.
@@ -445,6 +450,12 @@ SELECT sequence, queued, ordered, attempts, earlier_attempts, process_ends, ran_
 """
 
 _OURS = f"sequence = ({_SEQUENCE}) AND lease_owner = %(owner)s AND {UNFINISHED}"
+
+_START_OURS = f"""
+UPDATE work SET state = 'running', attempts = attempts + 1, started_at = %(now)s,
+    ran_alone = false, next_attempt_at = NULL
+WHERE {_OURS} AND state <> 'running'
+"""
 
 _FAIL = f"""
 UPDATE work SET state = %(state)s, queued = %(queued)s, next_attempt_at = %(at)s,
@@ -516,8 +527,9 @@ SELECT delivery_key FROM gone
 #: A start: the key, the time and whether no other run is beside it.
 Start = tuple[str, float, bool]
 
-#: A whole run that ended well: the key, and the times of its start and its end.
-Run = tuple[str, float, float]
+#: A whole run that ended well: the key, the times of its start and its end, and whether one of the
+#: two may have been committed before.
+Run = tuple[str, float, float, bool]
 
 
 def start_all(
@@ -534,8 +546,10 @@ def run_all(
     terms: SharedTerms, connection: StoreConnection, runs: Sequence[Run], alone: bool
 ) -> list[None]:
     """Record whole runs that ended well."""
-    keys, begun, times = (list(column) for column in zip(*runs, strict=True))
-    values = terms.values(0.0, keys=keys, begun=begun, times=times, node=connection.node)
+    keys, begun, times, again = (list(column) for column in zip(*runs, strict=True))
+    values = terms.values(
+        0.0, keys=keys, begun=begun, times=times, again=again, node=connection.node
+    )
     connection.execute(_RUN_ALL, values)
     return [None] * len(runs)
 
@@ -551,6 +565,11 @@ def finish_all(
     values = terms.values(0.0, keys=keys, times=times, node=connection.node)
     connection.execute(_FINISH_ALL, values)
     return [None] * len(ends)
+
+
+def start_ours(connection: StoreConnection, terms: SharedTerms, key: str, now: float) -> None:
+    """Begin a run whose start may have been committed before; nothing if it was."""
+    connection.write(_START_OURS, {"key": key, "owner": terms.lease.owner, "now": now})
 
 
 def join(connection: StoreConnection, terms: SharedTerms, key: str) -> None:
