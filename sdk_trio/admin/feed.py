@@ -337,7 +337,7 @@ class Feed:
         if self._store is None:
             # A disk that is full must not keep people from seeing it: no name is given then.
             with suppress(StoreUnavailableError):
-                await inbox.write_checkpoint(STORE_NAME, str(uuid.uuid4()))
+                await inbox.write_checkpoint(STORE_NAME, str(uuid.uuid4()), once=True)
             self._store = await inbox.read_checkpoint(STORE_NAME)
         if query.after is None:
             return False

@@ -321,11 +321,12 @@ class Inbox(Protocol):
         ...
 
     async def write_checkpoint(
-        self, name: str, value: str | None, *, term: int | None = None
+        self, name: str, value: str | None, *, term: int | None = None, once: bool = False
     ) -> None:
         """Keep ``value`` under ``name`` beside the deliveries; None forgets it.
 
-        With ``term`` only while this owner leads in that term, see :meth:`lead`.
+        With ``term`` only while this owner leads in that term, see :meth:`lead`. With ``once`` a
+        value that is there stays, also one that another owner is just writing.
 
         Raises:
             StoreUnavailableError: the term is over, among the other reasons.

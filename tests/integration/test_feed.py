@@ -9,7 +9,9 @@ import trio
 from support.admin import TOKEN, administered
 from support.deliveries import SECRET
 from support.feed import listening
+from support.postgres import running_server
 from support.serving import RawWire, registry, signed, works
+from support.waiting import until
 from trio_websocket import ConnectionClosed, ConnectionRejected, serve_websocket
 
 from sdk_trio import open_feed
@@ -117,6 +119,29 @@ async def test_a_receiver_that_knows_no_names_of_stores_is_followed_by_position(
                 assert (await anext(feed))["seq"] == 3
                 assert (feed.position, feed.store) == (3, None)
             nursery.cancel_scope.cancel()
+
+
+async def test_two_hosts_whose_first_listeners_come_at_once_give_the_store_one_name(monkeypatch):
+    server = running_server()
+    dsn = server.fresh()
+    import psycopg
+
+    monkeypatch.setenv("SDK_POSTGRES_DSN", dsn)
+    told = []
+
+    async def listen():
+        async with open_feed(admin.runtime.started.admin[0], token=TOKEN) as feed:
+            told.append((await anext(feed))["store"])
+
+    waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    async with administered(registry(works), Storage__Backend="Postgres") as admin:
+        with psycopg.connect(dsn) as other:
+            other.execute("INSERT INTO sdk_trio.checkpoint VALUES ('feed.store', 'by the other')")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(listen)
+                await until(lambda: server.execute(waits))
+                other.commit()
+    assert told == ["by the other"]
 
 
 async def test_a_store_that_takes_no_write_is_followed_without_its_name(monkeypatch):

@@ -546,6 +546,9 @@ async def test_checkpoints_are_shared_replaced_and_forgotten(stores: Stores) -> 
     await other.write_checkpoint("a", None)
     await other.write_checkpoint("a", None)
     assert await inbox.read_checkpoint("a") is None
+    await inbox.write_checkpoint("a", "first", once=True)
+    await other.write_checkpoint("a", "second", once=True)
+    assert await other.read_checkpoint("a") == "first"
     await inbox.close()
     with pytest.raises(StoreUnavailableError):
         await inbox.write_checkpoint("a", "late")

@@ -741,13 +741,13 @@ class MemoryInbox(MemoryBackend):
         return 1
 
     async def write_checkpoint(
-        self, name: str, value: str | None, *, term: int | None = None
+        self, name: str, value: str | None, *, term: int | None = None, once: bool = False
     ) -> None:
         """See :meth:`Inbox.write_checkpoint`."""
         await self._begin()
         if value is None:
             self._rows.checkpoints.pop(name, None)
-        else:
+        elif not once or name not in self._rows.checkpoints:
             self._rows.checkpoints[name] = value
 
     # -- retention and end -----------------------------------------------------------------------

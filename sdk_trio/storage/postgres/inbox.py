@@ -385,7 +385,7 @@ class PostgresInbox:
         return await self._queries.run(lambda c: reads.read_checkpoint(c, name))
 
     async def write_checkpoint(
-        self, name: str, value: str | None, *, term: int | None = None
+        self, name: str, value: str | None, *, term: int | None = None, once: bool = False
     ) -> None:
         """See :meth:`Inbox.write_checkpoint`."""
         owner = self._terms.lease.owner
@@ -393,7 +393,7 @@ class PostgresInbox:
         def job(connection: StoreConnection) -> None:
             if term is not None:
                 leases.require_term(connection, owner, term)
-            writes.write_checkpoint(connection, name, value)
+            writes.write_checkpoint(connection, name, value, once=once)
 
         await self._commits.submit(job)
 

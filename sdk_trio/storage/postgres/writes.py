@@ -737,9 +737,18 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
 
 
-def write_checkpoint(connection: StoreConnection, name: str, value: str | None) -> None:
-    """Keep ``value`` under ``name``; None forgets it."""
+_KEEP_FIRST_CHECKPOINT = """
+INSERT INTO checkpoint (name, value) VALUES (%s, %s) ON CONFLICT (name) DO NOTHING
+"""
+
+
+def write_checkpoint(
+    connection: StoreConnection, name: str, value: str | None, *, once: bool = False
+) -> None:
+    """Keep ``value`` under ``name``, with ``once`` unless one is kept there; None forgets it."""
     if value is None:
         connection.write("DELETE FROM checkpoint WHERE name = %s", (name,))
+    elif once:
+        connection.write(_KEEP_FIRST_CHECKPOINT, (name, value))
     else:
         connection.write(KEEP_CHECKPOINT, (name, value))

@@ -638,10 +638,10 @@ class SqliteInbox:
         return await self._read(lambda c: reader.read_checkpoint(c, name))
 
     async def write_checkpoint(
-        self, name: str, value: str | None, *, term: int | None = None
+        self, name: str, value: str | None, *, term: int | None = None, once: bool = False
     ) -> None:
         """See :meth:`Inbox.write_checkpoint`."""
-        await self._committer.submit(lambda c: writer.write_checkpoint(c, name, value))
+        await self._committer.submit(lambda c: writer.write_checkpoint(c, name, value, once=once))
 
     async def lead(self, *, seconds: float) -> int | None:
         """See :meth:`Inbox.lead`; the lock of the data directory has one holder."""

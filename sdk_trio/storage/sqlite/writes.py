@@ -704,10 +704,18 @@ INSERT INTO checkpoint (name, value) VALUES (?, ?)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
 
+_KEEP_FIRST_CHECKPOINT = """
+INSERT INTO checkpoint (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING
+"""
 
-def write_checkpoint(connection: apsw.Connection, name: str, value: str | None) -> None:
-    """Keep ``value`` under ``name``; None forgets it."""
+
+def write_checkpoint(
+    connection: apsw.Connection, name: str, value: str | None, *, once: bool = False
+) -> None:
+    """Keep ``value`` under ``name``, with ``once`` unless one is kept there; None forgets it."""
     if value is None:
         connection.execute(_FORGET_CHECKPOINT, (name,))
+    elif once:
+        connection.execute(_KEEP_FIRST_CHECKPOINT, (name, value))
     else:
         connection.execute(_KEEP_CHECKPOINT, (name, value))
