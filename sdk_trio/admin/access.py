@@ -29,7 +29,7 @@ import trio
 from ..base.logs import get_logger
 from ..base.public_addresses import host_name
 from ..base.throttle import TokenBucket
-from ..config import Settings
+from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError
 from ..storage.data_directory import create_data_directory, open_private
 
@@ -240,6 +240,10 @@ def provide_token(settings: Settings, environ: Mapping[str, str] = os.environ) -
     A file that others can read is replaced; one of another user is refused. If no token can be
     kept, a warning says so and calls that need it are refused; the receiver runs all the same,
     because deliveries matter more than the admin address.
+
+    Raises:
+        StoreUnavailableError: the data directory cannot be used, and the store is in it: the start
+            ends with this one sentence.
     """
     variable = settings.admin.token_env_var
     # A line break at the end is what most files of variables leave.
@@ -249,15 +253,24 @@ def provide_token(settings: Settings, environ: Mapping[str, str] = os.environ) -
     file = Path(settings.storage.path) / TOKEN_NAME
     try:
         create_data_directory(settings.storage.path)
-        return AdminToken(_kept(file) or _generate(file), str(file.absolute()))
     except (OSError, StoreUnavailableError) as error:
-        _log.warning(
-            "admin.token_missing",
-            path=str(file),
-            error=str(error),
-            hint=f"set the variable {variable}; until then /api is closed",
-        )
-        return AdminToken(None, f"none: set the variable {variable}")
+        if settings.storage.backend is StorageBackend.SQLITE:
+            raise
+        return _no_token(variable, file, error)
+    try:
+        return AdminToken(_kept(file) or _generate(file), str(file.absolute()))
+    except OSError as error:
+        return _no_token(variable, file, error)
+
+
+def _no_token(variable: str, file: Path, error: Exception) -> AdminToken:
+    _log.warning(
+        "admin.token_missing",
+        path=str(file),
+        error=str(error),
+        hint=f"set the variable {variable}; until then /api is closed",
+    )
+    return AdminToken(None, f"none: set the variable {variable}")
 
 
 def _kept(file: Path) -> str | None:

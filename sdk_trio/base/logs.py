@@ -12,13 +12,14 @@ import os
 import re
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from json import JSONEncoder
 from json.encoder import encode_basestring_ascii
-from typing import Any, TextIO, cast
+from typing import Any, ClassVar, TextIO, cast
 
 from .log_output import EXIT_SECONDS, LogOutput, level_name
 
@@ -46,10 +47,13 @@ class Logger:
     structlog would do, but its import brings rich along: 45 ms and 6 MB of every start.
     """
 
-    __slots__ = ("_logger",)
+    __slots__ = ("_again", "_logger")
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(
+        self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._logger = logger
+        self._again = Throttle(lines=1, seconds=10.0, longest=60.0, clock=clock)
 
     def debug(self, event: str, /, **fields: object) -> None:
         """Log what only a developer wants to see."""
@@ -83,8 +87,15 @@ class Logger:
     def store_unavailable(self, error: BaseException, /, **fields: object) -> None:
         """Log that the store cannot be asked at present: operators and alerts look for this event.
 
-        ``retry_in``, where it is asked again by itself, is in seconds.
+        ``retry_in``, where it is asked again by itself, is in seconds. Of what is asked again each
+        second, a line is logged at once, then after 10, 20 and 40 s, then each minute, until
+        the store answers; ``suppressed`` counts the others.
         """
+        if "retry_in" in fields:
+            extra = self._again.fields(Outage.ended)
+            if extra is None:
+                return
+            fields |= extra
         logger, told = self._logger, {"error": str(error), **fields}
         if logger.isEnabledFor(ERROR) and not _written(logger, ERROR, "store.unavailable", told):
             self._log(ERROR, "store.unavailable", told)
@@ -134,8 +145,9 @@ def _written(logger: logging.Logger, level: int, event: str, fields: dict[str, o
     return True
 
 
+@cache
 def get_logger(domain: str) -> Logger:
-    """Return the logger of ``domain`` (``webhooks``, ...); a disabled level costs little."""
+    """Return the one logger of ``domain`` (``webhooks``, ...); a disabled level costs little."""
     return Logger(logging.getLogger(f"{ROOT}.{domain}"))
 
 
@@ -148,23 +160,32 @@ class Throttle:
     Args:
         lines: of each kind, in each while.
         seconds: how long a while is; it begins with its first line.
+        longest: a while that follows at once, after one in which lines were left out, is twice as
+            long, up to this many seconds; by default all have the same length.
         clock: returns seconds that never go back.
     """
 
-    __slots__ = ("_clock", "_kinds", "_lines", "_seconds")
+    __slots__ = ("_clock", "_kinds", "_lines", "_longest", "_seconds")
 
     #: The most kinds that are known at a time; the one that came first is forgotten for another
     #: one.
     MOST_KINDS = 1024
 
     def __init__(
-        self, *, lines: int, seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        lines: int,
+        seconds: float,
+        longest: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lines = lines
         self._seconds = seconds
+        self._longest = seconds if longest is None else longest
         self._clock = clock
-        #: By kind: when its while ends, lines in it, and what was left out and not told yet.
-        self._kinds: dict[Hashable, tuple[float, int, int]] = {}
+        #: By kind: when its while ends and its seconds, lines in it, and what was left out and not
+        #: told yet.
+        self._kinds: dict[Hashable, tuple[float, float, int, int]] = {}
 
     def admit(self, kind: Hashable) -> int | None:
         """Say whether one more line of ``kind`` is logged.
@@ -173,15 +194,17 @@ class Throttle:
             How many were left out since the last one that was logged; None: leave this one out.
         """
         now = self._clock()
-        end, logged, left_out = self._kinds.get(kind, (now, 0, 0))
+        end, seconds, logged, left_out = self._kinds.get(kind, (now, self._seconds, 0, 0))
         if kind not in self._kinds and len(self._kinds) >= self.MOST_KINDS:
             del self._kinds[next(iter(self._kinds))]
         if now >= end:
-            end, logged = now + self._seconds, 0
+            goes_on = left_out and now < end + seconds
+            seconds = min(2 * seconds, self._longest) if goes_on else self._seconds
+            end, logged = now + seconds, 0
         if logged >= self._lines:
-            self._kinds[kind] = (end, logged, left_out + 1)
+            self._kinds[kind] = (end, seconds, logged, left_out + 1)
             return None
-        self._kinds[kind] = (end, logged + 1, 0)
+        self._kinds[kind] = (end, seconds, logged + 1, 0)
         return left_out
 
     def fields(self, kind: Hashable) -> dict[str, int] | None:
@@ -193,11 +216,56 @@ class Throttle:
 
     def take_left_out(self) -> dict[Hashable, int]:
         """Return how many lines of each kind were left out and not told yet; now they are."""
-        found = {kind: left for kind, (_, _, left) in self._kinds.items() if left}
+        found = {kind: left for kind, (*_, left) in self._kinds.items() if left}
         for kind in found:
-            end, logged, _ = self._kinds[kind]
-            self._kinds[kind] = (end, logged, 0)
+            end, seconds, logged, _ = self._kinds[kind]
+            self._kinds[kind] = (end, seconds, logged, 0)
         return found
+
+
+class Outage:
+    """A time in which a store does not answer; its end is one line, which says how long it was.
+
+    Args:
+        log: of the store's domain.
+
+    Callable from any thread.
+    """
+
+    __slots__ = ("_failed", "_lock", "_log", "since")
+
+    #: The outages that have ended, of all stores: the next one is logged at once.
+    ended: ClassVar[int] = 0
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        #: On the monotonic clock; None while the store answers.
+        self.since: float | None = None
+        self._failed = 0
+
+    def fail(self, calls: int, *, seconds: float = 0.0) -> bool:
+        """Count calls that have failed, the first ``seconds`` ago; say whether it begins so."""
+        with self._lock:
+            begins = self.since is None
+            if begins:
+                self.since, self._failed = time.monotonic() - seconds, 0
+            self._failed += calls
+        return begins
+
+    def refuse(self) -> None:
+        """Count a call that was refused without asking the store, while it is away."""
+        with self._lock:
+            self._failed += 1
+
+    def end(self) -> None:
+        """Log that the store answers, if it did not."""
+        with self._lock:
+            since, self.since = self.since, None
+        if since is not None:
+            seconds = round(time.monotonic() - since, 3)
+            self._log.info("store.answers", seconds=seconds, failed=self._failed)
+            Outage.ended += 1
 
 
 def _shown(value: object) -> str:

@@ -269,6 +269,7 @@ def replay_arguments(parser: ArgumentParser) -> None:
         help="every event in this state, instead of ids",
     )
     parser.add_argument("--type", metavar="T", help="with --state: only this event type")
+    parser.add_argument("--subject", metavar="ID", help="with --state: only what is about this")
     parser.add_argument("--tenant", metavar="T", help="with --state: only this tenant's")
     parser.add_argument("--since", metavar="T", help=f"with --state: only since: {MOMENT_HELP}")
     parser.add_argument(
@@ -290,10 +291,11 @@ def replay(arguments: Namespace) -> int:
     """
     if bool(arguments.ids) == bool(arguments.state):
         raise UsageError("give the ids of events, or --state dead, parked or retrying; not both")
-    chosen = arguments.type or arguments.since or arguments.tenant or arguments.route
-    if arguments.ids and chosen:
+    choices = ("type", "subject", "tenant", "since", "route")
+    if arguments.ids and any(getattr(arguments, each) for each in choices):
         raise UsageError(
-            "--type, --tenant, --since and --route choose among a --state; leave them out with ids"
+            "--type, --subject, --tenant, --since and --route choose among a --state; leave them "
+            "out with ids"
         )
     if arguments.again and not arguments.ids:
         raise UsageError("--again is for events that are named by their ids")
@@ -334,7 +336,13 @@ async def _candidates(
         state = DeliveryState(arguments.state)
         wanted = _taken_by(settings, arguments.route, inbox) if arguments.route else None
         return await find_chosen(
-            inbox, state, type=arguments.type, since=since, tenant_id=tenant_id, wanted=wanted
+            inbox,
+            state,
+            type=arguments.type,
+            since=since,
+            subject=arguments.subject,
+            tenant_id=tenant_id,
+            wanted=wanted,
         )
 
 

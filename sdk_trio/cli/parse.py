@@ -440,9 +440,38 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if rest and not parsed.takes_fields:
         advice = option_meant(rest, chosen.options)
         chosen.error(f"unrecognized arguments: {' '.join(rest)}{advice}")
+    _refuse_undecodable(chosen, parsed, rest)
     del parsed.parser
     parsed.fields = rest
     return parsed
+
+
+#: The metavars of arguments that are names of files, or may hold one: such a name is any bytes.
+_OF_FILES = frozenset({"FILE", "F", "D", "KEY=VALUE"})
+
+
+def _refuse_undecodable(parser: Parser, parsed: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Raise UsageError for a text that is no UTF-8: no store can keep, and none compare it.
+
+    Python has what it cannot decode in ``sys.argv`` as halves of surrogate pairs (PEP 383).
+    """
+    for action in parser._actions:
+        given = getattr(parsed, action.dest, None)
+        for text in given if isinstance(given, list) else [given]:
+            if isinstance(text, str) and not text.isascii() and action.metavar not in _OF_FILES:
+                _require_utf_8(text, action.option_strings[-1:] or [str(action.metavar)])
+    for text in rest:
+        _require_utf_8(text, ["an argument"])
+
+
+def _require_utf_8(text: str, name: Sequence[str]) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{name[0]}: {text!r} is no UTF-8: write it in UTF-8, as a terminal does whose locale "
+            "is UTF-8"
+        ) from None
 
 
 def _as_options(arguments: Sequence[str]) -> Sequence[str]:

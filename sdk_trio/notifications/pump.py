@@ -237,7 +237,7 @@ class ChannelRunner:
                 try:
                     return await self._store.start(record.id, now=self._clock())
                 except StoreUnavailableError as error:
-                    _log.store_unavailable(error, id=str(record.id))
+                    _log.store_unavailable(error, id=str(record.id), retry_in=STORE_RETRY_SECONDS)
                     await trio.sleep(STORE_RETRY_SECONDS)
         except trio.Cancelled:
             # The mark may have been written although nothing was sent. Undone, the message is
@@ -321,7 +321,7 @@ class ChannelRunner:
                             provider_id=ending.provider_id,
                         )
                 except StoreUnavailableError as error:
-                    _log.store_unavailable(error, id=str(record.id))
+                    _log.store_unavailable(error, id=str(record.id), retry_in=STORE_RETRY_SECONDS)
                 else:
                     return
             await trio.sleep(STORE_RETRY_SECONDS)

@@ -609,8 +609,28 @@ class Processes:
                 return  # it has ended, which its thread reports
 
     async def _receive(self, process: _Process) -> None:
-        while (content := await process.messages.receive()) is not None:
-            message = msgspec.msgpack.decode(content, type=FromProcess)
+        """Take what a process says until it ends; one that says what nobody understands is ended.
+
+        The application's code runs there, and may write into a descriptor that is not its own. What
+        comes behind that cannot be told from messages, so the process counts as crashed.
+        """
+        while True:
+            try:
+                content = await process.messages.receive()
+                if content is None:
+                    return
+                message = msgspec.msgpack.decode(content, type=FromProcess)
+            except (ValueError, RecursionError) as error:
+                _log.error(
+                    "process.garbled",
+                    process=process.number,
+                    pid=process.popen.pid,
+                    error=str(error),
+                    hint="killed and replaced; does the application write into sockets it has not "
+                    "opened, or close descriptors twice?",
+                )
+                process.signal(signal.SIGKILL)
+                return
             process.heard_at = trio.current_time()
             if message.kind == "ready":
                 process.ready_at = trio.current_time()

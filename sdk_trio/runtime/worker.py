@@ -43,6 +43,9 @@ REPORT_SECONDS = 1.0
 #: The first bytes of each message: its length.
 _LENGTH = struct.Struct("!I")
 
+#: The longest message, in bytes; settings and reports have some kilobytes. More is no message.
+LONGEST_MESSAGE = 1 << 26
+
 #: prctl(2): the signal that this process gets when the thread that has started it ends.
 _PR_SET_PDEATHSIG = 1
 
@@ -177,10 +180,18 @@ class MessageSocket:
             self._cut = False
 
     async def receive(self) -> bytes | None:
-        """Return the next message; None when the other end is closed or gone."""
+        """Return the next message; None when the other end is closed or gone.
+
+        Raises:
+            ValueError: what comes is no message.
+        """
         while True:
             if len(self._buffer) >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._buffer)
+                if length > LONGEST_MESSAGE:
+                    raise ValueError(
+                        f"a message of {length} bytes; the longest has {LONGEST_MESSAGE}"
+                    )
                 end = _LENGTH.size + length
                 if len(self._buffer) >= end:
                     message = bytes(self._buffer[_LENGTH.size : end])

@@ -62,7 +62,8 @@ async def ask(store: TermStore, seconds: float | None = None) -> int | None:
     except TermEndedError:
         raise
     except StoreUnavailableError as error:
-        _log.store_unavailable(error)
+        again = {"retry_in": RENEW_SECONDS} if seconds is None else {}
+        _log.store_unavailable(error, **again)
         await trio.lowlevel.checkpoint()
         return _NO_ANSWER
 

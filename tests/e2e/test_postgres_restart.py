@@ -1,6 +1,7 @@
 """Several receivers on one PostgreSQL server: what was answered 200 is handled, whoever dies."""
 
 import collections
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,8 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from datetime import datetime
+from itertools import pairwise
 
 import attrs
 import pytest
@@ -173,12 +176,28 @@ async def test_a_server_that_is_killed_and_a_host_that_dies_lose_nothing_acknowl
             # While it is away, senders are told to come again, and load balancers to go elsewhere.
             await until(lambda: all(sender.refused[503] for sender in senders))
             await until_ready(one, 503)
+            # What asks each second, and every half a second, says so once in a while.
+            polls = [entry for entry in one.logged("store.unavailable") if "retry_in" in entry]
+            assert polls
+            await trio.sleep(2)
             await trio.to_thread.run_sync(hosts.server.start)
             await until(lambda: len(acknowledged) > 500)
             os.kill(two.process.pid, signal.SIGKILL)
         assert acknowledged == set(ids)
         assert {status for sender in senders for status in sender.refused} <= {503}
         await until_ready(one, 200)
+        (answers,) = one.logged("store.answers")
+        assert answers["seconds"] > 2
+        assert answers["failed"] >= len(polls)
+        # Until it was back: what comes behind that line would be the next outage's.
+        lines = one.log.read_text().partition('"store.answers"')[0].splitlines()
+        told = [json.loads(line) for line in lines if '"store.unavailable"' in line]
+        away = [entry for entry in told if "retry_in" in entry]
+        at = {name: [] for name in {entry["logger"] for entry in away}}
+        for entry in away:
+            at[entry["logger"]].append(datetime.fromisoformat(entry["timestamp"]).timestamp())
+        pauses = [after - before for times in at.values() for before, after in pairwise(times)]
+        assert all(pause > 9 for pause in pauses)
         # The other host's leases are left, which would end after 75 s.
         await until(lambda: len(hosts.leases()) <= 1)
         hosts.execute("UPDATE sdk_trio.work SET lease_until = 0")

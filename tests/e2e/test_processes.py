@@ -27,8 +27,9 @@ from sdk_trio.testing import sign_delivery
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes share sockets")
 
 APPLICATION = """
-import os, signal, time, trio, sdk_trio
+import gc, os, signal, time, trio, sdk_trio
 from sdk_trio.events import *
+from sdk_trio.runtime.worker import MessageSocket
 
 handlers = sdk_trio.HandlerRegistry()
 ledger = os.open("ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -45,6 +46,11 @@ async def run(event):
         os.kill(os.getpid(), signal.SIGKILL)
     if "stuck" in event.webhook_id:
         time.sleep(60)
+    if "garbled" in event.webhook_id and not os.path.exists("has-garbled"):
+        open("has-garbled", "x").close()
+        (link,) = [found for found in gc.get_objects() if isinstance(found, MessageSocket)]
+        await link.send(b"\\xc1 is in no MessagePack")
+        await trio.sleep_forever()
     await trio.sleep(float(asked.get("seconds", 0)))
     while "held" in event.webhook_id and not os.path.exists("let-go"):
         await trio.sleep(0.01)
@@ -187,6 +193,12 @@ def test_an_event_that_kills_is_left_to_the_successor_and_ends_as_a_dead_letter(
         assert len(set(ended[-2:])) == 1
         assert all(deliver(daemon, f"innocent_{number}") == 200 for number in range(9))
         wait_until(lambda: len(finished(place)) == 9)
+        # What a process says and nobody understands ends that process, and no other.
+        assert deliver(daemon, "garbled") == 200
+        wait_until(lambda: "garbled" in finished(place))
+        (garbled,) = daemon.logged("process.garbled")
+        last = daemon.logged("process.ended")[-1]
+        assert (last["pid"], last["ended"]) == (garbled["pid"], "by SIGKILL")
         # A handler that no cancellation ends is left behind in time, and its process with it.
         assert deliver(daemon, "stuck") == 200
         wait_until(lambda: "stuck" in ledger(place)[-1])

@@ -35,6 +35,41 @@ def test_a_kind_has_its_lines_and_then_is_left_out_until_the_while_is_over():
     assert [throttle.admit("a") for _ in range(3)] == [3, 0, None]
 
 
+def test_a_while_doubles_while_lines_are_left_out_and_begins_anew_after_quiet():
+    clock = Clock()
+    throttle = Throttle(lines=1, seconds=10, longest=60, clock=clock)
+    told = []
+    for second in range(400):
+        if not 300 <= second < 380 and throttle.admit("a") is not None:
+            told.append(second)
+        clock.now += 1
+    assert told == [0, 10, 30, 70, 130, 190, 250, 380, 390]
+
+
+def test_a_store_that_is_asked_each_second_is_told_of_at_growing_intervals(caplog):
+    clock = Clock()
+    log = logs.Logger(logs.get_logger("webhooks")._logger, clock=clock)
+    outage = logs.Outage(log)
+    with caplog.at_level("INFO", logger="sdk_trio"):
+        for _ in range(3600):
+            outage.fail(1)
+            log.store_unavailable(OSError("away"), retry_in=1.0)
+            clock.now += 1.0
+        # What is not asked again by itself happens once, and is never left out.
+        log.store_unavailable(OSError("away"), ids=["a"])
+        outage.end()
+        outage.end()
+        # The next outage is told of at once.
+        log.store_unavailable(OSError("away again"), retry_in=1.0)
+    told = [record.sdk for record in caplog.records]
+    assert len(told) < 70
+    assert [fields.get("suppressed", 0) for _, fields in told[:5]] == [0, 9, 19, 39, 59]
+    (*_, released, (event, answers), again) = told
+    assert released == ("store.unavailable", {"error": "away", "ids": ["a"]})
+    assert (event, answers["failed"], answers["seconds"] >= 0) == ("store.answers", 3600, True)
+    assert again == ("store.unavailable", {"error": "away again", "retry_in": 1.0})
+
+
 def test_what_was_left_out_is_told_once():
     throttle = Throttle(lines=1, seconds=10, clock=Clock())
     for kind in "aabbbc":
@@ -207,7 +242,7 @@ def _shown(*, event="x", **fields):
 
 def test_a_store_that_cannot_be_asked_is_one_event_with_its_caller_in_the_record(caplog):
     with caplog.at_level("ERROR", logger=logs.ROOT):
-        logs.get_logger("webhooks").store_unavailable(OSError("disk full"), retry_in=5.0)
+        logs.get_logger("a-full-disk").store_unavailable(OSError("disk full"), retry_in=5.0)
     [record] = caplog.records
     assert record.getMessage() == "store.unavailable error='disk full' retry_in=5.0"
     assert record.sdk == ("store.unavailable", {"error": "disk full", "retry_in": 5.0})

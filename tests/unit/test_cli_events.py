@@ -52,6 +52,14 @@ def test_list_is_newest_first_and_whole_where_no_terminal_limits_it(command_line
     assert oldest.startswith("2027-01-15 08:00:00Z  msg_old")
 
 
+def test_one_long_id_does_not_widen_a_piped_table(command_line):
+    command_line.seed(*((f"msg_{number}", DONE) for number in range(9)), ("x" * 300, DEAD))
+    lines = command_line("events", "list").out.splitlines()
+    assert "x" * 300 in lines[1]
+    assert {line.index("order.paid") for line in lines[2:]} == {lines[0].index("type")}
+    assert max(map(len, lines[2:])) < 200
+
+
 def test_list_filters_and_limits(command_line):
     command_line.seed(("a", DONE), ("b", DEAD), ("c", DEAD), ("d", DEAD))
 
@@ -317,6 +325,17 @@ def test_replay_since_leaves_older_ones_alone(command_line):
     since = "2027-01-15T08:00:01Z"
     assert command_line("events", "replay", "--state", "dead", "--since", since).status == 0
     assert states(command_line) == {"old": "dead", "new": "received"}
+
+
+def test_replay_of_a_subject_leaves_the_others_alone(command_line):
+    command_line.seed(("a", DEAD), ("b", DEAD), ("c", PARKED))
+    chosen = ("events", "replay", "--state", "dead", "--subject", "order-of-b", "--format", "json")
+    assert [row["key"] for row in command_line(*chosen, "--dry-run").document] == ["b"]
+    assert states(command_line) == {"a": "dead", "b": "dead", "c": "parked"}
+    assert [row["key"] for row in command_line(*chosen).document] == ["b"]
+    assert states(command_line) == {"a": "dead", "b": "received", "c": "parked"}
+    both = command_line("events", "replay", "a", "--subject", "order-of-a")
+    assert (both.status, "--subject" in both.err) == (2, True)
 
 
 @pytest.mark.parametrize(

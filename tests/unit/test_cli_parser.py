@@ -124,6 +124,24 @@ def test_a_port_is_a_number(port, capsys):
     assert "--port takes a whole number from 0 to 65535" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["events", "list", "--subject", "a\udcff"], "--subject"),
+        (["events", "show", "a\udcff"], "ID"),
+        (["events", "replay", "a", "b\udcff"], "ID"),
+        (["tenant", "add", "a", "--name", "a\udcff"], "--name"),
+        (["call", "orders", "list", "--organization-id", "a\udcff"], "an argument"),
+    ],
+)
+def test_a_text_that_is_no_utf_8_is_a_wrong_argument_and_a_file_is_none(words, name, command_line):
+    answer = command_line(*words)
+    assert (answer.status, answer.out) == (2, "")
+    assert f"{name}: '" in answer.err
+    assert "\\udcff' is no UTF-8" in answer.err
+    assert "is no UTF-8" not in command_line("config", "check", "--config", "a\udcff").err
+
+
 @pytest.mark.parametrize("words", ["--version", "version"])
 def test_version(words, capsys):
     assert main([words]) == 0

@@ -1,9 +1,14 @@
 """The decisions about several processes: how their figures add up, and when one begins again."""
 
+import socket
+
+import pytest
+import trio
+
 from sdk_trio.admin.metrics import add_up, lasting
 from sdk_trio.base.telemetry import Sample
 from sdk_trio.runtime.processes import LONGEST_PAUSE_SECONDS, pause_before, tell_end
-from sdk_trio.runtime.worker import FromProcess, encoded
+from sdk_trio.runtime.worker import LONGEST_MESSAGE, FromProcess, MessageSocket, encoded
 from sdk_trio.webhooks.rejections import Rejection, RejectionRing
 
 
@@ -52,3 +57,13 @@ def test_a_rejection_that_cannot_be_written_does_not_keep_a_report_back() -> Non
     ring.add(Rejection("webhook.rejected", "id", 400, None, None))
     assert [seq for seq, _, _ in ring.after(1)] == [2]
     assert ring.after(2) == []
+
+
+async def test_a_length_that_no_message_has_is_not_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    messages = MessageSocket(ours)
+    with theirs, trio.fail_after(30):
+        theirs.sendall((LONGEST_MESSAGE + 1).to_bytes(4))
+        with pytest.raises(ValueError, match="a message of 67108865 bytes"):
+            await messages.receive()
+    messages.close()

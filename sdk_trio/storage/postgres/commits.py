@@ -122,7 +122,7 @@ class GroupCommit:
         self._awaited = trio.Event()
         self._limiter = trio.CapacityLimiter(1)
         self._connection: StoreConnection | None = None
-        self._redial = Redial()
+        self._redial = Redial(address.outage)
         # Claims of callers that never learned of them, to be given up by the next transaction.
         self._owed: list[Job[Any]] = []
         #: Runs at the beginning of the transaction of each job that is submitted from now on, and

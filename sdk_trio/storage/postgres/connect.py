@@ -19,7 +19,7 @@ from psycopg.adapt import Buffer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.string import StrDumper, TextLoader
 
-from ...base.logs import get_logger
+from ...base.logs import Outage, get_logger
 from ...errors import OptionsValidationError, Problem, StoreUnavailableError, StoreVersionError
 from .schema import CONCURRENTLY, SchemaStep, plan_postgres_migration
 
@@ -152,6 +152,7 @@ class PostgresAddress:
 
     dsn: str = attrs.field(repr=False)
     schema: str = "sdk_trio"
+    outage: Outage = attrs.field(factory=lambda: Outage(_log), init=False, eq=False, repr=False)
 
     @property
     def place(self) -> str:
@@ -505,16 +506,26 @@ def _has_misread_password(dsn: str, known: dict[str, Any]) -> bool:
 
 
 class Redial:
-    """The pause between attempts to reach a server that is away: it doubles, up to 5 s."""
+    """The pause between attempts to reach a server that is away: it doubles, up to 5 s.
 
-    def __init__(self) -> None:
+    Args:
+        outage: that of the store, which has several of these; the one that was refused first
+            knows its end. A server may take connections that read, and none that write.
+    """
+
+    def __init__(self, outage: Outage) -> None:
+        self._outage = outage
+        self._began = False
         self._failures = 0
         self._next_at = 0.0
         self._reason: str | None = None
 
     def require(self) -> None:
-        """Raise what the last attempt has raised while its pause lasts."""
-        if self._reason is not None and time.monotonic() < self._next_at:
+        """Raise what the last attempt has raised while its pause lasts, and the store is away."""
+        if self._reason is None or self._outage.since is None:
+            return
+        if time.monotonic() < self._next_at:
+            self._outage.refuse()
             raise StoreUnavailableError(self._reason)
 
     def failed(self, error: StoreUnavailableError) -> None:
@@ -522,12 +533,14 @@ class Redial:
         pause = min(5.0, 0.1 * 2**self._failures)
         self._next_at = time.monotonic() + pause
         self._failures = min(self._failures + 1, 10)
+        self._began = self._outage.fail(1) or self._began
         if self._reason is None:
             _log.store_unavailable(error)
         self._reason = str(error)
 
     def succeeded(self) -> None:
         """Note that the server answers."""
-        if self._reason is not None:
-            _log.info("store.answers")
+        if self._began:
+            self._began = False
+            self._outage.end()
         self._failures, self._next_at, self._reason = 0, 0.0, None

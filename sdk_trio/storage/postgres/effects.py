@@ -67,7 +67,7 @@ class EffectTransactions:
         self._node = node
         self._idle: deque[EffectConnection] = deque()
         self._limiter = trio.CapacityLimiter(CONNECTIONS)
-        self._redial = Redial()
+        self._redial = Redial(address.outage)
         self._closed = False
         schema, savepoint = sql.Identifier(address.schema), sql.Identifier(SAVEPOINT)
         self._to_store = sql.SQL("SET LOCAL search_path TO {}, pg_temp").format(schema)

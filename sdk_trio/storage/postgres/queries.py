@@ -40,7 +40,7 @@ class QueryPool:
         self._address = address
         self._idle: deque[StoreConnection] = deque()
         self._limiter = trio.CapacityLimiter(READERS)
-        self._redial = Redial()
+        self._redial = Redial(address.outage)
         self._readings: set[_Reading] = set()
         self._closed = False
 

@@ -44,7 +44,7 @@ try:
 except ImportError:  # Windows, where one process alone receives
     fcntl = None  # type: ignore[assignment]
 
-from ...base.logs import get_logger
+from ...base.logs import Outage, get_logger
 from ...errors import StoreLostError, StoreUnavailableError
 from .connect import connect_reader
 from .files import DAMAGE, StoreFile, may_pass
@@ -248,6 +248,7 @@ class Committer(trio.abc.Instrument):
         self._waiting: set[_Entry[Any]] = set()
         self._someone_waits = trio.Event()
         self._silent_since: float | None = None
+        self._outage = Outage(_log)
         # Since when nothing was answered although callers wait; whether the last batch has failed.
         self._answered_at = 0.0
         self._failing = False
@@ -319,6 +320,7 @@ class Committer(trio.abc.Instrument):
         # would be one more turn of the loop.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._refusal or self.lost or self._silent_since is not None:
+            self._outage.refuse()
             await trio.lowlevel.cancel_shielded_checkpoint()
             raise self._refuse()
         entry = _Entry(job)
@@ -476,6 +478,7 @@ class Committer(trio.abc.Instrument):
         late = [entry for entry in self._waiting if entry.asked_at <= asked_before]
         if late:
             self._fall_silent(ANSWER_SECONDS)
+            self._outage.fail(len(late))
         for entry in late:
             entry.silent = True
             self._waiting.discard(entry)
@@ -486,6 +489,7 @@ class Committer(trio.abc.Instrument):
     def _fall_silent(self, seconds: float) -> None:
         if self._silent_since is None:
             self._silent_since = time.monotonic() - seconds
+            self._outage.fail(0, seconds=seconds)
             _log.error(
                 "store.stalled",
                 waited_seconds=seconds,
@@ -498,14 +502,13 @@ class Committer(trio.abc.Instrument):
     # -- in Trio's thread, called by the committing one ------------------------------------------
 
     def _deliver(self, batch: Sequence[_Entry[Any]], wrote: bool = False) -> None:
-        if self._silent_since is not None and batch:
+        if batch:
             self._silent_since = None
-            _log.info("store.answers")
         self._answered_at = time.monotonic()
-        failing = False
+        failed = 0
         for entry in batch:
-            if entry.error is not None:
-                failing = failing or isinstance(entry.error, StoreUnavailableError)
+            if entry.error is not None and isinstance(entry.error, StoreUnavailableError):
+                failed += 1
             entry.finished = True
             self._waiting.discard(entry)
             if entry.task is not None:
@@ -514,8 +517,12 @@ class Committer(trio.abc.Instrument):
             elif entry.posted and entry.error is not None:
                 _log.store_unavailable(entry.error)
         # A transaction that had nothing to write succeeds on a disk that takes no write.
-        if failing or wrote:
-            self._failing = failing
+        if failed or wrote:
+            self._failing = failed > 0
+        if failed:
+            self._outage.fail(failed)
+        elif self._outage.since is not None and batch and not self._failing:
+            self._outage.end()
 
     def _end(self, crashed: bool) -> None:
         """Fail the jobs that the thread left behind, so that no caller waits for ever."""
