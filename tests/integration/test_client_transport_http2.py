@@ -84,7 +84,7 @@ async def test_a_server_without_it_gets_as_many_connections_as_there_are_request
     async with client_of(upstream, handler, protocols=["http/1.1"]) as client:
         async with trio.open_nursery() as nursery:
             for _ in range(8):
-                nursery.start_soon(client.get, "/after/0.1")
+                nursery.start_soon(client.get, "/together/8")
         assert upstream.most_connections == 8
 
 
@@ -93,7 +93,7 @@ async def test_a_full_connection_is_joined_by_others():
     async with client_of(upstream, http2_handler(upstream, max_streams=20)) as client:
         async with trio.open_nursery() as nursery:
             for _ in range(100):
-                nursery.start_soon(client.get, "/after/0.3")
+                nursery.start_soon(client.get, "/together/100")
         assert upstream.requests == 100
         assert upstream.connections == 5
 
