@@ -22,7 +22,7 @@ from support.upstreams import (
     http2_handler,
     serving,
 )
-from support.waiting import until
+from support.waiting import PATIENCE_SECONDS, until
 
 from sdk_trio.net import pool
 from sdk_trio.net.http2 import Http2Connection
@@ -46,7 +46,8 @@ async def client_of(upstream, handler=None, protocols=("h2", "http/1.1"), **opti
     context = AUTHORITY.server_context(*protocols)
     async with serving(upstream, handler or http2_handler(upstream), context=context):
         transport = Transport(ConnectionOptions(**options), verify=AUTHORITY.client_context())
-        with trio.fail_after(60):
+        # The storms of these tests take half a minute on a machine with much other work.
+        with trio.fail_after(5 * PATIENCE_SECONDS):
             async with httpx.AsyncClient(
                 transport=transport, base_url=f"https://localhost:{upstream.port}", timeout=None
             ) as client:
