@@ -11,13 +11,14 @@ contents never appear in a message, because a file may hold secrets.
 :class:`KeyFileReader` notices that a file with a secret or a certificate has another content.
 Orchestrators replace such files without telling anybody: Kubernetes swaps a symbolic link, others
 rename a new file over the old one. A look costs one ``stat`` a file; only a file that is another
-one, or was written, is read, and only other content counts.
+one, or was written a moment ago, is read, and only other content counts.
 """
 
 import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ _MAPPING_SEPARATORS = re.compile(r":|__|\.")
 ENVIRONMENT_VARIABLE = "SDK_ENVIRONMENT"
 STATE_DIRECTORY_VARIABLE = "STATE_DIRECTORY"
 CREDENTIALS_DIRECTORY_VARIABLE = "CREDENTIALS_DIRECTORY"
+
+#: Two writes of a file this close to each other, in seconds, may bear the same time: the clocks of
+#: file systems have ticks, of some ms where they are fine and of 2 s on FAT.
+_TICK_SECONDS = 2.0
 
 #: Longer whole numbers fit no setting; Python refuses to convert those beyond 4300 digits.
 _LONGEST_INTEGER = 30
@@ -497,9 +502,13 @@ def key_files(settings: Settings) -> tuple[Path, ...]:
 
 @attrs.frozen
 class _Seen:
-    """A file as the last look found it: ``identity`` tells cheaply whether it may have changed."""
+    """A file as the last look found it: ``identity`` tells cheaply whether it may have changed.
+
+    Unless it is ``young``: then it may have been written once more with the same identity.
+    """
 
     identity: tuple[int, ...]
+    young: bool
     digest: bytes = attrs.field(repr=False)
 
 
@@ -539,11 +548,14 @@ class KeyFileReader:
             # written in place.
             identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             before = self._seen.get(path)
-            if before is not None and before.identity == identity:
+            if before is not None and before.identity == identity and not before.young:
                 return before
+            # Before it is read: what is written later than a tick from now bears another time.
+            young = time.time() - status.st_mtime < _TICK_SECONDS
             with path.open("rb") as file:
                 # A digest and not the content: a secret is kept in one place of the memory less.
-                return _Seen(identity, hashlib.sha256(file.read(MAX_FILE_BYTES)).digest())
+                digest = hashlib.sha256(file.read(MAX_FILE_BYTES)).digest()
+            return _Seen(identity, young, digest)
         except (OSError, ValueError):
             return None
 

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import stat
+from functools import partial
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ import trio.testing
 from support.admin import TOKEN, administered
 from support.deliveries import settings
 from support.serving import RawWire, delivery_request, registry, running, signed, works
+from support.waiting import until
 
 from sdk_trio.admin.app import MOST_REPORTED
 from sdk_trio.base.telemetry import Check, Sample
@@ -32,6 +34,10 @@ async def breaks(event):
     raise ValueError("no such product")
 
 
+async def is_ready(admin):
+    return (await admin.get("/readyz")).status_code == 200
+
+
 def checks_of(answer):
     return {check["name"]: check for check in answer.json()["checks"]}
 
@@ -43,6 +49,8 @@ async def test_a_running_receiver_is_alive_ready_and_well(store):
     async with administered(registry(works), **store) as admin:
         alive = await admin.get("/livez")
         assert (alive.status_code, alive.json()) == (200, {"alive": True})
+        # The first look at the store may take longer than a probe waits, on a busy disk.
+        await until(partial(is_ready, admin))
         ready = await admin.get("/readyz")
         assert ready.status_code == 200
         assert ready.json()["ready"] is True
@@ -234,7 +242,7 @@ async def test_a_drain_is_seen_while_the_receiver_still_answers():
 
 
 async def test_from_the_beginning_of_a_stop_it_is_unready_although_deliveries_are_still_taken():
-    async with administered(registry(works), Server__ShutdownDelaySeconds=5) as admin:
+    async with administered(registry(works), Server__ShutdownDelaySeconds=60) as admin:
         admin.runtime.shut_down("a new version")
         assert (await admin.app.deliver("order.paid")).status == 200
         answer = await admin.get("/readyz")
@@ -262,7 +270,7 @@ async def test_an_address_in_use_is_named_unless_the_receiver_itself_runs_alread
         message = f"in use by process {os.getpid()}" if same_directory else "Sdk:Admin:Bind"
         with pytest.raises(error, match=message):
             await second.run()
-        assert (await admin.get("/readyz")).status_code == 200
+        await until(partial(is_ready, admin))
 
 
 # -- the API ----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from support.serving import registry, signed, works
 from support.wire import Wire
 
 from sdk_trio.admin.metrics import HISTOGRAM_ENDINGS, METRICS, add_up, metric_of
+from sdk_trio.admin.status import FRESH_SECONDS
 from sdk_trio.base.telemetry import Sample
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import DeliveryState
@@ -44,6 +45,10 @@ OF_PARTS = {
 OF_CLIENT = {"sdk_client_requests_total", "sdk_client_circuit_state", "sdk_client_attempts"}
 OF_TENANTS = {"sdk_tenants"}
 
+#: How long a step of these tests may take, in seconds: promtool alone needs a minute on a machine
+#: with much other work.
+PATIENCE_SECONDS = 300
+
 _NAME = re.compile(r"\b(?:sdk|process|up)_[a-z_]+[a-z]\b")
 
 
@@ -66,7 +71,11 @@ def names_in(text):
 
 def promtool(*words, text=""):
     ran = subprocess.run(
-        [program("promtool"), *words], input=text, capture_output=True, text=True, timeout=60
+        [program("promtool"), *words],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout + ran.stderr
@@ -115,14 +124,13 @@ async def test_ten_thousand_hostile_types_and_ids_add_no_label():
     handlers = HandlerRegistry()
     handlers.register(OrderPaidEvent, count)
     handlers.fallback(count)
-    async with administered(handlers, patience=60) as admin:
+    async with administered(handlers, patience=PATIENCE_SECONDS) as admin:
         await admin.app.deliver("order.paid")
         await admin.app.deliver(b'{"type":"no.such.type","data":{"id":"x"}}')
         before = set(await admin.metrics())
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                for sender in range(4):
-                    nursery.start_soon(flood, admin.app.url, sender)
+        async with trio.open_nursery() as nursery:
+            for sender in range(4):
+                nursery.start_soon(flood, admin.app.url, sender)
         assert handled == HOSTILE + 2
         after = await admin.metrics()
         assert set(after) == before
@@ -151,9 +159,11 @@ async def test_metrics_ask_the_store_no_more_than_once_in_some_seconds(monkeypat
             return await counts()
 
         monkeypatch.setattr(admin.app.store, "counts", counted)
+        began = trio.current_time()
         for _ in range(40):
             await admin.metrics()
-        assert asked <= 1
+        # On a slow machine the forty take longer than one look counts.
+        assert asked <= 1 + (trio.current_time() - began) // FRESH_SECONDS
 
 
 async def test_counts_are_those_of_the_store():

@@ -12,6 +12,7 @@ import attrs
 import httpx
 import pytest
 import trio
+import trio.testing
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -369,6 +370,9 @@ async def test_a_cancelled_request_cancels_the_handler_and_releases_the_event():
         with pytest.raises(asyncio.CancelledError):
             await request
         await until(ended.is_set)
+        # A delivery that came before the release would share the fate of the cancelled one.
+        runner = receiver.runtime.receiver._running.runner
+        await until(lambda: not runner._flights)
         assert await post(receiver, delivery) == 200
     assert attempts == [1, 1]
 
@@ -459,11 +463,25 @@ async def test_whatever_an_asyncio_handler_raises_fails_its_run_and_not_the_serv
         assert receiver.ready
 
 
+@pytest.fixture
+def overrun(monkeypatch):
+    """Let the time of the handler that runs be over: it can be called only once one does."""
+    clock = trio.testing.MockClock(rate=1)
+    monkeypatch.setattr(trio, "run", functools.partial(trio.run, clock=clock))
+
+    def jump(receiver):
+        seconds = receiver.settings.webhooks.inline_timeout_seconds
+        receiver._thread._token.run_sync_soon(clock.jump, seconds)
+
+    return jump
+
+
 @on_asyncio
-async def test_an_asyncio_handler_is_cancelled_at_its_deadline_and_waited_for():
+async def test_an_asyncio_handler_is_cancelled_at_its_deadline_and_waited_for(overrun):
     told = []
 
     async def slow(event):
+        overrun(receiver)
         try:
             await asyncio.sleep(PATIENCE)
         except asyncio.CancelledError:
@@ -471,21 +489,22 @@ async def test_an_asyncio_handler_is_cancelled_at_its_deadline_and_waited_for():
             told.append("cancelled")
             raise
 
-    receiver = threaded(registry(slow, asyncio=True), Webhooks__InlineTimeoutSeconds=0.1)
+    receiver = threaded(registry(slow, asyncio=True))
     async with receiver.lifespan():
         assert await post(receiver) == 500
         assert told == ["cancelled"]
 
 
 @on_asyncio
-async def test_an_asyncio_handler_that_finishes_all_the_same_is_done():
+async def test_an_asyncio_handler_that_finishes_all_the_same_is_done(overrun):
     async def stubborn(event):
+        overrun(receiver)
         try:
             await asyncio.sleep(PATIENCE)
         except asyncio.CancelledError:
             await asyncio.sleep(0)
 
-    receiver = threaded(registry(stubborn, asyncio=True), Webhooks__InlineTimeoutSeconds=0.1)
+    receiver = threaded(registry(stubborn, asyncio=True))
     async with receiver.lifespan():
         assert await post(receiver) == 200
 

@@ -16,6 +16,7 @@ from sdk_trio.client.errors import ConnectionFailedError
 from sdk_trio.config import Mode, Secret, Settings
 from sdk_trio.config.options import ConnectionOptions
 from sdk_trio.errors import OptionsValidationError
+from sdk_trio.net import pool
 from sdk_trio.net.transport import VARIABLES, ignored_variable
 
 CREDENTIALS = "ada:pass:word"
@@ -25,6 +26,13 @@ CREDENTIALS = "ada:pass:word"
 def _no_variables(monkeypatch):
     for name in (*VARIABLES, "NO_PROXY", "no_proxy", "SDK_PROXY_CREDENTIALS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_races(monkeypatch):
+    """Dials are counted here: a machine under load must not make more of them."""
+    monkeypatch.setattr(pool, "RACE_SECONDS", 60.0)
+    monkeypatch.setattr(pool, "LONGEST_RACE_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")

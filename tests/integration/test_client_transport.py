@@ -43,7 +43,8 @@ async def client_of(upstream, handler=None, **options):
     async with serving(upstream, handler or http1_handler(upstream)):
         transport = Transport(ConnectionOptions(**options))
         base_url = f"http://127.0.0.1:{upstream.port}"
-        with trio.fail_after(60):
+        # The storms of these tests take half a minute on a machine with much other work.
+        with trio.fail_after(5 * PATIENCE_SECONDS):
             async with httpx.AsyncClient(
                 transport=transport, base_url=base_url, timeout=None
             ) as client:

@@ -428,7 +428,7 @@ async def test_a_hostile_listener_is_put_out_and_nobody_else_notices(sent, code)
                 b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
             )
             await wire.rest_of_head()
-            await wire.send(sent)
+            await wire.send_what_is_taken(sent)
             if code is not None:
                 # The library ends some connections without saying why.
                 received = await wire.rest()
@@ -513,8 +513,7 @@ async def test_a_connection_that_ends_in_place_of_an_answer_is_noticed_at_once()
     troubles = []
 
     async def end(stream):
-        with trio.move_on_after(0.01):
-            await stream.receive_some()
+        await stream.receive_some()  # unread, it would make the end a reset
         await stream.aclose()
 
     async with trio.open_nursery() as nursery:

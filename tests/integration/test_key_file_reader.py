@@ -26,6 +26,13 @@ def write(file):
     file.write_text("two")
 
 
+def write_within_the_same_tick(file):
+    """As two writes bear one time where the clock of the file system is coarse."""
+    status = file.stat()
+    file.write_text("two")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 def write_the_same_length_at_the_same_time(file):
     """As a careless copy would: it is another file all the same."""
     status = file.stat()
@@ -52,7 +59,15 @@ def forbid(file):
 
 
 @pytest.mark.parametrize(
-    "change", [write, write_the_same_length_at_the_same_time, link, remove, forbid]
+    "change",
+    [
+        write,
+        write_within_the_same_tick,
+        write_the_same_length_at_the_same_time,
+        link,
+        remove,
+        forbid,
+    ],
 )
 def test_another_content_is_noticed_once(directory, reader, change):
     file = directory / "Sdk__Webhooks__Secret"

@@ -128,7 +128,8 @@ def test_a_start_compiles_little_and_leaves_the_collector_little_to_look_at(tmp_
     try:
         daemon = Daemon(process, tmp_path / "log")
         url = f"{daemon.receiver}/hooks/sdk"
-        assert httpx.post(url, content=signed.body, headers=signed.headers).status_code == 200
+        answer = httpx.post(url, content=signed.body, headers=signed.headers, timeout=60)
+        assert answer.status_code == 200
         printed = daemon.log.read_text()
     finally:
         process.kill()

@@ -29,19 +29,25 @@ from sdk_trio.net.transport import Transport
 from support.ports import free_port
 from support.programs import program
 from support.upstreams import Authority, Upstream, http1_handler, http2_handler, serving
+from support.waiting import until
 
 TASKS = 20
-#: How long a server takes to answer, so that all requests are out when the event comes.
+#: How long a server takes to answer where the event comes by itself.
 ANSWER_SECONDS = 0.4
 
 NODE_SERVER = """
 const [,, port, protocol, cert, key, perConnection] = process.argv;
 const fs = require("node:fs");
 const tls = {cert: fs.readFileSync(cert), key: fs.readFileSync(key), allowHTTP1: false};
+let requests = 0;
+const waiting = [];
 const answer = (request, response) => {
   const [, wait] = request.url.match(/after\\/([0-9.]+)/) ?? [0, "0"];
+  const [, together] = request.url.match(/together\\/([0-9]+)/) ?? [0, "0"];
   request.resume();
-  setTimeout(() => response.end("{}"), 1000 * Number(wait));
+  requests += 1;
+  waiting.push(() => setTimeout(() => response.end("{}"), 1000 * Number(wait)));
+  if (requests >= Number(together)) waiting.splice(0).forEach((end) => end());
 };
 const server = protocol === "h2"
   ? require("node:http2").createSecureServer(tls, answer)
@@ -222,7 +228,9 @@ async def _until_it_listens(port, process, log):
 class Scenario:
     """One event: what happens to whom, and the calls that are made meanwhile.
 
-    ``first`` is the front's, ``per_connection`` the server's graceful limit of requests.
+    ``first`` is the front's, ``per_connection`` the server's graceful limit of requests. A
+    connection that drops does so when all calls are out: none is answered before one has been
+    repeated.
     """
 
     name: str
@@ -232,6 +240,11 @@ class Scenario:
     path: str = f"/after/{ANSWER_SECONDS}"
     method: str = "GET"
     tasks: int = TASKS
+
+    @property
+    def target(self) -> str:
+        """Return the path that is asked for."""
+        return f"/together/{self.tasks + 1}" if self.first == "drop" else self.path
 
 
 @attrs.define
@@ -295,7 +308,7 @@ async def run(scenario: Scenario, kind: str, protocol: str, **fields) -> Outcome
             async def task():
                 for _ in range(scenario.calls_per_task):
                     try:
-                        await client.request(scenario.method, scenario.path)
+                        await client.request(scenario.method, scenario.target)
                     except CallError as error:
                         outcome.failed[type(error).__name__] += 1
                     else:
@@ -305,9 +318,10 @@ async def run(scenario: Scenario, kind: str, protocol: str, **fields) -> Outcome
                 for _ in range(scenario.tasks):
                     nursery.start_soon(task)
                 if scenario.first == "drop":
-                    while transport.statistics.exchanges < scenario.tasks:
+                    await until(lambda: transport.statistics.exchanges >= scenario.tasks)
+                    # Each turn of the loop takes the requests further, until the server has them.
+                    for _ in range(10):
                         await trio.sleep(0.005)
-                    await trio.sleep(0.05)  # they are at the server by then, or on their way
                     front.drop.set()
             outcome.retries = client.counters.attempts[AttemptKind.RETRY]
             outcome.circuits_opened = client.counters.circuits_opened

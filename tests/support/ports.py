@@ -1,7 +1,18 @@
 """Ports for programs that cannot be told to choose one themselves."""
 
+import itertools
+import os
 import random
 import socket
+
+#: Each process of pytest-xdist has a thousand ports of its own, which it takes in their turn: two
+#: tests never get the same one before the first has bound it.
+_MANY = 1000
+_FIRST = 15_000 + _MANY * (
+    int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
+)
+#: From anywhere, as somebody else may run the tests beside us.
+_turns = itertools.count(random.randrange(_MANY))
 
 
 def free_port() -> int:
@@ -12,7 +23,7 @@ def free_port() -> int:
     perhaps stops and starts again, binds it.
     """
     while True:
-        port = random.randint(15_000, 32_000)
+        port = _FIRST + next(_turns) % _MANY
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -2,8 +2,9 @@
 
 They speak HTTP/1.1 by hand, HTTP/2 by h2 and HTTP/3 by aioquic, and record what the client did:
 connections, requests, resets. Paths ask for behaviour: ``/`` answers at once, ``/hang`` never,
-``/after/0.01`` after so many seconds, ``/size/1000`` with so many bytes, ``/upload`` when the
-body has arrived, ``/stuck`` reads nothing of the body.
+``/after/0.01`` after so many seconds, ``/together/9`` when so many requests have come in all,
+``/size/1000`` with so many bytes, ``/upload`` when the body has arrived, ``/stuck`` reads nothing
+of the body.
 """
 
 import math
@@ -30,6 +31,8 @@ from aioquic.quic.events import ConnectionTerminated, StopSendingReceived, Strea
 from aioquic.quic.packet import pull_quic_header
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
+
+from .waiting import until
 
 BODY = b'{"items": []}'
 
@@ -88,6 +91,13 @@ class Upstream:
 
     def disconnected(self):
         self.open_connections -= 1
+
+    async def wait_as_asked(self, path):
+        """Wait as a path says that tells when it is answered; return at once for others."""
+        if path.startswith("/after/"):
+            await trio.sleep(float(path[7:]))
+        elif path.startswith("/together/"):
+            await until(lambda: self.requests >= int(path[10:]))
 
 
 @asynccontextmanager
@@ -149,6 +159,7 @@ def http1_handler(upstream):
                     return
                 buffer += data
             buffer = buffer[length:]
+            await upstream.wait_as_asked(path.decode())
             await stream.send_all(await _http1_body(path.decode(), length))
 
     return handle
@@ -157,8 +168,6 @@ def http1_handler(upstream):
 async def _http1_body(path, length):
     if path == "/hang":
         await trio.sleep_forever()
-    elif path.startswith("/after/"):
-        await trio.sleep(float(path[7:]))
     elif path.startswith("/size/"):
         return http1_answer(bytes(int(path[6:])))
     elif path == "/upload":
@@ -258,9 +267,8 @@ class _Http2Server:
         body = BODY
         if path in ("/hang", "/stuck"):
             return
-        if path.startswith("/after/"):
-            await trio.sleep(float(path[7:]))
-        elif path.startswith("/size/"):
+        await self.upstream.wait_as_asked(path)
+        if path.startswith("/size/"):
             body = bytes(int(path[6:]))
         elif path == "/upload":
             body = b"%d" % self.received[stream_id]
@@ -406,9 +414,8 @@ class _Http3Session:
         body = BODY
         if path == "/hang":
             return
-        if path.startswith("/after/"):
-            await trio.sleep(float(path[7:]))
-        elif path.startswith("/size/"):
+        await self.server.upstream.wait_as_asked(path)
+        if path.startswith("/size/"):
             body = bytes(int(path[6:]))
         elif path == "/upload":
             body = b"%d" % self.received[stream_id]
