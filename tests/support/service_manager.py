@@ -18,7 +18,7 @@ import trio
 
 from .command_forker import Program, start_program
 from .deliveries import SECRET
-from .waiting import PATIENCE_SECONDS
+from .waiting import PATIENCE_SECONDS, until
 
 APPLICATION = """
 import os, time, trio, sdk_trio
@@ -115,11 +115,15 @@ class ServiceManager:
 
     async def wait_for(self, event: str, count: int = 1) -> dict[str, Any]:
         """Wait until ``event`` was logged ``count`` times, and return the last one."""
-        with trio.fail_after(PATIENCE_SECONDS):
-            while len(self.logged(event)) < count:
-                assert self.processes[-1].poll() is None, (self.directory / "log").read_text()
-                await trio.sleep(0.01)
-        return self.logged(event)[-1]
+
+        def logged() -> list[dict[str, Any]]:
+            ended = self.processes[-1].poll() is not None
+            found = self.logged(event)
+            assert len(found) >= count or not ended, (self.directory / "log").read_text()
+            return found if len(found) >= count else []
+
+        entries: list[dict[str, Any]] = await until(logged)
+        return entries[-1]
 
     async def url(self) -> str:
         """The address of the daemon that started last."""
