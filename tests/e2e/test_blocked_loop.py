@@ -1,6 +1,5 @@
 """A handler that blocks the event loop is named while it does, in the log and in the metrics."""
 
-import json
 import re
 import signal
 
@@ -9,28 +8,23 @@ from support.supervised import Daemon, running
 from support.waiting import wait_until
 
 
-def events_of(daemon, name):
-    lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == name]
-
-
 def test_a_loop_that_stands_still_is_reported_once_with_the_handler_that_holds_it(tmp_path):
     daemon = Daemon(tmp_path, environment={"BLOCK": "4", "ASIDE": "600"})
     with running(daemon):
         assert daemon.deliver("aside-1") == 200  # another handler is at work and blocks nothing
         wait_until(lambda: daemon.runs("aside-1"), daemon.log)
-        assert not events_of(daemon, "runtime.blocked")
+        assert not daemon.logged("runtime.blocked")
         daemon.deliver("block-late")
-        wait_until(lambda: events_of(daemon, "runtime.blocked"), daemon.log)
+        wait_until(lambda: daemon.logged("runtime.blocked"), daemon.log)
         assert not daemon.runs("block-late", "ended"), "it is seen while it still blocks"
         daemon.wait_for_state("block-late", "done")
-        wait_until(lambda: events_of(daemon, "runtime.unblocked"), daemon.log)
-        (blocked,) = events_of(daemon, "runtime.blocked")
+        wait_until(lambda: daemon.logged("runtime.unblocked"), daemon.log)
+        (blocked,) = daemon.logged("runtime.blocked")
         assert blocked["level"] == "warning"
         assert (blocked["handler"], blocked["webhook_id"]) == ("queued", "block-late")
         assert "application.py" in blocked["place"]
         assert blocked["seconds"] >= 1
-        (over,) = events_of(daemon, "runtime.unblocked")
+        (over,) = daemon.logged("runtime.unblocked")
         assert over["seconds"] >= 2
         (token,) = (tmp_path / "data").glob("admin*token*")
         metrics = httpx.get(

@@ -1,6 +1,5 @@
 """TERM ends a daemon in its time, whatever handlers do; signals of the first moment are kept."""
 
-import json
 import os
 import signal
 import threading
@@ -30,11 +29,6 @@ def is_set(process, mask, number):
     return int(bits, 16) >> (number - 1) & 1
 
 
-def events_of(daemon, name):
-    lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == name]
-
-
 @pytest.mark.parametrize("kind", ["thread", "shield", "swallow", "block"])
 def test_what_no_cancellation_ends_is_named_left_behind_and_run_again(daemon, kind):
     webhook_id = f"{kind}-late"
@@ -44,12 +38,12 @@ def test_what_no_cancellation_ends_is_named_left_behind_and_run_again(daemon, ki
         daemon.wait_for_state(webhook_id, "running")
         daemon.signal(signal.SIGTERM)
         assert daemon.ended() == 1
-        (left,) = events_of(daemon, "runtime.left_behind")
+        (left,) = daemon.logged("runtime.left_behind")
         (run,) = left["runs"]
         assert (run["handler"], run["webhook_id"]) == ("queued", webhook_id)
         record = daemon.record(webhook_id)
         if kind != "block":  # a loop that stands still cannot tell the store
-            (report,) = events_of(daemon, "runtime.stopped")
+            (report,) = daemon.logged("runtime.stopped")
             assert (report["persisted"], report["ids"]) == (1, [webhook_id])
             assert (record["state"], record["attempts"]) == ("received", 0)
         daemon.start()
@@ -65,7 +59,7 @@ def test_a_handler_that_keeps_the_interpreter_for_itself_does_not_outlive_the_en
         wait_until(lambda: daemon.runs("match", "inside"), daemon.log)
         daemon.signal(signal.SIGTERM)
         assert daemon.ended() == 1
-        (held,) = events_of(daemon, "runtime.held")
+        (held,) = daemon.logged("runtime.held")
         assert (held["handler"], held["webhook_id"]) == ("queued", "match-late")
         assert "application.py" in held["place"]
         daemon.start()
@@ -85,7 +79,7 @@ def test_an_inline_handler_in_a_thread_is_left_behind_as_well(daemon):
         sender.join()
         record = daemon.record("thread-1")
         assert (record["state"], record["attempts"]) == ("received", 0)
-        (left,) = events_of(daemon, "runtime.left_behind")
+        (left,) = daemon.logged("runtime.left_behind")
         assert "inline ones when the sender delivers them again" in left["hint"]
         daemon.start()
         repeated = threading.Thread(
@@ -106,19 +100,20 @@ def test_plain_functions_in_their_threads_are_named_left_behind_and_run_again(da
                 wait_until(lambda name=webhook_id: daemon.runs(name), daemon.log)
         daemon.signal(signal.SIGTERM)
         assert daemon.ended() == 1
-        (left,) = events_of(daemon, "runtime.left_behind")
+        (left,) = daemon.logged("runtime.left_behind")
         assert {(run["handler"], run["webhook_id"]) for run in left["runs"]} == {
             ("plain", webhook_id) for webhook_id in sent
         }
-        told = {line["webhook_id"] for line in events_of(daemon, "webhook.still_running")}
+        told = {line["webhook_id"] for line in daemon.logged("webhook.still_running")}
         assert told == set(sent)
-        (report,) = events_of(daemon, "runtime.stopped")
+        (report,) = daemon.logged("runtime.stopped")
         assert (report["persisted"], set(report["ids"])) == (2, set(sent))
         for webhook_id in sent:
             assert daemon.runs(webhook_id) == 1
             record = daemon.record(webhook_id)
             assert (record["state"], record["attempts"]) == ("received", 0)
         daemon.environment["PLAIN"] = "0"
+        del daemon.settings["Webhooks:InlineTimeoutSeconds"]
         daemon.start()
         # The sender of the inline one was never told 200, so it delivers again.
         assert daemon.deliver("inline-1", event_type="order.refunded") == 200
@@ -140,7 +135,7 @@ def test_a_second_signal_ends_it_at_once_whatever_runs(daemon, kind):
         wait_until(lambda: not is_set(daemon.process, "ShdPnd", signal.SIGTERM), daemon.log)
         daemon.signal(signal.SIGTERM)
         assert daemon.ended() == 128 + signal.SIGTERM
-        assert events_of(daemon, "runtime.left_behind")
+        assert daemon.logged("runtime.left_behind")
 
 
 def test_a_handler_that_obeys_needs_nobody_to_be_left_behind(daemon):
@@ -151,7 +146,7 @@ def test_a_handler_that_obeys_needs_nobody_to_be_left_behind(daemon):
     wait_until(lambda: daemon.runs("aside-1"), daemon.log)
     daemon.signal(signal.SIGTERM)
     assert daemon.ended() == 0
-    assert not events_of(daemon, "runtime.left_behind")
+    assert not daemon.logged("runtime.left_behind")
     assert daemon.state("aside-1") == "received"
 
 
@@ -171,7 +166,7 @@ def test_a_thread_of_the_application_does_not_keep_the_process(daemon):
         daemon.wait_for_state("lingering-1", "done")
         daemon.signal(signal.SIGTERM)
         assert daemon.ended() == 0
-        (left,) = events_of(daemon, "runtime.threads_left")
+        (left,) = daemon.logged("runtime.threads_left")
         assert left["threads"] == ["lingering"]
 
 

@@ -1,8 +1,12 @@
 """Handlers that write through Django and SQLAlchemy, in a real daemon, on a real PostgreSQL."""
 
+import sys
+
 import pytest
 from support.database_handlers import APPLICATIONS, THREADS, run_handlers
 from support.postgres import running_server
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
 
 @pytest.mark.parametrize("framework", APPLICATIONS)

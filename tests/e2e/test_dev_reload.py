@@ -31,7 +31,10 @@ def place(tmp_path):
 
 
 def write(place, text):
-    (place.directory / "app.py").write_text(text)
+    """Replace the application at once: half a file would be a change of its own."""
+    fresh = place.directory / "app.new"
+    fresh.write_text(text)
+    fresh.replace(place.directory / "app.py")
 
 
 @pytest.fixture

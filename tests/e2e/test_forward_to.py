@@ -13,13 +13,14 @@ import time
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import httpx
 import pytest
 from standardwebhooks import Webhook
 from support.daemon import Place
 from support.deliveries import SECRET
+from support.ports import free_port
 from support.programs import node_package, program
 from support.waiting import wait_until
 
@@ -80,12 +81,6 @@ file_put_contents('php://stderr', $event->type . " $id\\n");
 def code(language):
     (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     return found
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 @contextmanager
@@ -164,7 +159,8 @@ def deliver(daemon, number, event="order.paid", subject=None):
 
 def states(place):
     """The number of events in each state, read beside the daemon without the cost of a command."""
-    with closing(sqlite3.connect(f"file:{place.data}/inbox.db?mode=ro", uri=True)) as store:
+    file = f"file:{place.data}/inbox.db?mode=ro"
+    with closing(sqlite3.connect(file, uri=True, timeout=30)) as store:
         return dict(store.execute("SELECT state, count(*) FROM inbox GROUP BY state"))
 
 
@@ -224,6 +220,7 @@ class Scripted(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answers)
         self.answer = 200
         self.seconds = 0.0
+        self.going = Event()  # ends the wait of those who take their time
         self.ids = []
         self.requests = []
         self.at_work = []
@@ -243,7 +240,7 @@ class _Answers(BaseHTTPRequestHandler):
         self.server.at_work.append(subject)
         self.server.most = max(self.server.most, self.server.at_work.count(subject))
         self.server.ids.append(self.headers["webhook-id"])
-        time.sleep(self.server.seconds)
+        self.server.going.wait(self.server.seconds)
         self.server.at_work.remove(subject)
         self.send_response(self.server.answer)
         self.send_header("content-length", "0")
@@ -257,6 +254,7 @@ class _Answers(BaseHTTPRequestHandler):
 def scripted():
     with Scripted() as server:
         yield server
+        server.going.set()
         server.shutdown()
 
 
@@ -375,14 +373,14 @@ def test_the_dead_letters_of_one_route_are_replayed_together(place, scripted):
 
 
 def test_a_gateway_that_is_killed_has_lost_nothing(place, scripted):
-    scripted.seconds = 0.1
+    scripted.seconds = 60.0
     with place.daemon(start=to(scripted.url)) as daemon:
         for number in range(40):
             deliver(daemon, number)
         daemon.process.kill()
         daemon.process.wait()
     assert states(place).get("done", 0) < 40
-    scripted.seconds = 0.0
+    scripted.going.set()
     with place.daemon(start=to(scripted.url)) as daemon:
         wait_until(lambda: states(place) == {"done": 40}, daemon.log.read_text)
     assert set(scripted.ids) == {f"msg_{number}" for number in range(40)}
@@ -441,8 +439,8 @@ def test_several_processes_keep_the_order_of_a_route_and_its_pause(place, script
         for number in range(12, 24):
             deliver(daemon, number, subject=f"s{number % 3}")
         wait_until(lambda: states(place).get("retrying", 0) == 3, daemon.log.read_text)
-        state = httpx.get(f"{daemon.admin}/metrics", timeout=30).text
-        assert 'sdk_forward_route_state{route="shop"} 2' in state
+        state = 'sdk_forward_route_state{route="shop"} 2'
+        wait_until(lambda: state in httpx.get(f"{daemon.admin}/metrics").text)
         assert len(scripted.ids) == before
         assert place.run("routes", "resume", "shop").returncode == 0
         wait_until(lambda: told("forward.resumed") == {1, 2}, daemon.log.read_text)

@@ -23,6 +23,7 @@ import httpx
 import pytest
 import trustme
 from support.command_forker import run_command, start_program
+from support.ports import free_port
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.testing import sign_delivery
@@ -168,7 +169,7 @@ class Unwelcoming(http.server.BaseHTTPRequestHandler):
         self.told.append(body + str(self.headers))
         if "lost" in body:
             if self.path == "/in":  # longer than the channel waits
-                time.sleep(2.4)
+                time.sleep(5.4)
             self.close_connection = True
         elif "refused" in body:
             shown = f"{ADDRESS} {ADDRESS.lower()}" if "mail" in self.path else f"+{PHONE} {PHONE}"
@@ -305,15 +306,14 @@ def notifications(url):
             "EmailProviderA": {"BaseUrl": url},
         },
         "Sms": {"SmsProviderA": {"FromNumber": "+15550000000", "BaseUrl": url}},
-        "Webhook": {"Url": f"{url}/in", "TimeoutSeconds": 2, "AllowPrivateAddresses": True},
+        "Webhook": {"Url": f"{url}/in", "TimeoutSeconds": 5, "AllowPrivateAddresses": True},
         "Templates": {"Suspended": {"EmailSubject": TEXT, "EmailBody": TEXT, "SmsBody": TEXT}},
     }
 
 
 @pytest.fixture
 def place(tmp_path, upstream):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        admin = free.getsockname()[1]
+    admin = free_port()
     settings = {
         "Mode": "Custom",
         "CustomBaseUrl": upstream,

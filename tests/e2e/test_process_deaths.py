@@ -3,7 +3,6 @@
 A handler that raises what is meant to end a program ends nothing but its own run.
 """
 
-import json
 import time
 
 import pytest
@@ -11,7 +10,6 @@ import trio
 from support.deliveries import SECRET
 from support.supervised import Daemon, running
 from support.unawaited import SEEN_SECONDS, wait_until_unawaited
-from support.waiting import wait_until
 
 from sdk_trio.records.deliveries import NewDelivery
 from sdk_trio.storage.sqlite.inbox import SqliteInbox
@@ -33,11 +31,6 @@ def daemon(tmp_path):
             "Webhooks:Queue:RetryCapSeconds": "1",
         },
     )
-
-
-def events_of(daemon, name):
-    lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == name]
 
 
 @pytest.mark.parametrize("inline", [False, True], ids=["queued", "inline"])
@@ -70,7 +63,7 @@ def test_an_end_in_the_first_moment_of_an_inline_run_is_counted(daemon, kind):
         daemon.ended()
         assert daemon.state(webhook_id) is None, "the store knew of it"
         assert daemon.start(), daemon.log()
-        (found,) = events_of(daemon, "store.run_ended_process")
+        (found,) = daemon.logged("store.run_ended_process")
         assert (found["key"], found["process_ends"]) == (webhook_id, 1)
         # Nobody was answered, so the sender delivers it again.
         daemon.deliver(webhook_id, inline=True)
@@ -146,22 +139,26 @@ def test_an_event_that_ends_the_process_alone_is_dead_after_one_run_if_only_one_
 
 @pytest.mark.parametrize("attempts", [1, ATTEMPTS])
 def test_events_that_merely_ran_at_the_same_time_are_finished(daemon, attempts):
-    """They take a second each, so they run whenever the other one ends the process beside them."""
+    """They are held until the other one has ended the process beside them."""
     daemon.settings["Webhooks:Queue:MaxAttempts"] = str(attempts)
-    daemon.environment["ASIDE"] = "1"
+    hold = daemon.directory / "hold"
+    hold.touch()
     neighbours = [f"aside-{number}" for number in range(5)]
     with running(daemon):
         for webhook_id in neighbours:
             assert daemon.deliver(webhook_id) == 200
-        wait_until(lambda: all(daemon.runs(one) for one in neighbours), daemon.log)
+        for webhook_id in neighbours:
+            daemon.wait_for_state(webhook_id, "running")
         daemon.deliver("exit-late")
+        daemon.ended()
+        hold.unlink()
         daemon.supervise("exit-late")
         daemon.wait_for_state("exit-late", "dead")
         # One run more than allowed, where the first one with company was the last one allowed.
         assert daemon.runs("exit-late") == max(attempts, 2)
         for webhook_id in neighbours:
             assert daemon.wait_for_state(webhook_id, "done")
-        assert events_of(daemon, "webhook.quarantined")
+        assert daemon.logged("webhook.quarantined")
 
 
 @pytest.mark.parametrize("inline", [False, True], ids=["queued", "inline"])
@@ -178,7 +175,7 @@ def test_what_a_handler_raises_is_its_own_failure_whatever_it_is(daemon, inline)
             assert record["attempts"] == ATTEMPTS
             assert daemon.runs(webhook_id) == ATTEMPTS
         assert daemon.starts == 1
-        failed = events_of(daemon, "webhook.failed")
+        failed = daemon.logged("webhook.failed")
         assert {line["webhook_id"] for line in failed} == set(ids)
         assert {line["handler"] for line in failed} == {"inline" if inline else "queued"}
         assert all("application.py" in line["place"] for line in failed)

@@ -151,6 +151,8 @@ async def test_a_runtime_keeps_the_file_current_and_tells_the_replicator(
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.run)
                 assert paths(output.read_text()) == []
+                # Two signals of which the first has not arrived would be one.
+                await until(lambda: out.read_text().count("reloaded") == 1)
                 tenancy = runtime.receiver.tenancy
                 tenant = await tenancy.service.add("a", name="a")
                 async with tenancy.tenant_db(tenant) as opened:

@@ -69,8 +69,8 @@ class Daemon:
                 stderr=err,
                 preexec_fn=limit,
             )
-        self.wait_for("runtime.started")
-        line = next(line for line in self.log() if line["event"] == "runtime.started")
+        wait_until(lambda: self.process.poll() is not None or self.started(), self.errors)
+        (line,) = self.started()
         self.port = int(line["receiver"][0].rpartition(":")[2])
         return self
 
@@ -78,8 +78,12 @@ class Daemon:
         return (self.directory / f"out-{self.starts}").read_text()
 
     def log(self):
-        text = (self.directory / f"err-{self.starts}").read_text()
-        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        # Without what comes behind the last line break: a line that is still being written.
+        whole, _, _ = self.errors().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    def started(self):
+        return [line for line in self.log() if line["event"] == "runtime.started"]
 
     def errors(self):
         return (self.directory / f"err-{self.starts}").read_text()

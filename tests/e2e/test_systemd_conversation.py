@@ -8,6 +8,7 @@ import trio
 from support.deliveries import SECRET
 from support.senders import Senders
 from support.service_manager import service_manager
+from support.waiting import until
 from support.wire import Wire
 
 from sdk_trio.testing import sign_delivery
@@ -60,14 +61,16 @@ async def test_the_watchdog_is_fed_until_the_loop_stands_still(tmp_path):
         place = 0
         for _ in range(3):
             place = await manager.said("WATCHDOG=1", after=place)
+        (tmp_path / "hold").touch()
         with await Wire.connect(url) as wire:
-            await wire.send(request("order.created", "4"))
-            await trio.sleep(1)  # what was on its way has come by then
-            manager.listen()
+            await wire.send(request("order.created", "0"))
+            await until((tmp_path / "blocked").exists)
+            manager.listen()  # a datagram has come when it was sent
             fed = len(manager.messages)
             await trio.sleep(1)
             manager.listen()
             assert len(manager.messages) == fed
+            (tmp_path / "hold").unlink()
             await wire.answer()
         await manager.said("WATCHDOG=1", after=fed)
         assert await manager.stop(daemon) == 0

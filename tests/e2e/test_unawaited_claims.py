@@ -4,7 +4,6 @@ docs/adr/0047-one-sync-for-an-inline-delivery.md names the points; each is one t
 test_process_deaths (the first moment of the handler) and test_power_cut (a handler at work).
 """
 
-import json
 import threading
 
 import pytest
@@ -31,11 +30,6 @@ def power(daemon, faults):
     preloaded = f"{power.environment['LD_PRELOAD']}:{faults.environment['LD_PRELOAD']}"
     daemon.environment |= power.environment | {"LD_PRELOAD": preloaded}
     return power
-
-
-def logged(daemon, event):
-    lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == event]
 
 
 def die_with(daemon, webhook_id, faults, fault):
@@ -67,7 +61,7 @@ def test_a_kill_between_the_end_of_the_run_and_its_commit_is_counted(daemon, fau
         assert daemon.state("unanswered-1") is None
         assert b"unanswered-1" in claims_of(daemon)
         assert daemon.start(), daemon.log()
-        assert logged(daemon, "store.run_ended_process")[0]["key"] == "unanswered-1"
+        assert daemon.logged("store.run_ended_process")[0]["key"] == "unanswered-1"
         # Nobody was answered: it is delivered again, and its first run counts as an attempt.
         assert daemon.deliver("unanswered-1", inline=True) == 200
         record = daemon.wait_for_state("unanswered-1", "done")
@@ -106,7 +100,7 @@ def test_a_kill_between_write_and_sync_leaves_the_run_recorded(daemon, faults):
             hanging("sync", daemon.directory / "data" / "inbox.db-wal"),
         )
         assert daemon.start(), daemon.log()
-        assert logged(daemon, "store.run_ended_process") == []
+        assert daemon.logged("store.run_ended_process") == []
         assert daemon.deliver("unanswered-1", inline=True) == 200
         assert daemon.state("unanswered-1") == "done"
         assert daemon.runs("unanswered-1") == 1
@@ -125,7 +119,7 @@ def test_a_power_cut_between_write_and_sync_leaves_nothing(daemon, faults, power
         power.happen()
         assert daemon.start(), daemon.log()
         # The claims file is gone with the rest that nobody has synced, and that is said.
-        assert logged(daemon, "store.claims_lost")[0]["found"] == "nothing"
+        assert daemon.logged("store.claims_lost")[0]["found"] == "nothing"
         assert daemon.deliver("unanswered-1", inline=True) == 200
         assert daemon.wait_for_state("unanswered-1", "done")["attempts"] == 1
 
@@ -142,7 +136,7 @@ def test_an_end_between_sync_and_answer_leaves_the_run_done(daemon, power, cut):
             power.happen()
         assert daemon.start(), daemon.log()
         assert daemon.state("unanswered-1") == "done"
-        assert logged(daemon, "store.run_ended_process") == []
+        assert daemon.logged("store.run_ended_process") == []
         assert daemon.deliver("unanswered-1", inline=True) == 200
         assert daemon.runs("unanswered-1") == 1
 
@@ -175,7 +169,7 @@ def test_a_lost_claims_file_is_said_and_made_anew(daemon, found):
         else:
             file.write_bytes(b"something else")
         assert daemon.start(), daemon.log()
-        assert [line["found"] for line in logged(daemon, "store.claims_lost")] == [found]
+        assert [line["found"] for line in daemon.logged("store.claims_lost")] == [found]
         wait_until_unawaited(daemon)
 
 
@@ -183,7 +177,7 @@ def test_without_a_claims_file_every_claim_is_waited_for(daemon):
     (daemon.directory / "data").mkdir(mode=0o700)
     (daemon.directory / "data" / "inbox.claims").mkdir(mode=0o700)
     with running(daemon):
-        assert logged(daemon, "store.claims_unused")
+        assert daemon.logged("store.claims_unused")
         for number in range(3):
             assert daemon.deliver(f"fine-{number}", inline=True) == 200
         daemon.deliver("exit-now", inline=True)

@@ -94,7 +94,9 @@ class Daemon:
     log: Path
 
     def logged(self, event: str) -> list[Mapping[str, Any]]:
-        lines = [line for line in self.log.read_text().splitlines() if line.startswith("{")]
+        # Without what comes behind the last line break: a line that is still being written.
+        whole, _, _ = self.log.read_text().rpartition("\n")
+        lines = [line for line in whole.splitlines() if line.startswith("{")]
         return [entry for entry in map(json.loads, lines) if entry["event"] == event]
 
     def wait_for(self, event: str) -> Mapping[str, Any]:

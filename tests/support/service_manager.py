@@ -18,7 +18,7 @@ import trio
 
 from .command_forker import Program, start_program
 from .deliveries import SECRET
-from .waiting import PATIENCE_SECONDS
+from .waiting import PATIENCE_SECONDS, until
 
 APPLICATION = """
 import os, time, trio, sdk_trio
@@ -29,12 +29,16 @@ log = os.open(os.environ["HANDLED"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 @handlers.on(OrderPaidEvent, enqueue=True)
 async def handle(event):
+    while os.path.exists("hold"):
+        await trio.sleep(0.01)
     await trio.sleep(float(event.data.metadata.get("seconds", 0.002)))
     os.write(log, event.webhook_id.encode() + b"\\n")
 
 @handlers.on(OrderCreatedEvent)
 async def blocks(event):
-    time.sleep(float(event.data.metadata["seconds"]))  # as a handler must not
+    open("blocked", "w").close()
+    while os.path.exists("hold"):
+        time.sleep(0.01)  # as a handler must not
 """
 
 #: Passes sockets as a service manager does: numbers from 3 on, addressed to the process itself.
@@ -53,7 +57,11 @@ os.execv(sys.executable, [sys.executable, *rest[count:]])
 
 @attrs.define
 class ServiceManager:
-    """Daemons in one directory, with what they log, run and say to the service manager."""
+    """Daemons in one directory, with what they log, run and say to the service manager.
+
+    No handler ends while there is a file "hold" in the directory; that of ``order.created`` blocks
+    the event loop until then, and makes a file "blocked" before.
+    """
 
     directory: Path
     notify: socket.socket
@@ -115,11 +123,15 @@ class ServiceManager:
 
     async def wait_for(self, event: str, count: int = 1) -> dict[str, Any]:
         """Wait until ``event`` was logged ``count`` times, and return the last one."""
-        with trio.fail_after(PATIENCE_SECONDS):
-            while len(self.logged(event)) < count:
-                assert self.processes[-1].poll() is None, (self.directory / "log").read_text()
-                await trio.sleep(0.01)
-        return self.logged(event)[-1]
+
+        def logged() -> list[dict[str, Any]]:
+            ended = self.processes[-1].poll() is not None
+            found = self.logged(event)
+            assert len(found) >= count or not ended, (self.directory / "log").read_text()
+            return found if len(found) >= count else []
+
+        entries: list[dict[str, Any]] = await until(logged)
+        return entries[-1]
 
     async def url(self) -> str:
         """The address of the daemon that started last."""

@@ -1,11 +1,13 @@
 """A daemon that misbehaving handlers try to end, under a supervisor that starts it again."""
 
+import json
 import os
 import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -18,10 +20,11 @@ from .waiting import PATIENCE_SECONDS, wait_until
 
 #: What a webhook id begins with says what its handler does; ``order.paid`` is enqueued,
 #: ``order.created`` is inline. The handlers of ``order.updated`` (enqueued) and ``order.refunded``
-#: (inline) are plain functions, which wait in their threads.
+#: (inline) are plain functions, which wait in their threads. An id that ends in ``-late`` lets the
+#: store have the beginning of the run first; ``aside`` waits while there is a file "hold".
 APPLICATION = """
 import asyncio, ctypes, os, re, signal, sys, threading, time
-import trio, sdk_trio
+import apsw, trio, sdk_trio
 from sdk_trio.events import (
     OrderCreatedEvent, OrderPaidEvent, OrderRefundedEvent, OrderUpdatedEvent
 )
@@ -96,6 +99,8 @@ def match():
 
 
 async def aside():
+    while os.path.exists("hold"):
+        await trio.sleep(0.01)
     await trio.sleep(float(os.environ.get("ASIDE", "0")))
 
 
@@ -123,11 +128,19 @@ ENDS = {
 }
 
 
+async def recorded(event):
+    store = apsw.Connection("data/inbox.db", flags=apsw.SQLITE_OPEN_READONLY)
+    state = "SELECT state FROM inbox WHERE webhook_id = ?"
+    while store.execute(state, (event.webhook_id,)).get != "running":
+        await trio.sleep(0.005)
+    store.close()
+
+
 async def handle(event):
     note("begun", event)
     kind, _, when = event.webhook_id.partition("-")
     if when.startswith("late"):
-        await trio.sleep(0.3)
+        await recorded(event)
     done = ENDS.get(kind, lambda: None)()
     if done is not None:
         await done
@@ -227,6 +240,12 @@ class Daemon:
         file = self.directory / "log"
         return file.read_text(errors="replace") if file.exists() else ""
 
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """The lines of an event, without one that is still being written."""
+        whole, _, _ = self.log().rpartition("\n")
+        entries = (json.loads(line) for line in whole.splitlines() if line.startswith("{"))
+        return [entry for entry in entries if entry["event"] == event]
+
     def runs(self, webhook_id: str, what: str = "begun") -> int:
         """How many runs of an event were begun, or ended."""
         file = self.directory / "runs"
@@ -262,8 +281,14 @@ class Daemon:
         return (self.record(webhook_id) or {}).get("state")
 
     def wait_for_state(self, webhook_id: str, state: str) -> dict[str, object]:
-        wait_until(lambda: self.state(webhook_id) == state, self.log)
-        return self.record(webhook_id) or {}
+        """Wait until an event is in a state, and return the record that says so."""
+
+        def in_state() -> dict[str, object] | None:
+            record = self.record(webhook_id) or {}
+            return record if record.get("state") == state else None
+
+        found: dict[str, object] = wait_until(in_state, self.log)
+        return found
 
     def signal(self, number: int) -> None:
         assert self.process is not None

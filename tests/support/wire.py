@@ -38,7 +38,11 @@ class Wire:
         self._stream.socket.close()
 
     async def send(self, data: bytes) -> None:
-        await self._stream.send_all(data)
+        """Send bytes; ConnectionError when the receiver has closed."""
+        try:
+            await self._stream.send_all(data)
+        except trio.BrokenResourceError as error:
+            raise ConnectionError("the connection was reset") from error
 
     async def answer(self) -> WireAnswer:
         """Read one answer; ConnectionError when the receiver closes first."""
