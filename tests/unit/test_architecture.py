@@ -271,6 +271,10 @@ def test_remarks_to_the_linter_are_few_and_say_why():
     )
 
 
+def _name(node):
+    return getattr(node, "attr", None) or getattr(node, "id", None)
+
+
 def _broad_excepts(text):
     """Yield the lines that catch everything and let nothing go on."""
     for node in ast.walk(ast.parse(text)):
@@ -279,7 +283,7 @@ def _broad_excepts(text):
             # What only cleans up and raises again hides nothing.
             cleans = isinstance(last, ast.Raise) and last.exc is None
             caught = [] if cleans else [node.type]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+        elif isinstance(node, ast.Call) and _name(node.func) == "suppress":
             caught = node.args
         else:
             continue
@@ -294,6 +298,8 @@ def test_an_except_for_everything_says_why():
     silent = []
     for path in FILES.values():
         text = path.read_text(encoding="utf-8")
+        if not re.search(r"\b(except|suppress)\b.*\b(Base)?Exception\b", text):
+            continue  # most files: to parse them takes its time
         lines = text.splitlines()
         silent += [
             f"{path.relative_to(PACKAGE)}:{number}"
