@@ -1,17 +1,16 @@
 """A handler that blocks the event loop is named while it does, in the log and in the metrics."""
 
-import json
 import re
 import signal
 
 import httpx
+from support.logs import entries_in
 from support.supervised import Daemon, running
 from support.waiting import wait_until
 
 
 def events_of(daemon, name):
-    lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == name]
+    return entries_in(daemon.log(), name)
 
 
 def test_a_loop_that_stands_still_is_reported_once_with_the_handler_that_holds_it(tmp_path):

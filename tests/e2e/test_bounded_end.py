@@ -1,6 +1,5 @@
 """TERM ends a daemon in its time, whatever handlers do; signals of the first moment are kept."""
 
-import json
 import os
 import signal
 import threading
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.disk_faults import DiskFaults, hanging
+from support.logs import entries_in
 from support.supervised import Daemon, running
 from support.waiting import wait_until
 
@@ -31,8 +31,7 @@ def is_set(process, mask, number):
 
 
 def events_of(daemon, name):
-    lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == name]
+    return entries_in(daemon.log(), name)
 
 
 @pytest.mark.parametrize("kind", ["thread", "shield", "swallow", "block"])

@@ -3,12 +3,12 @@
 A handler that raises what is meant to end a program ends nothing but its own run.
 """
 
-import json
 import time
 
 import pytest
 import trio
 from support.deliveries import SECRET
+from support.logs import entries_in
 from support.supervised import Daemon, running
 from support.unawaited import SEEN_SECONDS, wait_until_unawaited
 from support.waiting import wait_until
@@ -36,8 +36,7 @@ def daemon(tmp_path):
 
 
 def events_of(daemon, name):
-    lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == name]
+    return entries_in(daemon.log(), name)
 
 
 @pytest.mark.parametrize("inline", [False, True], ids=["queued", "inline"])

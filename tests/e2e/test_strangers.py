@@ -13,6 +13,7 @@ import httpx
 import pytest
 from support.command_forker import run_command
 from support.deliveries import SECRET
+from support.logs import entries_in
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.testing import sign_delivery
@@ -69,8 +70,9 @@ class Daemon:
                 stderr=err,
                 preexec_fn=limit,
             )
-        self.wait_for("runtime.started")
-        line = next(line for line in self.log() if line["event"] == "runtime.started")
+        self.wait_for('"runtime.started"')
+        # Its line may still be under way.
+        (line,) = wait_until(lambda: entries_in(self.errors(), "runtime.started"), self.errors)
         self.port = int(line["receiver"][0].rpartition(":")[2])
         return self
 
@@ -78,8 +80,7 @@ class Daemon:
         return (self.directory / f"out-{self.starts}").read_text()
 
     def log(self):
-        text = (self.directory / f"err-{self.starts}").read_text()
-        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return entries_in((self.directory / f"err-{self.starts}").read_text())
 
     def errors(self):
         return (self.directory / f"err-{self.starts}").read_text()

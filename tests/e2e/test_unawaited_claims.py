@@ -4,11 +4,11 @@ docs/adr/0047-one-sync-for-an-inline-delivery.md names the points; each is one t
 test_process_deaths (the first moment of the handler) and test_power_cut (a handler at work).
 """
 
-import json
 import threading
 
 import pytest
 from support.disk_faults import DiskFaults, broken, hanging
+from support.logs import entries_in
 from support.power_cut import PowerCut
 from support.supervised import SIGKILL, Daemon, running
 from support.unawaited import SEEN_SECONDS, claims_of, wait_until_unawaited
@@ -34,8 +34,7 @@ def power(daemon, faults):
 
 
 def logged(daemon, event):
-    lines = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == event]
+    return entries_in(daemon.log(), event)
 
 
 def die_with(daemon, webhook_id, faults, fault):
