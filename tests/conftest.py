@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, settings
 from support.command_line import CommandLine, clear_environment
 from support.postgres import remove_server, running_server
 
+from sdk_trio.base.logs import Outage
+
 # The machine that runs this is shared and slow at times: an example may take long, a hang is
 # caught by faulthandler_timeout and by fail_after in the tests.
 settings.register_profile(
@@ -57,6 +59,8 @@ def the_log_of_each_test():
     yield
     root.handlers[:], level, root.propagate = before
     root.setLevel(level)
+    # A store that a test has left away is not the one of the next test, which is told at once.
+    Outage.ended += 1
 
 
 @pytest.fixture(scope="session", autouse=True)

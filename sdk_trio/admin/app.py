@@ -270,7 +270,7 @@ class AdminApp:
             )
         except TooManyListenersError as error:
             return problem(503, str(error), (b"retry-after", b"5"))
-        except Exception as error:
+        except Exception as error:  # _failure raises what has no meaning here
             return self._failure(error, CALL_SECONDS)
         return None
 
@@ -339,7 +339,7 @@ class AdminApp:
         try:
             with trio.fail_after(route.seconds):
                 return await route.answer()
-        except Exception as error:
+        except Exception as error:  # _failure raises what has no meaning here
             return self._failure(error, route.seconds)
 
     def _failure(self, error: Exception, seconds: float) -> Reply:
@@ -527,7 +527,7 @@ class AdminApp:
         """Return the check of a part; a check that raises is a failed one."""
         try:
             return source()
-        except Exception as error:
+        except Exception as error:  # a fault of one part must not silence a probe
             self._report_once(source, error)
             return Check(getattr(source, "__name__", "part"), False, "the check itself failed")
 
@@ -545,10 +545,9 @@ class AdminApp:
 
     def _part_samples(self) -> Iterator[Sample]:
         for source in self._sources.samples:
-            # A failing part must not hide the metrics of all the others.
             try:
                 yield from filter(self._is_known, source())
-            except Exception as error:
+            except Exception as error:  # it must not hide the metrics of all the others
                 self._report_once(source, error)
 
     def _is_known(self, sample: Sample) -> bool:

@@ -172,7 +172,7 @@ class FeedReader:
 
         try:
             await self._converse(context)
-        except Exception as group:
+        except Exception as group:  # nurseries wrap what is told apart here
             error = only_member(group)
             if isinstance(error, ConnectionRejected):
                 if error.status_code == 400 and self._taken_in is not None:

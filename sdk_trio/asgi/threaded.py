@@ -266,11 +266,11 @@ def asyncio_loop() -> Iterator[HostLoop]:
 
 
 async def _captured(call: Callable[[], Awaitable[None]]) -> "outcome.Outcome[None]":
-    # SystemExit and KeyboardInterrupt would end the server's loop: they are the handler's failure,
-    # as in every other handler.
     try:
         await call()
     except BaseException as error:
+        # SystemExit and KeyboardInterrupt would end the server's loop: they are the handler's
+        # failure, as in every other handler.
         return outcome.Error(error)
     return outcome.Value(None)
 

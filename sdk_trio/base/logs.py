@@ -444,7 +444,7 @@ class LineHandler(logging.Handler):
         """Write a record, which may be of anybody."""
         try:
             self.output.write(record.levelno, self._line(record))
-        except Exception:
+        except Exception:  # logging reports what it cannot write in its own way
             self.handleError(record)
 
     def _line(self, record: logging.LogRecord) -> str:

@@ -175,7 +175,7 @@ class _Loop:
                 nursery.cancel_scope.deadline = trio.current_time() + CLOSING_SECONDS
                 for held in self._held:
                     held.let_go()
-        except Exception as error:
+        except Exception as error:  # the thread that opens the client raises it
             if self._opened.is_set():
                 raise
             self._error = error

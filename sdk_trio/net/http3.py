@@ -318,6 +318,8 @@ class Http3Connection:
         try:
             self._h3.send_headers(stream.id, headers, end_stream=not has_body)
         except Exception as error:
+            # The errors of aioquic and of its encoder have no class in common; none is the server's
+            # doing, as nothing has been sent.
             raise OurProtocolError(f"HTTP/3 cannot carry this request: {error}") from error
         stream.upload_ended = not has_body
         self._streams[stream.id] = stream

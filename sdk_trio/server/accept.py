@@ -211,7 +211,7 @@ class Acceptor:
             connection = self._connect(sock)
             if connection is not None:
                 await connection.run()
-        except* Exception as errors:
+        except* Exception as errors:  # other connections go on
             reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
             _log.warning("server.connection_failed", error=reason)
         finally:

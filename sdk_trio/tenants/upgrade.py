@@ -545,7 +545,7 @@ class DefaultTenantFinder:
             return _require_active(await self._tenants.get(answer))
         except DefaultTenantError:
             raise
-        except Exception as error:
+        except Exception as error:  # the host's own code may raise anything
             raise DefaultTenantError(
                 f"the host's resolver of the default tenant failed: {type(error).__name__}: "
                 f"{error}; it must return a tenant that exists and is active"

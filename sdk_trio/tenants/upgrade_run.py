@@ -222,7 +222,7 @@ class Upgrader:
                         result = await self._run(run, chosen, names)
                 except term.TermEndedError:
                     pass  # another host goes on with it
-                except Exception as error:
+                except Exception as error:  # raised below, outside of the nursery
                     failure = error
                 except BaseException as error:
                     _log_interrupted(run, error)
@@ -671,7 +671,7 @@ def _step_errors(step: UpgradeStep) -> Iterator[None]:
         yield
     except SdkError:
         raise
-    except Exception as error:
+    except Exception as error:  # steps call the host's own code
         raise UpgradeError(
             f"the upgrade step {step.name!r} failed: {type(error).__name__}: {error}; the position "
             "is kept"

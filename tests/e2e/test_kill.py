@@ -1,7 +1,6 @@
 """The promise itself: what was answered 200 is handled, whatever happens to the process."""
 
 import collections
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import trio
 from support.command_forker import Program, start_program
 from support.deliveries import SECRET
+from support.logs import entries_in
 from support.ports import free_port
 from support.wire import Wire
 
@@ -85,9 +85,7 @@ class Daemon:
         return self.handled_file.read_text().split() if self.handled_file.exists() else []
 
     def logged(self, event: str) -> list[dict]:
-        lines = (self.directory / "log").read_text().splitlines()
-        entries = [json.loads(line) for line in lines if line.startswith("{")]
-        return [entry for entry in entries if entry["event"] == event]
+        return entries_in((self.directory / "log").read_text(), event)
 
     def kill(self, signal_number: int) -> None:
         os.kill(self.process.pid, signal_number)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from support.command_forker import run_command
 from support.deliveries import SECRET
+from support.logs import entries_in
 from support.waiting import PATIENCE_SECONDS, wait_until
 
 from sdk_trio.testing import sign_delivery
@@ -78,12 +79,10 @@ class Daemon:
         return (self.directory / f"out-{self.starts}").read_text()
 
     def log(self):
-        # Without what comes behind the last line break: a line that is still being written.
-        whole, _, _ = self.errors().rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+        return entries_in(self.errors())
 
     def started(self):
-        return [line for line in self.log() if line["event"] == "runtime.started"]
+        return entries_in(self.errors(), "runtime.started")
 
     def errors(self):
         return (self.directory / f"err-{self.starts}").read_text()

@@ -15,6 +15,7 @@ import apsw
 import pytest
 import trio
 import trio.testing
+from support.waiting import until
 
 from sdk_trio.errors import InvalidTenantError, StoreUnavailableError, TenantNotActiveError
 from sdk_trio.storage.open import open_store
@@ -54,6 +55,15 @@ def add(body):
 
 def bodies(connection):
     return [body for (body,) in connection.execute("SELECT body FROM grants ORDER BY rowid")]
+
+
+async def give_up(databases, function):
+    """Run a function, and cancel the call as soon as the function has begun."""
+    begun = threading.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(databases.run, TENANT, lambda c: (begun.set(), function(c)))
+        await until(begun.is_set)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_function_is_a_transaction_of_its_own(tmp_path):
@@ -129,8 +139,7 @@ async def test_a_disk_that_hangs_lets_a_cancelled_caller_go_and_is_waited_for_by
     disk = threading.Event()
     async with opened(tmp_path) as databases:
         with trio.fail_after(60):
-            with trio.move_on_after(0.05):
-                await databases.run(TENANT, lambda c: (disk.wait(60), add("late")(c)))
+            await give_up(databases, lambda c: (disk.wait(60), add("late")(c)))
             with trio.move_on_after(0.1) as impatient:
                 await databases.run(TENANT, create)
             assert impatient.cancelled_caught, "two functions ran on one connection"
@@ -399,8 +408,7 @@ async def test_a_tenant_that_leaves_active_has_no_open_database_whoever_suspends
             async with tenancy.tenant_db(tenant) as database:
                 await database.run(add("active"))
                 await command.suspend(tenant, reason="test", actor="test")
-                while tenancy.databases.open_count:
-                    await trio.sleep(0.05)
+                await until(lambda: not tenancy.databases.open_count)
                 with pytest.raises(TenantNotActiveError):
                     await database.run(add("suspended"))
                 assert tenancy.databases.open_count == 0
@@ -416,13 +424,11 @@ async def test_a_close_waits_once_for_what_has_stalled(tmp_path, monkeypatch):
     disk = threading.Event()
     databases = TenantDatabases(tmp_path)
     with trio.fail_after(60):
-        with trio.move_on_after(0.05):
-            await databases.run(TENANT, lambda _c: disk.wait(100))
+        await give_up(databases, lambda _c: disk.wait(100))
         # Whoever was cancelled has waited for it already, so the close does not wait again.
         monkeypatch.setattr(database_opener, "STALL_SECONDS", 3600)
         with pytest.raises(StoreUnavailableError, match="did not close"):
             await databases.close()
         disk.set()
-        while databases._running:
-            await trio.sleep(0.01)
+        await until(lambda: not databases._running)
     database_opener._close_all(list(databases._idle.values()))

@@ -13,6 +13,7 @@ import attrs
 
 from .command_forker import Program, run_command, start_program
 from .deliveries import SECRET
+from .logs import entries_in
 from .waiting import PATIENCE_SECONDS, wait_until
 
 
@@ -94,10 +95,7 @@ class Daemon:
     log: Path
 
     def logged(self, event: str) -> list[Mapping[str, Any]]:
-        # Without what comes behind the last line break: a line that is still being written.
-        whole, _, _ = self.log.read_text().rpartition("\n")
-        lines = [line for line in whole.splitlines() if line.startswith("{")]
-        return [entry for entry in map(json.loads, lines) if entry["event"] == event]
+        return entries_in(self.log.read_text(), event)
 
     def wait_for(self, event: str) -> Mapping[str, Any]:
 

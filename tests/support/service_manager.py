@@ -1,7 +1,6 @@
 """The service manager's side: it holds sockets, reads messages, starts and stops daemons."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ import trio
 
 from .command_forker import Program, start_program
 from .deliveries import SECRET
+from .logs import entries_in
 from .waiting import PATIENCE_SECONDS, until
 
 APPLICATION = """
@@ -113,13 +113,10 @@ class ServiceManager:
         )
 
     def log(self) -> list[dict[str, Any]]:
-        """The events that were logged; what is no event is left out."""
-        # Without what comes behind the last line break: a line that is still being written.
-        lines = (self.directory / "log").read_text().rpartition("\n")[0].splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
+        return entries_in((self.directory / "log").read_text())
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        return [entry for entry in self.log() if entry["event"] == event]
+        return entries_in((self.directory / "log").read_text(), event)
 
     async def wait_for(self, event: str, count: int = 1) -> dict[str, Any]:
         """Wait until ``event`` was logged ``count`` times, and return the last one."""

@@ -1,10 +1,9 @@
 """A daemon that misbehaving handlers try to end, under a supervisor that starts it again."""
 
-import json
 import os
 import signal
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from sdk_trio.testing import sign_delivery
 
 from .command_forker import Program, start_program
 from .deliveries import SECRET
+from .logs import entries_in
 from .ports import free_port
 from .waiting import PATIENCE_SECONDS, wait_until
 
@@ -240,11 +240,9 @@ class Daemon:
         file = self.directory / "log"
         return file.read_text(errors="replace") if file.exists() else ""
 
-    def logged(self, event: str) -> list[dict[str, Any]]:
+    def logged(self, event: str) -> list[Mapping[str, Any]]:
         """The lines of an event, without one that is still being written."""
-        whole, _, _ = self.log().rpartition("\n")
-        entries = (json.loads(line) for line in whole.splitlines() if line.startswith("{"))
-        return [entry for entry in entries if entry["event"] == event]
+        return entries_in(self.log(), event)
 
     def runs(self, webhook_id: str, what: str = "begun") -> int:
         """How many runs of an event were begun, or ended."""

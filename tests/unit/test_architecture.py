@@ -271,6 +271,44 @@ def test_remarks_to_the_linter_are_few_and_say_why():
     )
 
 
+def _name(node):
+    return getattr(node, "attr", None) or getattr(node, "id", None)
+
+
+def _broad_excepts(text):
+    """Yield the lines that catch everything and let nothing go on."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ExceptHandler):
+            last = node.body[-1]
+            # What only cleans up and raises again hides nothing.
+            cleans = isinstance(last, ast.Raise) and last.exc is None
+            caught = [] if cleans else [node.type]
+        elif isinstance(node, ast.Call) and _name(node.func) == "suppress":
+            caught = node.args
+        else:
+            continue
+        kinds = {
+            each.id for kind in caught for each in ast.walk(kind) if isinstance(each, ast.Name)
+        }
+        if kinds & {"Exception", "BaseException"}:
+            yield node.lineno
+
+
+def test_an_except_for_everything_says_why():
+    silent = []
+    for path in FILES.values():
+        text = path.read_text(encoding="utf-8")
+        if not re.search(r"\b(except|suppress)\b.*\b(Base)?Exception\b", text):
+            continue  # most files: to parse them takes its time
+        lines = text.splitlines()
+        silent += [
+            f"{path.relative_to(PACKAGE)}:{number}"
+            for number in _broad_excepts(text)
+            if not any("#" in line for line in lines[number - 2 : number + 1])
+        ]
+    assert not silent, f"name the classes, or say beside it why it is any of them: {silent}"
+
+
 def _defined_names(tree):
     for node in ast.walk(tree):
         match node:

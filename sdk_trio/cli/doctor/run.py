@@ -286,7 +286,7 @@ async def _run(check: Check, report: Report) -> None:
         )
     except SdkError as error:
         report.problem(report.check, str(error), "see the message")
-    except Exception as error:
+    except Exception as error:  # a fault in one check must not end the others
         report.warning(
             report.check,
             # The class alone: the message of an unforeseen error may quote a secret.

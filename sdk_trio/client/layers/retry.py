@@ -404,7 +404,7 @@ class HedgeLayer(CallLayer):
     async def _run(self, call: Call, runner: _Runner, race: _Race) -> None:
         try:
             runner.response = await self.next.send(call, runner.kind)
-        except Exception as error:
+        except Exception as error:  # the race decides whether it counts
             runner.error = error
         race.note_end(runner)
 

@@ -401,7 +401,7 @@ class GroupCommit:
         """Return the error for which ``batch`` was rolled back; None if each job has its result."""
         try:
             connection = self._connected()
-        except Exception as error:
+        except Exception as error:  # each caller of the batch gets it
             return error
         committing = False
         try:
@@ -417,7 +417,7 @@ class GroupCommit:
                 committing = True
         except UnreplicatedError as error:
             return _CommitUnknownError(str(error))
-        except Exception as error:
+        except Exception as error:  # a job may raise anything of its own
             if connection.useless:
                 self._connection = None
                 if committing:

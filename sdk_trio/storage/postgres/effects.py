@@ -107,7 +107,7 @@ class EffectTransactions:
                     locked = True
                     value = self._apply(connection, effects)
                     self._end(connection, key, now)
-            except Exception as error:
+            except Exception as error:  # effects may raise anything of their own
                 if _is_conflict(error) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
                     time.sleep(_PAUSE_SECONDS * conflicts)

@@ -639,11 +639,11 @@ class Committer(trio.abc.Instrument):
                 # fail in the middle, when another process has written in between.
                 connection.execute("BEGIN IMMEDIATE")
                 self.transactions += 1
-        except Exception as error:
+        except Exception as error:  # each caller of the batch gets it
             return error
         try:
             _perform(connection, batch)
-        except Exception as error:
+        except Exception as error:  # a job may raise anything of its own
             self._roll_back()
             # One bad job must not fail the others: each gets a transaction of its own.
             if len(batch) == 1:
@@ -658,7 +658,7 @@ class Committer(trio.abc.Instrument):
                 with self._log_kept():
                     connection.execute("COMMIT")
                     self._confirm(connection, told=any(entry.told for entry in batch))
-        except Exception as error:
+        except Exception as error:  # each caller of the batch gets it
             self._roll_back()
             return error
         if batch[0].single and connection.txn_state():

@@ -86,7 +86,7 @@ def _within_budget(connection: apsw.Connection, effects: Effects[T]) -> T:
         raise
     except apsw.InterruptError as error:
         raise EffectsFailedError(_too_slow()) from error
-    except BaseException as error:
+    except BaseException as error:  # the handler's own, whatever it is
         raise EffectsFailedError(error) from None  # noqa: ASYNC104 - no task runs in this thread
     finally:
         connection.set_progress_handler(None)
