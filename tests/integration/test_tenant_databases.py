@@ -122,6 +122,15 @@ async def test_cancelled_before_it_began_nothing_happens_and_later_it_is_finishe
         assert await databases.run(TENANT, bodies) == ["began"]
 
 
+async def cancelled_once_it_runs(databases, function):
+    """Run a function, and cancel its caller when it has begun: before, nothing would happen."""
+    began = threading.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(databases.run, TENANT, lambda c: (began.set(), function(c)))
+        assert await trio.to_thread.run_sync(began.wait, 60)
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_disk_that_hangs_lets_a_cancelled_caller_go_and_is_waited_for_by_the_next(
     tmp_path, monkeypatch
 ):
@@ -129,8 +138,7 @@ async def test_a_disk_that_hangs_lets_a_cancelled_caller_go_and_is_waited_for_by
     disk = threading.Event()
     async with opened(tmp_path) as databases:
         with trio.fail_after(60):
-            with trio.move_on_after(0.05):
-                await databases.run(TENANT, lambda c: (disk.wait(60), add("late")(c)))
+            await cancelled_once_it_runs(databases, lambda c: (disk.wait(60), add("late")(c)))
             with trio.move_on_after(0.1) as impatient:
                 await databases.run(TENANT, create)
             assert impatient.cancelled_caught, "two functions ran on one connection"
@@ -416,8 +424,7 @@ async def test_a_close_waits_once_for_what_has_stalled(tmp_path, monkeypatch):
     disk = threading.Event()
     databases = TenantDatabases(tmp_path)
     with trio.fail_after(60):
-        with trio.move_on_after(0.05):
-            await databases.run(TENANT, lambda _c: disk.wait(100))
+        await cancelled_once_it_runs(databases, lambda _c: disk.wait(100))
         # Whoever was cancelled has waited for it already, so the close does not wait again.
         monkeypatch.setattr(database_opener, "STALL_SECONDS", 3600)
         with pytest.raises(StoreUnavailableError, match="did not close"):
