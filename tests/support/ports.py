@@ -12,7 +12,8 @@ def free_port() -> int:
     perhaps stops and starts again, binds it.
     """
     while True:
-        port = random.randint(15_000, 32_000)
+        # Not of the seeded numbers: Hypothesis gives all processes of a run the same ones.
+        port = random.SystemRandom().randint(15_000, 32_000)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

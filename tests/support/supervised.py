@@ -262,8 +262,13 @@ class Daemon:
         return (self.record(webhook_id) or {}).get("state")
 
     def wait_for_state(self, webhook_id: str, state: str) -> dict[str, object]:
-        wait_until(lambda: self.state(webhook_id) == state, self.log)
-        return self.record(webhook_id) or {}
+        def there() -> dict[str, object] | None:
+            found = self.record(webhook_id)
+            return found if found is not None and found["state"] == state else None
+
+        # Looked at once: a retry may have been taken when it is looked at again.
+        found: dict[str, object] = wait_until(there, self.log)
+        return found
 
     def signal(self, number: int) -> None:
         assert self.process is not None
