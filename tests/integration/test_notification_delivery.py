@@ -19,8 +19,8 @@ from support.notifications import (
     read_request,
     reset,
 )
-from support.notified import LEASE, FakeChannel, Stores, states, stores_of, transition
-from support.waiting import until
+from support.notified import FakeChannel, Stores, states, stores_of, transition
+from support.waiting import PATIENCE_SECONDS, until
 
 from sdk_trio.notifications.pump import ChannelLimits, NotificationPump
 from sdk_trio.notifications.send import Outcome, RetrySchedule, Sent
@@ -301,11 +301,12 @@ async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
     stores: Stores,
 ) -> None:
     """Cancel after each number of the loop's steps; the next owner finishes what is left."""
-    first = await stores.open("start")
+    lasting = {"lease_seconds": 10 * PATIENCE_SECONDS}
+    first = await stores.open("start", **lasting)
     await first.notifications.enlist({}, now=0.0, oldest=0.0)
     sent: list[str] = []
     for steps in range(45):
-        store = await stores.open(f"o{steps}")
+        store = await stores.open(f"o{steps}", **lasting)
         channel = FakeChannel(behave=slow if steps % 2 else None)
         record = await transition(store, f"t{steps}", now=time.time())
         with trio.CancelScope() as scope:
@@ -328,10 +329,10 @@ async def test_cancelled_at_any_point_nothing_is_lost_or_stuck_or_sent_twice(
             assert (found.state == "sent") <= (record.delivery_id in channel.finished)
             assert (found.state == "unknown") <= (record.delivery_id in channel.begun)
     final = FakeChannel()
-    store = await stores.open("final")
+    store = await stores.open("final", **lasting)
     async with running_pump({"sms": final}, store):
         # Sooner than any lease expires: none was left behind.
-        await until(all_in(store, "sent", "unknown"), seconds=LEASE / 2)
+        await until(all_in(store, "sent", "unknown"))
     sent += final.begun
     assert len(sent) == len(set(sent))
     records = await store.notifications.find(limit=100)

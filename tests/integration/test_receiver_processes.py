@@ -107,7 +107,8 @@ def two_processes(directory: Path) -> Iterator[tuple[str, list[subprocess.Popen[
 def handled(directory: Path) -> list[tuple[str, str]]:
     """Process and id of every run of a handler, in their order."""
     file = directory / "handled"
-    lines = file.read_text().splitlines() if file.exists() else []
+    # What follows the last end of a line is still being written.
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return [(process, webhook_id) for process, webhook_id in map(str.split, lines)]
 
 

@@ -1,5 +1,7 @@
 """What a comparison of two databases notices, and what it leaves out."""
 
+import threading
+
 import apsw
 import pytest
 import trio
@@ -97,11 +99,12 @@ async def test_a_long_comparison_can_be_cancelled(tmp_path):
         "INSERT INTO keyed WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n "
         "WHERE i < 200000) SELECT 'key ' || i, i FROM n",
     )
-    begun = trio.Event()
+    begun, cancelled = trio.Event(), threading.Event()
     token = trio.lowlevel.current_trio_token()
 
     def pause():
         token.run_sync_soon(begun.set)
+        assert cancelled.wait(60)  # or it is through before anybody has cancelled it
         trio.from_thread.check_cancelled()
 
     def work():
@@ -113,6 +116,7 @@ async def test_a_long_comparison_can_be_cancelled(tmp_path):
             nursery.start_soon(trio.to_thread.run_sync, work)
             await begun.wait()
             nursery.cancel_scope.cancel()
+            cancelled.set()
     assert nursery.cancel_scope.cancelled_caught
 
 

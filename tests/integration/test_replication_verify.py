@@ -265,8 +265,7 @@ async def _seen_at_the_admin_address(url):
             text = (await client.get("/metrics")).text
             return text if 'sdk_replication_databases{state="Healthy"} 1\n' in text else ""
 
-        await until(metrics_of_one_healthy)
-        metrics = await metrics_of_one_healthy()
+        metrics = await until(metrics_of_one_healthy)
         assert "\nsdk_replication_lag_seconds " in metrics
         assert "\nsdk_replication_verified_age_seconds " in metrics
         checks = {check["name"]: check for check in (await client.get("/readyz")).json()["checks"]}

@@ -533,7 +533,8 @@ async def test_nothing_is_left_open_after_the_end(store):
         before = descriptors()
         for _ in range(3):
             await once()
-        assert len(descriptors()) == len(before)
+        # What an earlier test of this process has left may be closed meanwhile.
+        assert len(descriptors()) <= len(before)
 
 
 async def test_no_signal_handler_is_installed_when_embedded():

@@ -398,7 +398,7 @@ async def test_many_finished_deliveries_do_not_slow_the_search_for_due_ones(
         await inbox.accept(delivery(f"m{n}"), leased=True)
     empty = await search()
     await inbox._committer.submit(lambda c: c.set_progress_handler(None))
-    await inbox._committer.submit(fill)
+    await inbox._committer.submit(fill, patient=True)
     await inbox._committer.submit(lambda c: c.set_progress_handler(count, 1))
     assert empty > 0
     # The first search looks at the newest of them, once.
@@ -501,7 +501,7 @@ async def test_deliveries_wait_for_a_short_log_to_be_copied_during_the_retention
             writes.accept(connection, terms, told, True)
             writes.end_runs(connection, terms, [writes.RunEnd(told.key, 1000.0, 1001.0)])
 
-    await inbox._committer.submit(fill)
+    await inbox._committer.submit(fill, patient=True)
     assert await inbox._clear_log(10)
     assert log.stat().st_size == 0
     sizes = []

@@ -73,7 +73,7 @@ def project(pytester):
         pytester.makepyfile(test_application=tests)
         # respx has a plugin, which loads httpx into every test run that it is installed for.
         quiet = ("-p", "no:cacheprovider", "-p", "no:respx")
-        result = pytester.runpytest_subprocess(*quiet, timeout=60)
+        result = pytester.runpytest_subprocess(*quiet, timeout=300)
         result.assert_outcomes(**outcomes)
         return result
 
@@ -527,7 +527,7 @@ def test_no_trio_mode_is_needed(pytester):
         """
     )
     result = pytester.runpytest_subprocess(
-        "-p", "no:cacheprovider", "-p", "no:respx", "-o", "pythonpath=.", timeout=60
+        "-p", "no:cacheprovider", "-p", "no:respx", "-o", "pythonpath=.", timeout=300
     )
     result.assert_outcomes(passed=4)
 
@@ -589,7 +589,7 @@ def test_handlers_with_transactions_get_a_store_on_disk(pytester):
                 assert sdk_app.settings.webhooks.queue.max_attempts == 2
         """
     )
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:respx", timeout=60)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:respx", timeout=300)
     result.assert_outcomes(passed=2)
 
 

@@ -317,6 +317,7 @@ async def test_max_run_duration_in_a_step_keeps_the_position_and_the_next_run_go
         assert marker is not None
         assert (marker.state, marker.position) == (UpgradeState.RUNNING, "3")
         step.before = None
+        host.settings = host_settings(tmp_path)
         await host.upgrader(steps=[step]).run()
         assert step.ran == [0, 1, 2, 3, 4]
 
@@ -334,6 +335,7 @@ async def test_max_run_duration_among_the_deliveries_keeps_whole_batches(tmp_pat
         assert f"'deliveries', position {marker.position}." in str(caught.value)
         left = 95 - int(marker.position)
         assert await host.store.upgrade.count_unassigned() == left
+        host.settings = host_settings(tmp_path)
         result = await host.upgrader().run()
         assert result.done["deliveries"] == left
         assert await host.store.upgrade.count_unassigned() == 0

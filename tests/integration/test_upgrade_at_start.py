@@ -76,7 +76,7 @@ async def test_a_host_whose_upgrade_takes_too_long_does_not_start_and_goes_on_ne
         await starting.run()
     assert not starting.ready
     step.before = None
-    again = receiver(settings, step)
+    again = receiver(host_settings(tmp_path), step)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(again.run)

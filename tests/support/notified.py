@@ -35,15 +35,16 @@ class Stores:
     file: Path
     opened: list[Any] = attrs.Factory(list)
 
-    async def open(self, owner: str) -> Any:
+    async def open(self, owner: str, **changes: float) -> Any:
+        terms = TERMS | changes
         if self.kind == "memory":
             await trio.lowlevel.checkpoint()
             shares = self.opened[0] if self.opened else None
-            self.opened.append(MemoryInbox(owner=owner, shares=shares, **TERMS))
+            self.opened.append(MemoryInbox(owner=owner, shares=shares, **terms))
         elif self.kind == "postgres":
-            self.opened.append(await open_inbox(self.file, owner=owner, **TERMS))
+            self.opened.append(await open_inbox(self.file, owner=owner, **terms))
         else:
-            self.opened.append(await SqliteInbox.open(self.file, owner=owner, **TERMS))
+            self.opened.append(await SqliteInbox.open(self.file, owner=owner, **terms))
         return self.opened[-1]
 
     async def close(self) -> None:
