@@ -267,6 +267,18 @@ async def test_a_run_that_is_put_off_counts_for_nothing_and_is_due_at_its_time(
     assert (list(due.records), due.next_due_at) == ([], 1100)
     due = await inbox.take_due(limit=9, now=1100)
     assert [record.webhook_id for record in due.records] == ["began", "leased", "first"]
+    # One that ends well has no error left of its wait; the error of a failed run is history.
+    inbox.begin("began", now=1101)
+    await inbox.start("leased", now=1101)
+    await inbox.start("first", now=1101)
+    await inbox.finish("first", Retry(1102, "no"), now=1101)
+    assert len((await inbox.take_due(limit=9, now=1102)).records) == 1
+    inbox.begin("first", now=1102)
+    for name, error in (("began", None), ("leased", None), ("first", "no")):
+        await inbox.finish(name, Done(), now=1103)
+        record = await inbox.get(name)
+        assert record is not None
+        assert (record.state, record.last_error) == (DeliveryState.DONE, error)
 
 
 async def test_what_was_answered_is_kept_with_a_run_that_ended_well(stores: Stores) -> None:

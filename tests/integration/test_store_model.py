@@ -139,6 +139,8 @@ class Model:
             return
         row.owner = row.until = row.due = None
         begun = now if row.started is None else row.started
+        if outcome[0] in ("done", "answered") and row.attempts < 2:
+            row.error = None
         match outcome:
             case ("done",):
                 row.state, row.finished = "done", now

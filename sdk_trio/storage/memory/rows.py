@@ -181,6 +181,8 @@ class Deliveries:
         row.held_bytes = 0
         row.state = DeliveryState.DONE
         row.finished_at = now
+        if row.attempts < 2:
+            row.last_error = None  # the reason for which it had waited, such as a paused route
         # Enough to see that a redelivery has another body, without keeping the first one.
         row.body_hash = hash(row.raw)
         row.raw = row.next_attempt_at = row.owner = None

@@ -417,6 +417,10 @@ _STATE = (
     "finished_at, last_error, generation"
 )
 
+# Without a failed run, the last error of a delivery that ends well is the reason for which it had
+# waited, such as a paused route, and that is over.
+_ERROR = "CASE WHEN attempts > {counted} THEN last_error END"
+
 # A run that ended before its start was handed over is one statement instead of two (ADR 11). One
 # whose start or whose end may have been committed before (`again`) counts once, and ends nothing
 # that is not ours: it may be done and put back by now.
@@ -433,7 +437,7 @@ WITH gone AS (
 ), {COUNTED.format(done=1, rows="gone")}
 INSERT INTO ended ({_STATE})
 SELECT sequence, queued, ordered, attempts + 1 - counted, earlier_attempts, process_ends,
-    ran_alone, begun, now, last_error, generation FROM gone
+    ran_alone, begun, now, {_ERROR.format(counted="counted")}, generation FROM gone
 """
 
 # A run that has lost its lease to another owner changes nothing: the other one's run counts.
@@ -446,7 +450,7 @@ WITH gone AS (
 ), {COUNTED.format(done=1, rows="gone")}
 INSERT INTO ended ({_STATE})
 SELECT sequence, queued, ordered, attempts, earlier_attempts, process_ends, ran_alone, started_at,
-    now, last_error, generation FROM gone
+    now, {_ERROR.format(counted=1)}, generation FROM gone
 """
 
 _OURS = f"sequence = ({_SEQUENCE}) AND lease_owner = %(owner)s AND {UNFINISHED}"

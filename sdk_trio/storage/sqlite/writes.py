@@ -279,12 +279,17 @@ _DONE = {
 # A run that has lost its lease to another owner changes nothing: the other one's run counts.
 _OURS = f"sequence = ? AND lease_owner = ? AND {UNFINISHED}"
 
-_STORY = "queued, attempts, earlier_attempts, process_ends, ran_alone, last_error, generation"
+# Without a failed run, the last error of a delivery that ends well is the reason for which it had
+# waited, such as a paused route, and that is over.
+_STORY = (
+    "queued, attempts, earlier_attempts, process_ends, ran_alone, "
+    "CASE WHEN attempts > {counted} THEN last_error END, generation"
+)
 
 _END = {
     rows: f"""
 DELETE FROM open WHERE sequence IN {arrivals.placeholders(rows)} AND lease_owner = ?
-    AND {UNFINISHED} RETURNING sequence, started_at, {_STORY}
+    AND {UNFINISHED} RETURNING sequence, started_at, {_STORY.format(counted=1)}
 """
     for rows in arrivals.ROWS_AT_ONCE
 }
@@ -292,7 +297,7 @@ DELETE FROM open WHERE sequence IN {arrivals.placeholders(rows)} AND lease_owner
 # A run that ended before its start was handed over is one step instead of two (ADR 11).
 _RUN = f"""
 DELETE FROM open WHERE sequence = :sequence AND {_MAY_START}
-RETURNING {_STORY}
+RETURNING {_STORY.format(counted=0)}
 """
 
 _FAIL = f"""
