@@ -216,8 +216,8 @@ def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
         if not standalone:
             yield Problem(
                 ACCESS_TOKEN,
-                "is required: set it through the variable SDK__ACCESSTOKEN or a secret store, or "
-                "run standalone, without the client (run --standalone)",
+                "is required; with --standalone it is not, if no handler calls the upstream. Else "
+                "set it through the variable SDK__ACCESSTOKEN or a secret store",
             )
     elif is_quoted(token.reveal()):
         yield Problem(ACCESS_TOKEN, QUOTED)
