@@ -44,6 +44,7 @@ if not describing():
     from ..webhooks.signed_request import own_url
     from ..webhooks.simulator import PREFIX
     from .application import import_registry
+    from .main import release_collector
     from .run import announcement, begin_logs, serve, tell_console
     from .settings import DEV_DEFAULTS, assignments, read
     from .sign import DEV_SECRET_NAME, provide_dev_secret
@@ -151,6 +152,7 @@ def run_reloading(directory: Path, others: Sequence[str]) -> int:
         the status of the last process, once INT or TERM has come.
     """
     words = [sys.executable, "-m", "sdk_trio", *(w for w in sys.argv[1:] if w != "--reload")]
+    release_collector()
     wanted: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: wanted.append(number))

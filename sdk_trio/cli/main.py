@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from ..errors import EXIT_FAILURE, SdkError, only_member
@@ -62,12 +63,42 @@ def _command(parsed: Namespace) -> int:
     if parsed.words not in OBEYING:
         _release_hangup()
     module, _, name = parsed.target.partition(":")
+    function: Callable[[Namespace], int]
     function = getattr(importlib.import_module(f".{module}", __package__), name)
     if parsed.words not in SERVING:
         release_interrupt()
         gc.enable()
-    status: int = function(parsed)
-    return status
+        return function(parsed)
+    with _collector_held():
+        return function(parsed)
+
+
+#: More objects than there ever are: the collector begins when there are so many new ones.
+_NEVER = 2**31 - 1
+
+_thresholds = gc.get_threshold()
+
+
+@contextmanager
+def _collector_held() -> Iterator[None]:
+    """Keep the collector from its work until :func:`release_collector`, by its threshold.
+
+    It is enabled meanwhile, so that a ``gc.disable()`` of the application is seen, and stays.
+    """
+    global _thresholds
+    _thresholds = gc.get_threshold()
+    gc.set_threshold(_NEVER)
+    gc.enable()
+    try:
+        yield
+    finally:
+        release_collector()
+
+
+def release_collector() -> None:
+    """Let the collector work as it did, unless the application has said how it is to."""
+    if gc.get_threshold()[0] == _NEVER:
+        gc.set_threshold(*_thresholds)
 
 
 def release_interrupt() -> None:

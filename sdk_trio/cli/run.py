@@ -46,7 +46,7 @@ if not describing():
     from ..storage.data_directory import keep_files_private
     from ..webhooks.signed_request import own_url
     from .application import import_part, import_registry
-    from .main import release_interrupt
+    from .main import release_collector, release_interrupt
     from .settings import read
     from .shutdown import (
         OF_SUPERVISOR,
@@ -431,7 +431,7 @@ def serve(
         # would keep deliveries waiting for a hundredth of a second.
         gc.collect()
         gc.freeze()
-        gc.enable()
+        release_collector()
         return trio.run(
             _serve,
             runtime,
