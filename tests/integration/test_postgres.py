@@ -914,6 +914,50 @@ async def test_a_claim_reads_no_lease_of_its_own_host(database: Database) -> Non
     assert used[claim] < 60
 
 
+_BLOCKED = """
+WITH numbers AS (
+    SELECT n, 'k' || n AS id, (n % 4)::text AS subject FROM generate_series({first}, {last}) AS n
+), arrived AS (
+    INSERT INTO sdk_trio.arrival (sequence, delivery_key, webhook_id, type, received_at, signed_at,
+        subject, raw)
+    SELECT n, id, id, 'order.paid', 1000, 7, subject, '{{}}' FROM numbers
+)
+INSERT INTO sdk_trio.work (sequence, state, queued, ordered, lane, attempts)
+SELECT n, 'received', true, true, sha256(subject::bytea), 0 FROM numbers
+"""
+
+
+async def test_no_look_reads_more_where_more_waits_behind_others(database: Database) -> None:
+    server = database.server
+    walking: list[float] = []
+    afterwards: list[float] = []
+
+    def read_by_a_look() -> float:
+        used = blocks(server, database.name)
+        looks = [used[each] for each in used if "expired AS" in each or "RECURSIVE" in each]
+        assert looks
+        return sum(looks)
+
+    async with database.open() as inbox:
+        for ended, first, last in ((0, 1, 2000), (4, 2001, 8000)):
+            server.execute(_BLOCKED.format(first=first, last=last).strip(), database.name)
+            server.execute("VACUUM ANALYZE", database.name)
+            forget_blocks(server)
+            with trio.fail_after(60):
+                while (await inbox.take_due(limit=100, now=1001)).more:
+                    pass
+            walking.append(read_by_a_look())
+            forget_blocks(server)
+            for number in range(ended + 1, ended + 5):
+                await inbox.start(f"k{number}", now=1001)
+                await inbox.finish(f"k{number}", Done(), now=1001)
+                (record,) = (await inbox.take_due(limit=100, now=1001)).records
+                assert record.webhook_id == f"k{number + 4}"
+            afterwards.append(read_by_a_look())
+    assert walking[1] <= 2 * walking[0], walking
+    assert afterwards[1] <= 1.5 * afterwards[0], afterwards
+
+
 def statements(database: Database, which: str = "(INSERT|UPDATE|DELETE)") -> dict[str, int]:
     """How often each statement was called since they were forgotten."""
     called = database.server.execute(
