@@ -1,8 +1,11 @@
 """``doctor`` says whether the database can be used, and changes nothing in it."""
 
+from contextlib import ExitStack, closing
+
 import pytest
 from support.doctor import Doctor
 from support.postgres import running_server
+from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -39,9 +42,26 @@ def test_a_reader_that_keeps_dead_rows_is_named(doctor, monkeypatch):
 
     server = running_server()
     dsn = server.fresh()
+    database = dsn.rpartition("=")[2]
     monkeypatch.setenv("SDK_POSTGRES_DSN", dsn)
     monkeypatch.setattr("sdk_trio.cli.doctor.store.LONG_READ_SECONDS", 0.0)
-    with psycopg.connect(dsn, application_name="report") as reader:
-        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        reader.execute("SELECT count(*) FROM sdk_trio.work")
+    with ExitStack() as stack:
+
+        def connect(dsn, **options):
+            return stack.enter_context(closing(psycopg.connect(dsn, **options)))
+
+        # A vacuum and a reader of another database are older, and no vacuum waits for them.
+        server.execute("CREATE TABLE public.large AS SELECT generate_series(1, 20000)", database)
+        stack.callback(server.execute, "DROP TABLE public.large", database)
+        vacuum = connect(dsn, autocommit=True)
+        vacuum.execute("SET vacuum_cost_delay = 100")
+        vacuum.execute("SET vacuum_cost_limit = 1")
+        vacuum.pgconn.send_query(b"VACUUM public.large")
+        stack.callback(server.execute, f"SELECT pg_cancel_backend({vacuum.info.backend_pid})")
+        wait_until(lambda: server.execute("SELECT 1 FROM pg_stat_progress_vacuum", database))
+        elsewhere = connect(server.fresh())
+        reader = connect(dsn, application_name="report")
+        for each in (elsewhere, reader):
+            each.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            each.execute("SELECT count(*) FROM sdk_trio.work")
         doctor.alone().one("store", "warning", f"the session {reader.info.backend_pid} (report)")

@@ -117,6 +117,7 @@ async def test_a_write_that_waits_for_its_turn_is_fenced_when_nobody_waits_for_i
 ):
     monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
     monkeypatch.setattr(commits, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(commits, "ANSWER_SECONDS", 60)
     settings = Settings.from_mapping(
         {"Storage:Backend": "Postgres"}, standalone=True, receiver=False
     )

@@ -19,12 +19,14 @@ SELECT current_setting('server_version'), current_setting('fsync') = 'on',
 """
 
 # Dead rows stay as long as something may still read them. `pg_prepared_xacts` and slots are the
-# holders that nobody sees in a list of sessions.
+# holders that nobody sees in a list of sessions. No vacuum waits for a session of another database,
+# nor for another vacuum.
 _HOLDERS = """
 SELECT holder, seconds FROM (
     SELECT 'session ' || pid || ' (' || coalesce(application_name, '') || ')' AS holder,
         extract(epoch FROM now() - xact_start)::float8 AS seconds
     FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+        AND datname = current_database() AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
     UNION ALL SELECT 'prepared transaction ' || gid, extract(epoch FROM now() - prepared)::float8
     FROM pg_prepared_xacts WHERE database = current_database()
 ) AS held WHERE seconds IS NOT NULL ORDER BY seconds DESC LIMIT 1
