@@ -133,12 +133,16 @@ class Live:
         found = []
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for pid in (self.process.pid, *map(int, children.read_text().split())):
-            for each in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    target = os.readlink(each)
-                    if target.endswith(" (deleted)") and str(self.host.databases) in target:
-                        found.append(target)
-        return found
+            links = Path(f"/proc/{pid}/fd")
+            with contextlib.suppress(FileNotFoundError):  # a replicator that is being replaced
+                for each in links.iterdir():
+                    with contextlib.suppress(OSError):  # it has been closed
+                        found.append(os.readlink(each))
+        return [
+            target
+            for target in found
+            if target.endswith(" (deleted)") and str(self.host.databases) in target
+        ]
 
     def sync(self) -> None:
         self.host.wait_synced("acme")

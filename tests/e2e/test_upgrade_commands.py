@@ -179,7 +179,7 @@ def test_on_a_terminal_a_bar_is_drawn(data):
                 drawn.extend(text)
 
     # A terminal that nobody reads takes 4 KiB, and the command would wait.
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     command = [sys.executable, "-m", "sdk_trio", *arguments(data, "upgrade")]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}

@@ -28,7 +28,7 @@ from sdk_trio.storage import term
 from sdk_trio.tenants.upgrade import HostUpgrade, StepBatch
 from sdk_trio.webhooks import HandlerRegistry
 
-term.TERM_SECONDS, term.RENEW_SECONDS, term.MARGIN_SECONDS, term.ASK_SECONDS = 2, 0.2, 0.8, 0.1
+term.TERM_SECONDS, term.RENEW_SECONDS, term.MARGIN_SECONDS, term.ASK_SECONDS = 4, 0.2, 0.8, 0.1
 handlers = HandlerRegistry()
 
 
