@@ -8,6 +8,7 @@ source is marked as moved, so that no start by mistake takes deliveries into it.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,9 @@ from .sqlite.connect import connect_reader, connect_writer, describe_failure
 #: The most rows of a batch, and the bytes of bodies after which it ends: a body may have 100 MB.
 BATCH = 2_000
 BATCH_BYTES = 8 << 20
+
+#: Time that connections of a program that has ended may still be listed, in seconds.
+ENDING_SECONDS = 1.0
 
 #: The checkpoint of the target that holds the position, until the move is done.
 POSITION = "storage.transfer"
@@ -256,6 +260,26 @@ SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
 """
 
 
+def _require_alone(target: StoreConnection, address: PostgresAddress) -> None:
+    """Raise StoreLockedError if another program works on the target.
+
+    One that has just ended is waited for: the server lists its connections for a moment longer.
+    """
+    deadline = time.monotonic() + ENDING_SECONDS
+    while True:
+        (others,) = target.execute(_OTHERS).fetchone() or (0,)
+        if not others:
+            return
+        if time.monotonic() >= deadline:
+            raise StoreLockedError(
+                f"{others} other connections of this program use {address.place}: stop every "
+                "host's receiver, then repeat this"
+            )
+        time.sleep(0.05)
+        # Within a transaction the server would show the same list once more.
+        target.execute("SELECT pg_stat_clear_snapshot()")
+
+
 def _look_at(
     source: apsw.Connection, target: StoreConnection, address: PostgresAddress
 ) -> str | None:
@@ -266,12 +290,7 @@ def _look_at(
         TransferError: it holds rows that no move has brought.
         StoreVersionError: it is of another version, or another program's.
     """
-    (others,) = target.execute(_OTHERS).fetchone() or (0,)
-    if others:
-        raise StoreLockedError(
-            f"{others} other connections of this program use {address.place}: stop every host's "
-            "receiver, then repeat this"
-        )
+    _require_alone(target, address)
     version = address.version(target)
     if version == -VERSION:
         position = _position(target)

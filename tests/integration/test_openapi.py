@@ -51,17 +51,17 @@ def try_out(directory, document, url, *words):
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 
 async def test_the_admin_address_answers_as_documented(tmp_path, capsys):
     document = printed(tmp_path, capsys, "--admin")
     keys = {"Webhooks__Queue__MaxAttempts": 1}
-    async with administered(registry(breaks, enqueue=True), patience=120, **keys) as admin:
+    async with administered(registry(breaks, enqueue=True), patience=300, **keys) as admin:
         for number in range(3):
             await admin.app.deliver("order.paid", webhook_id=f"msg_{number}")
-        with trio.fail_after(120):
+        with trio.fail_after(300):
             ran = await trio.to_thread.run_sync(
                 lambda: try_out(
                     tmp_path,
@@ -77,8 +77,8 @@ async def test_the_admin_address_answers_as_documented(tmp_path, capsys):
 
 async def test_the_receiver_answers_as_documented(tmp_path, capsys):
     document = printed(tmp_path, capsys)
-    async with administered(registry(breaks), patience=120) as admin:
-        with trio.fail_after(120):
+    async with administered(registry(breaks), patience=300) as admin:
+        with trio.fail_after(300):
             ran = await trio.to_thread.run_sync(
                 lambda: try_out(
                     tmp_path,

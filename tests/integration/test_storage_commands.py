@@ -392,6 +392,27 @@ def test_it_refuses_while_somebody_works_on_either_store(
     assert command_line("events", "list").status == 0
 
 
+def test_a_program_that_has_just_ended_is_not_in_the_way(
+    command_line: CommandLine, source: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server lists its connection for a moment longer, as after a move that has failed."""
+    from sdk_trio.storage import transfer
+    from sdk_trio.storage.postgres.connect import PostgresAddress, StoreConnection
+
+    ending = PostgresAddress(dsn=target.dsn).connect()
+    execute = StoreConnection.execute
+
+    def look_before_it_ends(connection, statement, *arguments):
+        found = execute(connection, statement, *arguments)
+        if statement is transfer._OTHERS:
+            ending.close()
+        return found
+
+    monkeypatch.setattr(StoreConnection, "execute", look_before_it_ends)
+    shown = command_line(*MOVE, "--dry-run", "-f", "json")
+    assert (shown.status, shown.document["refusal"]) == (0, None)
+
+
 def test_only_one_way_is_known(command_line: CommandLine) -> None:
     answer = command_line("storage", "migrate", "--from", "postgres", "--to", "sqlite")
     assert (answer.status, "no other way" in answer.err) == (2, True)

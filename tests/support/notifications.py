@@ -59,7 +59,7 @@ def record(transition=Transition.SUSPENDED, **changes):
     return attrs.evolve(known, **changes)
 
 
-def options(base, *, webhook_url=None, timeout_seconds=10, **changes):
+def options(base, *, webhook_url=None, timeout_seconds=60, **changes):
     """Every channel enabled, all of them at ``base``."""
     known = NotificationsOptions(
         enabled=True,

@@ -212,12 +212,17 @@ class ReplicaHost:
         trio.run(wait)
         self.wait_synced(*synced)
 
-    def replicator_pid(self) -> int | None:
-        """The replicator's process id; None: it is being restarted."""
+    def replicator_pid(self) -> int:
+        """The replicator's process id; one that is being restarted is waited for."""
         control = ControlClient(control_socket_path(str(self.databases)))
-        with contextlib.suppress(ReplicatorError):
-            return trio.run(control.info).pid
-        return None
+
+        def answered() -> int | None:
+            with contextlib.suppress(ReplicatorError):
+                return trio.run(control.info).pid
+            return None
+
+        found: int = wait_until(answered)
+        return found
 
     @property
     def manifest(self) -> Path:
