@@ -314,7 +314,7 @@ class AppUnderTest:
 
     async def _is_at_work(self) -> bool:
         counts = await self.store.counts()
-        if any(counts[state] for state in _UNSETTLED):
+        if any(counts[state] for state in _UNSETTLED) or self.runtime.receiver.runs:
             return True
         # The counts do not tell a retry that waits from one that the queue has taken. All records
         # are read, since one may have gone from retrying to running after the counts.
@@ -334,10 +334,13 @@ class AppUnderTest:
     def _is_unsettled(self, record: DeliveryRecord) -> bool:
         """Say whether a record is at work: received, running, or a retry that is due.
 
-        One that the queue has taken is due still, because only its start changes the record.
+        One that the queue has taken is due still, because only its start changes the record. A
+        handler that calls ``services.finish`` may go on after its event is done.
         """
         due_at = record.next_attempt_at
-        return record.state in _UNSETTLED or (due_at is not None and due_at <= self.runtime.clock())
+        if record.state in _UNSETTLED or (due_at is not None and due_at <= self.runtime.clock()):
+            return True
+        return any(run.key == record.key for run in self.runtime.receiver.runs)
 
     async def _records(self, state: DeliveryState | None = None) -> list[DeliveryRecord]:
         records: list[DeliveryRecord] = []

@@ -224,9 +224,48 @@ async def test_an_event_that_waits_for_its_retry_counts_as_settled():
             await app.settle()
 
 
+def looks_at(app, monkeypatch):
+    """The states that ``deliver`` sees from now on, as it looks at its event."""
+    looks = []
+    find = app.store.find_by_id
+
+    async def look(webhook_id):
+        found = await find(webhook_id)
+        looks.append(found[0].state)
+        return found
+
+    monkeypatch.setattr(app.store, "find_by_id", look)
+    return looks
+
+
+async def test_a_handler_that_goes_on_after_its_event_is_done_has_not_ended(tmp_path, monkeypatch):
+    gate = trio.Event()
+    ended, delivered = [], []
+
+    async def handler(event, services):
+        await services.finish(event, lambda transaction: None)
+        await gate.wait()
+        ended.append(event.webhook_id)
+
+    keys = {"Storage:Backend": "Sqlite", "Storage:Path": str(tmp_path / "data")}
+    with trio.fail_after(60):
+        async with running_app(registry(handler, enqueue=True), settings_for_tests(keys)) as app:
+
+            async def deliver():
+                delivered.append(await app.deliver("order.paid", webhook_id="a", expect="done"))
+                assert ended == ["a"]
+
+            looks = looks_at(app, monkeypatch)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(deliver)
+                await until(lambda: looks[-3:] == ["done"] * 3)
+                gate.set()
+            assert len(delivered) == 1
+
+
 async def test_a_retry_that_is_due_is_not_settled(monkeypatch):
     """Not even one that the queue has taken, and that waits for a worker."""
-    runs, looks, delivered = [], [], []
+    runs, delivered = [], []
     accepted, gate = trio.Event(), trio.Event()
 
     async def handler(event):
@@ -240,17 +279,11 @@ async def test_a_retry_that_is_due_is_not_settled(monkeypatch):
     quick = {"Webhooks:Queue:RetryBaseSeconds": 0, "Webhooks:Queue:Workers": 1}
     with trio.fail_after(60):
         async with running_app(registry(handler, enqueue=True), settings_for_tests(quick)) as app:
-            find = app.store.find_by_id
-
-            async def look(webhook_id):
-                found = await find(webhook_id)
-                looks.append(found[0].state)
-                return found
 
             async def deliver():
                 delivered.append(await app.deliver("order.paid", webhook_id="a", expect="done"))
 
-            monkeypatch.setattr(app.store, "find_by_id", look)
+            looks = looks_at(app, monkeypatch)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(deliver)
                 await until(lambda: runs)
