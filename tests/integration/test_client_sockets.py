@@ -8,7 +8,7 @@ import httpx
 import pytest
 import trio
 import trio.testing
-from support.waiting import PATIENCE_SECONDS
+from support.waiting import PATIENCE_SECONDS, until
 
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import (
@@ -106,8 +106,7 @@ async def test_hedged_and_cancelled_calls_leave_no_connection_in_use():
                     for number in range(30):
                         nursery.start_soon(call, number / 1000)
             # A connection that was begun for a call that has gone is still opened, for the next.
-            while transport.statistics.connecting:
-                await trio.sleep(0.005)
+            await until(lambda: not transport.statistics.connecting)
             assert (transport.statistics.exchanges, transport.statistics.waiting) == (0, 0)
             assert not client.breaker.probe_is_out
 
