@@ -8,6 +8,7 @@ import pytest
 import trio
 from support.daemon import Place
 from support.deliveries import SECRET
+from support.waiting import until
 
 from sdk_trio.testing import sign_delivery
 
@@ -46,8 +47,7 @@ async def test_wrong_tokens_wait_are_counted_and_keep_nobody_else_waiting(place)
             async with trio.open_nursery() as nursery:
                 for _ in range(60):
                     nursery.start_soon(guess, client)
-                while statuses.count(429) < 1:
-                    await trio.sleep(0.01)
+                await until(lambda: statuses.count(429) >= 1)
                 answered = len(statuses)
                 right = await client.get(url, headers=bearer(TOKEN))
                 assert right.status_code == 200

@@ -9,6 +9,7 @@ import trio
 from support.disk_faults import DiskFaults, full, hanging
 from support.senders import Senders
 from support.service_manager import ServiceManager, service_manager
+from support.waiting import until
 from support.wire import Wire
 
 from sdk_trio.storage.sqlite.committer import ANSWER_SECONDS
@@ -86,9 +87,7 @@ async def test_a_disk_that_hangs_gets_senders_an_answer_and_loses_nothing(tmp_pa
         await manager.wait_for("store.answers")
         for kind, type_ in (*kinds.items(), ("later", "order.paid")):
             assert await deliver(manager, type_, kind) == 200
-        with trio.fail_after(60):
-            while len(manager.handled()) < 4:
-                await trio.sleep(0.01)
+        await until(lambda: len(manager.handled()) >= 4)
         assert await manager.stop(daemon) == 0
         assert sorted(manager.handled()) == ["before", "inline", "later", "queued"]
 

@@ -17,7 +17,7 @@ from support.command_forker import run_command
 from support.disk_faults import DiskFaults, broken
 from support.senders import Senders
 from support.service_manager import ServiceManager, service_manager
-from support.waiting import PATIENCE_SECONDS
+from support.waiting import PATIENCE_SECONDS, until
 
 #: As far as it has to be done by another process: SQLite's locks are those of a process.
 _ELSEWHERE = """
@@ -139,9 +139,7 @@ async def test_nothing_is_acknowledged_into_a_store_that_a_restart_would_not_fin
         sender.url = await manager.url()
         for webhook_id in after:
             assert await sender._attempt(webhook_id) == 200
-        with trio.fail_after(60):
-            while not set(after) <= set(manager.handled()):
-                await trio.sleep(0.01)
+        await until(lambda: set(after) <= set(manager.handled()))
 
 
 @pytest.mark.parametrize("file", ["inbox.db", "inbox.db-wal"])
@@ -170,9 +168,7 @@ async def test_a_disk_that_refuses_to_read_for_a_while_is_no_loss(
         await manager.wait_for("store.answers")
         for webhook_id in ("one", "two", "three"):
             assert await sender._attempt(webhook_id) == 200, (tmp_path / "log").read_text()[-2000:]
-        with trio.fail_after(60):
-            while len(manager.handled()) < 4:
-                await trio.sleep(0.01)
+        await until(lambda: len(manager.handled()) >= 4)
         assert await manager.stop(daemon) == 0
         assert not manager.logged("store.lost")
         assert sorted(manager.handled()) == ["before", "one", "three", "two"]
@@ -220,9 +216,7 @@ async def test_what_others_may_do_with_the_store_goes_on_under_deliveries(tmp_pa
         assert not manager.logged("store.lost")
         manager.start()
         await manager.url()
-        with trio.fail_after(60):
-            while set(manager.handled()) != set(sender.accepted):
-                await trio.sleep(0.01)
+        await until(lambda: set(manager.handled()) == set(sender.accepted))
         assert len(manager.handled()) == len(sender.accepted)
     connection = apsw.Connection(str(tmp_path / "backup.db"))
     assert connection.execute("PRAGMA quick_check").get == "ok"

@@ -8,6 +8,7 @@ import pytest
 import trio
 from support.daemon import Daemon, Place
 from support.deliveries import SECRET
+from support.waiting import until
 from support.wire import Wire
 
 from sdk_trio.testing import sign_delivery
@@ -114,8 +115,7 @@ async def test_unfinished_bodies_of_strangers_have_a_budget_together(place):
             async with trio.open_nursery() as nursery:
                 for number in range(400):
                     nursery.start_soon(begin, number)
-            while unread(daemon):
-                await trio.sleep(0.05)
+            await until(lambda: not unread(daemon))
         assert most(daemon) - before < 64 * MIB + SLACK
         # Others are served meanwhile, also those whose bodies come in parts.
         await deliver(daemon, range(4, 8), 300_000)

@@ -135,9 +135,7 @@ class Daemon:
     async def ended(self) -> int:
         process = self.process
         assert process is not None
-        with trio.fail_after(60):
-            while process.poll() is None:
-                await trio.sleep(0.01)
+        await until(lambda: process.poll() is not None)
         return int(process.returncode)
 
     async def notify(self, *words: str) -> Any:

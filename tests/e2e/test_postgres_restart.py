@@ -18,7 +18,7 @@ import trio
 from support.daemon import Daemon, Place
 from support.deliveries import SECRET
 from support.postgres import PostgresServer, binaries, running_server
-from support.waiting import wait_until
+from support.waiting import until, wait_until
 from support.wire import Wire
 
 from sdk_trio.testing import sign_delivery
@@ -150,16 +150,11 @@ def readiness(daemon: Daemon) -> int:
         return error.code
 
 
-async def until(condition, seconds=60):
-    with trio.fail_after(seconds):
-        while not condition():
-            await trio.sleep(0.02)
-
-
 async def until_ready(daemon, status):
-    with trio.fail_after(60):
-        while await trio.to_thread.run_sync(readiness, daemon) != status:
-            await trio.sleep(0.1)
+    async def is_it():
+        return await trio.to_thread.run_sync(readiness, daemon) == status
+
+    await until(is_it)
 
 
 async def test_a_server_that_is_killed_and_a_host_that_dies_lose_nothing_acknowledged(hosts):

@@ -8,6 +8,7 @@ import trio
 from support.deliveries import SECRET
 from support.senders import Senders
 from support.service_manager import service_manager
+from support.waiting import until
 
 from sdk_trio.webhooks.signature import new_secret
 
@@ -234,9 +235,7 @@ async def test_a_stop_during_a_reload_stops(manager, signals, status):
     daemon = manager.start("--config", str(config))
     senders.url = await manager.url()
     assert [await senders._attempt(name) for name in "ab"] == [200, 429]
-    with trio.fail_after(60):
-        while not {"meanwhile", "a"} <= set(manager.handled()):
-            await trio.sleep(0.01)
+    await until(lambda: {"meanwhile", "a"} <= set(manager.handled()))
     assert await manager.stop(daemon) == 0
     assert manager.handled().count("meanwhile") == 1
 

@@ -9,6 +9,7 @@ from support.ports import free_port
 from support.programs import program
 from support.senders import Senders
 from support.service_manager import service_manager
+from support.waiting import until
 
 #: Restarts of one run; a full-size run sets SDK_TEST_RESTARTS=10.
 RESTARTS = int(os.environ.get("SDK_TEST_RESTARTS", "2"))
@@ -16,9 +17,7 @@ RESTARTS = int(os.environ.get("SDK_TEST_RESTARTS", "2"))
 
 async def all_run(manager, senders):
     """Wait until everything that was answered 200 has been handled, then stop the last daemon."""
-    with trio.fail_after(60):
-        while not set(senders.accepted) <= set(manager.handled()):
-            await trio.sleep(0.02)
+    await until(lambda: set(senders.accepted) <= set(manager.handled()))
 
 
 async def test_with_an_inherited_socket_nobody_is_refused_and_nothing_is_lost(tmp_path):
@@ -112,9 +111,7 @@ async def test_behind_a_balancer_that_watches_readiness_every_delivery_is_answer
                         await trio.run_process([*command, "-s", "reload"])
                         await senders.wait_for(50)
                     senders.stop()
-                with trio.fail_after(60):
-                    while not set(senders.accepted) <= {*first.handled(), *second.handled()}:
-                        await trio.sleep(0.02)
+                await until(lambda: set(senders.accepted) <= {*first.handled(), *second.handled()})
                 assert [await first.stop(daemons[0]), await second.stop(daemons[1])] == [0, 0]
             finally:
                 balancer.terminate()

@@ -134,8 +134,7 @@ async def test_a_full_queue_is_degraded_and_ready():
     keys = {"Webhooks__Queue__Capacity": 1, "Webhooks__Queue__Workers": 1}
     async with administered(registry(waits, enqueue=True), **keys) as admin:
         await admin.app.deliver("order.paid", settle=False)
-        while admin.runtime.receiver.queue_depth or admin.runtime.receiver.idle:
-            await trio.sleep(0.005)
+        await until(lambda: not (admin.runtime.receiver.queue_depth or admin.runtime.receiver.idle))
         assert (await admin.get("/readyz")).status_code == 200
         await admin.app.deliver("order.paid", settle=False)
         answer = await admin.get("/readyz")
@@ -201,8 +200,7 @@ async def test_probes_see_a_long_start_and_metrics_work_meanwhile(monkeypatch):
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)
-            while not runtime.administrator.status()["admin"]:
-                await trio.sleep(0.005)
+            await until(lambda: runtime.administrator.status()["admin"])
             url = runtime.administrator.status()["admin"][0]
             async with httpx.AsyncClient(base_url=url, timeout=60) as client:
                 answer = await client.get("/readyz")

@@ -228,7 +228,7 @@ async def test_a_check_that_breaks_or_hangs_says_so_and_the_others_go_on(doctor,
 
     monkeypatch.setattr(doctor_command, "check_descriptors", broken)
     monkeypatch.setattr(doctor_command, "check_tenants", hanging)
-    monkeypatch.setattr(doctor_command, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(doctor_command, "CHECK_SECONDS", 0.5)
     found = await doctor.beside("--standalone")
     found.one("descriptors", "warning", "could not be looked at: RuntimeError")
     found.one("tenants", "warning", "not looked at to its end")

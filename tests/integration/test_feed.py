@@ -521,9 +521,7 @@ async def test_a_connection_that_ends_in_place_of_an_answer_is_noticed_at_once()
         port = listener.socket.getsockname()[1]
         async with open_feed(f"http://127.0.0.1:{port}", token=TOKEN) as feed:
             feed.on_trouble = troubles.append
-            with trio.fail_after(30):
-                while not troubles:
-                    await trio.sleep(0.01)
+            await until(lambda: troubles)
         nursery.cancel_scope.cancel()
     assert troubles == ["the connection ended before it was answered"]
 

@@ -8,6 +8,7 @@ import pytest
 import standardwebhooks
 import trio
 from support.notifications import fake_provider, http_answer, read_request, reset
+from support.waiting import until
 
 from sdk_trio.errors import OptionsValidationError
 from sdk_trio.events import OrderPaidEvent
@@ -36,12 +37,22 @@ def route(url, **options):
 
 async def ended(app, delivered):
     """Wait until an event is done or dead, and return its record."""
-    with trio.fail_after(30):
-        while True:
-            record = await app.store.get(delivered.webhook_id)
-            if record.state in (DeliveryState.DONE, DeliveryState.DEAD):
-                return record
-            await trio.sleep(0.01)
+
+    async def look():
+        record = await app.store.get(delivered.webhook_id)
+        return record if record.state in (DeliveryState.DONE, DeliveryState.DEAD) else None
+
+    return await until(look)
+
+
+async def failed(app, delivered):
+    """Wait until an event has an error, and return its record."""
+
+    async def look():
+        record = await app.store.get(delivered.webhook_id)
+        return record if record.last_error else None
+
+    return await until(look)
 
 
 async def test_the_application_gets_the_exact_bytes_and_a_library_of_the_scheme_accepts_them():
@@ -212,9 +223,7 @@ async def test_a_name_without_internal_addresses_is_not_connected_to(monkeypatch
     monkeypatch.setattr(trio.socket, "getaddrinfo", resolves)
     async with gateway("http://app.internal/") as app:
         delivered = await app.deliver("order.paid", settle=False)
-        with trio.fail_after(30):
-            while not (record := await app.store.get(delivered.webhook_id)).last_error:
-                await trio.sleep(0.01)
+        record = await failed(app, delivered)
     assert "app.internal" in asked
     assert "this machine or a private network" in record.last_error
     assert "AllowPublicAddresses" in record.last_error
@@ -227,9 +236,7 @@ async def test_tls_is_verified(tmp_path):
         routes = [route(target.url.replace("http:", "https:"), TimeoutSeconds=0.5)]
         async with gateway(**{"Forward:Routes": routes}) as app:
             delivered = await app.deliver("order.paid", settle=False)
-            with trio.fail_after(30):
-                while not (record := await app.store.get(delivered.webhook_id)).last_error:
-                    await trio.sleep(0.01)
+            record = await failed(app, delivered)
     assert record.attempts == 0
     assert target.requests == []
 
@@ -240,9 +247,7 @@ async def test_nobody_there_waits_and_the_event_goes_as_soon_as_somebody_is():
         port = held.getsockname()[1]
         async with gateway(f"http://127.0.0.1:{port}/") as app:
             delivered = await app.deliver("order.paid", settle=False)
-            with trio.fail_after(30):
-                while not (record := await app.store.get(delivered.webhook_id)).last_error:
-                    await trio.sleep(0.01)
+            record = await failed(app, delivered)
             assert "cannot be reached" in record.last_error
             held.listen()
             accepted, _ = await trio.to_thread.run_sync(held.accept)

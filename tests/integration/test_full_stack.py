@@ -7,6 +7,7 @@ import pytest
 import trio
 from support.deliveries import settings as standalone_settings
 from support.scripted_upstream import TOKEN, full_stack, scripted_upstream
+from support.waiting import until
 
 import sdk_trio
 from sdk_trio.events import OrderPaidEvent
@@ -67,8 +68,7 @@ async def test_the_client_outlives_the_drain():
         assert await upstream.deliver("evt_1") == 200
         await begun.wait()
         runtime.shut_down("deploy")
-        while runtime.ready:
-            await trio.sleep(0.005)
+        await until(lambda: not runtime.ready)
         go_on.set()
     assert seen == ["paid"]
     assert runtime.report.drained == 1

@@ -7,6 +7,7 @@ import pytest
 import trio
 from support.deliveries import settings
 from support.notifications import EMAIL, VARIABLES, fake_provider, http_answer
+from support.waiting import until
 
 from sdk_trio.runtime import Runtime
 
@@ -53,15 +54,13 @@ async def test_a_reload_changes_the_texts_of_the_messages_after_it():
                         site_manager_email_verified=True,
                     )
                 await tenants.suspend("acme", reason="unpaid", actor="kim")
-                while not provider.requests:
-                    await trio.sleep(0.01)
+                await until(lambda: provider.requests)
                 changed = settings_with(provider, **{SUBJECT: "Bad news for {TenantName}"})
                 assert runtime.reload(changed).applied == (
                     "Sdk:MultiTenant:Notifications:Templates:Suspended:EmailSubject",
                 )
                 await tenants.suspend("bolt", reason="unpaid", actor="kim")
-                while len(provider.requests) < 2:
-                    await trio.sleep(0.01)
+                await until(lambda: len(provider.requests) >= 2)
                 before, after = subjects(provider)
                 assert "Bad news" not in before
                 assert after == "Bad news for bolt"

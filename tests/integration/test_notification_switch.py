@@ -11,6 +11,7 @@ import trio
 from support.deliveries import settings
 from support.notified import FakeChannel, answering
 from support.serving import running
+from support.waiting import until
 
 from sdk_trio.config import Settings
 from sdk_trio.notifications.send import Again, Sent
@@ -62,8 +63,7 @@ async def test_what_happens_before_the_first_look_of_the_first_daemon(
     with trio.fail_after(60):
         async with telling(on, channel) as tenants:
             await tenants.suspend("later")
-            while len(channel.finished) < 2:
-                await trio.sleep(0.01)
+            await until(lambda: len(channel.finished) >= 2)
     async with open_store(on, owner="test") as store:
         records = await store.notifications.find(limit=100)
         assert [record.outbox.tenant_identifier for record in records] == ["later", "told"]
@@ -77,8 +77,7 @@ async def test_what_happens_while_they_are_off_is_never_told(tmp_path: Path) -> 
             for name in ("told", "silent", "command", "between", "later"):
                 await tenants.add(name, name=name)
             await tenants.suspend("told")
-            while len(channel.finished) < 1:
-                await trio.sleep(0.01)
+            await until(lambda: len(channel.finished) >= 1)
         async with telling(off, channel) as tenants:
             await tenants.suspend("silent")
             await by_command(on, "command")
@@ -86,8 +85,7 @@ async def test_what_happens_while_they_are_off_is_never_told(tmp_path: Path) -> 
         await by_command(on, "between")
         async with telling(on, channel) as tenants:
             await tenants.suspend("later")
-            while len(channel.finished) < 2:
-                await trio.sleep(0.01)
+            await until(lambda: len(channel.finished) >= 2)
         async with open_store(on, owner="test") as store:
             records = await store.notifications.find(limit=100)
             assert [record.outbox.tenant_identifier for record in records] == ["later", "told"]
@@ -104,5 +102,4 @@ async def test_how_long_is_waited_between_attempts_is_a_setting(tmp_path: Path) 
         async with telling(chosen, channel) as tenants:
             await tenants.add("acme", name="Acme")
             await tenants.suspend("acme")
-            while len(channel.finished) < 8:
-                await trio.sleep(0.01)
+            await until(lambda: len(channel.finished) >= 8)

@@ -501,8 +501,7 @@ async def test_a_migration_that_waits_for_a_reader_keeps_nobody_else_waiting(
             try:
                 with trio.fail_after(30):
                     for number in range(3):
-                        while not empty.execute(waiting):
-                            await trio.sleep(0.01)
+                        await until(lambda: empty.execute(waiting))
                         await old.accept(delivery(f"m{number}"), leased=False)
                 assert not opened.is_set()
             finally:
@@ -695,9 +694,7 @@ async def test_asynchronous_replication_loses_what_the_standby_had_not_got(
     async with database.open() as inbox:
         await inbox.accept(delivery("early"), leased=False)
         reached = "SELECT pg_current_wal_lsn() <= replay_lsn FROM pg_stat_replication"
-        with trio.fail_after(30):
-            while primary.execute(reached) != [(True,)]:
-                await trio.sleep(0.02)
+        await until(lambda: primary.execute(reached) == [(True,)])
         await trio.to_thread.run_sync(standby.stop)
         assert (await inbox.accept(delivery("late"), leased=False)).admission is Admission.NEW
         primary.kill()

@@ -3,6 +3,7 @@
 import pytest
 import trio
 from support.deliveries import Bench, arrival
+from support.waiting import until
 
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import DeliveryState
@@ -57,8 +58,7 @@ async def test_what_was_committed_although_its_request_was_cancelled_is_handled(
                 await bench.queue.accept(arrival(webhook_id=f"m{number}")) for number in range(40)
             ]
             assert {answer.status for answer in answers} == {200}
-            while len(handled) < 40:
-                await trio.sleep(0.01)
+            await until(lambda: len(handled) >= 40)
             assert bench.queue.depth == 0
             bench.queue.close()
         counts = await inbox.counts()

@@ -21,6 +21,7 @@ from support.serving import (
     waiting_for_run_of,
     works,
 )
+from support.waiting import until
 
 from sdk_trio.errors import RetryLater
 from sdk_trio.records.deliveries import DeliveryState
@@ -547,8 +548,7 @@ async def _deliver_fifty(app, delivery, started, gate):
             nursery.start_soon(deliver)
         await started.wait()
         # One that arrives only after the run has ended would be a redelivery.
-        while waiting_for_run_of(app, delivery.webhook_id) < 49:
-            await trio.sleep(0.005)
+        await until(lambda: waiting_for_run_of(app, delivery.webhook_id) >= 49)
         gate.set()
     return answers
 

@@ -21,6 +21,7 @@ from support.serving import (
     signed,
     works,
 )
+from support.waiting import until
 
 from sdk_trio.testing import running_app
 from sdk_trio.webhooks import HandlerRegistry, body
@@ -82,8 +83,7 @@ async def test_bodies_that_nobody_ends_are_bounded_and_small_deliveries_go_on(
             async with trio.open_nursery() as nursery:
                 for wire in wires:
                     nursery.start_soon(wait_for_answer, wire)
-                while len(refused) < 95:
-                    await trio.sleep(0.01)
+                await until(lambda: len(refused) >= 95)
                 nursery.cancel_scope.cancel()
             assert {answer.status for answer in refused} == {503}
             assert all("retry-after" in answer.headers for answer in refused)

@@ -7,6 +7,7 @@ import pytest
 import trio
 import trio.testing
 from support.scripted_upstream import full_stack, scripted_upstream
+from support.waiting import until
 
 import sdk_trio
 from sdk_trio.client.client import UpstreamDeliveries
@@ -49,9 +50,7 @@ class Here:
 
     async def arrived(self):
         """Wait until every redelivery that was asked for has been answered."""
-        with trio.fail_after(60):
-            while self.upstream.redelivering:
-                await trio.sleep(0.005)
+        await until(lambda: not self.upstream.redelivering)
 
     async def began_earlier(self):
         """Let the first pass have been long ago, so that the inbox is trusted since then."""
@@ -247,17 +246,13 @@ async def test_the_runtime_reconciles_by_itself_and_survives_a_failing_upstream(
         upstream.missed("evt_1", ago=HOUR)
 
     async with here(prepare, Webhooks__Reconciliation__Enabled=True) as place:
-        with trio.fail_after(60):
-            while not place.handled:
-                await trio.sleep(0.01)
+        await until(lambda: place.handled)
         assert place.handled == ["evt_1"]
     async with here() as place:
         place.upstream.fails = lambda method, path: 500
         async with trio.open_nursery() as nursery:
             nursery.start_soon(place.reconciler().run)
-            with trio.fail_after(60):
-                while "reconciliation.failed" not in caplog.text:
-                    await trio.sleep(0.01)
+            await until(lambda: "reconciliation.failed" in caplog.text)
             nursery.cancel_scope.cancel()
 
 

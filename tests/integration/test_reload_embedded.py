@@ -11,6 +11,7 @@ import trustme
 from support.deliveries import SECRET, settings
 from support.scripted_upstream import TOKEN, full_stack, scripted_upstream
 from support.serving import delivery_request, exchange, registry, serving, signed, works
+from support.waiting import until
 
 import sdk_trio
 from sdk_trio.cli.run import SettingsReloader
@@ -80,8 +81,7 @@ async def test_a_delivery_in_progress_ends_by_the_old_settings():
         await entered.wait()
         app.runtime.reload(wanted(app.settings))
         go_on.set()
-        while not answers:
-            await trio.sleep(0.01)
+        await until(lambda: answers)
         assert answers == [200]
 
 

@@ -17,6 +17,7 @@ import pytest
 import trio
 import trustme
 from support.programs import program
+from support.waiting import until
 
 from sdk_trio.config.fields import ReplicaTargetType
 from sdk_trio.config.options.tenants import BlobStoreOptions, ReplicationOptions
@@ -105,8 +106,7 @@ async def test_a_blob_store_s_address_leads_to_its_account_with_its_key(tmp_path
                     break
                 except ReplicatorError:
                     await trio.sleep(0.05)
-            while not cloud.requests:
-                await trio.sleep(0.05)
+            await until(lambda: cloud.requests)
     finally:
         child.kill()
         child.wait()

@@ -297,8 +297,7 @@ async def test_the_runtime_verifies_by_itself(tmp_path, monkeypatch, caplog):
             tenants = runtime.receiver.tenancy.service
             host.tenants["acme"] = await tenants.add("acme", name="Acme")
             await trio.to_thread.run_sync(host.write, "acme", 10)
-            while not said(caplog, "replication.verified"):
-                await trio.sleep(0.1)
+            await until(lambda: said(caplog, "replication.verified"))
             (verified, *_) = said(caplog, "replication.verified")
             assert verified["tenant"] == "acme"
             await until(lambda: runtime.verification.verified_age_seconds is not None)

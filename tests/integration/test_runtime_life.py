@@ -14,6 +14,7 @@ from support.deliveries import settings
 from support.ports import free_port
 from support.postgres import on_every_store
 from support.serving import RawWire, asgi_headers, ask, registry, running, signed, works
+from support.waiting import until
 
 from sdk_trio.errors import (
     HandlerRegistrationError,
@@ -211,8 +212,7 @@ async def test_shutting_down_twice_keeps_the_first_reason_and_drains(store, capl
             assert runtime.report is None
             runtime.shut_down("first reason")
             runtime.shut_down("second reason")
-            while "runtime.draining" not in caplog.text:
-                await trio.sleep(0.005)
+            await until(lambda: "runtime.draining" in caplog.text)
             gate.set()
     report = runtime.report
     assert (report.drained, report.persisted, report.lost, report.ids) == (3, 0, 0, ())

@@ -12,6 +12,7 @@ import trio.testing
 from support.hostile_requests import BAD_CHUNKS, REFUSED, STRICTER, get, post, streamed
 from support.http_serving import QUICK, http_server
 from support.serving import RawWire, chunked, delivery_request, serving, signed
+from support.waiting import until
 
 from sdk_trio.server.connection import Http1Request, Http1ServerConnection
 
@@ -357,8 +358,7 @@ async def test_a_client_that_leaves_is_seen_by_who_asks(fast, reset):
             if reset:
                 linger = b"\1\0\0\0\0\0\0\0"
                 wire._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        while not server.observer.received:
-            await trio.sleep(0.005)
+        await until(lambda: server.observer.received)
         assert server.observer.received == [{"type": "http.disconnect"}]
         assert statuses(await server.exchange(get())) == [200]
 
@@ -410,8 +410,7 @@ async def test_a_task_that_is_left_behind_does_not_take_the_next_request():
             for path in (b"/1", b"/2"):
                 await wire.send(get(path))
                 assert (await wire.answer()).status == 204
-        while len(left) < 2:
-            await trio.sleep(0.005)
+        await until(lambda: len(left) >= 2)
         assert [path for path, _ in left] == ["/1", "/2"]
         assert {message["type"] for _, message in left} == {"http.disconnect"}
 
@@ -972,7 +971,6 @@ async def test_a_connection_that_has_ended_leaves_nothing_to_the_garbage_collect
         try:
             before = left()  # what an earlier test of this process still holds
             assert b" 204 " in await server.exchange(get(b"/"))
-            while left() > before:
-                await trio.sleep(0.01)
+            await until(lambda: left() <= before)
         finally:
             gc.enable()

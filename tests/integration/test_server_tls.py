@@ -10,6 +10,7 @@ import trustme
 from support.hostile_requests import REFUSED, get, post
 from support.http_serving import QUICK, http_server
 from support.serving import RawWire, chunked
+from support.waiting import until
 
 from sdk_trio.errors import OptionsValidationError
 from sdk_trio.server import tls
@@ -245,8 +246,7 @@ async def test_a_client_that_vanishes_is_forgotten(files):
         async with secure_wire(server) as wire:
             await wire.send(get(b"/watch"))
             await server.observer.began.wait()
-        while not server.observer.received:
-            await trio.sleep(0.01)
+        await until(lambda: server.observer.received)
     assert server.observer.received[0]["type"] == "http.disconnect"
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import trio
 from support.single_tenant import CountingStep, host_settings
+from support.waiting import until
 
 from sdk_trio.cli.run import serve
 from sdk_trio.errors import StoreUnavailableError
@@ -36,9 +37,7 @@ class Manager:
         return self.heard
 
     async def hears(self, count):
-        with trio.fail_after(60):
-            while len(self.listen()) < count:
-                await trio.sleep(0.005)
+        await until(lambda: len(self.listen()) >= count)
         return self.heard
 
 
@@ -81,9 +80,7 @@ async def test_a_store_that_never_answers_is_not_alive_until_it_answers(manager,
     with contextlib.closing(SystemdNotifier(manager.address)) as notifier:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(notifier.keep_watchdog, 0.1, alive)
-            with trio.fail_after(60):
-                while "runtime.store_silent" not in caplog.text:
-                    await trio.sleep(0.005)
+            await until(lambda: "runtime.store_silent" in caplog.text)
             await trio.sleep(0.2)
             assert manager.listen() == []
             assert caplog.text.count("runtime.store_silent") == 1
@@ -104,8 +101,7 @@ def test_a_long_upgrade_at_the_start_asks_for_time_until_it_is_ready(
     monkeypatch.setattr(systemd, "REPORT_SECONDS", 0.05)
 
     async def takes_time():
-        while len(manager.heard) < 5:
-            await trio.sleep(0.01)
+        await until(lambda: len(manager.heard) >= 5)
 
     step = CountingStep(before=lambda _: takes_time())
     settings = host_settings(tmp_path)

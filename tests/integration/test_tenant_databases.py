@@ -135,11 +135,12 @@ async def test_cancelled_before_it_began_nothing_happens_and_later_it_is_finishe
 async def test_a_disk_that_hangs_lets_a_cancelled_caller_go_and_is_waited_for_by_the_next(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(database_opener, "STALL_SECONDS", 0.05)
     disk = threading.Event()
     async with opened(tmp_path) as databases:
         with trio.fail_after(60):
-            await give_up(databases, lambda c: (disk.wait(60), add("late")(c)))
+            with monkeypatch.context() as hasty:  # the close at the end may take its time
+                hasty.setattr(database_opener, "STALL_SECONDS", 0.05)
+                await give_up(databases, lambda c: (disk.wait(60), add("late")(c)))
             with trio.move_on_after(0.1) as impatient:
                 await databases.run(TENANT, create)
             assert impatient.cancelled_caught, "two functions ran on one connection"
@@ -413,8 +414,11 @@ async def test_a_tenant_that_leaves_active_has_no_open_database_whoever_suspends
                     await database.run(add("suspended"))
                 assert tenancy.databases.open_count == 0
                 await command.reactivate(tenant, actor="test")
-                while not (await tenancy.service.recall(tenant.id)).is_active:
-                    await trio.sleep(0.05)
+
+                async def is_active():
+                    return (await tenancy.service.recall(tenant.id)).is_active
+
+                await until(is_active)
                 assert await database.run(bodies) == ["active"]
             nursery.cancel_scope.cancel()
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 from support.deliveries import settings as settings_of
 from support.postgres import open_inbox
+from support.waiting import until
 
 from sdk_trio.errors import (
     IllegalTransitionError,
@@ -421,9 +422,7 @@ async def test_whose_an_organization_is_costs_one_query_until_somebody_changes_a
 
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
-        with trio.fail_after(30):
-            while service._directory.generation < 4:  # its first look at the store
-                await trio.sleep(0.01)
+        await until(lambda: service._directory.generation >= 4)  # its first look at the store
         with monkeypatch.context() as patch:
             patch.setattr(QueryRunner, "run", count)
             for _ in range(20):
@@ -442,9 +441,11 @@ async def test_whose_an_organization_is_costs_one_query_until_somebody_changes_a
             occurred_at=1.0,
         )
         await sqlite_host.opened[1].tenants.purge(tenant, audit)
-        with trio.fail_after(30):
-            while await whose("o2") != (None, gone.id):
-                await trio.sleep(0.01)
+
+        async def is_known():
+            return await whose("o2") == (None, gone.id)
+
+        await until(is_known)
         nursery.cancel_scope.cancel()
 
 

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 from support.loop import Loop
 from support.postgres import open_inbox
+from support.waiting import until
 
 from sdk_trio import HandlerRegistry, KeyFile, TenantCredentials
 from sdk_trio.config import Secret
@@ -494,8 +495,9 @@ async def test_another_body_that_comes_while_the_first_one_runs_is_kept_too(
             nursery.start_soon(send, "second")
             running = ready.app.runtime.receiver._running
             assert running is not None
-            while all(flight.settled is None for flight in running.runner._flights.values()):
-                await trio.sleep(0.01)  # until the second one waits for the first
+            # The second one waits for the first.
+            flights = running.runner._flights
+            await until(lambda: any(flight.settled is not None for flight in flights.values()))
             gate.set()
         record = await ready.state("e", "a")
         assert record is not None

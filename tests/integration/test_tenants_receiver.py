@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from support.waiting import until
 
 from sdk_trio import (
     HandlerRegistry,
@@ -115,9 +116,7 @@ async def test_the_first_start_gives_what_came_before_to_the_default_tenant(
             assert default.identifier == "default"
             async with open_inbox(app.settings, owner="a command") as elsewhere:
                 await elsewhere.replay([before.webhook_id])
-            with trio.fail_after(60):
-                while not seen.events:
-                    await trio.sleep(0.01)
+            await until(lambda: seen.events)
     assert seen.events[0].tenant == default
 
 
@@ -301,9 +300,7 @@ async def test_events_of_a_suspended_tenant_run_unless_their_handler_asks_otherw
             await service.reactivate("tenant-a")
             async with open_inbox(app.settings, owner="a command") as elsewhere:
                 assert list(await elsewhere.replay([held.webhook_id])) == [held.webhook_id]
-            with trio.fail_after(60):
-                while len(seen.events) < 2:
-                    await trio.sleep(0.01)
+            await until(lambda: len(waits.events) >= 2)
     assert runs.identifiers == ["tenant-a", "tenant-b"]
     assert runs.events[0].tenant.status is TenantStatus.SUSPENDED
     assert waits.identifiers == ["tenant-b", "tenant-a"]
@@ -349,9 +346,7 @@ async def test_an_event_that_waits_in_the_queue_meets_the_tenant_as_it_is_then(
             )
             for _ in range(2)
         ]
-        with trio.fail_after(60):
-            while not seen.events:
-                await trio.sleep(0.01)
+        await until(lambda: seen.events)
         await service.suspend("a")
         gate.set()
         await app.settle()

@@ -11,6 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from support.deliveries import settings
 from support.scripted_upstream import TOKEN, full_stack, scripted_upstream
 from support.serving import asgi_headers, ask, delivery_request, exchange, registry, serving, signed
+from support.waiting import until
 
 from sdk_trio.base.telemetry import REMEMBERED_SPANS, Links, find_tracer
 from sdk_trio.client.client import Client
@@ -39,8 +40,7 @@ class Spans:
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
 
     async def wait_for(self, count, kind):
-        while len(self.of(kind)) < count:
-            await trio.sleep(0.005)
+        await until(lambda: len(self.of(kind)) >= count)
         return self.of(kind)
 
     def texts(self):

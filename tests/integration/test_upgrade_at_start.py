@@ -10,6 +10,7 @@ from support.single_tenant import (
     opened_host,
     write_database,
 )
+from support.waiting import until
 
 from sdk_trio.errors import NotSupportedError, StoreLockedError, UpgradeTimedOutError
 from sdk_trio.records.upgrades import UpgradeState
@@ -62,8 +63,7 @@ async def test_of_two_hosts_on_one_data_directory_the_second_is_refused_meanwhil
             with pytest.raises(StoreLockedError, match="in use by process"):
                 await other.run()
             go_on.set()
-            while not one.ready:
-                await trio.sleep(0.01)
+            await until(lambda: one.ready)
             await one.drain()
     assert step.ran == [0, 1, 2, 3, 4]
 

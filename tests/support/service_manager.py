@@ -152,9 +152,7 @@ class ServiceManager:
                 self.messages.append(self.notify.recv(65536).decode())
 
     async def ended(self, process: Program) -> int:
-        with trio.fail_after(PATIENCE_SECONDS):
-            while process.poll() is None:
-                await trio.sleep(0.01)
+        await until(lambda: process.poll() is not None)
         return process.returncode
 
     async def stop(self, process: Program) -> int:
