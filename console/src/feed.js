@@ -94,14 +94,14 @@ export class Feed {
   }
 
   #take(message) {
-    const again = message.kind === "hello" && this.#after !== null;
     this.#after = message.seq;
     if (message.kind === "hello" || message.kind === "heartbeat") setClock(message.at);
     if (message.kind === "hello") {
       this.#store = message.store;
       this.#wait = FIRST_WAIT;
       this.#turn("live");
-      if (again) this.#tell({ kind: "resumed" });
+      // Views that are open have read before this, the first time, too: nobody told them what came since.
+      this.#tell({ kind: "resumed" });
     } else if (message.kind !== "heartbeat") this.#tell(message);
   }
 

@@ -7,7 +7,8 @@ import { Dialog, Failure, Loaded, When, html, useAct, useData } from "../parts.j
 import { address } from "../route.js";
 
 export function Dead({ overview }) {
-  const dead = useData("api/dead", { kinds: ["changed"] });
+  // A delivery that is dead when the feed first tells of it does not change any more.
+  const dead = useData("api/dead", { kinds: ["delivery", "changed"], about: ({ kind, event }) => kind === "changed" || event.state === "dead" });
   const [chosen, setChosen] = useState(null);
   const [said, say] = useState("");
   return html`<h1>Dead letters</h1>

@@ -57,12 +57,21 @@ function usePages(filter) {
       mine.delete(index);
     }
   }, []);
-  // Begins anew with the newest ones, if they are still `wanted` when they are here.
-  const renew = useCallback((wanted = () => true) => read("newest", undefined, (rows, end) => {
-    if (!wanted()) return;
-    reading.current = new Set();
-    setList({ pages: [{ before: rows.length ? rows[0].sequence + 1 : undefined, rows, length: rows.length }], end });
-  }), []);
+  // Begins anew with the newest ones, if they are still `wanted` when they are here. An answer that is
+  // on its way may be of before the last change: one more question follows it.
+  const next = useRef(null);
+  const renew = useCallback(async (wanted = () => true) => {
+    next.current = wanted;
+    while (next.current && !reading.current.has("newest")) {
+      const mine = next.current;
+      next.current = null;
+      await read("newest", undefined, (rows, end) => {
+        if (!mine()) return;
+        reading.current = new Set();
+        setList({ pages: [{ before: rows.length ? rows[0].sequence + 1 : undefined, rows, length: rows.length }], end });
+      });
+    }
+  }, []);
   const load = useCallback((index, before) => read(index, before, (rows, last) => setList((old) => {
     const pages = [...old.pages];
     pages[index] = { before, rows, length: rows.length };

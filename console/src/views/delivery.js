@@ -12,7 +12,7 @@ const AGAIN = ["dead", "parked", "retrying"];
 const SHOWN = 200_000;
 
 export function Delivery({ item, overview }) {
-  const event = useData(`api/events/${encodeURIComponent(item)}`, { kinds: ["changed"], about: ({ event }) => [event.key, event.webhook_id].includes(item), parameters: { body: 1 } });
+  const event = useData(`api/events/${encodeURIComponent(item)}`, { kinds: ["delivery", "changed"], about: ({ event }) => [event.key, event.webhook_id].includes(item), parameters: { body: 1 } });
   return html`<p class="back"><a href=${back("deliveries")}>Deliveries</a></p>
     <${Loaded} of=${event}>${(data) => html`<${Whole} event=${data} again=${event.again} readOnly=${overview?.read_only} />`}<//>`;
 }
