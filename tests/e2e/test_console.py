@@ -750,11 +750,13 @@ async def test_a_replica_tells_the_age_of_its_verification(address, tmp_path, mo
             await page.until("document.querySelector('.live-live')")
             await page.evaluate("location.hash = '#/replication'")
             await page.see("never")
+            await trio.to_thread.run_sync(host.verify)
+            await page.see("nothing to verify")
+            await page.see("no active tenant had a database")
             tenants = runtime.receiver.tenancy.service
             host.tenants["acme"] = await tenants.add("acme", name="Acme")
             await trio.to_thread.run_sync(host.write, "acme", 10)
             await page.see(str(host.database("acme")))
-            await page.see("never")
             card = "document.querySelectorAll('.card')[2]"
             await trio.to_thread.run_sync(host.verify)
             await page.see("0 failed", card)
