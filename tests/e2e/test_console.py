@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import subprocess
 from contextlib import asynccontextmanager
 from functools import partial
@@ -365,6 +366,34 @@ async def test_what_strangers_send_is_text(address):
         made = "try {document.body.innerHTML = '<b>x</b>'; 'made'} catch (error) {error.name}"
         assert await page.evaluate(made) == "TypeError"
         page.errors.clear()
+
+
+async def test_the_command_that_is_copied_sends_the_same_bytes(address, tmp_path):
+    for tool in ("curl", "sh", "base64"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    long = {"id": "it's 100 % `long`: $HOME\\n", "filler": "ü" * 100_000}
+    async with watched(address) as console:
+        page, here = console.page, console.program.runtime.started.receiver[0]
+        kept = await console.program.app.deliver("order.paid", long)
+        # Bytes that a terminal takes for its own: they are white space of JSON.
+        signed = sign_delivery("order.created", secret=SECRET)
+        signed = sign_delivery(signed.body + b"\r\n", secret=SECRET)
+        other = await console.program.app.deliver(signed)
+        for webhook_id in (kept.webhook_id, other.webhook_id):
+            await console.view(f"deliveries/{webhook_id}")
+            await page.click("button", "Copy as curl")
+
+            async def copied(webhook_id=webhook_id):
+                text = await page.clipboard()
+                return text if webhook_id in text else None
+
+            command = await until(copied)
+            script = tmp_path / "copied.sh"
+            script.write_bytes(command.replace("http://127.0.0.1:8080", here).encode())
+            ended = await trio.run_process(["sh", script], capture_stdout=True)
+            # A signature is of the very bytes.
+            assert b"HTTP/1.1 200" in ended.stdout, ended.stdout
 
 
 async def test_an_address_that_was_cut_off_or_made_up_breaks_nothing(address):

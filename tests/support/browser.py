@@ -36,6 +36,7 @@ class Page:
 
     connection: object
     session: str
+    context: str
     errors: list = attrs.field(factory=list)
 
     async def call(self, method, **parameters):
@@ -179,6 +180,14 @@ class Page:
             request.send();
         }})""")
 
+    async def clipboard(self):
+        """Return the text of the clipboard."""
+        allowed = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+        await self.call(
+            "Browser.grantPermissions", browserContextId=self.context, permissions=allowed
+        )
+        return await self.evaluate("navigator.clipboard.readText()")
+
     async def picture(self, path):
         """Write what the window shows as a WebP, which is a quarter of a PNG."""
         answer = await self.call("Page.captureScreenshot", format="webp", quality=75)
@@ -242,7 +251,7 @@ class Browser:
             "Target.createTarget", {"url": "about:blank", **context}
         )
         attached = await self.connection.call("Target.attachToTarget", {**target, "flatten": True})
-        page = Page(self.connection, attached["sessionId"])
+        page = Page(self.connection, attached["sessionId"], context["browserContextId"])
         self.connection.pages[page.session] = page
         for domain in ("Page", "Runtime", "Log"):
             await page.call(f"{domain}.enable")
