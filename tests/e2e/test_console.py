@@ -498,7 +498,8 @@ async def test_a_paused_page_reads_nothing(address):
             return rests() && new Promise((then) => setTimeout(() => then(rests()), 500));
         })()""")
         await console.program.app.deliver("order.paid", webhook_id="unseen")
-        await page.evaluate("new Promise((then) => setTimeout(then, 2500))")
+        # Twice the time in which a page that goes on would have asked.
+        await page.evaluate("new Promise((then) => setTimeout(then, 2000))")
         assert await page.evaluate("window.asked") == before
         await page.press("p")
         await page.see("unseen")
@@ -526,6 +527,35 @@ async def test_a_list_without_a_connection_waits(address):
         await page.press("Enter")
         await page.see("number-0", "document.querySelector('dl.facts')")
         page.errors.clear()
+
+
+async def test_a_list_that_is_longer_than_browsers_draw_ends_with_a_word(address):
+    async with watched(address) as console:
+        page = console.page
+        await page.evaluate("""(() => {
+            const ask = window.fetch;
+            const headers = {link: '</api/events?before=1&limit=200>; rel="next"'};
+            const row = (_, at) => `{"key": "${at}", "sequence": ${400100 - at}}`;
+            const rows = `[${Array.from({length: 400000}, row)}]`;
+            window.pages = 0;
+            window.fetch = (...given) => {
+                if (!given[0].startsWith("api/events?")) return ask(...given);
+                window.pages += 1;
+                return Promise.resolve(new Response(rows, {headers}));
+            };
+        })()""")
+        await console.view("deliveries")
+        await page.see("400,000 deliveries read. Browsers draw no longer list")
+        await page.evaluate("document.querySelector('.scroll').focus()")
+        await page.press("End")
+        last = "document.querySelector('.row.chosen a')"
+        assert await page.until(f"{last}?.hash") == "#/deliveries/399999"
+        # It is in sight, and the list goes on with nothing.
+        await page.until(f"""(() => {{
+            const box = {last}.getBoundingClientRect();
+            return {last}.contains(document.elementFromPoint(box.x + 5, box.y + 5));
+        }})()""")
+        assert await page.evaluate("window.pages") == 1
 
 
 async def test_the_way_back_and_what_is_half_written_are_kept(address):

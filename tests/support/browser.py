@@ -170,6 +170,8 @@ class Page:
             downloadThroughput=-1,
             uploadThroughput=-1,
         )
+        if latency:
+            return
         # The part of the browser that does it is told of it, and answers by what it does.
         loses = "onerror" if offline else "onload"
         await self.until(f"""new Promise((then) => {{
