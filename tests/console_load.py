@@ -180,7 +180,7 @@ async def measure(arguments: argparse.Namespace, daemon: Daemon, address: str) -
     async with connected(address) as browser:
         page = await browser.open(f"{daemon.admin}/#token={TOKEN}")
         await page.look(width=WIDE[0], height=WIDE[1])
-        await page.until("document.querySelector('.live.live')")
+        await page.until("document.querySelector('.live-live')")
         result["first rows, s"] = await first_rows(page)
         result["memory at first, MB"] = await memory(page)
         result["rows on the way down"] = await way_down(page)
@@ -248,7 +248,7 @@ async def rates(daemon: Daemon, address: str, arguments: argparse.Namespace) -> 
                 page = await browser.open("about:blank")
                 if opened:
                     await page.go(f"{daemon.admin}/#token={TOKEN}")
-                    await page.until("document.querySelector('.live.live')")
+                    await page.until("document.querySelector('.live-live')")
                     await page.evaluate("location.hash = '#/deliveries'")
                 until = trio.current_time() + seconds
                 taken[opened] = await deliver(daemon.receiver, 10**9, until=until)
@@ -295,7 +295,7 @@ async def picture(daemon: Daemon, address: str, directory: Path) -> None:
     await refuse(daemon.receiver)
     async with connected(address) as browser:
         page = await browser.open(f"{daemon.admin}/#token={TOKEN}")
-        await page.until("document.querySelector('.live.live')")
+        await page.until("document.querySelector('.live-live')")
         links = "[...document.querySelectorAll('nav.views a')].map((link) => link.hash.slice(2))"
         await page.until(f"{links}.includes('trigger')")
         names = await page.evaluate(links)

@@ -37,7 +37,8 @@ export function query(parameters) {
 
 // `text` is a body in JSON.
 async function call(method, path, text, signal) {
-  const headers = { authorization: `Bearer ${token()}` };
+  const given = token();
+  const headers = { authorization: `Bearer ${given}` };
   if (text !== undefined) headers["content-type"] = "application/json";
   let response;
   try {
@@ -54,7 +55,8 @@ async function call(method, path, text, signal) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The program does not answer. It may be stopped, or starting again.");
   }
-  if (response.status === 401) dispatchEvent(new Event("sdk-refused"));
+  // Another token may have come meanwhile, and is not refused with this one.
+  if (response.status === 401 && given === token()) dispatchEvent(new Event("sdk-refused"));
   const answer = await response.text();
   let document = null;
   try {

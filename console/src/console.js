@@ -1,7 +1,7 @@
 // The frame: who is let in, the views, the keys, and whether the page is live.
 
 import { render } from "preact";
-import { useEffect, useErrorBoundary, useState } from "preact/hooks";
+import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
 import { forgetToken, get, keepToken, takeTokenOfLink, token } from "./api.js";
 import { feed } from "./feed.js";
 import { Dialog, Failure, html, useAct, useData, useFeedState } from "./parts.js";
@@ -83,11 +83,14 @@ function Frame({ onLeave }) {
     addEventListener("sdk-refused", refused);
     return () => removeEventListener("sdk-refused", refused);
   }, []);
+  // A key is of what is shown: effects run some time after that.
+  const latest = useRef();
+  latest.current = { view, item };
   useEffect(() => {
-    const keys = (event) => pressed(event, view, item, () => setHelp(true));
+    const keys = (event) => pressed(event, latest.current, () => setHelp(true));
     addEventListener("keydown", keys);
     return () => removeEventListener("keydown", keys);
-  }, [view, item]);
+  }, []);
   const features = overview.data?.features ?? [];
   const views = Object.entries(VIEWS).filter(([, [, , , needs]]) => !needs || features.includes(needs));
   const [label, List, One] = Object.hasOwn(VIEWS, view) ? VIEWS[view] : ["Not found", () => html`<h1>There is no such page</h1>`];
@@ -116,7 +119,7 @@ function Safe({ children }) {
 function Live() {
   const state = useFeedState();
   const paused = state === "paused";
-  return html`<span class="live ${state}" role="status"><i class="dot"></i>${LIVE[state]}</span>
+  return html`<span class="live live-${state}" role="status"><i class="dot"></i>${LIVE[state]}</span>
     <button type="button" class="quiet" aria-pressed=${paused} onClick=${() => feed.pause(!paused)}>${paused ? "Go on" : "Pause"}</button>`;
 }
 
@@ -147,7 +150,7 @@ function Keys({ views, onClose }) {
     <p class="buttons"><button type="button" onClick=${onClose}>Close</button></p><//>`;
 }
 
-function pressed(event, view, item, help) {
+function pressed(event, { view, item }, help) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
   const shown = [...document.querySelectorAll("nav.views a")];
   if (/^[1-9]$/.test(event.key) && shown[event.key - 1]) shown[event.key - 1].click();
@@ -162,10 +165,15 @@ function pressed(event, view, item, help) {
   }
 }
 
-takeTokenOfLink();
-// The same link, opened where the page is open already.
-addEventListener("hashchange", () => takeTokenOfLink() && location.reload());
-dress(localStorage.getItem(THEME) ?? "system");
 const place = document.getElementById("console");
+function begin() {
+  render(null, place);
+  render(html`<${Console} />`, place);
+}
+takeTokenOfLink();
+// The same link, opened where the page is open already. Nothing is loaded again: a page that is being
+// left goes on asking, and a refusal would take the new token away before the next page has it.
+addEventListener("hashchange", () => takeTokenOfLink() && begin());
+dress(localStorage.getItem(THEME) ?? "system");
 place.replaceChildren();
-render(html`<${Console} />`, place);
+begin();

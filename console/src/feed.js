@@ -2,7 +2,7 @@
 // tries again with growing pauses, and stops altogether while the page is paused.
 
 import { token } from "./api.js";
-import { setClock } from "./format.js";
+import { base64, setClock } from "./format.js";
 
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 15_000;
@@ -77,7 +77,7 @@ export class Feed {
     url.searchParams.set("most", MOST);
     if (this.#after !== null) url.searchParams.set("after", this.#after);
     if (this.#store !== null) url.searchParams.set("store", this.#store);
-    const secret = btoa(unescape(encodeURIComponent(token()))).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+    const secret = base64(token()).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
     const socket = new WebSocket(url, ["sdk-trio.feed", `sdk-trio.token.${secret}`]);
     this.#socket = socket;
     this.#turn(this.state === "live" ? "live" : "connecting");
@@ -94,14 +94,14 @@ export class Feed {
   }
 
   #take(message) {
-    const again = message.kind === "hello" && this.#after !== null;
     this.#after = message.seq;
     if (message.kind === "hello" || message.kind === "heartbeat") setClock(message.at);
     if (message.kind === "hello") {
       this.#store = message.store;
       this.#wait = FIRST_WAIT;
       this.#turn("live");
-      if (again) this.#tell({ kind: "resumed" });
+      // Views that are open have read before this, the first time, too: nobody told them what came since.
+      this.#tell({ kind: "resumed" });
     } else if (message.kind !== "heartbeat") this.#tell(message);
   }
 

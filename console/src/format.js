@@ -64,4 +64,6 @@ export const visible = (text) => text?.replace(UNSEEN, named);
 // The same, of a text of several lines.
 export const visibleLines = (text) => text?.replace(UNSEEN, (character) => ("\n\t".includes(character) ? character : named(character)));
 
+export const base64 = (text) => btoa(unescape(encodeURIComponent(text)));
+
 export const sizeOf = (text) => new TextEncoder().encode(text).length;

@@ -1,11 +1,10 @@
 """The API of events, ``/api/events``: listings, one event, groups of dead letters, and replay.
 
 A replay of a whole state is the one call that can do much harm by a filter that is wider than
-meant. So a dry run counts what the filter meets and signs it: the token that it returns fits the
-same filter alone, and leaves out what has come since.
+meant. So a dry run counts what the filter meets and remembers it: the token that it returns fits
+the same filter alone, and stands for exactly the events that were counted.
 """
 
-import hmac
 import json
 import re
 import secrets
@@ -33,7 +32,6 @@ from ..storage.replay import (
 from .query import (
     FILTER,
     LARGEST_REPLAY,
-    LARGEST_SEQUENCE,
     BadQueryError,
     ListQuery,
     ReplayOrder,
@@ -49,6 +47,9 @@ LARGEST_COUNT = 10_000
 
 #: The events that a dry run shows.
 SAMPLE = 20
+
+#: Dry runs whose events are remembered, the newest ones: each of 10 000 takes a megabyte.
+KEPT_TRIALS = 8
 
 #: Rows that are read from the store at once.
 _PAGE = 500
@@ -167,8 +168,20 @@ class _Chosen(msgspec.Struct, frozen=True):
     """The events that an order means, as far as one call goes; ``after`` is where to go on."""
 
     candidates: Sequence[ReplayCandidate]
+    sequences: Sequence[int] = ()
     more: bool = False
     after: int | None = None
+
+
+class _Trial(msgspec.Struct, frozen=True):
+    """A dry run: its filter, and the sequences that it counted.
+
+    A bound would not do, neither of a sequence nor of a time: an event that had come before may die
+    after it, and clocks are set back.
+    """
+
+    filter: Sequence[str | None]
+    counted: frozenset[int]
 
 
 class EventAnswerer:
@@ -190,8 +203,8 @@ class EventAnswerer:
         self._observed = observed
         self._actions = actions
         self._sign = sign
-        # Tokens of dry runs count for this process alone: after a restart another dry run is due.
-        self._key = secrets.token_bytes(32)
+        #: By their tokens; after a restart another dry run is due.
+        self._trials: dict[str, _Trial] = {}
 
     async def list(self, query: ListQuery) -> Reply:
         """Return an array of events without bodies, with the fields of ``events list``.
@@ -285,17 +298,19 @@ class EventAnswerer:
             BadQueryError: there is no such tenant.
         """
         await trio.lowlevel.checkpoint()
-        through = None
+        trial = None
         if order.confirm is not None:
-            through = self._confirmed(order)
-            if through is None:
-                return problem(409, "confirm is of another filter or start: make a dry run again")
-        chosen = await self._choose(order, through)
+            trial = self._trials.get(order.confirm)
+            if trial is None or trial.filter != _filter(order):
+                return problem(
+                    409, "confirm is of another filter or start, or too old: make a dry run again"
+                )
+        chosen = await self._choose(order, trial)
         candidates = chosen.candidates
         possible = [candidate.key for candidate in candidates if candidate.reason is None]
         answer = {"count": len(possible), "more": chosen.more, "after": chosen.after}
         if order.dry_run:
-            confirm = None if order.state is None else await self._confirmation(order)
+            confirm = None if order.state is None else self._remember(order, chosen)
             rows = replay_rows(
                 candidates[:SAMPLE] if order.state else candidates, set(), dry_run=True
             )
@@ -324,7 +339,7 @@ class EventAnswerer:
         self._actions.note("replay", actor=actor, address=address, ids=done, logged=True)
         return replayed
 
-    async def _choose(self, order: ReplayOrder, through: int | None) -> _Chosen:
+    async def _choose(self, order: ReplayOrder, trial: _Trial | None) -> _Chosen:
         """Return the events of an order: at most :data:`LARGEST_REPLAY`, of a dry run all."""
         if order.state is None:
             return _Chosen(await find_named(self._inbox, order.ids or ()))
@@ -332,6 +347,8 @@ class EventAnswerer:
         largest = LARGEST_COUNT if order.dry_run else LARGEST_REPLAY
         tenant_id = await self.tenant_id(order.tenant)
         found: list[ReplayCandidate] = []
+        sequences: list[int] = []
+        through = None if trial is None else max(trial.counted, default=0)
         after, looked = order.after or 0, 0
         while looked < LARGEST_COUNT:
             page = await self._inbox.find(
@@ -347,32 +364,25 @@ class EventAnswerer:
             )
             for record in page:
                 if len(found) == largest:
-                    return _Chosen(found, True, after)
+                    return _Chosen(found, sequences, True, after)
                 after, looked = record.sequence, looked + 1
+                if trial is not None and record.sequence not in trial.counted:
+                    continue
                 if order.error in (None, error_group(record.last_error)):
                     state = str(record.state)
                     found.append(ReplayCandidate(record.key, record.webhook_id, record.type, state))
+                    sequences.append(record.sequence)
             if len(page) < _PAGE:
-                return _Chosen(found)
-        return _Chosen(found, True, after)
+                return _Chosen(found, sequences)
+        return _Chosen(found, sequences, True, after)
 
-    async def _confirmation(self, order: ReplayOrder) -> str:
-        newest = await self._inbox.find(limit=1)
-        through = newest[0].sequence if newest else 0
-        return f"{through}.{self._signature(order, through)}"
-
-    def _confirmed(self, order: ReplayOrder) -> int | None:
-        """Return up to which sequence a token confirms the filter; None: it does not."""
-        text, _, signature = (order.confirm or "").partition(".")
-        if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST_SEQUENCE))):
-            return None
-        through = int(text)
-        expected = self._signature(order, through)
-        return through if hmac.compare_digest(signature.encode(), expected.encode()) else None
-
-    def _signature(self, order: ReplayOrder, through: int) -> str:
-        text = json.dumps([through, *(getattr(order, name) for name in FILTER)])
-        return hmac.new(self._key, text.encode(), "sha256").hexdigest()
+    def _remember(self, order: ReplayOrder, chosen: _Chosen) -> str:
+        """Keep what a dry run has counted, and return the token that stands for it."""
+        if len(self._trials) >= KEPT_TRIALS:
+            del self._trials[next(iter(self._trials))]
+        token = secrets.token_urlsafe(16)
+        self._trials[token] = _Trial(_filter(order), frozenset(chosen.sequences))
+        return token
 
     async def tenant_id(self, name: str | None) -> str | None:
         """Return the id of a tenant that a query names by identifier or id; None of None.
@@ -391,6 +401,10 @@ class EventAnswerer:
     @property
     def _inbox(self) -> Inbox:
         return self._observed.stores()[0]
+
+
+def _filter(order: ReplayOrder) -> tuple[str | None, ...]:
+    return tuple(getattr(order, name) for name in FILTER)
 
 
 #: Dead letters that are grouped, the newest ones: reading them takes a quarter of a second.

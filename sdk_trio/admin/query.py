@@ -89,7 +89,7 @@ class ReplayOrder(msgspec.Struct, frozen=True):
     actor: str | None = None
 
 
-#: Fields that choose among the events of a state, in the order in which a token signs them.
+#: Fields that choose among the events of a state; the token of a dry run is of all of them.
 FILTER = ("state", "type", "tenant", "error", "since", "until")
 
 

@@ -94,13 +94,16 @@ class VerificationState:
 
     ``ran_at`` is the end of the last run over all active tenants, ``verified_at`` the end of the
     last one without a failure, both in Unix seconds. ``failed`` maps tenant ids to problems, and
-    ``marks`` maps them to a moment to which the replica reached back, in Unix seconds.
+    ``marks`` maps them to a moment to which the replica reached back, in Unix seconds. ``verified``
+    is how many replicas the last run found good: none where no active tenant has a database. None:
+    an older version has not told.
     """
 
     ran_at: float | None = None
     verified_at: float | None = None
     failed: dict[str, str] = attrs.field(factory=dict)
     marks: dict[str, float] = attrs.field(factory=dict)
+    verified: int | None = None
 
     def compared(self, result: Verification, *, retention: float) -> Verification:
         """Return ``result``, with a problem if the replica begins later than it did.
@@ -134,7 +137,8 @@ class VerificationState:
         results = list(results)
         failed = _problems(results)
         verified_at = self.verified_at if failed else now
-        state = VerificationState(now, verified_at, failed, self.marks)
+        verified = sum(each.ok and each.skipped is None for each in results)
+        state = VerificationState(now, verified_at, failed, self.marks, verified)
         known = {each.tenant_id for each in results}
         for result in results:
             state = state._marked(result, accept_loss=accept_loss)
@@ -175,11 +179,13 @@ def state_from_text(text: str | None) -> VerificationState:
     """Return what was remembered; what cannot be read counts as nothing."""
     try:
         document = json.loads(text or "{}")
+        count = document.get("verified")
         return VerificationState(
             ran_at=_number(document.get("ran_at")),
             verified_at=_number(document.get("verified_at")),
             failed={str(key): str(value) for key, value in document.get("failed", {}).items()},
             marks={str(key): float(at) for key, at in document.get("marks", {}).items()},
+            verified=count if isinstance(count, int) else None,
         )
     except (ValueError, AttributeError, TypeError):
         return VerificationState()

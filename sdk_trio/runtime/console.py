@@ -270,6 +270,7 @@ class RuntimeConsole:
                 "verified_at": verified_at,
                 "age_seconds": None if verified_at is None else self._clock() - verified_at,
                 "failed": {} if state is None else dict(state.failed),
+                "verified": None if state is None else state.verified,
             },
         }
 

@@ -9,6 +9,7 @@ from support.waiting import until
 
 from sdk_trio import HandlerRegistry
 from sdk_trio.admin import app as app_module
+from sdk_trio.admin.api import KEPT_TRIALS
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
 from sdk_trio.webhooks import rejections as rejections_module
 
@@ -123,6 +124,46 @@ async def test_a_bulk_replay_does_what_its_dry_run_has_shown_and_no_more():
         assert wider.status_code == 409
         forged = f"9{dry['confirm']}"
         assert (await admin.replay({**chosen, "confirm": forged})).status_code == 409
+
+
+async def test_a_confirmed_replay_leaves_out_what_came_before_and_died_since():
+    handlers, mended = HandlerRegistry(), trio.Event()
+
+    async def breaks_late(event):
+        if event.data.id == "slow":
+            await mended.wait()
+        raise ValueError("no such product")
+
+    handlers.register(OrderPaidEvent, breaks_late, enqueue=True)
+    async with administered(handlers, **ONCE) as admin:
+        await admin.app.deliver("order.paid", {"id": "slow"}, webhook_id="slow", settle=False)
+        for name in ("first", "second"):
+            await admin.app.deliver("order.paid", webhook_id=name, expect="dead")
+        dry = (await admin.replay({"state": "dead", "dry_run": True})).json()
+        assert dry["count"] == 2
+        mended.set()
+
+        async def all_dead():
+            return (await admin.api("/dead"))["counted"] == 3
+
+        await until(all_dead)
+        done = (await admin.replay({"state": "dead", "confirm": dry["confirm"]})).json()
+        assert {row["key"] for row in done["events"]} == {"first", "second"}
+        assert (await admin.api("/events/slow"))["earlier_attempts"] == 0
+
+
+async def test_the_oldest_dry_runs_are_forgotten():
+    async with administered(failing(), **ONCE) as admin:
+        await admin.app.deliver("order.paid", webhook_id="paid_0", expect="dead")
+        dry = [
+            (await admin.replay({"state": "dead", "dry_run": True})).json()
+            for _ in range(KEPT_TRIALS + 1)
+        ]
+        old = await admin.replay({"state": "dead", "confirm": dry[0]["confirm"]})
+        assert old.status_code == 409
+        assert "make a dry run again" in old.json()["error"]
+        kept = (await admin.replay({"state": "dead", "confirm": dry[1]["confirm"]})).json()
+        assert kept["replayed"] == 1
 
 
 async def test_a_dry_run_of_ids_tells_what_cannot_be_replayed():

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -19,10 +18,12 @@ import pytest
 import trio
 from trio_websocket import open_websocket_url
 
+from .waiting import PATIENCE_SECONDS, wait_until
+
 CHROMIUM = shutil.which("chromium")
 
-#: No request may take longer, nor the state of a page that a test waits for.
-SECONDS = 30
+#: Parts of the errors of a request to a page that is just left, or has just come.
+_LEFT = ("navigated or closed", "xecution context", "context with specified id", "was collected")
 
 
 class PageLeftError(Exception):
@@ -35,13 +36,31 @@ class Page:
 
     connection: object
     session: str
+    context: str
     errors: list = attrs.field(factory=list)
 
     async def call(self, method, **parameters):
         return await self.connection.call(method, parameters, self.session)
 
     async def go(self, url):
-        await self.call("Page.navigate", url=url)
+        answer = await self.call("Page.navigate", url=url)
+        assert "errorText" not in answer, (url, answer)
+
+    async def load_again(self):
+        """Load the page again; what is asked afterwards is asked of the new one."""
+        # The old one answers for a while: without a mark, it would be taken for the new one.
+        await self.evaluate("window.isLeft = true")
+        await self.call("Page.reload")
+        await self.until("!window.isLeft && document.readyState === 'complete'")
+
+    async def turn(self, address):
+        """Set the fragment of the address, and wait until the page has taken notice of it."""
+        await self.evaluate(f"""new Promise((then) => {{
+            const before = location.hash;
+            addEventListener("hashchange", () => setTimeout(then), {{once: true}});
+            location.hash = {json.dumps(address)};
+            if (location.hash === before) then();
+        }})""")
 
     async def evaluate(self, expression):
         """Return the value of a JavaScript expression; a promise is awaited."""
@@ -53,7 +72,7 @@ class Page:
 
     async def until(self, expression):
         """Wait until a JavaScript expression is true, and return its value."""
-        with trio.move_on_after(SECONDS):
+        with trio.move_on_after(PATIENCE_SECONDS):
             while True:
                 # A page that is just left answers nothing; the next one does.
                 with suppress(PageLeftError):
@@ -70,7 +89,10 @@ class Page:
         await self.until(f"{within}?.innerText.includes({json.dumps(text)})")
 
     async def click(self, selector, text=""):
-        """Click the first visible element of this selector that holds this text."""
+        """Click the first visible element of this selector that holds this text.
+
+        One that lies below another one is waited for.
+        """
         found = await self.until(f"""(() => {{
             const all = [...document.querySelectorAll({json.dumps(selector)})];
             const open = document.querySelector("dialog[open]");
@@ -80,7 +102,8 @@ class Page:
             if (!element) return null;
             element.scrollIntoView({{block: "center", inline: "center"}});
             const box = element.getBoundingClientRect();
-            return [box.x + box.width / 2, box.y + box.height / 2];
+            const point = [box.x + box.width / 2, box.y + box.height / 2];
+            return element.contains(document.elementFromPoint(...point)) && point;
         }})()""")
         for kind in ("mousePressed", "mouseReleased"):
             await self.call(
@@ -100,20 +123,21 @@ class Page:
 
     async def write(self, selector, text):
         """Put text into a field, as typing and leaving it does."""
-        await self.until(f"document.querySelector({json.dumps(selector)})")
-        await self.evaluate(f"""(() => {{
+        await self.until(f"""(() => {{
             const field = document.querySelector({json.dumps(selector)});
+            if (!field) return false;
             field.focus();
             field.value = {json.dumps(text)};
             field.dispatchEvent(new Event("input", {{bubbles: true}}));
             field.dispatchEvent(new Event("change", {{bubbles: true}}));
+            return true;
         }})()""")
 
     async def choose(self, label, value):
         """Choose an option of the list with this label."""
         await self.until(f"""(() => {{
             const labels = [...document.querySelectorAll("label")];
-            const list = labels.find((each) => each.firstChild.data === {json.dumps(label)})
+            const list = labels.find((each) => each.firstChild?.data === {json.dumps(label)})
                 ?.querySelector("select");
             if (![...(list?.options ?? [])].some((each) => each.value === {json.dumps(value)}))
                 return false;
@@ -133,6 +157,8 @@ class Page:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
+        dressed = f"matchMedia('(prefers-color-scheme: {scheme['value']})').matches"
+        await self.until(f"innerWidth === {width} && {dressed}")
 
     async def network(self, *, offline=False, latency=0):
         """Take the network away from the page, or delay each answer by milliseconds."""
@@ -144,6 +170,25 @@ class Page:
             downloadThroughput=-1,
             uploadThroughput=-1,
         )
+        if latency:
+            return
+        # The part of the browser that does it is told of it, and answers by what it does.
+        loses = "onerror" if offline else "onload"
+        await self.until(f"""new Promise((then) => {{
+            const request = new XMLHttpRequest();
+            request.onloadend = () => then(false);
+            request.{loses} = () => then(true);
+            request.open("GET", location.pathname);
+            request.send();
+        }})""")
+
+    async def clipboard(self):
+        """Return the text of the clipboard."""
+        allowed = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+        await self.call(
+            "Browser.grantPermissions", browserContextId=self.context, permissions=allowed
+        )
+        return await self.evaluate("navigator.clipboard.readText()")
 
     async def picture(self, path):
         """Write what the window shows as a WebP, which is a quarter of a PNG."""
@@ -175,10 +220,10 @@ class _Connection:
             message["sessionId"] = session
         arrived, answers = trio.open_memory_channel(1)
         self._answers[number] = arrived
-        with trio.fail_after(SECONDS):
+        with trio.fail_after(PATIENCE_SECONDS):
             await self._socket.send_message(json.dumps(message))
             answer = await answers.receive()
-        if "navigated or closed" in answer.get("error", {}).get("message", ""):
+        if any(part in answer.get("error", {}).get("message", "") for part in _LEFT):
             raise PageLeftError(method)
         assert "error" not in answer, (method, answer)
         return answer["result"]
@@ -200,15 +245,20 @@ class Browser:
 
     async def open(self, url):
         """Return a new page in a context of its own, at this address."""
-        context = await self.connection.call("Target.createBrowserContext")
+        # A page that outlived its test would go on asking, and perhaps the program of another one.
+        context = await self.connection.call(
+            "Target.createBrowserContext", {"disposeOnDetach": True}
+        )
         target = await self.connection.call(
             "Target.createTarget", {"url": "about:blank", **context}
         )
         attached = await self.connection.call("Target.attachToTarget", {**target, "flatten": True})
-        page = Page(self.connection, attached["sessionId"])
+        page = Page(self.connection, attached["sessionId"], context["browserContextId"])
         self.connection.pages[page.session] = page
         for domain in ("Page", "Runtime", "Log"):
             await page.call(f"{domain}.enable")
+        # Keys go to the page that has the focus, and one that is hidden asks for less.
+        await page.call("Emulation.setFocusEmulationEnabled", enabled=True)
         await page.go(url)
         return page
 
@@ -253,15 +303,17 @@ def started_browser(directory: Path):
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + SECONDS
-        while not (lines := _read_port(profile)):
-            assert process.poll() is None, "the browser has ended"
-            assert time.monotonic() < deadline, "the browser has not told its port"
-            time.sleep(0.02)
+        wait_until(
+            lambda: _read_port(profile) or process.poll() is not None,
+            lambda: "the browser has not told its port",
+        )
+        lines = _read_port(profile)
+        assert lines, f"the browser has ended: {process.returncode}"
         yield f"ws://127.0.0.1:{lines[0]}{lines[1]}"
     finally:
         # With its children, which would go on writing into the profile.
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

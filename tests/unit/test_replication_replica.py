@@ -84,6 +84,15 @@ def result(tenant_id, problem=None):
     return Verification(tenant_id=tenant_id, identifier=tenant_id, verified_at=1.0, problem=problem)
 
 
+def test_a_run_tells_how_many_replicas_it_has_verified():
+    skipped = attrs.evolve(result("c"), skipped="it has no database yet")
+    state = VerificationState().after_run([result("a"), result("b", "it lags"), skipped], now=1.0)
+    assert state.verified == 1
+    assert state.after_run([skipped], now=2.0).verified == 0
+    assert state.after_run([], now=2.0).verified == 0
+    assert state_from_text('{"ran_at": 1.0}').verified is None
+
+
 def test_only_a_run_without_failures_counts_as_good():
     state = VerificationState().after_run([result("a"), result("b")], now=100.0)
     assert (state.ran_at, state.verified_at, state.failed) == (100.0, 100.0, {})
@@ -163,9 +172,10 @@ def test_never_verified_has_no_age_and_a_clock_set_back_gives_none_below_zero():
     good=st.none() | st.floats(0, 1e11),
     failed=st.dictionaries(st.text(), st.text(), max_size=5),
     marks=st.dictionaries(st.text(), st.floats(0, 1e11), max_size=5),
+    verified=st.none() | st.integers(0, 10**6),
 )
-def test_what_is_remembered_survives_the_store(ran, good, failed, marks):
-    state = VerificationState(ran, good, failed, marks)
+def test_what_is_remembered_survives_the_store(ran, good, failed, marks, verified):
+    state = VerificationState(ran, good, failed, marks, verified)
     assert state_from_text(state.to_text()) == state
 
 

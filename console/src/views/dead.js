@@ -7,7 +7,8 @@ import { Dialog, Failure, Loaded, When, html, useAct, useData } from "../parts.j
 import { address } from "../route.js";
 
 export function Dead({ overview }) {
-  const dead = useData("api/dead", { kinds: ["changed"] });
+  // A delivery that is dead when the feed first tells of it does not change any more.
+  const dead = useData("api/dead", { kinds: ["delivery", "changed"], about: ({ kind, event }) => kind === "changed" || event.state === "dead" });
   const [chosen, setChosen] = useState(null);
   const [said, say] = useState("");
   return html`<h1>Dead letters</h1>
@@ -24,9 +25,9 @@ export function Dead({ overview }) {
     ${chosen && html`<${Bulk} choice=${chosen} onClose=${(text) => { setChosen(null); if (text) { say(text); dead.again(); } }} />`}`;
 }
 
-// The program counts what the choice fits and gives a confirmation for exactly that, which leaves out
-// what arrives later. It puts back a thousand at a time: one may stop in between, and after an error
-// go on from there.
+// The program counts what the choice fits and gives a confirmation for exactly these, and for nothing
+// that arrives or dies later. It puts back a thousand at a time: one may stop in between, and after an
+// error go on from there.
 function Bulk({ choice, onClose }) {
   const [trial, setTrial] = useState(null);
   const [error, setError] = useState(null);
@@ -35,12 +36,19 @@ function Bulk({ choice, onClose }) {
   const replayed = useRef(0);
   const stopped = useRef(false);
   const tried = trial !== null;
-  const end = () => onClose(replayed.current ? `${count(replayed.current)} deliveries are in the queue again.` : "");
+  const end = (gone = 0) => onClose(replayed.current || gone ? [`${count(replayed.current)} deliveries are in the queue again.`,
+    gone && `Left out, as no dead letters any more: ${count(gone)} of ${count(trial.count)}.`, trial.more && "There are more."].filter(Boolean).join(" ") : "");
   const [act, acting] = useAct(async () => {
     setError(null);
     try {
       if (!tried) {
-        const counted = await post("api/events/replay", { ...next.current, dry_run: true });
+        let counted;
+        for (let more = true; more && !stopped.current;) {
+          counted = await post("api/events/replay", { ...next.current, dry_run: true });
+          more = counted.more && !counted.count;
+          if (more) next.current.after = counted.after;
+        }
+        if (stopped.current) return end();
         next.current.confirm = counted.confirm;
         setTrial(counted);
         return;
@@ -52,7 +60,7 @@ function Bulk({ choice, onClose }) {
         more = answer.more && answer.after !== null && answer.after !== next.current.after;
         if (more) next.current = { ...next.current, after: answer.after };
       }
-      end();
+      end(stopped.current ? 0 : trial.count - replayed.current);
     } catch (failure) {
       if (stopped.current) end();
       setError(failure);
@@ -65,9 +73,9 @@ function Bulk({ choice, onClose }) {
   return html`<${Dialog} title="Replay dead letters" onClose=${leave}>
     <dl class="facts"><div><dt>Type</dt><dd>${visible(choice.type) ?? "every type"}</dd></div><div><dt>Error</dt><dd>${visibleLines(choice.error) ?? "every error"}</dd></div></dl>
     ${error && html`<${Failure} error=${error} />`}
-    ${tried ? html`<p><b class="count">${trial.more && "more than "}${count(trial.count)}</b> deliveries would run again.</p>
+    ${tried ? html`<p><b class="count">${count(trial.count)}</b> deliveries would run again.${trial.more && " There are more, for another time."}</p>
       <ul class="sample">${trial.events.slice(0, 5).map((event) => html`<li class="mono">${event.webhook_id}</li>`)}${trial.count > 5 && html`<li class="faint">and others</li>`}</ul>` : html`<p>A dry run counts them and changes nothing.</p>`}
     <p role="status" class="said">${done > 0 && `${count(done)} put back so far.`}</p>
     <p class="buttons"><button type="button" onClick=${leave}>${tried && (acting || done) ? "Stop" : "Cancel"}</button>
-      <button type="button" class="strong" disabled=${acting || (trial?.count === 0 && !trial.more)} onClick=${act}>${!tried ? "Dry run" : done ? "Go on" : trial.more ? "Replay all" : `Replay ${count(trial.count)}`}</button></p><//>`;
+      <button type="button" class="strong" disabled=${acting || trial?.count === 0} onClick=${act}>${!tried ? "Dry run" : done ? "Go on" : `Replay ${count(trial.count)}`}</button></p><//>`;
 }

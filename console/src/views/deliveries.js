@@ -11,6 +11,9 @@ const ROW = 40;
 const PAGE = 200;
 // Pages whose rows are kept; those farther away are read again when one comes back to them.
 const KEPT = 8;
+// Firefox draws no element above 17.8 million pixels, Chromium none above 33.5: rows below would never
+// come into sight. A scroll bar of another scale would jump over rows, and nobody reads so many.
+const MOST = 400_000;
 
 export function Deliveries({ filter }) {
   const turn = (change) => refine("deliveries", { ...filter, ...change });
@@ -57,12 +60,21 @@ function usePages(filter) {
       mine.delete(index);
     }
   }, []);
-  // Begins anew with the newest ones, if they are still `wanted` when they are here.
-  const renew = useCallback((wanted = () => true) => read("newest", undefined, (rows, end) => {
-    if (!wanted()) return;
-    reading.current = new Set();
-    setList({ pages: [{ before: rows.length ? rows[0].sequence + 1 : undefined, rows, length: rows.length }], end });
-  }), []);
+  // Begins anew with the newest ones, if they are still `wanted` when they are here. An answer that is
+  // on its way may be of before the last change: one more question follows it.
+  const next = useRef(null);
+  const renew = useCallback(async (wanted = () => true) => {
+    next.current = wanted;
+    while (next.current && !reading.current.has("newest")) {
+      const mine = next.current;
+      next.current = null;
+      await read("newest", undefined, (rows, end) => {
+        if (!mine()) return;
+        reading.current = new Set();
+        setList({ pages: [{ before: rows.length ? rows[0].sequence + 1 : undefined, rows, length: rows.length }], end });
+      });
+    }
+  }, []);
   const load = useCallback((index, before) => read(index, before, (rows, last) => setList((old) => {
     const pages = [...old.pages];
     pages[index] = { before, rows, length: rows.length };
@@ -125,7 +137,7 @@ function Rows({ filter }) {
     if (error) return;
     for (const [index, before] of missing) load(index, before);
     const rows = pages.at(-1)?.rows;
-    if (!end && last > total - 30 && rows?.length) load(pages.length, rows.at(-1).sequence);
+    if (!end && total < MOST && last > total - 30 && rows?.length) load(pages.length, rows.at(-1).sequence);
   });
   const up = () => {
     box.current.scrollTop = 0;
@@ -153,6 +165,7 @@ function Rows({ filter }) {
   // The way back from a delivery leads to its row.
   useEffect(() => { if (place > 0) choose(place); }, [began]);
   const said = rowAt(pages, place);
+  const sum = end ? "" : total < MOST ? " read, more below" : " read. Browsers draw no longer list: narrow it, such as with Until, to see older ones.";
   const narrowed = Object.values(filter).some(Boolean);
   const nothing = narrowed ? "No delivery fits this filter." : "No delivery has arrived yet. Send a sample: sdk-trio events trigger order.paid";
   return html`
@@ -168,7 +181,7 @@ function Rows({ filter }) {
       </div>
     </div>
     <p class="hidden" role="status">${said && `${said.type}, ${said.state}, ${said.webhook_id}`}</p>
-    <p class="faint">${end ? `${count(total)} deliveries` : `${count(total)} deliveries read, more below`}</p>`;
+    <p class="faint">${count(total)} deliveries${sum}</p>`;
 }
 
 function Row({ place, event, chosen }) {

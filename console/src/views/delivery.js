@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { get, post } from "../api.js";
-import { bytes, clock, count, exact, sizeOf, span, visible, visibleLines } from "../format.js";
+import { base64, bytes, clock, count, exact, sizeOf, span, visible, visibleLines } from "../format.js";
 import { difference, parse } from "../json.js";
 import { Copy, Dialog, Empty, Failure, Loaded, State, Tree, When, html, useAct, useData } from "../parts.js";
 import { address, back } from "../route.js";
@@ -12,7 +12,7 @@ const AGAIN = ["dead", "parked", "retrying"];
 const SHOWN = 200_000;
 
 export function Delivery({ item, overview }) {
-  const event = useData(`api/events/${encodeURIComponent(item)}`, { kinds: ["changed"], about: ({ event }) => [event.key, event.webhook_id].includes(item), parameters: { body: 1 } });
+  const event = useData(`api/events/${encodeURIComponent(item)}`, { kinds: ["delivery", "changed"], about: ({ event }) => [event.key, event.webhook_id].includes(item), parameters: { body: 1 } });
   return html`<p class="back"><a href=${back("deliveries")}>Deliveries</a></p>
     <${Loaded} of=${event}>${(data) => html`<${Whole} event=${data} again=${event.again} readOnly=${overview?.read_only} />`}<//>`;
 }
@@ -26,8 +26,8 @@ function Whole({ event, again, readOnly }) {
     <header class="title"><h1>${visible(event.type)}</h1><${State} of=${event.state} />
       <span class="actions">
         <${Replay} event=${event} again=${again} readOnly=${readOnly} />
-        <${Copy} text=${() => curl(event)}>Copy as curl<//>
-        <${Copy} text=${() => pytest(event)}>Copy as pytest<//>
+        ${(event.raw ?? event.raw_base64) != null && html`<${Copy} text=${() => curl(event)}>Copy as curl<//>
+        <${Copy} text=${() => pytest(event)}>Copy as pytest<//>`}
       </span></header>
     <dl class="facts">
       <div><dt>Id</dt><dd class="mono">${event.webhook_id}</dd></div>
@@ -159,12 +159,17 @@ function Replay({ event, again, readOnly }) {
 }
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
+// A terminal takes these for its own, even within quotation marks.
+const CONTROLS = /[\0-\x08\x0b-\x1f\x7f]/;
 
+// A program is given no argument above 128 KiB; `printf`, which is a part of the shell, is.
 function curl(event) {
+  const encoded = event.raw_base64 ?? (CONTROLS.test(event.raw) ? base64(event.raw) : null);
+  const body = encoded === null ? `printf %s ${quoted(event.raw ?? "")}` : `printf %s ${quoted(encoded)} | base64 -d`;
   const headers = [["content-type", "application/json"], ...event.headers.filter(([name]) => name.toLowerCase() !== "content-type")];
-  const lines = ["# The receiver refuses the signature some minutes after it was made: copy again then.", "curl -i http://127.0.0.1:8080/ \\"];
+  const lines = ["# The receiver refuses the signature some minutes after it was made: copy again then.", `${body} |`, "  curl -i http://127.0.0.1:8080/hooks/sdk \\"];
   for (const [name, value] of headers) lines.push(`  -H ${quoted(`${name}: ${value}`)} \\`);
-  lines.push(`  --data-binary ${quoted(event.raw ?? "")}`);
+  lines.push("  --data-binary @-");
   return `${lines.join("\n")}\n`;
 }
 

@@ -2,17 +2,20 @@
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { page } from "../api.js";
+import { feed } from "../feed.js";
 import { Empty, Failure, html, useChanges } from "../parts.js";
 
 const NOTHING = { rows: null, next: null, error: null };
 // The most rows of one answer.
 const LARGEST = 500;
 
-export function useMore(path, parameters, kinds = []) {
+// Reads again after changes of `kinds`, and every `every` milliseconds, for what no change tells of.
+export function useMore(path, parameters, kinds = [], every = 0) {
   const key = JSON.stringify([path, parameters]);
   const [state, setState] = useState({ key: null, rows: null, next: null, error: null });
   // Answers come in another order than questions: the last question counts.
   const asked = useRef(0);
+  const answered = useRef(0);
   const read = useCallback(async (url, given, before) => {
     asked.current += 1;
     const mine = asked.current;
@@ -21,6 +24,8 @@ export function useMore(path, parameters, kinds = []) {
       if (mine === asked.current) setState({ key, rows: [...before, ...document], next, error: null });
     } catch (error) {
       if (mine === asked.current) setState((old) => ({ ...(old.key === key ? old : NOTHING), key, error }));
+    } finally {
+      answered.current += 1;
     }
   }, [key]);
   // As many as there are already: who reads on is not thrown back by a change.
@@ -31,6 +36,12 @@ export function useMore(path, parameters, kinds = []) {
     again();
   }, [key]);
   useChanges(kinds, again);
+  useEffect(() => {
+    if (!every) return undefined;
+    const rests = () => feed.paused || document.hidden || answered.current < asked.current || length.current > LARGEST;
+    const timer = setInterval(() => rests() || again(), every);
+    return () => clearInterval(timer);
+  }, [every, again]);
   const current = state.key === key ? state : NOTHING;
   length.current = current.rows?.length ?? 0;
   return { ...current, again, more: () => read(current.next.replace(/^\//, ""), {}, current.rows) };

@@ -11,7 +11,7 @@ const TRANSITIONS = ["Suspended", "Reactivated", "Deactivated", "Deleted"];
 const AGAIN = ["failed", "skipped", "unknown"];
 
 export function Notifications({ filter, overview }) {
-  const messages = useMore("api/notifications", { ...filter, limit: 100 }, ["tenant"]);
+  const messages = useMore("api/notifications", { ...filter, limit: 100 }, ["tenant"], 3000);
   const [preview, setPreview] = useState(null);
   const [said, say] = useState("");
   const [retry, retrying] = useAct(async (message) => {
