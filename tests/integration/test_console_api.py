@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import trio
 from support.admin import TOKEN, administered
 from support.serving import RawWire, registry, request, signed, works
 from support.waiting import until
