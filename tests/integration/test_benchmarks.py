@@ -121,7 +121,7 @@ def test_a_closed_loop_ends_with_its_time_or_with_its_deliveries():
     with stalling_server() as server:
         sent = {"port": server.port, "connections": 2, "warm_up": 0.0, "spin": False}
         few = generate(count=50, seconds=PATIENCE_SECONDS, **sent)
-        short = generate(count=100_000, seconds=0.2, **sent)
+        short = generate(count=100_000, seconds=1.0, **sent)
     assert few["answered"] <= 50
     assert few["errors"] == short["errors"] == 0
     assert 0 < short["answered"] < 100_000

@@ -13,7 +13,7 @@ import trio
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from support.deliveries import SECRET, UNRETRIED, Bench, arrival, memory_inbox, settings
-from support.serving import registry, serving, works
+from support.serving import registry, serving, waiting_for_run_of, works
 from support.waiting import PATIENCE_SECONDS, until
 
 from sdk_trio.config import Secret
@@ -278,13 +278,33 @@ async def test_work_that_was_only_prepared_is_a_failure(prepared, said):
 # -- what cannot be stopped ---------------------------------------------------------------------
 
 
-async def test_a_run_that_outlasts_its_sender_is_not_run_beside_itself(store, held, caplog):
-    keys = {"Webhooks__InlineTimeoutSeconds": 0.2, **store}
-    async with serving(registry(held), **keys) as app:
+@pytest.fixture
+def outlasted(mock_clock):
+    """Deliver, and let the time of inline runs be over once what one waits for is there."""
+    mock_clock.rate = 1
+
+    async def deliver(app, delivery, condition):
+        answers = []
+
+        async def send():
+            answers.append(await app.deliver(delivery, settle=False))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await until(condition)
+            mock_clock.jump(app.settings.webhooks.inline_timeout_seconds)
+        return answers[0].status
+
+    return deliver
+
+
+async def test_a_run_that_outlasts_its_sender_is_not_run_beside_itself(
+    store, held, caplog, outlasted
+):
+    async with serving(registry(held), **store) as app:
         delivery = app.sign("order.paid", webhook_id="a")
-        for _ in range(2):
-            delivered = await app.deliver(delivery, settle=False)
-            assert delivered.status == 503
+        assert await outlasted(app, delivery, lambda: held.begun) == 503
+        assert await outlasted(app, delivery, lambda: waiting_for_run_of(app, "a")) == 503
         (told,) = [each for each in caplog.records if "webhook.still_running" in each.message]
         assert "webhook_id='a' handler='Held'" in told.message
         record = await app.store.get("a")
@@ -301,14 +321,14 @@ async def _state(app, webhook_id, state):
     return (await app.store.get(webhook_id)).state is state
 
 
-async def test_a_late_failure_counts_as_one_attempt_and_the_sender_repeats_it(held):
+async def test_a_late_failure_counts_as_one_attempt_and_the_sender_repeats_it(held, outlasted):
     def grant(event):
         held(event)
         raise ValueError("late")
 
-    async with serving(registry(grant), Webhooks__InlineTimeoutSeconds=0.2) as app:
-        delivered = await app.deliver("order.paid", webhook_id="a", settle=False)
-        assert delivered.status == 503
+    async with serving(registry(grant)) as app:
+        delivery = app.sign("order.paid", webhook_id="a")
+        assert await outlasted(app, delivery, lambda: held.begun) == 503
         held.gate.set()
         await until(lambda: _state(app, "a", DeliveryState.RETRYING))
         record = await app.store.get("a")
