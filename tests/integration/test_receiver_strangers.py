@@ -329,6 +329,7 @@ async def test_deliveries_that_cannot_be_taken_are_a_handful_of_lines_however_ma
         await gate.wait()
 
     limits = {"Webhooks__Queue__Capacity": 1, "Webhooks__Queue__Workers": 1}
+    began = trio.current_time()
     async with serving(registry(handler, enqueue=True), **limits) as app:
         statuses = [(await exchange(app, delivery_request(signed()))).status for _ in range(40)]
         assert statuses.count(503) >= 37
@@ -336,9 +337,10 @@ async def test_deliveries_that_cannot_be_taken_are_a_handful_of_lines_however_ma
         for _ in range(40):
             assert (await exchange(app, delivery_request(signed()))).status == 503
         gate.set()
-    assert 1 <= len(lines_of(caplog, "queue.full")) <= 3
+    most = 3 * (1 + int((trio.current_time() - began) / 10))  # three in ten seconds
+    assert 1 <= len(lines_of(caplog, "queue.full")) <= most
     refused = lines_of(caplog, "webhook.refused")
-    assert 1 <= len([line for line in refused if line["cause"] == "draining"]) <= 3
+    assert 1 <= len([line for line in refused if line["cause"] == "draining"]) <= most
 
 
 async def test_a_delivery_is_seen_in_the_log_with_its_source(caplog):

@@ -49,7 +49,7 @@ async def inbox(tmp_path: Path) -> AsyncIterator[SqliteInbox]:
 
 async def learned(inbox: SqliteInbox) -> None:
     """Wait until a claim need not be waited for; what it takes for that is finished."""
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         number = 0
         while not inbox.claim_new(delivery(f"learned-{number}")):
             number += 1
@@ -234,7 +234,7 @@ async def test_a_claim_whose_commit_has_failed_is_written_with_the_outcome(
     # that of the hook itself.
     await inbox._committer.submit(lambda c: c.set_commit_hook(refuse))
     assert inbox.claim_new(delivery("m1"))
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while not inbox._claimed["m1"].claim.finished:
             await trio.sleep(0.001)
     assert commits == [0, 1]
@@ -288,7 +288,7 @@ async def test_a_filter_that_is_built_anew_forgets_nothing(inbox, tmp_path, monk
         await inbox.get("held")
     lock.close()
     number = 0
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while inbox._keys.filter is before:
             await inbox.accept(delivery(f"m{number}"), leased=False)
             await inbox.changed_elsewhere()

@@ -333,8 +333,12 @@ async def test_a_cancelled_caller_leaves_a_hanging_disk_and_the_write_is_finishe
         async with trio.open_nursery() as nursery:
             await nursery.start(hold_up, inbox, hang)
             await trio.testing.wait_all_tasks_blocked()
-            with trio.move_on_after(0.01) as scope:
-                await inbox.accept(delivery("m"), leased=True)
+            # Cancelled before it was handed over, it would be nothing.
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as impatient:
+                    impatient.start_soon(accept, inbox, "m")
+                    await trio.testing.wait_all_tasks_blocked()
+                    scope.cancel()
             assert scope.cancelled_caught
             assert not hang.is_set(), "let go although the disk still hangs"
             hang.set()

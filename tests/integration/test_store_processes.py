@@ -244,7 +244,7 @@ async def test_who_opens_a_store_that_another_brings_up_to_date_waits_for_it(
         opened.append(await SqliteInbox.open(file, owner="two", **TERMS))
 
     caplog.set_level("INFO", logger="sdk_trio.storage")
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(open_it)
             await trio.sleep(0.5)  # longer than an ordinary statement would wait
