@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 import trio
+import trio.testing
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from support.deliveries import SECRET, UNRETRIED, Bench, arrival, memory_inbox, settings
@@ -279,32 +280,30 @@ async def test_work_that_was_only_prepared_is_a_failure(prepared, said):
 
 
 @pytest.fixture
-def outlasted(mock_clock):
-    """Deliver, and let the time of inline runs be over once what one waits for is there."""
-    mock_clock.rate = 1
-
-    async def deliver(app, delivery, condition):
-        answers = []
-
-        async def send():
-            answers.append(await app.deliver(delivery, settle=False))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(send)
-            await until(condition)
-            mock_clock.jump(app.settings.webhooks.inline_timeout_seconds)
-        return answers[0].status
-
-    return deliver
+def clock():
+    """The time of a test that takes it, which goes on as it does, and which the test sets on."""
+    return trio.testing.MockClock(rate=1)
 
 
-async def test_a_run_that_outlasts_its_sender_is_not_run_beside_itself(
-    store, held, caplog, outlasted
-):
+async def outlasted(clock, app, delivery, condition):
+    """Deliver, let the time of inline runs be over once a condition holds; return the status."""
+    answers = []
+
+    async def send():
+        answers.append(await app.deliver(delivery, settle=False))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        await until(condition)
+        clock.jump(app.settings.webhooks.inline_timeout_seconds)
+    return answers[0].status
+
+
+async def test_a_run_that_outlasts_its_sender_is_not_run_beside_itself(store, held, caplog, clock):
     async with serving(registry(held), **store) as app:
         delivery = app.sign("order.paid", webhook_id="a")
-        assert await outlasted(app, delivery, lambda: held.begun) == 503
-        assert await outlasted(app, delivery, lambda: waiting_for_run_of(app, "a")) == 503
+        assert await outlasted(clock, app, delivery, lambda: held.begun) == 503
+        assert await outlasted(clock, app, delivery, lambda: waiting_for_run_of(app, "a")) == 503
         (told,) = [each for each in caplog.records if "webhook.still_running" in each.message]
         assert "webhook_id='a' handler='Held'" in told.message
         record = await app.store.get("a")
@@ -321,14 +320,14 @@ async def _state(app, webhook_id, state):
     return (await app.store.get(webhook_id)).state is state
 
 
-async def test_a_late_failure_counts_as_one_attempt_and_the_sender_repeats_it(held, outlasted):
+async def test_a_late_failure_counts_as_one_attempt_and_the_sender_repeats_it(held, clock):
     def grant(event):
         held(event)
         raise ValueError("late")
 
     async with serving(registry(grant)) as app:
         delivery = app.sign("order.paid", webhook_id="a")
-        assert await outlasted(app, delivery, lambda: held.begun) == 503
+        assert await outlasted(clock, app, delivery, lambda: held.begun) == 503
         held.gate.set()
         await until(lambda: _state(app, "a", DeliveryState.RETRYING))
         record = await app.store.get("a")
