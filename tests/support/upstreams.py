@@ -119,8 +119,8 @@ def _guarded(upstream, handler, context):
                 stream = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
                 await stream.do_handshake()
             await handler(stream)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
+        except* (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # of a handler with tasks of its own, more than one may find the client gone
         finally:
             upstream.disconnected()
             with trio.move_on_after(1, shield=True):
