@@ -814,6 +814,8 @@ async def test_a_replica_tells_the_age_of_its_verification(address, tmp_path, mo
             host.tenants["acme"] = await tenants.add("acme", name="Acme")
             await trio.to_thread.run_sync(host.write, "acme", 10)
             await page.see(str(host.database("acme")))
+            # Before that there is no replica that a verification could restore.
+            await trio.to_thread.run_sync(host.wait_synced, "acme")
             card = "document.querySelectorAll('.card')[2]"
             await trio.to_thread.run_sync(host.verify)
             await page.see("0 failed", card)
