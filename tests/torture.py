@@ -85,6 +85,7 @@ SETTINGS = {
     "Webhooks:Queue:RetryBaseSeconds": 0.05,
     "Webhooks:Queue:RetryCapSeconds": 0.5,
     "Webhooks:Queue:MaxAttempts": 20,
+    "Webhooks:InlineMaxAttempts": 20,
     "Webhooks:GracefulDrainTimeoutSeconds": 20,
 }
 #: More than MaxAttempts and InlineMaxAttempts: such an event becomes a dead letter.
