@@ -1,7 +1,7 @@
 """A runtime under test: real sockets on the loopback address, its store in memory."""
 
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,8 +34,6 @@ SETTLE_SECONDS = 10.0
 RETRY_SECONDS = 86_400.0
 
 _RETRY_KEYS = ("Webhooks:Queue:RetryBaseSeconds", "Webhooks:Queue:RetryCapSeconds")
-
-_UNSETTLED = (DeliveryState.RECEIVED, DeliveryState.RUNNING)
 
 #: The records that a look at the store reads at once.
 _PAGE = 500
@@ -236,6 +234,8 @@ class AppUnderTest:
     ) -> Delivered:
         """Post one delivery and, with ``settle``, wait until its handler has ended.
 
+        An ordered event that has to wait for another one's retry is still ``received`` then.
+
         Args:
             event: an event type or class, the exact body, or a delivery signed before.
             data: merged into the sample's ``data``.
@@ -301,7 +301,9 @@ class AppUnderTest:
         return records
 
     async def settle(self) -> None:
-        """Wait until no event is received, running or due; retries that are not due may remain.
+        """Wait until no event is received, running or due.
+
+        Retries that are not due may remain, and ordered events that wait for such a one.
 
         Raises:
             TooSlowError: an event still ran, or could not run, after 10 seconds.
@@ -314,12 +316,16 @@ class AppUnderTest:
 
     async def _is_at_work(self) -> bool:
         counts = await self.store.counts()
-        if any(counts[state] for state in _UNSETTLED) or self.runtime.receiver.runs:
+        if counts[DeliveryState.RUNNING] or self.runtime.receiver.runs:
             return True
-        # The counts do not tell a retry that waits from one that the queue has taken. All records
-        # are read, since one may have gone from retrying to running after the counts.
-        waiting = counts[DeliveryState.RETRYING] > 0
-        return waiting and any(map(self._is_unsettled, await self._records()))
+        if not counts[DeliveryState.RETRYING]:
+            return counts[DeliveryState.RECEIVED] > 0
+        # The counts do not tell a retry that waits from one that the queue has taken, nor an event
+        # that waits behind it. All records are read, since one may have gone from retrying to
+        # running after the counts.
+        records = await self._records()
+        waiting = [record for record in records if record.state is DeliveryState.RETRYING]
+        return any(self._is_unsettled(record, waiting) for record in records)
 
     async def _settled(self, webhook_id: str) -> DeliveryRecord | None:
         with trio.fail_after(SETTLE_SECONDS):
@@ -327,28 +333,57 @@ class AppUnderTest:
                 # Several signers may have used the id; the delivery that arrived last is taken.
                 found = await self.store.find_by_id(webhook_id)
                 record = max(found, key=lambda one: one.sequence, default=None)
-                if record is None or not self._is_unsettled(record):
+                if record is None:
+                    return None
+                waiting = (
+                    await self._records(DeliveryState.RETRYING, subject=record.subject)
+                    if record.ordered and record.state is DeliveryState.RECEIVED
+                    else ()
+                )
+                if not self._is_unsettled(record, waiting):
                     return record
                 await trio.sleep(0.01)
 
-    def _is_unsettled(self, record: DeliveryRecord) -> bool:
+    def _is_unsettled(self, record: DeliveryRecord, waiting: Iterable[DeliveryRecord]) -> bool:
         """Say whether a record is at work: received, running, or a retry that is due.
 
         One that the queue has taken is due still, because only its start changes the record. A
-        handler that calls ``services.finish`` may go on after its event is done.
+        handler that calls ``services.finish`` may go on after its event is done. An ordered one
+        waits with an earlier one of its subject, if that is among those in ``waiting``.
         """
+        if record.state is DeliveryState.RECEIVED:
+            return not any(
+                _is_behind(record, earlier) and not self._is_unsettled(earlier, ())
+                for earlier in waiting
+            )
         due_at = record.next_attempt_at
-        if record.state in _UNSETTLED or (due_at is not None and due_at <= self.runtime.clock()):
+        if record.state is DeliveryState.RUNNING or (
+            due_at is not None and due_at <= self.runtime.clock()
+        ):
             return True
         return any(run.key == record.key for run in self.runtime.receiver.runs)
 
-    async def _records(self, state: DeliveryState | None = None) -> list[DeliveryRecord]:
+    async def _records(
+        self, state: DeliveryState | None = None, *, subject: str | None = None
+    ) -> list[DeliveryRecord]:
         records: list[DeliveryRecord] = []
         after = 0
-        while page := await self.store.find(state=state, after_sequence=after, limit=_PAGE):
+        while page := await self.store.find(
+            state=state, subject=subject, after_sequence=after, limit=_PAGE
+        ):
             records += page
             after = page[-1].sequence
         return records
+
+
+def _is_behind(record: DeliveryRecord, earlier: DeliveryRecord) -> bool:
+    """Say whether an ordered event waits until ``earlier`` is finished."""
+    return (
+        record.ordered
+        and earlier.ordered
+        and earlier.sequence < record.sequence
+        and (earlier.tenant_id, earlier.subject) == (record.tenant_id, record.subject)
+    )
 
 
 def _require_outcome(expect: str | None) -> None:

@@ -388,6 +388,8 @@ class WorkerPool:
         due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
         waiting = [record.key for record in due.records]
+        for key in waiting:
+            self._runner.note_given_out(key)
         try:
             for record in due.records:
                 if await self._queue(record, fresh=record.key in due.unbegun):

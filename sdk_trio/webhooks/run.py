@@ -96,6 +96,12 @@ class _Apart(msgspec.Struct):
     awaited: bool = True
 
 
+class _End(msgspec.Struct):
+    """The end of a run, and whether the store is known to have it although it has failed."""
+
+    recorded: bool = False
+
+
 class RunPolicy(msgspec.Struct, frozen=True):
     """The differences between a run for a sender that waits and a run of the queue.
 
@@ -191,6 +197,8 @@ class DeliveryRunner:
         #: answered 503 meanwhile, so that nothing else can end the process.
         self.quarantined = False
         self._drifted: set[str] = set()
+        # Ends that the store has failed to record, by key; it may have recorded them all the same.
+        self._unsure: dict[str, _End] = {}
 
     # -- inline ------------------------------------------------------------------------------
 
@@ -571,10 +579,33 @@ class DeliveryRunner:
         """Record and report how run number ``attempt`` ended, which took ``seconds``."""
         key = delivery.key if delivery.signer else delivery.webhook_id
         if policy.insists:
-            await self._keep(partial(self._finish, key, outcome))
+            await self._keep(partial(self._insist, key, outcome, _End()))
         else:
             await self._finish(key, outcome)
         self._report(delivery, attempt, outcome, handler, seconds)
+
+    async def _insist(self, key: str, outcome: Outcome, end: "_End") -> None:
+        """Record how a run ended, unless the store is known to have it from an earlier try."""
+        if end.recorded:
+            await trio.lowlevel.checkpoint()
+            return
+        try:
+            await self._finish(key, outcome)
+        except StoreUnavailableError:
+            self._unsure[key] = end
+            raise
+        if self._unsure.get(key) is end:
+            del self._unsure[key]
+
+    def note_given_out(self, key: str) -> None:
+        """Note that the store has given an event out to be run.
+
+        So it has the end of the run before, even if it could not say so. Recorded once more, that
+        end would be the next run's.
+        """
+        end = self._unsure.pop(key, None)
+        if end is not None:
+            end.recorded = True
 
     def _after_inline(self, failure: Failure, attempt: int) -> Retry | Dead:
         return after_inline_failure(

@@ -562,6 +562,24 @@ async def test_a_database_that_only_reads_is_away_until_it_writes_again(
                     await trio.sleep(0.05)
 
 
+def test_each_outage_is_told_of_also_by_a_part_that_has_not_dialled_since_the_one_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from sdk_trio.storage.postgres.connect import PostgresAddress, Redial
+
+    outage = PostgresAddress(dsn="host=/nowhere").outage
+    commits, effects = Redial(outage), Redial(outage)
+    with caplog.at_level("INFO", logger="sdk_trio"):
+        commits.failed(StoreUnavailableError("restart"))
+        effects.failed(StoreUnavailableError("restart"))
+        commits.succeeded()
+        effects.failed(StoreUnavailableError("no room for another connection"))
+        effects.succeeded()
+    told = [record.getMessage().split()[0] for record in caplog.records]
+    away, answers = "store.unavailable", "store.answers"
+    assert told == [away, away, answers, away, answers]
+
+
 @pytest.mark.parametrize("call", ["accept", "claim"])
 async def test_a_claim_whose_commit_nobody_has_heard_of_is_given_up(
     database: Database, call: str

@@ -334,6 +334,31 @@ async def test_what_waits_for_its_retry_is_run_when_the_test_asks(store):
                 await app.retry(expect="finished")
 
 
+async def test_an_ordered_event_that_waits_for_the_retry_of_another_counts_as_settled(store):
+    fails = {"a"}
+
+    async def handler(event):
+        if event.webhook_id in fails:
+            raise RuntimeError("not yet")
+
+    handlers = registry(handler, enqueue=True, ordered=True)
+    with trio.fail_after(60):
+        async with running_app(handlers, settings_for_tests(store)) as app:
+
+            async def deliver(webhook_id, subject, expect):
+                data = {"id": subject}
+                await app.deliver("order.paid", data, webhook_id=webhook_id, expect=expect)
+
+            await deliver("a", "one", "retrying")
+            await deliver("b", "one", "received")
+            await deliver("c", "two", "done")
+            await app.retry(expect="retrying")
+            fails.clear()
+            (record,) = await app.retry(expect="done")
+            assert (record.key, record.attempts) == ("a", 3)
+            assert (await app.store.get("b")).state is DeliveryState.DONE
+
+
 @pytest.mark.parametrize(
     ("overrides", "waits"),
     [

@@ -394,6 +394,46 @@ async def test_a_failing_store_delays_the_outcome_but_does_not_lose_it(autojump_
     assert await states(bench) == {DeliveryState.DONE: 1}
 
 
+async def test_an_end_that_the_store_has_without_saying_so_does_not_end_the_next_run(
+    autojump_clock,
+):
+    """The commit is made and its answer lost; the retry begins before the end is repeated."""
+    runs, at_once = [], []
+
+    async def handler(event):
+        runs.append(event.attempt)
+        at_once.append(event.attempt)
+        try:
+            if event.attempt == 1:
+                raise RuntimeError("first one fails")
+            assert at_once == [2]
+            await trio.sleep(5)
+        finally:
+            at_once.remove(event.attempt)
+
+    inbox = memory_inbox()
+    real_finish, failures = inbox.finish, [1]
+
+    async def finish(*arguments, **keywords):
+        await real_finish(*arguments, **keywords)
+        if failures:
+            failures.pop()
+            bench.queue.wake()
+            raise StoreUnavailableError("the connection broke during a commit")
+
+    inbox.finish = finish
+    bench = Bench.of(queued(handler), inbox, Webhooks__Queue__RetryBaseSeconds=0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a"))
+        await trio.sleep(60)
+        bench.queue.close()
+    assert runs == [1, 2]
+    record = await inbox.get("a")
+    assert (record.state, record.attempts) == (DeliveryState.DONE, 2)
+    assert [attempt.number for attempt in await inbox.attempts("a")] == [1]
+
+
 async def test_a_store_that_refuses_the_commit_leaves_the_queue_usable(autojump_clock):
     async def handler(event):
         pass

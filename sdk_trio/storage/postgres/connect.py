@@ -533,8 +533,10 @@ class Redial:
         pause = min(5.0, 0.1 * 2**self._failures)
         self._next_at = time.monotonic() + pause
         self._failures = min(self._failures + 1, 10)
-        self._began = self._outage.fail(1) or self._began
-        if self._reason is None:
+        begins = self._outage.fail(1)
+        self._began = self._began or begins
+        # One that has not dialled since the outage before has its reason still.
+        if begins or self._reason is None:
             _log.store_unavailable(error)
         self._reason = str(error)
 

@@ -193,6 +193,7 @@ class PostgresInbox:
 
     async def start(self, key: str, *, now: float, alone: bool = False) -> None:
         """See :meth:`Inbox.start`. Nothing while another owner holds a live lease."""
+        self._begun.pop(key, None)  # of a run before, whose end was made and never heard of
         await self._commits.gather(self._start, key, (key, now, alone))
 
     async def join(self, key: str) -> None:
