@@ -118,10 +118,15 @@ def list_arguments(parser: ArgumentParser) -> None:
     add_format(parser)
 
 
+def _moment_of(since: str | None) -> float | None:
+    """Return the moment of ``--since``; an empty text is a variable that a script has not set."""
+    return None if since is None else parse_since(since, now=time.time())
+
+
 def list_events(arguments: Namespace) -> int:
     """Print the newest events, newest first."""
     limit = parse_count(arguments.limit, option="--limit")
-    since = parse_since(arguments.since, now=time.time()) if arguments.since else None
+    since = _moment_of(arguments.since)
     state = DeliveryState(arguments.state) if arguments.state else None
     settings = load(arguments)
 
@@ -292,14 +297,14 @@ def replay(arguments: Namespace) -> int:
     if bool(arguments.ids) == bool(arguments.state):
         raise UsageError("give the ids of events, or --state dead, parked or retrying; not both")
     choices = ("type", "subject", "tenant", "since", "route")
-    if arguments.ids and any(getattr(arguments, each) for each in choices):
+    if arguments.ids and any(getattr(arguments, each) is not None for each in choices):
         raise UsageError(
             "--type, --subject, --tenant, --since and --route choose among a --state; leave them "
             "out with ids"
         )
     if arguments.again and not arguments.ids:
         raise UsageError("--again is for events that are named by their ids")
-    since = parse_since(arguments.since, now=time.time()) if arguments.since else None
+    since = _moment_of(arguments.since)
     settings = load(arguments)
     candidates = trio.run(_candidates, settings, arguments, since)
     possible = [candidate.key for candidate in candidates if candidate.reason is None]
@@ -334,7 +339,9 @@ async def _candidates(
         if arguments.ids:
             return await find_named(inbox, arguments.ids, again=arguments.again)
         state = DeliveryState(arguments.state)
-        wanted = _taken_by(settings, arguments.route, inbox) if arguments.route else None
+        route = arguments.route
+        # An empty name is no route's: a script whose variable is not set must not replay all.
+        wanted = None if route is None else _taken_by(settings, route, inbox)
         return await find_chosen(
             inbox,
             state,
@@ -421,7 +428,7 @@ def tail(arguments: Namespace) -> int:
     Raises:
         FeedRefusedError: the receiver of ``--from`` refuses.
     """
-    since = parse_since(arguments.since, now=time.time()) if arguments.since else None
+    since = _moment_of(arguments.since)
     settings = load(arguments)
     if arguments.from_ is not None:
         trio.run(_tail_feed, settings, arguments, since)

@@ -73,10 +73,10 @@ def _command(parsed: Namespace) -> int:
         return function(parsed)
 
 
-#: More objects than there ever are: the collector begins when there are so many new ones.
-_NEVER = 2**31 - 1
+#: More objects than a start makes: the collector begins when there are so many new ones.
+_HELD = 10_000_000
 
-_thresholds = gc.get_threshold()
+_usual = gc.get_threshold()[0]
 
 
 @contextmanager
@@ -85,9 +85,9 @@ def _collector_held() -> Iterator[None]:
 
     It is enabled meanwhile, so that a ``gc.disable()`` of the application is seen, and stays.
     """
-    global _thresholds
-    _thresholds = gc.get_threshold()
-    gc.set_threshold(_NEVER)
+    global _usual
+    _usual = gc.get_threshold()[0]
+    gc.set_threshold(_HELD)
     gc.enable()
     try:
         yield
@@ -96,9 +96,14 @@ def _collector_held() -> Iterator[None]:
 
 
 def release_collector() -> None:
-    """Let the collector work as it did, unless the application has said how it is to."""
-    if gc.get_threshold()[0] == _NEVER:
-        gc.set_threshold(*_thresholds)
+    """Let the collector work as it did, unless the application has said how it is to.
+
+    An application that has multiplied the threshold (``gc.set_threshold(2 * old)``) has met the
+    held one, and means the usual one.
+    """
+    first, *others = gc.get_threshold()
+    if first >= _HELD:
+        gc.set_threshold(_usual * first // _HELD, *others)
 
 
 def release_interrupt() -> None:

@@ -95,8 +95,8 @@ class VerificationState:
     ``ran_at`` is the end of the last run over all active tenants, ``verified_at`` the end of the
     last one without a failure, both in Unix seconds. ``failed`` maps tenant ids to problems, and
     ``marks`` maps them to a moment to which the replica reached back, in Unix seconds. ``verified``
-    is how many replicas the last run found good: none where no active tenant has a database. None:
-    an older version has not told.
+    is how many replicas the last run found good, and those of its failures that were good since:
+    none where no active tenant has a database. None: an older version has not told.
     """
 
     ran_at: float | None = None
@@ -137,7 +137,7 @@ class VerificationState:
         results = list(results)
         failed = _problems(results)
         verified_at = self.verified_at if failed else now
-        verified = sum(each.ok and each.skipped is None for each in results)
+        verified = sum(map(_is_good, results))
         state = VerificationState(now, verified_at, failed, self.marks, verified)
         known = {each.tenant_id for each in results}
         for result in results:
@@ -147,7 +147,11 @@ class VerificationState:
     def after_one(self, result: Verification, *, accept_loss: bool = False) -> "VerificationState":
         """Return the state after one tenant was verified by itself; see :meth:`after_run`."""
         others = {key: text for key, text in self.failed.items() if key != result.tenant_id}
-        state = attrs.evolve(self, failed={**others, **_problems([result])})
+        verified = self.verified
+        if verified is not None and _is_good(result):
+            # At least this one: it may be of a tenant that the last run has not met.
+            verified = max(1, verified + (result.tenant_id in self.failed))
+        state = attrs.evolve(self, failed={**others, **_problems([result])}, verified=verified)
         return state._marked(result, accept_loss=accept_loss)
 
     def _marked(self, result: Verification, *, accept_loss: bool) -> "VerificationState":
@@ -168,6 +172,11 @@ class VerificationState:
     def to_text(self) -> str:
         """Return the state as a checkpoint of the store."""
         return json.dumps(attrs.asdict(self))
+
+
+def _is_good(result: Verification) -> bool:
+    """Say whether there was a replica, and nothing speaks against it."""
+    return result.ok and result.skipped is None
 
 
 def _problems(results: Iterable[Verification]) -> dict[str, str]:

@@ -251,8 +251,8 @@ def divide(
     if isinstance(error, BaseExceptionGroup):
         try:
             return error.split(belongs)
-        except RecursionError:
-            return None, error  # too deep to be divided: all of it is the handler's
+        except Exception:  # too deep, or its class has a method that raises: all is the handler's
+            return None, error
     return (error, None) if belongs(error) else (None, error)
 
 

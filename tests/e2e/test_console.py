@@ -375,10 +375,12 @@ async def test_the_command_that_is_copied_sends_the_same_bytes(address, tmp_path
         page, here = console.page, console.program.runtime.started.receiver[0]
         kept = await console.program.app.deliver("order.paid", long)
         # Bytes that a terminal takes for its own: they are white space of JSON.
-        signed = sign_delivery("order.created", secret=SECRET)
-        signed = sign_delivery(signed.body + b"\r\n", secret=SECRET)
-        other = await console.program.app.deliver(signed)
-        for webhook_id in (kept.webhook_id, other.webhook_id):
+        body = sign_delivery("order.created", secret=SECRET).body
+        others = [
+            await console.program.app.deliver(sign_delivery(body + white, secret=SECRET))
+            for white in (b"\r\n", b"\t")
+        ]
+        for webhook_id in (kept.webhook_id, *(other.webhook_id for other in others)):
             await console.view(f"deliveries/{webhook_id}")
             await page.click("button", "Copy as curl")
 
@@ -387,6 +389,7 @@ async def test_the_command_that_is_copied_sends_the_same_bytes(address, tmp_path
                 return text if webhook_id in text else None
 
             command = await until(copied)
+            assert "\t" not in command
             script = tmp_path / "copied.sh"
             script.write_bytes(command.replace("http://127.0.0.1:8080", here).encode())
             ended = await trio.run_process(["sh", script], capture_stdout=True)

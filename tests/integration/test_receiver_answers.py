@@ -612,6 +612,11 @@ class UnfathomableError(Exception):
         return super().__getattribute__(name)
 
 
+class IndivisibleGroup(ExceptionGroup):
+    def derive(self, parts):
+        raise TypeError("derive")
+
+
 def nested(depth):
     """The error of a task that has called itself in nurseries, so deep."""
     error = ValueError("at the bottom")
@@ -628,6 +633,9 @@ def nested(depth):
         pytest.param(UnspeakableError, "UnspeakableError", id="no text"),
         pytest.param(OddTextError, "OddTextError: odd", id="a text of its own class"),
         pytest.param(UnfathomableError, "UnfathomableError", id="attributes that raise"),
+        pytest.param(
+            lambda: IndivisibleGroup("g", [ValueError("a")]), "ValueError: a", id="indivisible"
+        ),
         pytest.param(lambda: nested(500), "ValueError: at the bottom", id="500 deep"),
         pytest.param(lambda: nested(3000), "ValueError: at the bottom", id="3000 deep"),
     ],

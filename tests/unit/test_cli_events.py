@@ -338,6 +338,15 @@ def test_replay_of_a_subject_leaves_the_others_alone(command_line):
     assert (both.status, "--subject" in both.err) == (2, True)
 
 
+@pytest.mark.parametrize("option", ["--since", "--route", "--subject", "--type", "--tenant"])
+def test_replay_by_a_variable_that_is_not_set_replays_nothing(command_line, option):
+    command_line.seed(("a", DEAD))
+    command_line("events", "replay", "--state", "dead", option, "")
+    assert states(command_line) == {"a": "dead"}
+    assert command_line("events", "replay", "a", option, "").status == 2
+    assert states(command_line) == {"a": "dead"}
+
+
 @pytest.mark.parametrize(
     ("typed", "words", "status", "state"),
     [

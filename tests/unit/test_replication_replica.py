@@ -91,6 +91,11 @@ def test_a_run_tells_how_many_replicas_it_has_verified():
     assert state.after_run([skipped], now=2.0).verified == 0
     assert state.after_run([], now=2.0).verified == 0
     assert state_from_text('{"ran_at": 1.0}').verified is None
+    # Its failure was put right, and shown to be: that is one replica, and not "nothing to verify".
+    mended = state.after_run([result("a", "it lags")], now=2.0).after_one(result("a"))
+    assert (mended.failed, mended.verified) == ({}, 1)
+    assert state.after_run([], now=2.0).after_one(result("new")).verified == 1
+    assert state.after_run([], now=2.0).after_one(skipped).verified == 0
 
 
 def test_only_a_run_without_failures_counts_as_good():

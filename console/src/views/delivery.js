@@ -159,8 +159,8 @@ function Replay({ event, again, readOnly }) {
 }
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
-// A terminal takes these for its own, even within quotation marks.
-const CONTROLS = /[\0-\x08\x0b-\x1f\x7f]/;
+// A terminal takes these for its own, even within quotation marks; a tab completes a file's name.
+const CONTROLS = /[\0-\x09\x0b-\x1f\x7f]/;
 
 // A program is given no argument above 128 KiB; `printf`, which is a part of the shell, is.
 function curl(event) {
