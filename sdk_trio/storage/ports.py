@@ -122,6 +122,7 @@ class Inbox(Protocol):
     async def start(self, key: str, *, now: float, alone: bool = False) -> None:
         """Start a run by a worker: ``running``, one more attempt, the lease is ours.
 
+        A start that is repeated, as nobody knows whether it was committed, counts once.
         ``alone``: no other run is in progress, so if the process ends, this one is the cause.
         """
         ...

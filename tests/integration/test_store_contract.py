@@ -332,6 +332,21 @@ async def test_a_store_that_is_closed_ignores_what_nobody_waits_for(stores: Stor
     inbox.begin("m1", now=1001)
 
 
+async def test_a_start_that_is_repeated_counts_once(stores: Stores) -> None:
+    """Nobody knows whether a start that has failed was committed; another run counts."""
+    inbox = await stores.open()
+    await inbox.accept(delivery(), leased=True)
+    for run in (1, 2):
+        for now in (1011, 1012, 1013):
+            await inbox.start("m1", now=now)
+        record = await inbox.get("m1")
+        assert record is not None
+        assert (record.attempts, record.started_at) == (run, 1013)
+        await inbox.finish("m1", Retry(1014, "no"), now=1014)
+        (taken,) = (await inbox.take_due(limit=9, now=1014)).records
+        assert taken.attempts == run
+
+
 async def test_a_lease_is_another_s_until_it_expires(stores: Stores) -> None:
     inbox, other = await stores.open("one"), await stores.open("other")
     await inbox.accept(delivery(), leased=True)

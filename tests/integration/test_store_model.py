@@ -129,8 +129,9 @@ class Model:
             return
         if row.owner is not None and row.owner != owner and row.until > now:
             return
+        # A start that is repeated, since nobody knows whether it was committed, counts once.
+        row.attempts += (row.state, row.owner) != ("running", owner)
         row.state, row.started, row.due, row.alone = "running", now, None, alone
-        row.attempts += 1
         row.owner, row.until = owner, now + LEASE
 
     def finish(self, id_: str, owner: str, outcome: tuple[Any, ...], now: float) -> None:

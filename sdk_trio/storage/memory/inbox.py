@@ -407,12 +407,14 @@ class MemoryInbox(MemoryBackend):
         row = self._rows.by_key.get(key)
         if row is None or row.state not in UNFINISHED:
             return
-        if row.owner in (None, self._terms.owner) or row.until <= now:
+        ours = row.owner == self._terms.owner
+        if row.owner is None or ours or row.until <= now:
+            counted = ours and row.state is DeliveryState.RUNNING
             self._write(
                 row,
                 DeliveryState.RUNNING,
                 lease_from=now,
-                attempts=row.attempts + 1,
+                attempts=row.attempts + (not counted),
                 started_at=now,
                 ran_alone=alone,
                 next_attempt_at=None,

@@ -399,9 +399,13 @@ work.{UNFINISHED} AND (work.lease_owner IS NULL OR work.lease_owner = %(owner)s
     OR work.lease_until <= {{clock}})
 """
 
+# A start that is repeated, because nobody knows whether it was committed, counts once.
+_IS_OURS_RUNNING = "(work.state = 'running' AND work.lease_owner = %(owner)s)"
+
 _START_ALL = f"""
 WITH started AS (
-UPDATE work SET state = 'running', attempts = work.attempts + 1, started_at = each.now,
+UPDATE work SET state = 'running', attempts = work.attempts
+        + CASE WHEN {_IS_OURS_RUNNING} THEN 0 ELSE 1 END, started_at = each.now,
     ran_alone = each.alone, next_attempt_at = NULL, lease_owner = %(owner)s,
     lease_until = {lease_clock("each.now")} + %(seconds)s
 FROM unnest(%(keys)s::text[], %(times)s::float8[], %(alone)s::boolean[])
@@ -433,7 +437,7 @@ WITH gone AS (
         AND {_FREE_FOR_US.format(clock=lease_clock("each.begun"))}
         AND (NOT each.again OR work.lease_owner = %(owner)s)
     RETURNING work.*, each.begun, each.now,
-        (work.state = 'running' AND work.lease_owner = %(owner)s)::int AS counted
+        {_IS_OURS_RUNNING}::int AS counted
 ), {COUNTED.format(done=1, rows="gone")}
 INSERT INTO ended ({_STATE})
 SELECT sequence, queued, ordered, attempts + 1 - counted, earlier_attempts, process_ends,

@@ -249,17 +249,20 @@ _MAY_START = (
     f"{UNFINISHED} AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= :now)"
 )
 
+# A start that is repeated, because nobody knows whether it was committed, counts once.
+_COUNTED = "(state = 'running' AND lease_owner IS :owner)"
+
 _START = f"""
-UPDATE open SET state = 'running', attempts = attempts + 1, started_at = :now,
+UPDATE open SET state = 'running', attempts = attempts + 1 - {_COUNTED}, started_at = :now,
     ran_alone = :alone, next_attempt_at = NULL, lease_owner = :owner, lease_until = :until
 WHERE sequence = :sequence AND {_MAY_START}
 """
 
-_START_FRESH = """
+_START_FRESH = f"""
 INSERT INTO open (sequence, state, queued, attempts, started_at, lease_owner, lease_until,
                   ran_alone, subject, tenant_id)
-SELECT sequence, 'running', state = 'received', 1 + (state = 'running'), :now, :owner, :until,
-    :alone, CASE WHEN ordered THEN subject END, tenant_id
+SELECT sequence, 'running', state = 'received', 1 + (state = 'running') - {_COUNTED}, :now, :owner,
+    :until, :alone, CASE WHEN ordered THEN subject END, tenant_id
 FROM arrival WHERE sequence = :sequence
 """
 
