@@ -403,6 +403,25 @@ async def test_a_schema_of_an_older_version_is_migrated_beside_a_host_that_works
     assert accepted
 
 
+async def test_a_user_who_may_not_upgrade_the_schema_is_told_so(
+    empty: Database, with_another_index: Callable[[], None]
+) -> None:
+    async with empty.open():
+        pass
+    with_another_index()
+    user = f"user_of_{empty.name}"
+    empty.execute(f"CREATE ROLE {user} LOGIN")
+    try:
+        empty.execute(f"GRANT USAGE ON SCHEMA sdk_trio TO {user}")
+        empty.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA sdk_trio TO {user}")
+        with pytest.raises(StoreUnavailableError, match="start it once as the owner of the schema"):
+            async with empty.open(dsn=empty.dsn.replace("user=owner", f"user={user}")):
+                pass
+    finally:
+        empty.execute(f"DROP OWNED BY {user}")
+        empty.execute(f"DROP ROLE {user}")
+
+
 async def test_an_index_that_a_start_has_left_half_made_is_made_anew(
     empty: Database, with_another_index: Callable[[], None]
 ) -> None:

@@ -312,6 +312,8 @@ class PostgresAddress:
         """Return the error that callers get for one of psycopg's."""
         reason = " ".join(str(error).split()) or type(error).__name__
         match error:
+            case psycopg.errors.InsufficientPrivilege() if "must be owner" in reason:
+                hint = "; start it once as the owner of the schema, who alone can upgrade it"
             case psycopg.errors.InsufficientPrivilege():
                 hint = "; let the user create a schema, or create it and give it to the user"
             case psycopg.errors.DiskFull():
@@ -335,8 +337,15 @@ class PostgresAddress:
 
         Raises:
             StoreVersionError: the schema is newer, or another program's.
-            StoreUnavailableError: others have held its tables for :data:`MIGRATION_SECONDS`.
+            StoreUnavailableError: others have held its tables for :data:`MIGRATION_SECONDS`, or the
+                server refuses.
         """
+        try:
+            self._migrate(connection)
+        except psycopg.Error as error:
+            raise self.describe(error) from error
+
+    def _migrate(self, connection: StoreConnection) -> None:
         place = f"the schema {self.schema} of the database {self.place}"
         deadline = time.monotonic() + MIGRATION_SECONDS
         # Most starts find the schema as it is, and must not wait for anybody.
@@ -349,9 +358,9 @@ class PostgresAddress:
                 if step.online:
                     self._make_indexes(connection, step.statements)
                 self._take(connection, step, place)
-            except psycopg.errors.LockNotAvailable as error:
+            except psycopg.errors.LockNotAvailable:
                 if time.monotonic() > deadline:
-                    raise self.describe(error) from error
+                    raise
                 time.sleep(1.0)
 
     def _steps(self, connection: StoreConnection, place: str) -> Sequence[SchemaStep]:
