@@ -40,11 +40,10 @@ _log = get_logger("runtime")
 #: The seconds between two reports that nobody has asked for.
 REPORT_SECONDS = 1.0
 
-#: The first bytes of each message: its length.
-_LENGTH = struct.Struct("!I")
-
-#: The longest message, in bytes; settings and reports have some kilobytes. More is no message.
-LONGEST_MESSAGE = 1 << 26
+#: The first bytes of each message: a mark, and the message's length. What an application writes
+#: between messages would else count as a length, and all that follows be waited for as one message.
+_HEAD = struct.Struct("!4sI")
+_MARK = b"sdkm"
 
 #: prctl(2): the signal that this process gets when the thread that has started it ends.
 _PR_SET_PDEATHSIG = 1
@@ -142,8 +141,8 @@ def samples_of(report: ProcessReport) -> list[Sample]:
 
 
 def framed(message: bytes) -> bytes:
-    """Return a message behind its length."""
-    return _LENGTH.pack(len(message)) + message
+    """Return a message behind its mark and its length."""
+    return _HEAD.pack(_MARK, len(message)) + message
 
 
 def encoded(message: FromProcess) -> bytes:
@@ -155,7 +154,7 @@ def encoded(message: FromProcess) -> bytes:
 
 
 class MessageSocket:
-    """Whole messages over one end of a socket pair, each behind its length."""
+    """Whole messages over one end of a socket pair, each behind its mark and its length."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -186,15 +185,13 @@ class MessageSocket:
             ValueError: what comes is no message.
         """
         while True:
-            if len(self._buffer) >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(self._buffer)
-                if length > LONGEST_MESSAGE:
-                    raise ValueError(
-                        f"a message of {length} bytes; the longest has {LONGEST_MESSAGE}"
-                    )
-                end = _LENGTH.size + length
+            if len(self._buffer) >= _HEAD.size:
+                mark, length = _HEAD.unpack_from(self._buffer)
+                if mark != _MARK:
+                    raise ValueError(f"{mark!r} begins no message")
+                end = _HEAD.size + length
                 if len(self._buffer) >= end:
-                    message = bytes(self._buffer[_LENGTH.size : end])
+                    message = bytes(self._buffer[_HEAD.size : end])
                     del self._buffer[:end]
                     await trio.lowlevel.checkpoint()
                     return message
@@ -241,8 +238,8 @@ class SupervisorLink:
         return link
 
     def _read_place(self) -> WorkerPlace:
-        content = self._read_exactly(_LENGTH.size)
-        content = self._read_exactly(_LENGTH.unpack(content)[0])
+        _, length = _HEAD.unpack(self._read_exactly(_HEAD.size))
+        content = self._read_exactly(length)
         place: WorkerPlace = _unpickled(content)
         return place
 

@@ -8,7 +8,7 @@ import trio
 from sdk_trio.admin.metrics import add_up, lasting
 from sdk_trio.base.telemetry import Sample
 from sdk_trio.runtime.processes import LONGEST_PAUSE_SECONDS, pause_before, tell_end
-from sdk_trio.runtime.worker import LONGEST_MESSAGE, FromProcess, MessageSocket, encoded
+from sdk_trio.runtime.worker import FromProcess, MessageSocket, encoded, framed
 from sdk_trio.webhooks.rejections import Rejection, RejectionRing
 
 
@@ -59,11 +59,13 @@ def test_a_rejection_that_cannot_be_written_does_not_keep_a_report_back() -> Non
     assert ring.after(2) == []
 
 
-async def test_a_length_that_no_message_has_is_not_waited_for() -> None:
+@pytest.mark.parametrize("garbage", [b"a line\n", b"\2\0\0\0", b"\0" * 9])
+async def test_what_comes_between_messages_is_noticed_at_the_next_one(garbage: bytes) -> None:
     ours, theirs = socket.socketpair()
     messages = MessageSocket(ours)
     with theirs, trio.fail_after(30):
-        theirs.sendall((LONGEST_MESSAGE + 1).to_bytes(4))
-        with pytest.raises(ValueError, match="a message of 67108865 bytes"):
+        theirs.sendall(framed(b"first") + garbage + framed(b"second") + framed(b"third"))
+        assert await messages.receive() == b"first"
+        with pytest.raises(ValueError, match="begins no message"):
             await messages.receive()
     messages.close()
