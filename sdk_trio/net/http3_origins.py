@@ -15,7 +15,7 @@ from ..base.logs import get_logger
 from ..config.options.client import ConnectionOptions
 from ..errors import OptionsValidationError, Problem
 from .messages import Origin
-from .pool import REAP_SECONDS
+from .pool import reaper_pause
 
 if TYPE_CHECKING:
     from .http3 import Http3Connection
@@ -117,10 +117,11 @@ class Http3Origins:
     async def reap(self) -> None:
         """Close idle and old connections; runs until cancelled."""
         while True:
-            idle = 60 * self._limits.pooled_connection_idle_timeout_minutes
-            lifetime = 60 * self._limits.pooled_connection_lifetime_minutes
-            await trio.sleep(max(REAP_SECONDS[0], min(idle / 4, lifetime / 4, REAP_SECONDS[1])))
-            now = trio.current_time()
+            unused = [
+                (it.idle_since, it.created) for it in self._connections.values() if not it.in_use
+            ]
+            await trio.sleep(reaper_pause(self._limits, unused, trio.current_time()))
+            now, idle = trio.current_time(), 60 * self._limits.pooled_connection_idle_timeout_minutes
             for origin, connection in list(self._connections.items()):
                 self._usable(origin)
                 if not connection.in_use and now - connection.idle_since >= idle:

@@ -1,6 +1,7 @@
 """The records of the pool: servers with their slots, lanes to their origins, waiting requests."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 import attrs
 import trio
@@ -105,6 +106,12 @@ class OriginConnections:
         self.http2: bool | None = None
         # An ordered dictionary, so that a cancelled request leaves the middle in constant time.
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
+
+    @property
+    def unused(self) -> "Iterator[Http1Connection | Http2Connection]":
+        """The open connections without an exchange."""
+        yield from self.idle
+        yield from (connection for connection in self.multiplexed if not connection.in_use)
 
 
 class OriginServer:

@@ -12,8 +12,9 @@ request. docs/adr/0028-one-event-one-failure.md has the measurements behind the 
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from math import inf
 from ssl import SSLCertVerificationError, SSLContext
 
 import trio
@@ -53,7 +54,8 @@ RACE_SECONDS = 0.25
 LONGEST_RACE_SECONDS = 2.0
 #: An overdue attempt of this age, in seconds, gives its slot to a new one when no other is free.
 GIVE_UP_SECONDS = 1.0
-#: The shortest and the longest pause, in seconds, between two rounds of the reaper.
+#: The shortest and the longest pause, in seconds, between two rounds of the reaper. The longest one
+#: bounds how long a connection that the server has closed keeps its slot.
 REAP_SECONDS = (0.02, 15.0)
 
 _log = get_logger("client")
@@ -179,11 +181,9 @@ class ConnectionPool:
         connections for as long as it is quiet.
         """
         while True:
-            shortest = 60 * min(
-                self._limits.pooled_connection_idle_timeout_minutes,
-                self._limits.pooled_connection_lifetime_minutes,
-            )
-            await trio.sleep(max(REAP_SECONDS[0], min(shortest / 4, REAP_SECONDS[1])))
+            lanes = [lane for server in self._servers.values() for lane in server.lanes.values()]
+            unused = [(it.idle_since, it.created) for lane in lanes for it in lane.unused]
+            await trio.sleep(reaper_pause(self._limits, unused, trio.current_time()))
             for name, server in list(self._servers.items()):
                 for lane in server.lanes.values():
                     self._reap_lane(lane)
@@ -586,6 +586,22 @@ class ConnectionPool:
                 unused and (multiplexed.is_draining or self._is_spent(multiplexed, now))
             ):
                 multiplexed.close()
+
+
+def reaper_pause(
+    limits: ConnectionOptions, unused: Iterable[tuple[float, float]], now: float
+) -> float:
+    """Return the seconds until the first of the unused connections has reached a limit.
+
+    ``unused`` has the times since which each is idle and open. A connection that becomes unused
+    during the pause reaches its idle time after the pause at the earliest, so no connection is
+    closed late.
+    """
+    idle = 60 * limits.pooled_connection_idle_timeout_minutes
+    lifetime = 60 * limits.pooled_connection_lifetime_minutes
+    shortest, longest = REAP_SECONDS
+    ends = (min(since + idle, created + lifetime) for since, created in unused)
+    return max(shortest, min(min(ends, default=inf) - now, idle, lifetime, longest))
 
 
 def _held_up_by(lane: OriginConnections, waiter: Waiter) -> Incident | None:

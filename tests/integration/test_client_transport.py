@@ -137,6 +137,36 @@ async def test_an_idle_connection_is_closed_without_another_request():
         assert client.pool.statistics.connections == 0
 
 
+@pytest.mark.parametrize("begun", [0, 7, 14])
+async def test_an_idle_connection_is_closed_within_a_second_of_its_time(begun, mock_clock):
+    """The specification gives minutes; the reaper's rounds once added up to 15 seconds."""
+    upstream = Upstream()
+    async with client_of(upstream, pooled_connection_idle_timeout_minutes=2) as client:
+        await _pass_seconds(mock_clock, begun)
+        await client.get("/")
+        await _pass_seconds(mock_clock, 119)
+        assert client.pool.statistics.connections == 1
+        rounds = _Rounds()
+        trio.lowlevel.add_instrument(rounds)
+        await _pass_seconds(mock_clock, 2)
+        trio.lowlevel.remove_instrument(rounds)
+        assert client.pool.statistics.connections == 0
+        assert rounds.seen <= 3
+
+
+class _Rounds(trio.abc.Instrument):
+    seen = 0
+
+    def before_task_step(self, task):
+        self.seen += "reap" in task.name
+
+
+async def _pass_seconds(clock, seconds):
+    for _ in range(seconds):
+        clock.jump(1)
+        await trio.testing.wait_all_tasks_blocked()
+
+
 async def test_a_storm_of_cancelled_requests_leaves_no_slot_taken():
     upstream = Upstream()
     dice = random.Random(12_000)
