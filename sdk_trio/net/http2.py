@@ -49,7 +49,7 @@ CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
 QUEUED_BYTES = 256 * 1024
 #: A server that takes no bytes for this long is gone; everything on the connection fails.
 WRITE_STALL_SECONDS = 30.0
-#: A connection on which a PING stays unanswered for this long, with nothing else arriving, is gone.
+#: A connection on which a PING stays unanswered for this long, without any other frame, is gone.
 PING_SECONDS = 5.0
 #: Longest time that the reader needs for data that have arrived already, in seconds.
 READER_SECONDS = 0.05
@@ -162,14 +162,20 @@ class Http2Connection:
                 data = await self._wire.receive(RECEIVE_BYTES)
                 if not data:
                     raise ReadFailedError("the server closed the connection")
-                self._received_at = trio.current_time()
-                was_suspect, self._pinged_at = self._pinged_at is not None, None
-                for event in self._h2.receive_data(data):
+                arrived = len(self._h2.incomplete) + len(data)
+                events = self._h2.receive_data(data)
+                was_suspect = False
+                # Only a whole frame shows that the server goes on; a part of one may be its last.
+                if len(self._h2.incomplete) < arrived:
+                    self._received_at = trio.current_time()
+                    was_suspect, self._pinged_at = self._pinged_at is not None, None
+                for event in events:
                     handle = _HANDLERS.get(type(event))
                     if handle is not None:
                         handle(self, event)
                 if self.is_closed:
                     break
+                self._h2.check_next_frame()
                 self._wake_writer()
                 if was_suspect:
                     self._silence = Incident()

@@ -5,6 +5,7 @@ from typing import Any
 
 import h2.config
 import h2.connection
+import h2.errors
 import httpx
 import trio
 from hpack import Encoder, NeverIndexedHeaderTuple
@@ -99,8 +100,14 @@ def _integer(value: int, bits: int, first: int) -> bytes:
     return bytes(encoded)
 
 
+#: The bytes at the beginning of a frame that announce its length (RFC 9113, 4.1).
+_LENGTH_BYTES = 3
+#: The most bytes of a malformed frame that an error shows.
+_SHOWN_BYTES = 20
+
+
 class CorrectedProtocol(h2.connection.H2Connection):
-    """h2, corrected in two places and with our encoder; a canary test watches what is overridden.
+    """h2, corrected in three places and with our encoder; a canary test watches what is overridden.
 
     GOAWAY ends no stream that the server still answers. h2 treats GOAWAY as the end of the
     connection: it drops queued frames and refuses later ones. But a server that sends it gracefully
@@ -110,11 +117,38 @@ class CorrectedProtocol(h2.connection.H2Connection):
     Opening a stream counts none of the others. h2 would go through all of them each time, although
     the pool has kept the server's limit already. That walk also removes ended streams, so it is
     still done once there are many.
+
+    A frame that is announced as too large is refused when its length has arrived. h2 checks the
+    length once the whole frame is there, so a connection on which 16 MiB were announced, or a text
+    was sent, waited for bytes that never came.
     """
 
     def __init__(self) -> None:
         super().__init__(CONFIG)
         self.encoder: FieldEncoder = FieldEncoder()
+
+    @property
+    def incomplete(self) -> bytearray:
+        """The beginning of the next frame, of which bytes are missing."""
+        return self.incoming_buffer._data
+
+    def check_next_frame(self) -> None:
+        """Check the length that the next frame announces, if it has arrived.
+
+        Raises:
+            PeerProtocolError: it exceeds our limit; GOAWAY is queued.
+        """
+        beginning = self.incomplete
+        if len(beginning) < _LENGTH_BYTES:
+            return
+        length = int.from_bytes(beginning[:_LENGTH_BYTES], "big")
+        if length > self.max_inbound_frame_size:
+            self.close_connection(h2.errors.ErrorCodes.FRAME_SIZE_ERROR)
+            raise PeerProtocolError(
+                f"the server announced an HTTP/2 frame of {length} bytes, of which "
+                f"{self.max_inbound_frame_size} are allowed; it begins with "
+                f"{bytes(beginning[:_SHOWN_BYTES])!r}"
+            )
 
     @property
     def has_data_to_send(self) -> bool:

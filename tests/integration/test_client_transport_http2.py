@@ -382,6 +382,83 @@ async def test_a_silent_server_is_found_out_by_a_ping(monkeypatch):
         assert upstream.connections == 2
 
 
+def misbehaving(upstream, *pieces):
+    """A server whose first connection answers once, and the second request with these bytes."""
+
+    async def handle(stream):
+        if upstream.connections > 1:
+            await http2_handler(upstream)(stream)
+            return
+        with trio.CancelScope() as serving_it:
+
+            async def break_off():
+                await until(lambda: upstream.requests == 2)
+                serving_it.cancel()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(break_off)
+                await http2_handler(upstream)(stream)
+        for piece in pieces:
+            await stream.send_all(piece)
+            await trio.sleep(0.02)
+        await trio.sleep_forever()
+
+    return handle
+
+
+FIRST_LINE = b"HTTP/1.1 400 Bad"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "size"),
+    [
+        pytest.param([b"\x01\x00\x00\x00\x00\x00\x00\x00\x01"], 65_536, id="64 KiB"),
+        pytest.param([b"\xff\xff\xff"], 16_777_215, id="three bytes"),
+        pytest.param([bytes([byte]) for byte in b"\xff\xff\xff\x00"], 16_777_215, id="one by one"),
+        pytest.param([FIRST_LINE], 0x485454, id="text"),
+        pytest.param([FIRST_LINE + b" Request\r\n\r\n" + b"x" * 900], 0x485454, id="long text"),
+    ],
+)
+async def test_a_frame_announced_as_too_large_fails_the_call_at_once(pieces, size):
+    upstream = Upstream()
+    async with client_of(upstream, misbehaving(upstream, *pieces)) as client:
+        assert (await client.get("/")).status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError, match=f"an HTTP/2 frame of {size} bytes"):
+            await client.get("/hang")
+        for _ in range(3):
+            assert (await client.get("/")).status_code == 200
+        assert upstream.connections == 2
+
+
+async def test_text_in_place_of_the_settings_is_a_failed_connection_that_says_why():
+    upstream = Upstream()
+
+    async def handle(stream):
+        if upstream.connections > 1:
+            await http2_handler(upstream)(stream)
+        else:
+            await stream.send_all(FIRST_LINE)
+            await trio.sleep_forever()
+
+    async with client_of(upstream, handle) as client:
+        with pytest.raises(httpx.ConnectError, match="HTTP/1.1 400 Bad"):
+            await client.get("/")
+        assert (await client.get("/")).status_code == 200
+
+
+async def test_a_part_of_a_frame_does_not_answer_a_ping(monkeypatch):
+    monkeypatch.setattr("sdk_trio.net.http2.PING_SECONDS", 0.1)
+    upstream = Upstream()
+    # Of a DATA frame of 16 KiB, a byte from time to time: the frame's end never comes.
+    trickle = [b"\x00\x40\x00\x00\x00\x00\x00\x00\x03", *[b"x"] * 10_000]
+    async with client_of(upstream, misbehaving(upstream, *trickle)) as client:
+        assert (await client.get("/")).status_code == 200
+        with pytest.raises(httpx.ReadError, match="has been silent"):
+            await client.get("/hang")
+        assert (await client.get("/")).status_code == 200
+        assert upstream.connections == 2
+
+
 async def test_an_untrusted_certificate_fails_every_waiting_request_at_once():
     upstream = Upstream()
     async with client_of(upstream) as client:
@@ -409,6 +486,8 @@ def test_canary_of_what_is_overridden_in_h2():
     assert isinstance(connection.open_outbound_streams, property)
     assert connection()._data_to_send == bytearray()
     assert connection().state_machine.state is h2.connection.ConnectionState.IDLE
+    assert connection().incoming_buffer._data == bytearray()
+    assert connection().max_inbound_frame_size == 16_384
     assert isinstance(connection().encoder, hpack.Encoder)
     assert hpack.Encoder().table_size_changes == []
     assert hpack.Encoder().header_table.search(b":path", b"/own") == (4, b":path", None)
