@@ -10,7 +10,7 @@
 - A changing call must not come from another site's page, and must be allowed at all.
 
 :class:`Pacer` spreads requests over time. Probes have one of their own, so that a flood of other
-requests delays none of them.
+requests delays none of them. :class:`Concurrency` leaves connection slots to probes.
 """
 
 import base64
@@ -18,8 +18,9 @@ import hmac
 import ipaddress
 import os
 import secrets
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -213,6 +214,37 @@ class Pacer:
                 await trio.sleep_until(due)
             finally:
                 self.waiting -= 1
+
+
+class Concurrency:
+    """Bounds the requests in progress, in all and of each source.
+
+    Probes are not counted, so connection slots above these bounds are left to them.
+
+    Args:
+        most: requests in progress at the same time.
+        most_of_one: of these, requests of one source. Clients without an address (None) are one.
+    """
+
+    def __init__(self, *, most: int, most_of_one: int) -> None:
+        self._most = most
+        self._most_of_one = most_of_one
+        self._by_source: Counter[Hashable] = Counter()
+
+    @contextmanager
+    def request(self, source: Hashable) -> Iterator[bool]:
+        """Count one request during the block; the block gets False if it is one too many."""
+        counts = self._by_source
+        if counts.total() >= self._most or counts[source] >= self._most_of_one:
+            yield False
+            return
+        counts[source] += 1
+        try:
+            yield True
+        finally:
+            counts[source] -= 1
+            if not counts[source]:
+                del counts[source]
 
 
 _log = get_logger("admin")

@@ -7,7 +7,7 @@ work. None of them looks at the upstream, whose faults no restart would mend.
 
 import platform
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from ..errors import (
     TenantsDisabledError,
     UnknownTenantError,
 )
-from .access import Access, Pacer, Refusal, header_map
+from .access import Access, Concurrency, Pacer, Refusal, header_map
 from .api import (
     EVENTS,
     Actions,
@@ -81,7 +81,11 @@ REFUSAL_LOG_SECONDS = 10.0
 #: Failing parts and unknown metric names that are logged at most, each once.
 MOST_REPORTED = 100
 
+TOO_LARGE = Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes")
+
 PROBES = ("/livez", "/readyz")
+#: Paths that are answered in any flood: their pace and their connection slots are their own.
+HEALTH = (*PROBES, "/healthz")
 REPLAY = f"{EVENTS}/replay"
 TRIGGER = f"{EVENTS}/trigger"
 RETRY = "/api/notifications/retry"
@@ -123,7 +127,7 @@ class _Request(msgspec.Struct, frozen=True):
     path: str
     query: bytes
     headers: dict[str, str]
-    body: bytes | None
+    body: bytes
     address: str | None = None
     here: bool = False
 
@@ -145,6 +149,8 @@ class AdminApp:
         access: the rights; :meth:`listen_at` gives it the real addresses.
         console: the parts that the console shows.
         version: of this package.
+        concurrency: bounds the requests in progress that are no probes.
+        source_of: maps a client's address to the source that its requests count for.
         directory: the data directory; None: nothing is kept in files.
         clock: returns Unix seconds.
         started_at: when the process started, in Unix seconds.
@@ -160,6 +166,8 @@ class AdminApp:
         console: ConsoleSource,
         *,
         version: str,
+        concurrency: Concurrency,
+        source_of: Callable[[str | None], Hashable],
         directory: Path | None = None,
         clock: Callable[[], float] = time.time,
         started_at: float | None = None,
@@ -178,6 +186,8 @@ class AdminApp:
         self._series = Series()
         self._feed: Feed | None = None
         self._nursery: trio.Nursery | None = None
+        self._concurrency = concurrency
+        self._source_of = source_of
         self._pacers = {
             probe: Pacer(per_second=REQUESTS_PER_SECOND, burst=BURST) for probe in (True, False)
         }
@@ -210,14 +220,24 @@ class AdminApp:
         """Serve one ASGI ``http`` request."""
         if scope["type"] != "http":
             raise NotRunningError(f"the admin address serves no {scope['type']} connections")
-        await self._pacers[scope["path"] in PROBES].turn()
-        body = await _read_body(receive)
+        if scope["path"] in HEALTH:
+            await self._serve(scope, receive, send)
+            return
+        with self._concurrency.request(self._source_of(_address_of(scope))) as admitted:
+            if admitted:
+                await self._serve(scope, receive, send)
+        if not admitted:
+            reply = problem(503, "too many requests are in progress", (b"retry-after", b"1"))
+            await reply.send(send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._pacers[scope["path"] in HEALTH].turn()
         request = _Request(
             scope["method"],
             scope["path"],
             scope["query_string"],
             header_map(scope["headers"]),
-            body,
+            b"",
             _address_of(scope),
             _is_here(scope),
         )
@@ -225,19 +245,29 @@ class AdminApp:
             await self._serve_feed(request, scope, send)
             return
         refusal = self._refusal(request)
+        # Only a changing call has a body to read, and only after all that its head decides: an
+        # unfinished body of anyone else would hold a connection slot.
+        if refusal is None and self._takes_body(request):
+            body = await _read_body(receive)
+            if body is None:
+                return
+            if len(body) > MAX_BODY_BYTES:
+                refusal = TOO_LARGE
+            request = msgspec.structs.replace(request, body=body)
         if refusal is None:
             reply = await self._answer(request)
         else:
             reply = await self._refuse(refusal, request.address)
         await reply.send(send)
 
+    def _takes_body(self, request: _Request) -> bool:
+        route = self._find(request)
+        return request.method == "POST" and route is not None and route.changes
+
     async def _serve_feed(self, request: _Request, scope: Scope, send: Send) -> None:
         """Hand the connection over to WebSocket, or say why not."""
-        if request.body is None:
-            refusal: Refusal | None = Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes")
-        else:
-            refusal = self._access.check_host(request.headers)
-            refusal = refusal or self._access.check_feed(request.headers)
+        refusal = self._access.check_host(request.headers)
+        refusal = refusal or self._access.check_feed(request.headers)
         reply: Reply | None
         if refusal is not None:
             reply = await self._refuse(refusal, request.address)
@@ -299,8 +329,8 @@ class AdminApp:
         return problem(refusal.status, refusal.reason, *extra)
 
     def _refusal(self, request: _Request) -> Refusal | None:
-        if request.body is None:
-            return Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes")
+        if int(request.headers.get("content-length", "0")) > MAX_BODY_BYTES:
+            return TOO_LARGE
         if request.path in PROBES:
             return None
         refusal = self._access.check_host(request.headers)
@@ -366,7 +396,7 @@ class AdminApp:
             return _Route(lambda: self._probe(request))
         if path == "/metrics":
             return _Route(self._metrics)
-        body, address = request.body or b"", request.address
+        body, address = request.body, request.address
         if path in (REPLAY, TRIGGER) and request.method in ("GET", "HEAD"):
             # An event may have that id: its sender chose it.
             return self._find_event(request)
@@ -389,7 +419,7 @@ class AdminApp:
 
     def _find_console(self, request: _Request) -> _Route | None:
         console, query = self._console, request.query
-        body, address = request.body or b"", request.address
+        body, address = request.body, request.address
         routes: dict[str, _Route] = {
             "/api/status": _Route(self._status),
             "/api/overview": _Route(self._overview),
@@ -586,16 +616,15 @@ def _address_of(scope: Any) -> str | None:
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """Return the body, None if it is too large.
+    """Return the body, or more than :data:`MAX_BODY_BYTES` of a larger one.
 
-    It is read before any decision: an answer to a request whose body is unread may be lost when the
-    connection is reset.
+    None: its end never came. Then the server answers, if anyone is left to answer.
     """
     body = bytearray()
     while True:
         message = await receive()
-        body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
+        if message["type"] != "http.request":
             return None
-        if not message.get("more_body", False):
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES or not message.get("more_body", False):
             return bytes(body)

@@ -43,6 +43,7 @@ if not describing():
         claim_environment,
         with_inherited_sockets,
     )
+    from ..server.listen import raise_descriptor_limit
     from ..storage.data_directory import keep_files_private
     from ..webhooks.signed_request import own_url
     from .application import import_part, import_registry
@@ -424,6 +425,7 @@ def serve(
         0, 128 + the number of the signal that forced the end, or 1 if no signal asked for it.
     """
     ends_too = () if reloader is not None or _HANGUP is None else (_HANGUP,)
+    raise_descriptor_limit()
     with ExitReport(runtime, (*_ENDING, *ends_too), bounds) as ending:
         # Trio takes INT over from Python's own handler and from no other.
         release_interrupt()

@@ -13,10 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from .._version import __version__
-from ..admin.access import Access, AdminToken, is_of_this_machine, provide_token
+from ..admin.access import (
+    Access,
+    AdminToken,
+    Concurrency,
+    is_of_this_machine,
+    provide_token,
+)
 from ..admin.app import AdminApp
 from ..admin.status import StatusProviders, TenantCounts
 from ..base.logs import get_logger
@@ -24,12 +31,13 @@ from ..base.telemetry import Check
 from ..config import Settings, StorageBackend
 from ..config.check import ADMIN_TOKEN, token_fault
 from ..errors import OptionsValidationError, Problem, UnknownTenantError
-from ..server.limits import Limits
-from ..server.listen import BindError
+from ..server.limits import Limits, share_descriptors
+from ..server.listen import BindError, descriptor_limit
 from ..server.serve import Server
 from ..storage.data_directory import lock_data_directory
 from ..storage.ports import Inbox
 from ..webhooks.companion import keep
+from ..webhooks.screen import source_of
 from .console import ObservedRuntime, Overseen, RuntimeConsole, Scheduled
 
 #: Tenants that a check names; it counts the others.
@@ -37,8 +45,17 @@ NAMED = 5
 
 _log = get_logger("admin")
 
-#: Its clients are scrapers, probes and people: few connections, and none is slow for a good reason.
-LIMITS = Limits(connections=128, head_seconds=5.0, body_seconds=10.0, write_seconds=10.0)
+#: Its clients are scrapers, probes and people: few connections, and none is slow for a good reason. An
+#: orchestrator's probes may come from the address of a stranger, so no address is refused while it
+#: has connections that wait for their client.
+LIMITS = Limits(
+    connections=128,
+    connections_per_source=64,
+    source_gives_way=True,
+    head_seconds=5.0,
+    body_seconds=10.0,
+    write_seconds=10.0,
+)
 
 #: Settings that :meth:`AdminServer.prepare_reload` can change while requests are served.
 LIVE_KEYS = ("Sdk:Admin:ReadOnly", "Sdk:Admin:AllowedHosts")
@@ -46,6 +63,20 @@ LIVE_KEYS = ("Sdk:Admin:ReadOnly", "Sdk:Admin:AllowedHosts")
 #: Time for requests in progress when the address closes, in seconds. It closes last, and a query
 #: must not lengthen a shutdown.
 GRACEFUL_SECONDS = 1.0
+
+
+def limits_within(descriptors: int) -> Limits:
+    """Return :data:`LIMITS` within the admin address' share of the descriptors."""
+    shares = share_descriptors(descriptors)
+    connections = min(LIMITS.connections, shares.admin)
+    return msgspec.structs.replace(LIMITS, connections=connections, refusals=shares.refusals)
+
+
+def concurrency_within(limits: Limits) -> Concurrency:
+    """Return the bounds of requests that are no probes: a quarter of the slots is left to probes."""
+    connections = limits.connections
+    of_one = min(limits.connections_per_source, connections // 2)
+    return Concurrency(most=max(1, connections * 3 // 4), most_of_one=max(1, of_one * 3 // 4))
 
 
 def check_replication(overseen: Overseen | None) -> Check:
@@ -113,6 +144,7 @@ class AdminServer:
         """
         options, storage = self._runtime.settings.admin, self._runtime.settings.storage
         self.token = token = provide_token(self._runtime.settings)
+        limits = limits_within(descriptor_limit())
         access = Access(token.value, (), options.allowed_hosts, options.read_only)
         app = AdminApp(
             self,
@@ -120,6 +152,8 @@ class AdminServer:
             access,
             self.console,
             version=__version__,
+            concurrency=concurrency_within(limits),
+            source_of=source_of,
             directory=Path(storage.path) if storage.backend is StorageBackend.SQLITE else None,
             clock=self._clock,
         )
@@ -129,7 +163,8 @@ class AdminServer:
             [options.bind],
             key="Sdk:Admin:Bind",
             graceful_seconds=GRACEFUL_SECONDS,
-            limits=LIMITS,
+            limits=limits,
+            source_of=lambda host: source_of(host) if host else None,
         )
         async with trio.open_nursery() as nursery:
             try:

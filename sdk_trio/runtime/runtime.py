@@ -26,7 +26,8 @@ from ..base.telemetry import Sample, SampleSource
 from ..config import Settings, StorageBackend, unmet_needs
 from ..config.check import PROCESSES_NEED_COMMAND, RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotRunningError, OptionsValidationError, only_member
-from ..server.limits import Limits
+from ..server.limits import Limits, share_descriptors
+from ..server.listen import descriptor_limit
 from ..server.serve import Server
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
 from ..webhooks.companion import Part, keep
@@ -538,6 +539,12 @@ class Runtime:
     ) -> None:
         settings = self.settings
         routes = Routes(settings, self.receiver)
+        shares = share_descriptors(descriptor_limit())
+        limits = Limits(
+            connections=min(Limits().connections, shares.receiver),
+            connections_per_source=settings.server.max_connections_per_address,
+            refusals=shares.refusals,
+        )
         server = self.processes or Server(
             routes.application,
             self._bind,
@@ -546,7 +553,7 @@ class Runtime:
             cert_file=settings.server.cert_file,
             key_file=settings.server.key_file,
             fast_path=settings.server.fast_path,
-            limits=Limits(connections_per_source=settings.server.max_connections_per_address),
+            limits=limits,
             source_of=self.receiver.source_of,
             note_refusal=self.receiver.note_refusal,
         )

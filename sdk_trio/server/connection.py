@@ -35,6 +35,7 @@ from .head import (
     refusal,
 )
 from .limits import Expired, Limits, NoteRefusal
+from .slots import Address
 from .tls import TlsSocket
 from .upgrade import UpgradedStream, head_bytes
 
@@ -42,7 +43,8 @@ _DISCONNECT = {"type": "http.disconnect"}
 
 _log = get_logger("server")
 
-Address = tuple[str, int] | None
+#: The reason of a request that ends because another connection gets its slot.
+_GAVE_WAY = "its connection slot went to another connection"
 
 
 class Http1Request:
@@ -206,6 +208,8 @@ class Http1Request:
         except Expired:
             if self.answered:
                 return False
+            if connection.gives_way:
+                raise RequestError(503, _GAVE_WAY) from None
             raise RequestError(408, "the body took too long") from None
         finally:
             connection.read_deadline = inf
@@ -422,6 +426,7 @@ class Http1ServerConnection:
         "client",
         "ended",
         "expiry",
+        "gives_way",
         "kept_answer",
         "limits",
         "read_deadline",
@@ -461,6 +466,8 @@ class Http1ServerConnection:
         self.read_deadline: float = around.now + self.limits.first_byte_seconds
         self.write_deadline: float = inf
         self.waiting: bool = False
+        #: Another connection needs the slot: nothing waits for this client any more.
+        self.gives_way: bool = False
         #: Nothing more is read or sent: the client has left, or the connection has to end.
         self.ended: bool = False
 
@@ -489,9 +496,30 @@ class Http1ServerConnection:
     @property
     def idle_since(self) -> float | None:
         """The time at which the connection became idle; None while a request is in progress."""
-        if not self._idle or self.buffer:
+        if not self._idle or self.buffer or self.gives_way:
             return None
         return self._idle_since
+
+    @property
+    def unfinished_since(self) -> float | None:
+        """The time since which the client owes the rest of a request, or does not read an answer.
+
+        Each of these waits has a deadline, from which the time follows.
+        """
+        if self.gives_way:
+            return None
+        limits = self.limits
+        if self.write_deadline < inf:
+            return self.write_deadline - limits.write_seconds
+        if not self.waiting or self.read_deadline == inf:
+            return None
+        return self.read_deadline - (limits.head_seconds if self._idle else limits.body_seconds)
+
+    def give_way(self) -> None:
+        """End the wait for the client with :class:`Expired`, so that the connection ends."""
+        self.gives_way = True
+        self.write_deadline = -inf
+        self.stop_reading()
 
     def sweep(self, now: float) -> None:
         """Wake the connection if a deadline has passed, or if it idles while the server ends."""
@@ -610,6 +638,8 @@ class Http1ServerConnection:
             try:
                 chunk = await self.read(idle=True)
             except Expired:
+                if buffer and self.gives_way:
+                    raise RequestError(503, _GAVE_WAY) from None
                 if buffer and not self._around.draining:
                     raise RequestError(408, "the headers took too long") from None
                 return None
@@ -705,7 +735,9 @@ class Http1ServerConnection:
                 sent = self._socket.send(data)
             except BlockingIOError:
                 sent = 0
-            if sent < len(data):
+            if sent < len(data) and self.gives_way:
+                self.ended = True
+            elif sent < len(data):
                 await self._send_rest(memoryview(data)[sent:])
         except (OSError, Expired):
             self.ended = True
@@ -754,7 +786,7 @@ class Http1ServerConnection:
         A close with unread bytes resets the connection, and the client might not see the answer
         (RFC 9112, 9.6).
         """
-        if self.ended:
+        if self.ended or self.gives_way:
             await trio.lowlevel.checkpoint()
             return
         self._socket.shutdown(socket.SHUT_WR)

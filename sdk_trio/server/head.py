@@ -447,10 +447,11 @@ def informational(status: int, headers: Iterable[tuple[bytes, bytes]] = ()) -> b
     return _lines(status, [_checked(name, value) for name, value in headers])
 
 
-def refusal(status: int, *extra: tuple[bytes, bytes]) -> bytes:
+def refusal(status: int) -> bytes:
     """Encode a whole answer of the server itself, after which the connection is closed."""
     body = _REFUSALS.get(status, b"")
     media = ((b"content-type", b"application/json"),) if body else ()
+    extra = ((b"retry-after", b"1"),) if status == 503 else ()
     length = (b"content-length", b"%d" % len(body))
     return _lines(status, [*media, length, *extra, (b"Connection", b"close")]) + body
 

@@ -23,9 +23,10 @@ from hypercorn.utils import parse_socket_addr
 
 from ..base.http import App
 from ..base.logs import get_logger
-from .accept import BUSY, Places
+from .accept import BUSY
 from .head import RequestError, in_origin_form
 from .limits import Limits, NoteRefusal
+from .slots import ConnectionSlots
 from .tls import HANDSHAKE_SECONDS
 
 _log = get_logger("server")
@@ -45,14 +46,17 @@ class HypercornServer:
         app: the ASGI application.
         limits: bounds of the connections; hypercorn has settings for some, :class:`_Connection`
             enforces others.
-        places: counts the connections.
+        slots: the connection slots.
         note_refusal: is called for every request that hypercorn itself refuses.
     """
 
-    def __init__(self, app: App, limits: Limits, places: Places, note_refusal: NoteRefusal) -> None:
+    def __init__(
+        self, app: App, limits: Limits, slots: ConnectionSlots, note_refusal: NoteRefusal
+    ) -> None:
         self._app = ASGIWrapper(_without_complaints(app))
         self._limits = limits
-        self._places = places
+        self._slots = slots
+        self._refusals = 0
         self._note_refusal = note_refusal
         config = Config()
         config.keep_alive_timeout = limits.keep_alive_seconds
@@ -77,23 +81,34 @@ class HypercornServer:
         except OSError:  # the client has left already
             await trio.aclose_forcefully(stream)
             return
-        source = self._places.source_of(peer)
-        if self._places.full or not self._places.has_room_for(source):
-            self._places.note_refusal(peer)
-            with trio.move_on_after(CLOSE_SECONDS, shield=True):
-                await _refuse(stream)
+        if not self._slots.take(peer, trio.current_time()):
+            await self._refuse(stream)
             return
-        self._places.take(source)
+        source, connection = self._slots.source_of(peer), None
         try:
-            await _Connection(
+            connection = _Connection(
                 self._app, self._config, self._context, stream, self._limits, self._note_refusal
-            ).run()
+            )
+            self._slots.register(connection, source)
+            await connection.run()
         except* Exception as errors:
             # Hypercorn lets some malformed upgrades and frames escape as exceptions.
             reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
             _log.warning("server.connection_failed", error=reason)
         finally:
-            self._places.leave(source)
+            self._slots.free(connection, source)
+
+    async def _refuse(self, stream: Any) -> None:
+        """Close a connection for which there is no slot; a few at a time get a 503 first."""
+        if self._refusals >= self._limits.refusals:
+            await trio.aclose_forcefully(stream)
+            return
+        self._refusals += 1
+        try:
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await _refuse(stream)
+        finally:
+            self._refusals -= 1
 
 
 def _without_complaints(app: App) -> App:
@@ -122,11 +137,15 @@ class _Connection(TCPServer):
 
     It bounds the time for a head, which hypercorn does not. And an answer that has begun is sent to
     its end even if the client sends malformed bytes meanwhile.
+
+    It gives way while it waits for a request or for the rest of one. It does not while a client
+    takes no answer: hypercorn has no public way to end such a wait, so the client keeps its slot.
     """
 
     _reading = True
     _idle = True
     _head_begun = False
+    _gives_way = False
 
     def __init__(
         self,
@@ -141,6 +160,24 @@ class _Connection(TCPServer):
         self._limits = limits
         self._note_refusal = note_refusal
         self._reading_scope = trio.CancelScope()
+        self._waits_since = trio.current_time()
+
+    @property
+    def idle_since(self) -> float | None:
+        idles = self._idle and not self._head_begun and not self._gives_way
+        return self._waits_since if idles else None
+
+    @property
+    def unfinished_since(self) -> float | None:
+        if self._gives_way or (self._idle and not self._head_begun):
+            return None
+        if self._head_begun or self.protocol.connection.their_state is SEND_BODY:  # type: ignore[attr-defined]
+            return self._waits_since
+        return None
+
+    def give_way(self) -> None:
+        self._gives_way = True
+        self._reading_scope.cancel()
 
     async def run(self) -> None:
         stream = self.stream
@@ -188,6 +225,7 @@ class _Connection(TCPServer):
             # The next head may have begun before this request was over.
             connection = self.protocol.connection  # type: ignore[attr-defined]
             self._head_begun = event.idle and bool(connection.trailing_data[0])
+            self._waits_since = trio.current_time()
             patience = self._limits.head_seconds if self._head_begun else inf
             self._reading_scope.deadline = trio.current_time() + patience
             if not self._reading:
@@ -206,6 +244,7 @@ class _Connection(TCPServer):
                 while data := await self.stream.receive_some(limits.read_bytes):
                     if self._idle and not self._head_begun:
                         self._head_begun = True
+                        self._waits_since = trio.current_time()
                         scope.deadline = trio.current_time() + limits.head_seconds
                     await self.protocol.handle(RawData(bytes(data)))
                 await self.protocol.handle(RawData(b""))

@@ -1,6 +1,7 @@
 """The bounds of one client of the HTTP/1.1 server: sizes, counts and times. Pure."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,6 +12,35 @@ NoteRefusal = Callable[[int, str, "str | None"], None]
 
 class Expired(Exception):
     """The time that a client had is over."""
+
+
+class DescriptorShares(NamedTuple):
+    """How a process divides its descriptors; each number is at least 1.
+
+    ``receiver`` and ``admin`` are connections of the two servers, ``refusals`` is what each of them
+    refuses at the same time.
+    """
+
+    receiver: int
+    admin: int
+    refusals: int
+
+
+#: Descriptors for the store, the logs, the client's connections and the handlers. A receiver on
+#: SQLite that does nothing has 25 open.
+OWN_DESCRIPTORS = 64
+LEAST_OWN_DESCRIPTORS = 36
+
+
+def share_descriptors(limit: int) -> DescriptorShares:
+    """Divide ``limit`` descriptors, so that no flood of connections keeps an event from the store.
+
+    Nor does a flood of one server's connections take those of the other.
+    """
+    own = max(LEAST_OWN_DESCRIPTORS, min(limit // 4, OWN_DESCRIPTORS))
+    admin = max(1, min(limit // 8, 128))
+    refusals = max(1, min(limit // 32, 32))
+    return DescriptorShares(max(1, limit - own - admin - 2 * refusals), admin, refusals)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,12 +76,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     #: closed with unread bytes resets the connection, and the client might never see the answer.
     linger_seconds: float = 1.0
     linger_bytes: int = 1024 * 1024
-    #: Open connections. A further one takes the place of one that idles, or is answered 503.
-    #: Descriptors may allow fewer.
+    #: Open connections. A further one takes the slot of one that idles, or that waits for the rest of
+    #: a request, or is answered 503. Descriptors may allow fewer: see :func:`share_descriptors`.
     connections: int = 10_000
-    #: Open connections of one source, if the server counts by source; further ones are answered
-    #: 503. One sender needs a few; many senders behind one address are a proxy, to be trusted.
+    #: Open connections of one source, if the server counts by source, and half of all at most;
+    #: further ones are answered 503. One sender needs a few; many senders behind one address are a
+    #: proxy, to be trusted.
     connections_per_source: int = 256
+    #: A source at its limit ends its own idle connections and unfinished requests, the oldest first,
+    #: before a further one is answered 503.
+    source_gives_way: bool = False
+    #: Connections over a limit that get a 503 at the same time; further ones are closed unanswered.
+    refusals: int = 32
     #: Bytes of one read from a socket; also bounds the pipelined requests in memory.
     read_bytes: int = 64 * 1024
     #: Time between two looks at all deadlines, and so how late each of them may be.

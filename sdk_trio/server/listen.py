@@ -22,10 +22,10 @@ from ..errors import EXIT_UNAVAILABLE, SdkError
 #: Connections that the kernel queues while the loop is busy.
 BACKLOG = 1024
 
-
-#: Descriptors that stay free for the store, the logs and the client's connections, so that a flood
-#: of connections cannot keep an event from being stored.
-RESERVED_DESCRIPTORS = 64
+#: The soft limit of descriptors that a start raises itself to, where the hard one allows it. The
+#: connections that :class:`~sdk_trio.server.limits.Limits` allows need 10 000; a hard limit may be
+#: 2**30, and a program that a handler starts might close every number up to its limit.
+WANTED_DESCRIPTORS = 65_536
 
 
 class BindError(SdkError):
@@ -60,13 +60,33 @@ def listen(addresses: Sequence[str], *, key: str) -> list[socket.socket]:
 
 
 def descriptor_limit() -> int:
-    """Return the number of connections that this process's descriptor limit leaves room for."""
+    """Return the number of descriptors that this process may have open."""
     if resource is None:
         return sys.maxsize
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def reachable_descriptor_limit() -> int:
+    """Return the limit that :func:`raise_descriptor_limit` would lead to."""
+    if resource is None:
         return sys.maxsize
-    return max(1, soft - RESERVED_DESCRIPTORS)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, WANTED_DESCRIPTORS)
+    return max(descriptor_limit(), most)
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of descriptors as far as the hard one allows, for a daemon's start.
+
+    Service managers set 1024 for the sake of programs that call ``select``, and expect others to
+    raise it. Programs that handlers start inherit it.
+    """
+    if resource is None or reachable_descriptor_limit() <= descriptor_limit():
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # macOS has a further limit of its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (reachable_descriptor_limit(), hard))
 
 
 def _open(address: str) -> socket.socket:

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import trio
 
 from ..base.http import App
 from ..base.logs import Throttle, get_logger
 from ..base.telemetry import Sample
-from .accept import Acceptor, Places, SourceOf
+from .accept import Acceptor
 from .limits import Limits, NoteRefusal
-from .listen import BindError, descriptor_limit, listen
+from .listen import BindError, listen
+from .slots import ConnectionSlots, SourceOf
 from .tls import load_certificate, validity
 
 __all__ = ["BindError", "Server"]
@@ -37,8 +37,8 @@ class Server:
         graceful_seconds: time for requests in progress after :meth:`stop`.
         fast_path: serve with the project's own connections; False: with hypercorn.
         limits: bounds of the connections; hypercorn has only some of them.
-        source_of: maps the peer's host to the source that its connections count for; None: they are
-            not counted, such as those of a trusted proxy.
+        source_of: maps the peer's host to the source that its connections count for; None: they
+            have no limit, such as those of a trusted proxy.
         note_refusal: is called for every request that the server itself refuses.
     """
 
@@ -56,14 +56,11 @@ class Server:
         source_of: SourceOf = lambda _: None,
         note_refusal: NoteRefusal | None = None,
     ) -> None:
-        limits = limits or Limits()
-        self._limits = msgspec.structs.replace(
-            limits, connections=min(limits.connections, descriptor_limit())
-        )
+        self._limits = limits or Limits()
         self._app = app
         self._certificate = (cert_file, key_file)
         self._fast_path = fast_path
-        self._places = Places(self._limits, source_of)
+        self._slots = ConnectionSlots(self._limits, source_of)
         self._note_refusal = note_refusal or _RefusalLog().note
         self._tls: ssl.SSLContext | None = None
         self._certificate_end: float | None = None
@@ -113,7 +110,7 @@ class Server:
         try:
             async with trio.open_nursery() as connections:
                 acceptor = Acceptor(
-                    self._app, self._limits, self._places, self._note_refusal, lambda: self._tls
+                    self._app, self._limits, self._slots, self._note_refusal, lambda: self._tls
                 )
                 async with trio.open_nursery() as accepting:
                     if self._fast_path:
@@ -158,7 +155,7 @@ class Server:
         # Imported here: 40 ms and 5 MB, which a start without hypercorn does not pay.
         from .hypercorn import HypercornServer
 
-        self._hypercorn = HypercornServer(self._app, self._limits, self._places, self._note_refusal)
+        self._hypercorn = HypercornServer(self._app, self._limits, self._slots, self._note_refusal)
         return self._hypercorn
 
     def _listener(self, sock: socket.socket) -> trio.abc.Listener[Any]:

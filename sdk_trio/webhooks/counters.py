@@ -37,7 +37,7 @@ CAUSES: Final = (
     *("path", "method", "source", "rate", "media", "size", "slow", "crowded"),
     *("handler", "later"),
     *("malformed", "slow_request", "long_line", "large_head"),
-    *("no_answer", "not_implemented", "http_version"),
+    *("no_answer", "not_implemented", "no_slot", "http_version"),
 )
 
 #: Upper ends, in seconds, of the histogram of handlers' time: from a look-up in memory up to work

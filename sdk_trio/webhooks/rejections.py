@@ -37,6 +37,7 @@ _SERVER_CAUSES: Final = {
     431: "large_head",
     500: "no_answer",
     501: "not_implemented",
+    503: "no_slot",
     505: "http_version",
 }
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 import httpx
@@ -54,7 +55,8 @@ class Daemon:
     def start(self, descriptors=None):
         def limit():
             if descriptors is not None:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+                both = descriptors if isinstance(descriptors, tuple) else (descriptors,) * 2
+                resource.setrlimit(resource.RLIMIT_NOFILE, both)
 
         self.starts += 1
         words = ("run", "--standalone", "--app", "application:handlers")
@@ -103,6 +105,11 @@ class Daemon:
                 content=delivery.body,
                 headers=delivery.headers,
             )
+
+    def get(self, port, path, address="127.0.0.1"):
+        transport = httpx.HTTPTransport(local_address=address)
+        with httpx.Client(transport=transport, timeout=PATIENCE_SECONDS) as client:
+            return client.get(f"http://127.0.0.1:{port}{path}")
 
     def command(self, *words, status=0):
         ran = run_command(
@@ -166,6 +173,74 @@ def test_an_event_that_strict_decoders_refuse_lives_through_everything(daemon):
     assert "UnicodeEncodeError" not in daemon.errors()
 
 
+def hold(port, count, beginning):
+    """Open connections from 127.0.0.1 that send ``beginning`` and nothing more."""
+    held = []
+    for _ in range(count):
+        sock = socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS)
+        held.append(sock)
+        with suppress(OSError):  # it may have been refused already
+            sock.sendall(beginning)
+    return held
+
+
+def head(path, *lines):
+    return b"\r\n".join([b"POST %b HTTP/1.1" % path, b"Host: localhost", *lines])
+
+
+UNFINISHED = {
+    "heads": head(b"/hooks/sdk", b"X: y"),
+    "one byte": b"P",
+    # 9 bytes are missing of this body, and the headers look right.
+    "bodies": head(
+        b"/hooks/sdk",
+        b"Content-Type: application/json",
+        b"Content-Length: 100",
+        b"webhook-id: w1",
+        b"webhook-timestamp: %d" % time.time(),
+        b"webhook-signature: v1,AAAA",
+        b"",
+        b"x" * 91,
+    ),
+}
+
+
+@pytest.mark.parametrize("fast", ["true", "false"], ids=["fast path", "hypercorn"])
+@pytest.mark.parametrize("descriptors", [64, 256, 1024])
+@pytest.mark.parametrize("kind", UNFINISHED)
+def test_unfinished_requests_of_one_address_do_not_lock_out_another(
+    tmp_path, kind, descriptors, fast
+):
+    daemon = Daemon(tmp_path, SDK__SERVER__FASTPATH=fast)
+    held = []
+    try:
+        daemon.start(descriptors=descriptors)
+        admin = int(daemon.started()[0]["admin"][0].rpartition(":")[2])
+        for port in (admin, daemon.port):
+            held += hold(port, descriptors + 44, UNFINISHED[kind])
+        statuses = [daemon.post("order.paid", "127.0.0.2").status_code for _ in range(8)]
+        assert statuses == [200] * 8
+        for address in ("127.0.0.1", "127.0.0.2"):
+            for probe in ("/livez", "/readyz", "/healthz"):
+                assert daemon.get(admin, probe, address).status_code == 200
+        assert not entries_in(daemon.errors(), "server.accept_failed")
+        daemon.end()
+    finally:
+        for sock in held:
+            sock.close()
+        daemon.process.kill()
+        daemon.process.wait()
+
+
+@pytest.mark.parametrize("hard", [256, 4096, 1_000_000])
+def test_the_start_raises_the_soft_limit_of_descriptors(daemon, hard):
+    most = min(hard, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    daemon.start(descriptors=(256, most))
+    soft, _ = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+    assert soft == min(most, 65_536)
+    daemon.end()
+
+
 def test_idle_connections_of_one_address_do_not_lock_out_another(daemon):
     daemon.start(descriptors=512)
     idle = []
@@ -176,7 +251,8 @@ def test_idle_connections_of_one_address_do_not_lock_out_another(daemon):
         assert daemon.post("order.paid", address="127.0.0.2").status_code == 200
         assert daemon.post("order.paid", address="127.0.0.3").status_code == 200
         full = [line for line in daemon.log() if line["event"] == "server.source_full"]
-        assert [(line["address"], line["limit"]) for line in full] == [("127.0.0.1", 256)]
+        # Half of the connections that 512 descriptors leave room for.
+        assert [(line["address"], line["limit"]) for line in full] == [("127.0.0.1", 176)]
     finally:
         for sock in idle:
             sock.close()

@@ -1,13 +1,15 @@
 """Hostile clients of the admin address, and what the receiver's deliveries notice of them."""
 
 import os
+import socket
 import statistics
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 import trio
+import trio.testing
 from support.admin import TOKEN, administered
 from support.serving import RawWire, registry, signed, works
 from support.wire import Wire
@@ -118,35 +120,124 @@ async def test_slow_and_malformed_clients_end_nobody_elses_requests():
                 wire.__exit__()
 
 
-async def test_more_connections_than_are_allowed_are_told_so_and_the_receiver_goes_on():
+#: Requests whose body lacks 9 bytes, and what they are answered without it.
+SHORT = {
+    "probe": (b"POST /livez HTTP/1.1", 405),
+    "health": (b"POST /healthz HTTP/1.1", 405),
+    "no token": (b"POST /api/events/replay HTTP/1.1", 401),
+    "nothing there": (b"POST /nothing HTTP/1.1", 404),
+    "too large": (b"POST /livez HTTP/1.1", 413),
+    "read only": (b"GET /metrics HTTP/1.1", 200),
+}
+
+REPLAY = b"POST /api/events/replay HTTP/1.1"
+
+
+def short_body(line, size=100, *headers):
+    lines = [line, b"Host: localhost", b"Content-Length: %d" % size, *headers]
+    return b"\r\n".join([*lines, b"", b" " * (min(size, 100) - 9)])
+
+
+def authorized():
+    return b"Authorization: Bearer " + TOKEN.encode()
+
+
+def asked(path):
+    return b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode()
+
+
+async def probe_statuses(url, rounds, source=None):
+    statuses = []
+    for _ in range(rounds):
+        for probe in ("/livez", "/readyz", "/healthz"):
+            with await RawWire.connect(url, source) as wire:
+                await wire.send(asked(probe))
+                statuses.append((await wire.answer()).status)
+    return statuses
+
+
+@pytest.mark.parametrize("kind", SHORT)
+async def test_what_the_head_decides_is_answered_without_the_body(kind):
+    line, status = SHORT[kind]
     async with administered(registry(works)) as admin:
-        url = admin.runtime.started.admin[0]
-        idle = [await RawWire.connect(url) for _ in range(140)]
-        try:
-            assert await idle[0].rest() == b""  # it has given its place to a later one
-            unfinished = (
-                b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
-                b"Expect: 100-continue\r\n\r\n"
-            )
-            served = 0
-            for wire in idle:
-                await wire.send_what_is_taken(unfinished)
-            for wire in idle:  # those that have a place are in a request then
-                with suppress(ConnectionError):
-                    served += (await wire.rest_of_head()).startswith(b"HTTP/1.1 100")
-            assert served == 128
-            with await RawWire.connect(url) as late:
-                assert (await late.answer()).status == 503
+        with await RawWire.connect(admin.url) as wire:
+            await wire.send(short_body(line, 300_000 if kind == "too large" else 100))
+            assert (await wire.answer()).status == status
+
+
+async def test_a_body_that_breaks_off_is_no_order():
+    async with administered(registry(works)) as admin:
+        # What has come of it would be an order by itself.
+        line = b"POST /api/notifications/retry HTTP/1.1"
+        order = short_body(line, 100, authorized()).rstrip(b" ") + b'{"failed": true}'
+        with await RawWire.connect(admin.url) as wire:
+            await wire.send(order)
+            await wire.end_of_sending()
+            assert (await wire.answer()).body == b'{"error":"bad request"}'
+        assert await admin.api("/actions") == []
+
+
+@pytest.mark.parametrize("beginning", ["bodies", "authorized bodies", "heads"])
+async def test_probes_are_answered_while_their_own_address_holds_160_requests(beginning):
+    """Such bodies of strangers once left 1 of 108 probe requests answered."""
+    held = {
+        "bodies": short_body(REPLAY),
+        "authorized bodies": short_body(REPLAY, 100, authorized()),
+        "heads": REPLAY[:20],
+    }[beginning]
+    async with administered(registry(works)) as admin:
+
+        async def hold():
+            while True:
+                with suppress(OSError, trio.BrokenResourceError):
+                    with await RawWire.connect(admin.url) as wire:
+                        await wire.send(held)
+                        await wire.rest()
+                await trio.sleep(0.05)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(160):
+                nursery.start_soon(hold)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            assert await probe_statuses(admin.url, 36) == [200] * 108
             assert (await admin.app.deliver("order.paid")).status == 200
-        finally:
-            for wire in idle:
-                wire.__exit__()
-        while True:
-            try:
-                assert (await admin.get("/livez")).status_code == 200
-                break
-            except AssertionError:
-                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+
+async def test_requests_in_progress_leave_slots_to_probes(monkeypatch):
+    # After the burst each further request waits for its turn, which does not come in this test.
+    monkeypatch.setattr("sdk_trio.admin.app.REQUESTS_PER_SECOND", 0.001)
+    async with administered(registry(works)) as admin:
+        for _ in range(BURST):
+            assert (await admin.get("/metrics")).status_code == 200
+        with ExitStack() as stack:
+            refused = {}
+            for source, most in (("127.0.0.1", 48), ("127.0.0.2", 48), ("127.0.0.3", 0)):
+                for _ in range(most):
+                    wire = stack.enter_context(await RawWire.connect(admin.url, source))
+                    await wire.send(asked("/metrics"))
+                await trio.testing.wait_all_tasks_blocked(0.02)
+                with await RawWire.connect(admin.url, source) as wire:
+                    await wire.send(asked("/metrics"))
+                    refused[source] = (await wire.answer()).status
+                assert await probe_statuses(admin.url, 3, source) == [200] * 9
+            assert set(refused.values()) == {503}
+            assert (await admin.app.deliver("order.paid")).status == 200
+
+
+async def test_clients_that_take_no_answer_leave_slots_to_probes():
+    """The answers to probes wait for their client as well."""
+    async with administered(registry(works)) as admin:
+        with ExitStack() as stack:
+            for _ in range(70):
+                wire = await RawWire.connect(admin.url)
+                wire._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                stack.enter_context(wire)
+                with trio.move_on_after(0.05):
+                    while True:
+                        await wire.send_what_is_taken(asked("/healthz") * 200)
+                        await trio.lowlevel.checkpoint()
+            assert await probe_statuses(admin.url, 3) == [200] * 9
 
 
 async def test_a_client_that_reads_no_answer_holds_up_nobody():

@@ -251,7 +251,7 @@ def test_the_room_on_the_disk(monkeypatch, tmp_path, free_bytes, free_nodes, gro
 def test_the_limit_of_open_files(monkeypatch, tmp_path):
     settings = Settings.from_mapping({"Webhooks:Secret": SECRET}, standalone=True)
     for limit, level in ((150, "problem"), (1000, "note"), (50_000, "ok")):
-        monkeypatch.setattr(machine, "descriptor_limit", lambda limit=limit: limit)
+        monkeypatch.setattr(machine, "reachable_descriptor_limit", lambda limit=limit: limit)
         report = Report("descriptors")
         machine.check_descriptors(settings, report)
         assert [f.level for f in report.findings] == [level]

@@ -903,7 +903,7 @@ async def test_who_idles_gives_way_to_a_new_connection():
                     assert (await wire.answer()).status == 200
                     assert await first.rest() == b""
                 # Until its end is noticed, another one would have to give way.
-                await until(lambda: not server.server._places.full)
+                await until(lambda: not server.server._slots.is_full)
             server.observer.gate.set()
             assert (await busy.answer()).status == 200
             await second.send(get())

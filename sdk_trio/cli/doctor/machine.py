@@ -15,8 +15,8 @@ from ...config import Loaded, Secret, Settings, StorageBackend
 from ...config.fields import ReplicaTargetType
 from ...config.table import table
 from ...errors import OptionsValidationError
-from ...server.limits import Limits
-from ...server.listen import RESERVED_DESCRIPTORS, descriptor_limit
+from ...server.limits import OWN_DESCRIPTORS, Limits, share_descriptors
+from ...server.listen import reachable_descriptor_limit
 from ...server.tls import load_certificate, validity
 from ...storage.data_directory import exposure, visibility
 from ..receiver import NobodyThereError, find
@@ -230,19 +230,19 @@ def check_disk(settings: Settings, report: Report, growth_per_day: float | None 
 def check_descriptors(settings: Settings, report: Report) -> None:
     """Compare the limit of open files with the connections that are allowed."""
     wanted = Limits().connections
-    limit = descriptor_limit()
+    limit = share_descriptors(reachable_descriptor_limit()).receiver
     whose = "this shell's"
     try:
         # The limit of this shell says little about the receiver, whose unit sets its own.
         pid = find(settings.storage.path).pid
-        limit = _descriptors_of(pid) - RESERVED_DESCRIPTORS
+        limit = share_descriptors(_descriptors_of(pid)).receiver
         whose = f"the running receiver's (process {pid})"
     except (NobodyThereError, OSError, ValueError):
         pass
     calls = settings.connection.max_connections_per_server
     # The pool of the client may fill up in an outage of the upstream: deliveries must still find
     # descriptors.
-    if limit < calls + 2 * RESERVED_DESCRIPTORS:
+    if limit < calls + OWN_DESCRIPTORS:
         report.problem(
             "RLIMIT_NOFILE",
             f"{whose} limit of open files leaves {limit} for connections, and the client alone "
