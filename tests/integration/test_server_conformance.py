@@ -3,6 +3,7 @@
 import gc
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -908,6 +909,132 @@ async def test_who_idles_gives_way_to_a_new_connection():
             assert (await busy.answer()).status == 200
             await second.send(get())
             assert (await second.answer()).status == 200
+
+
+#: What a client sends and then leaves unfinished.
+UNFINISHED = {
+    "nothing": b"",
+    "one byte": b"G",
+    "a head": get()[:-2],
+    "a second head": get() + get()[:-2],
+    "a body": post(b"x" * 91, length=100),
+    "chunks": get(b"/", b"Transfer-Encoding: chunked", method=b"POST") + b"5\r\nab",
+}
+
+
+async def hold(stack, server, source, data, count):
+    """Open connections that send ``data``, and return them once each has its slot."""
+    wires = []
+    for _ in range(count):
+        wires.append(stack.enter_context(await server.connect(source)))
+        await wires[-1].send_what_is_taken(data)
+        if data.startswith(get()):
+            assert (await wires[-1].answer()).status == 200
+    await until(lambda: server.server._slots._by_source[source] >= count)
+    await trio.testing.wait_all_tasks_blocked(0.02)
+    return wires
+
+
+def counting(**limits):
+    return {
+        "limits": msgspec.structs.replace(QUICK, **limits),
+        "source_of": lambda host: None if host == "127.0.0.9" else host,
+    }
+
+
+@both
+@pytest.mark.parametrize("kind", UNFINISHED)
+async def test_the_oldest_unfinished_request_of_the_largest_source_gives_way(fast, kind):
+    async with http_server(fast, **counting(connections=7)) as server:
+        with ExitStack() as stack:
+            many = await hold(stack, server, "127.0.0.2", UNFINISHED[kind], 3)
+            few = await hold(stack, server, "127.0.0.3", UNFINISHED["a head"], 2)
+            busy = await hold(stack, server, "127.0.0.4", get(b"/gate"), 2)
+            for wire in many[:2]:
+                with await server.connect("127.0.0.5") as other:
+                    await other.send(get())
+                    assert (await other.answer()).status == 200
+                    ended = statuses(await wire.rest())
+                    assert ended == ([] if kind == "nothing" or not fast else [503])
+                await until(lambda: not server.server._slots.is_full)
+                await hold(stack, server, "127.0.0.6", b"G", 1)
+            server.observer.gate.set()
+            for wire in busy:
+                assert (await wire.answer()).status == 200
+            for wire in few:
+                await wire.send(b"\r\n")
+                assert (await wire.answer()).status == 200
+
+
+@both
+async def test_one_source_gets_at_most_half_of_the_slots(fast):
+    async with http_server(fast, **counting(connections=6)) as server:
+        with ExitStack() as stack:
+            held = await hold(stack, server, "127.0.0.2", b"G", 3)
+            with await server.connect("127.0.0.2") as one_more:
+                assert statuses(await one_more.rest()) == [503]
+            with await server.connect("127.0.0.3") as other:
+                await other.send(get())
+                assert (await other.answer()).status == 200
+            await held[0].send(get()[1:])
+            assert (await held[0].answer()).status == 200
+
+
+@both
+async def test_a_source_pushes_out_no_request_of_a_smaller_one_nor_of_a_proxy(fast):
+    async with http_server(fast, **counting(connections=6)) as server:
+        with ExitStack() as stack:
+            await hold(stack, server, "127.0.0.2", get(b"/gate"), 2)
+            smaller = await hold(stack, server, "127.0.0.3", b"G", 1)
+            of_a_proxy = await stack_up(stack, server, "127.0.0.9", b"G", 3)
+            with await server.connect("127.0.0.2") as wire:
+                assert statuses(await wire.rest()) == [503]
+            for wire in (*smaller, *of_a_proxy):
+                await wire.send(get()[1:])
+                assert (await wire.answer()).status == 200
+            # Those of the proxy give way to others of it.
+            for wire in (*smaller, *of_a_proxy):
+                await wire.send(b"G")
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            with await server.connect("127.0.0.9") as wire:
+                await wire.send(get())
+                assert (await wire.answer()).status == 200
+
+
+async def stack_up(stack, server, source, data, count):
+    """As :func:`hold`, for connections that no source is counted for."""
+    wires = [stack.enter_context(await server.connect(source)) for _ in range(count)]
+    for wire in wires:
+        await wire.send(data)
+    await until(lambda: server.server._slots._by_source[None] >= count)
+    await trio.testing.wait_all_tasks_blocked(0.02)
+    return wires
+
+
+async def test_a_client_that_takes_no_answer_gives_way():
+    async with http_server(True, **counting(connections=2)) as server:
+        with ExitStack() as stack:
+            slow = await hold(stack, server, "127.0.0.2", get(b"/big"), 1)
+            await hold(stack, server, "127.0.0.3", get(b"/gate"), 1)
+            with await server.connect("127.0.0.4") as other:
+                await other.send(get())
+                assert (await other.answer()).status == 200
+            assert len(await slow[0].rest()) < 20_000_000
+            server.observer.gate.set()
+
+
+@both
+async def test_a_source_may_give_way_to_itself(fast):
+    options = counting(connections=6, source_gives_way=True)
+    async with http_server(fast, **options) as server:
+        with ExitStack() as stack:
+            await hold(stack, server, "127.0.0.2", b"G", 2)
+            await hold(stack, server, "127.0.0.2", get(b"/gate"), 1)
+            for _ in range(8):
+                with await server.connect("127.0.0.2") as wire:
+                    await wire.send(get())
+                    assert (await wire.answer()).status == 200
+            server.observer.gate.set()
 
 
 def names_of_tasks():
