@@ -7,7 +7,7 @@ one address with unfinished requests once locked all other addresses out.
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from math import inf
 from typing import Protocol
 
@@ -119,9 +119,9 @@ class ConnectionSlots:
         The candidates are listed once in a sweep at most: otherwise each connection of a flood
         would cost a walk over all of them.
         """
-        if not self._candidates and now - self._listed_at >= self._limits.sweep_seconds / 2:
+        if now - self._listed_at >= self._limits.sweep_seconds / 2:
             self._listed_at = now
-            self._list_candidates()
+            self._candidates = deque(self._list_candidates())
         while self._candidates:
             since, connection = self._candidates[0]
             if connection not in self._open or _waits_since(connection) > since + _SAME_SECONDS:
@@ -145,8 +145,8 @@ class ConnectionSlots:
             return newcomer is None
         return self._by_source[source] >= self._by_source[newcomer]
 
-    def _list_candidates(self) -> None:
-        """List idle connections, the longest first; then unfinished requests.
+    def _list_candidates(self) -> Iterator[tuple[float, Connection]]:
+        """Yield idle connections, the longest first; then unfinished requests.
 
         Of those, the oldest of the source that would have the most connections left by then. A
         sender whose idle connection ends opens another one, so it loses nothing.
@@ -158,19 +158,17 @@ class ConnectionSlots:
                 idle.append((since, n, connection))
             elif (since := connection.unfinished_since) is not None:
                 unfinished.setdefault(source, []).append((since, n, connection))
-        self._candidates.extend((since, connection) for since, _, connection in sorted(idle))
+        yield from ((since, connection) for since, _, connection in sorted(idle))
         largest: list[tuple[bool, int, float, int, Hashable]] = []
         for source, waiting in unfinished.items():
             waiting.sort(reverse=True)
-            since, n, _ = waiting[-1]
             # Those of trusted proxies come last: everyone is behind them.
-            largest.append((source is None, -self._by_source[source], since, n, source))
+            largest.append((source is None, -self._by_source[source], *waiting[-1][:2], source))
         heapq.heapify(largest)
         while largest:
-            is_proxy, left, _, _, source = heapq.heappop(largest)
+            is_proxy, left, since, _, source = heapq.heappop(largest)
             waiting = unfinished[source]
-            since, _, connection = waiting.pop()
-            self._candidates.append((since, connection))
+            yield since, waiting.pop()[2]
             if waiting:
                 heapq.heappush(largest, (is_proxy, left + 1, *waiting[-1][:2], source))
 

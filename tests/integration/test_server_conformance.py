@@ -923,22 +923,49 @@ UNFINISHED = {
 
 
 async def hold(stack, server, source, data, count):
-    """Open connections that send ``data``, and return them once each has its slot."""
+    """Open connections that send ``data``, and return them once the server waits for the rest."""
     wires = []
     for _ in range(count):
         wires.append(stack.enter_context(await server.connect(source)))
         await wires[-1].send_what_is_taken(data)
         if data.startswith(get()):
             assert (await wires[-1].answer()).status == 200
-    await until(lambda: server.server._slots._by_source[source] >= count)
-    await trio.testing.wait_all_tasks_blocked(0.02)
+    await reached(server, source, waits_for(data), count)
     return wires
+
+
+def waits_for(data):
+    if data == get(b"/gate"):
+        return "the application"
+    return "a request" if not data else "the client"
+
+
+async def reached(server, source, what, count):
+    counted = None if source == PROXY else source
+
+    def waits():
+        slots = server.server._slots
+        phases = [
+            "a request"
+            if connection.idle_since is not None
+            else "the application"
+            if connection.unfinished_since is None
+            else "the client"
+            for connection, owner in slots._open.items()
+            if owner == counted
+        ]
+        return phases.count(what) >= count
+
+    await until(waits)
+
+
+PROXY = "127.0.0.9"
 
 
 def counting(**limits):
     return {
         "limits": msgspec.structs.replace(QUICK, **limits),
-        "source_of": lambda host: None if host == "127.0.0.9" else host,
+        "source_of": lambda host: None if host == PROXY else host,
     }
 
 
@@ -986,7 +1013,7 @@ async def test_a_source_pushes_out_no_request_of_a_smaller_one_nor_of_a_proxy(fa
         with ExitStack() as stack:
             await hold(stack, server, "127.0.0.2", get(b"/gate"), 2)
             smaller = await hold(stack, server, "127.0.0.3", b"G", 1)
-            of_a_proxy = await stack_up(stack, server, "127.0.0.9", b"G", 3)
+            of_a_proxy = await hold(stack, server, PROXY, b"G", 3)
             with await server.connect("127.0.0.2") as wire:
                 assert statuses(await wire.rest()) == [503]
             for wire in (*smaller, *of_a_proxy):
@@ -995,20 +1022,10 @@ async def test_a_source_pushes_out_no_request_of_a_smaller_one_nor_of_a_proxy(fa
             # Those of the proxy give way to others of it.
             for wire in (*smaller, *of_a_proxy):
                 await wire.send(b"G")
-            await trio.testing.wait_all_tasks_blocked(0.02)
-            with await server.connect("127.0.0.9") as wire:
+            await reached(server, PROXY, "the client", 3)
+            with await server.connect(PROXY) as wire:
                 await wire.send(get())
                 assert (await wire.answer()).status == 200
-
-
-async def stack_up(stack, server, source, data, count):
-    """As :func:`hold`, for connections that no source is counted for."""
-    wires = [stack.enter_context(await server.connect(source)) for _ in range(count)]
-    for wire in wires:
-        await wire.send(data)
-    await until(lambda: server.server._slots._by_source[None] >= count)
-    await trio.testing.wait_all_tasks_blocked(0.02)
-    return wires
 
 
 async def test_a_client_that_takes_no_answer_gives_way():
