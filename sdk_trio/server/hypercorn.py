@@ -297,7 +297,9 @@ def _as_on_the_fast_path(request: Request) -> Request:
         raise RequestError(505, "the version of HTTP is not supported")
     if version > b"1.1" and names.count(b"host") != 1:
         raise RequestError(400, "there must be one Host header")
-    target, headers = in_origin_form(bytes(request.target), headers)
+    target, headers = in_origin_form(
+        request.method.decode("ascii").upper(), bytes(request.target), headers
+    )
     return Request(
         method=request.method,
         headers=[pair for pair in headers if pair[0] != b"upgrade"],

@@ -25,7 +25,9 @@ token = st.text("!#$%&'*+-.^_`|~09azAZ", min_size=1, max_size=8).map(str.encode)
 value = st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), max_size=12).map(
     lambda text: text.encode("latin-1")
 )
-target = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1).map(str.encode)
+path = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E)).map(
+    lambda text: b"/" + text.encode()
+)
 space = st.sampled_from([b"", b" ", b"\t", b"  \t"])
 field = st.tuples(token, space, value, space).map(lambda parts: b"%b:%b%b%b\r\n" % parts)
 decisive = st.sampled_from(
@@ -39,7 +41,7 @@ decisive = st.sampled_from(
 )
 head = st.tuples(
     token,
-    target,
+    path,
     st.sampled_from([b"1.0", b"1.1"]),
     st.lists(st.one_of(field, decisive), max_size=6).map(b"".join),
 ).map(lambda parts: b"%b %b HTTP/%b\r\nHost: test\r\n%b\r\n" % parts)
@@ -81,9 +83,9 @@ def test_what_is_accepted_h11_reads_alike(data, mutations):
     assert [ours.target, ours.version.encode(), ours.headers] == rest
 
 
-@pytest.mark.parametrize("target", [b"/", b"*", b"p", b"http://test/p"])
-def test_no_application_is_offered_another_protocol(target):
-    data = b"POST %b HTTP/1.1\r\nHost: test\r\nUpgrade: h2c\r\n\r\n" % target
+@pytest.mark.parametrize("line", [b"POST /", b"OPTIONS *", b"options *", b"POST http://test/p"])
+def test_no_application_is_offered_another_protocol(line):
+    data = b"%b HTTP/1.1\r\nHost: test\r\nUpgrade: h2c\r\n\r\n" % line
     assert parse_head(data, LIMITS).headers == [(b"host", b"test")]
 
 
@@ -292,7 +294,7 @@ def in_chunks(body, sizes, extension=b""):
 @given(
     st.binary(max_size=200),
     st.lists(st.integers(1, 50), max_size=6),
-    st.sampled_from([b"", b";a", b';a="b c"', b"; ", b";x\t"]),
+    st.sampled_from([b"", b";a", b';a="b c"', b"; a = b;c", b';x="\\"\xff;\\\\"']),
     st.sampled_from([b"", b"X: y\r\n", b"X:\r\nA: b\r\n"]),
     st.binary(max_size=20),
     st.lists(st.integers(0, 400), max_size=6),
@@ -317,6 +319,41 @@ def test_a_chunked_body_is_read_however_it_is_cut(body, sizes, extension, traile
 def test_malformed_chunks_are_refused(name):
     with pytest.raises(RequestError):
         ChunkedBody().feed(BAD_CHUNKS[name])
+
+
+@pytest.mark.parametrize(
+    "target", [b"!", b"p", b"?q", b"a:80", b"mailto:a@b", b"ftp://h/", b"*x", b"http:///p", b"http:/p"]
+)
+@pytest.mark.parametrize("method", [b"GET", b"POST", b"OPTIONS", b"PRI"])
+def test_a_target_is_a_path_or_a_url(method, target):
+    with pytest.raises(RequestError) as refusal:
+        parse_head(b"%b %b HTTP/1.1\r\nHost: test\r\n\r\n" % (method, target), LIMITS)
+    assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize("method", [b"GET", b"POST", b"PRI", b"HEAD"])
+def test_the_server_as_a_whole_is_the_target_of_options_alone(method):
+    with pytest.raises(RequestError):
+        parse_head(b"%b * HTTP/1.1\r\nHost: test\r\n\r\n" % method, LIMITS)
+    assert parse_head(b"OPTIONS * HTTP/1.1\r\nHost: test\r\n\r\n", LIMITS).target == b"*"
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.lists(
+            st.sampled_from([b"0", b"3", b"f", b"\r\n", b"\r", b"\n", b";", b"=", b'"', b"\\", b"a"])
+        ).map(b"".join),
+    ),
+    st.lists(st.integers(0, 200), max_size=4),
+)
+def test_any_bytes_are_chunks_or_a_refusal(data, cuts):
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    decoder = ChunkedBody()
+    with suppress(RequestError):
+        for start, end in itertools.pairwise(places):
+            if not decoder.complete:
+                decoder.feed(data[start:end])
 
 
 @given(
