@@ -41,6 +41,9 @@ REFUSED = {
     "two headers of codings": (get(b"/", *[b"Transfer-Encoding: chunked"] * 2), (400, 501)),
     "a coding with a tab": (get(b"/", b"Transfer-Encoding: \x0bchunked"), (400, 501)),
     "identity": (get(b"/", b"Transfer-Encoding: identity"), 501),
+    "a target that is no path": (get(b"!"), 400),
+    "the whole server as the target of a POST": (get(b"*", method=b"POST"), 400),
+    "the preface of HTTP/2 with the version of 1.1": (get(b"*", method=b"PRI"), 400),
     "white space before the colon": (get(b"/", b"Content-Length : 0"), 400),
     "a header without a colon": (get(b"/", b"Content-Length"), 400),
     "a header without a name": (get(b"/", b": x"), 400),
@@ -84,6 +87,10 @@ BAD_CHUNKS = {
 }
 
 
+def _chunk(line):
+    return get(b"/", b"Transfer-Encoding: chunked", method=b"POST") + line + b"\r\nabc\r\n0\r\n\r\n"
+
+
 #: Refused by the fast path alone: hypercorn reads them, or waits for ever.
 STRICTER = {
     "line feeds alone": (b"GET / HTTP/1.1\nHost: test\n\n", 400),
@@ -100,6 +107,11 @@ STRICTER = {
         get(b"/", b"Transfer-Encoding: chunked", version=b"1.0") + b"0\r\n\r\n",
         400,
     ),
+    "a chunk extension without a name": (_chunk(b"3;"), 400),
+    "a chunk extension without a name but with a value": (_chunk(b"3;=a"), 400),
+    "a chunk extension without its value": (_chunk(b"3;a="), 400),
+    "a chunk extension with half a quotation": (_chunk(b'3;a="b'), 400),
+    "a chunk extension with a quotation too many": (_chunk(b'3;a="b""'), 400),
     "a long request line": (get(b"/" + b"a" * 9000), 414),
     "101 headers": (get(b"/", *[b"X: y"] * 100), 431),
     "17 kB of headers": (get(b"/", *[b"X: " + b"y" * 1000] * 17), 431),
