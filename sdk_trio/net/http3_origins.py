@@ -121,7 +121,8 @@ class Http3Origins:
                 (it.idle_since, it.created) for it in self._connections.values() if not it.in_use
             ]
             await trio.sleep(reaper_pause(self._limits, unused, trio.current_time()))
-            now, idle = trio.current_time(), 60 * self._limits.pooled_connection_idle_timeout_minutes
+            now = trio.current_time()
+            idle = 60 * self._limits.pooled_connection_idle_timeout_minutes
             for origin, connection in list(self._connections.items()):
                 self._usable(origin)
                 if not connection.in_use and now - connection.idle_since >= idle:

@@ -45,9 +45,9 @@ NAMED = 5
 
 _log = get_logger("admin")
 
-#: Its clients are scrapers, probes and people: few connections, and none is slow for a good reason. An
-#: orchestrator's probes may come from the address of a stranger, so no address is refused while it
-#: has connections that wait for their client.
+#: Its clients are scrapers, probes and people: few connections, and none is slow for a good reason.
+#: An orchestrator's probes may come from the address of a stranger, so no address is refused while
+#: it has connections that wait for their client.
 LIMITS = Limits(
     connections=128,
     connections_per_source=64,
@@ -73,7 +73,7 @@ def limits_within(descriptors: int) -> Limits:
 
 
 def concurrency_within(limits: Limits) -> Concurrency:
-    """Return the bounds of requests that are no probes: a quarter of the slots is left to probes."""
+    """Return the bounds of requests that are no probes, to which a quarter of the slots is left."""
     connections = limits.connections
     of_one = min(limits.connections_per_source, connections // 2)
     return Concurrency(most=max(1, connections * 3 // 4), most_of_one=max(1, of_one * 3 // 4))

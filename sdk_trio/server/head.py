@@ -77,11 +77,12 @@ _QUOTED: Final = rb'"(?:[\t !\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xf
 #: The name of an extension, and its value if it has one (RFC 9112, 7.1.1). One without a name, or
 #: whose quotation does not end, is refused: parsers differ in where such a line ends.
 _EXTENSION: Final = (
-    rb";[ \t]*+" + TOKEN_BYTES + rb"(?:[ \t]*+=[ \t]*+(?:" + TOKEN_BYTES + rb"|" + _QUOTED + rb"))?+"
+    rb";[ \t]*+" + TOKEN_BYTES + rb"(?:[ \t]*+=[ \t]*+"
+    rb"(?:" + TOKEN_BYTES + rb"|" + _QUOTED + rb"))?+"
 )
 #: Sixteen digits are 2**64 bytes; extensions are passed over. White space after a size is refused:
-#: the grammar has it before an extension alone, which no one writes, and a parser that trims it where
-#: another does not is how requests are smuggled.
+#: the grammar has it before an extension alone, which no one writes, and a parser that trims it
+#: where another does not is how requests are smuggled.
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:" + _EXTENSION + rb")*+")
 _TRAILER: Final = re.compile(TOKEN_BYTES + rb":" + FIELD_VALUE_BYTES)
 
@@ -115,7 +116,8 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """One request without its body.
 
     ``method`` is in capitals, as with hypercorn. ``length`` is the body's in bytes; None: it is in
-    the chunked coding. ``target`` is in origin form, or the ``*`` of OPTIONS. ``template`` is what it was compared with, see :func:`read_head`.
+    the chunked coding. ``target`` is in origin form, or the ``*`` of OPTIONS. ``template`` is what it
+    was compared with, see :func:`read_head`.
     ``upgrade`` is the protocol that the client offers to change to, in lower case; empty: none.
     """
 
@@ -278,15 +280,13 @@ def parse_head(data: bytes, limits: Limits) -> RequestHead:
     return head
 
 
-def in_origin_form(
-    method: str, target: bytes, headers: list[Header]
-) -> tuple[bytes, list[Header]]:
+def in_origin_form(method: str, target: bytes, headers: list[Header]) -> tuple[bytes, list[Header]]:
     """Return the path of an absolute target, and the headers with its authority as their Host.
 
     A path stays as it is, and so does the ``*`` of OPTIONS (RFC 9112, 3.2.4).
 
     Raises:
-        RequestError: the target is neither, or names no host, or a user (RFC 9110, 4.2.1 and 4.2.4).
+        RequestError: the target is neither, or names no host, or a user (RFC 9110, 4.2.1, 4.2.4).
     """
     if target[:1] == b"/" or (target == b"*" and method == "OPTIONS"):
         return target, headers

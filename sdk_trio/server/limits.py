@@ -76,15 +76,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     #: closed with unread bytes resets the connection, and the client might never see the answer.
     linger_seconds: float = 1.0
     linger_bytes: int = 1024 * 1024
-    #: Open connections. A further one takes the slot of one that idles, or that waits for the rest of
-    #: a request, or is answered 503. Descriptors may allow fewer: see :func:`share_descriptors`.
+    #: Open connections. A further one takes the slot of one that idles, or that waits for the rest
+    #: of a request, or is answered 503. Descriptors may allow fewer: :func:`share_descriptors`.
     connections: int = 10_000
     #: Open connections of one source, if the server counts by source, and half of all at most;
     #: further ones are answered 503. One sender needs a few; many senders behind one address are a
     #: proxy, to be trusted.
     connections_per_source: int = 256
-    #: A source at its limit ends its own idle connections and unfinished requests, the oldest first,
-    #: before a further one is answered 503.
+    #: A source at its limit ends its own idle connections and unfinished requests, the oldest
+    #: first, before a further one is answered 503.
     source_gives_way: bool = False
     #: Connections over a limit that get a 503 at the same time; further ones are closed unanswered.
     refusals: int = 32

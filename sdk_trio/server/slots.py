@@ -29,16 +29,18 @@ _log = get_logger("server")
 class Connection(Protocol):
     """A connection that holds a slot.
 
-    ``idle_since``: the time since which no request is in progress. ``unfinished_since``: the time
-    since which it waits for its client to send the rest of a request, or to read an answer. None:
-    neither is so. The application's own work never gives way.
+    Both times are None while the application works, and once the connection has to give way.
     """
 
     @property
-    def idle_since(self) -> float | None: ...
+    def idle_since(self) -> float | None:
+        """The time since which no request is in progress."""
+        ...
 
     @property
-    def unfinished_since(self) -> float | None: ...
+    def unfinished_since(self) -> float | None:
+        """The time since which it waits for the rest of a request, or for an answer to be read."""
+        ...
 
     def give_way(self) -> None:
         """End soon, without waiting for the client."""

@@ -4,8 +4,9 @@ import os
 import statistics
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -14,6 +15,7 @@ from support.serving import RawWire, registry, signed, works
 from support.wire import Wire
 
 from sdk_trio.admin.app import BURST, REQUESTS_PER_SECOND
+from sdk_trio.runtime import admin as admin_address
 
 #: How long each of the measured rounds lasts, in seconds.
 ROUND_SECONDS = 0.8
@@ -181,7 +183,9 @@ async def probe_statuses(url, rounds, source=None):
 
 
 @pytest.mark.parametrize("kind", SHORT)
-async def test_what_the_head_decides_is_answered_without_the_body(kind):
+async def test_what_the_head_decides_is_answered_without_the_body(kind, monkeypatch):
+    patient = msgspec.structs.replace(admin_address.LIMITS, body_seconds=3600.0)
+    monkeypatch.setattr(admin_address, "LIMITS", patient)
     line, status = SHORT[kind]
     async with administered(registry(works)) as admin:
         with await RawWire.connect(admin.url) as wire:
@@ -210,7 +214,6 @@ async def test_probes_are_answered_while_their_own_address_holds_160_requests(be
         "heads": REPLAY[:20],
     }[beginning]
     async with administered(registry(works)) as admin:
-
         with subprocess.Popen(
             [sys.executable, "-c", HOLD, admin.url, "160"],
             stdin=subprocess.PIPE,

@@ -30,8 +30,8 @@ _BLOCK = re.compile(
     r"```http\n((?:(?!```).)*)```(?:(?!```).)*```log\n((?:(?!```).)*)```",
     re.DOTALL | re.MULTILINE,
 )
-#: The other types are those of parsers with a leniency switched on; with ``skipBody`` the user of the
-#: parser leaves bodies out.
+#: The other types are those of parsers with a leniency switched on; with ``skipBody`` the parser's
+#: user leaves bodies out.
 _STRICT = ("request", "request-finish")
 _HOSTLESS = re.compile(rb"(?m)^([^\r\n]+ HTTP/1\.1\r\n)")
 
@@ -99,7 +99,7 @@ def llhttp_cases():
 
 
 def expected_statuses(file, title, log):
-    """The statuses that end in a refusal wherever llhttp reports an error or an unfinished request."""
+    """The statuses, with a refusal where llhttp reports an error or an unfinished request."""
     if (file, title) in DEVIATIONS:
         return DEVIATIONS[file, title][0]
     complete = log.count("message complete")
@@ -215,8 +215,8 @@ def test_wycheproof_ed25519():
 
 # -- JSONTestSuite: the data of an event ----------------------------------------------------------
 
-#: Refused by strict parsers, and read as null with drift here (docs/reference/events.md): senders in
-#: Python and JavaScript write them.
+#: Refused by strict parsers, and read as null with drift here (docs/reference/events.md): senders
+#: in Python write them.
 DRIFT = ("n_number_NaN.json", "n_number_infinity.json", "n_number_minus_infinity.json")
 
 

@@ -322,7 +322,8 @@ def test_malformed_chunks_are_refused(name):
 
 
 @pytest.mark.parametrize(
-    "target", [b"!", b"p", b"?q", b"a:80", b"mailto:a@b", b"ftp://h/", b"*x", b"http:///p", b"http:/p"]
+    "target",
+    [b"!", b"p", b"?q", b"a:80", b"mailto:a@b", b"ftp://h/", b"*x", b"http:///p", b"http:/p"],
 )
 @pytest.mark.parametrize("method", [b"GET", b"POST", b"OPTIONS", b"PRI"])
 def test_a_target_is_a_path_or_a_url(method, target):
@@ -342,7 +343,9 @@ def test_the_server_as_a_whole_is_the_target_of_options_alone(method):
     st.one_of(
         st.binary(max_size=200),
         st.lists(
-            st.sampled_from([b"0", b"3", b"f", b"\r\n", b"\r", b"\n", b";", b"=", b'"', b"\\", b"a"])
+            st.sampled_from(
+                [b"0", b"3", b"f", b"\r\n", b"\r", b"\n", b";", b"=", b'"', b"\\", b"a"]
+            )
         ).map(b"".join),
     ),
     st.lists(st.integers(0, 200), max_size=4),
