@@ -116,8 +116,8 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """One request without its body.
 
     ``method`` is in capitals, as with hypercorn. ``length`` is the body's in bytes; None: it is in
-    the chunked coding. ``target`` is in origin form, or the ``*`` of OPTIONS. ``template`` is what it
-    was compared with, see :func:`read_head`.
+    the chunked coding. ``target`` is in origin form, or the ``*`` of OPTIONS. ``template`` is
+    what it was compared with, see :func:`read_head`.
     ``upgrade`` is the protocol that the client offers to change to, in lower case; empty: none.
     """
 

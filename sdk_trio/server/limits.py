@@ -15,7 +15,7 @@ class Expired(Exception):
 
 
 class DescriptorShares(NamedTuple):
-    """How a process divides its descriptors; each number is at least 1.
+    """The division of a process' descriptors; each number is at least 1.
 
     ``receiver`` and ``admin`` are connections of the two servers, ``refusals`` is what each of them
     refuses at the same time.

@@ -82,7 +82,9 @@ def raise_descriptor_limit() -> None:
     Service managers set 1024 for the sake of programs that call ``select``, and expect others to
     raise it. Programs that handlers start inherit it.
     """
-    if resource is None or reachable_descriptor_limit() <= descriptor_limit():
+    if resource is None:
+        return
+    if reachable_descriptor_limit() <= descriptor_limit():
         return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # macOS has a further limit of its own

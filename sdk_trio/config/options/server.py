@@ -58,8 +58,8 @@ class ServerOptions(Section, frozen=True, kw_only=True):
     max_connections_per_address: Annotated[
         int,
         about(
-            "Open connections of one source address (IPv6: of one /64) that is no trusted proxy; "
-            "further ones are answered 503.",
+            "Open connections of one source address (IPv6: of one /64) that is no trusted proxy, "
+            "half of all at most; further ones are answered 503.",
             minimum=1,
             maximum=1_000_000,
         ),
