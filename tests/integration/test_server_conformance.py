@@ -1028,6 +1028,7 @@ async def test_a_source_pushes_out_no_request_of_a_smaller_one_nor_of_a_proxy(fa
             with await server.connect(PROXY) as wire:
                 await wire.send(get())
                 assert (await wire.answer()).status == 200
+            server.observer.gate.set()
 
 
 async def test_a_client_that_takes_no_answer_gives_way():
