@@ -692,11 +692,15 @@ class Http1ServerConnection:
         ``idle``: no request is in progress, so that the connection ends when the server drains.
 
         Raises:
-            Expired: :attr:`read_deadline` has passed, the server drains and the connection is idle,
-                or the answer has been sent while a task of the application still reads.
+            Expired: :attr:`read_deadline` has passed, the slot is needed, the server drains and the
+                connection is idle, or the answer has been sent while a task of the application
+                still reads.
             OSError: the connection is broken.
         """
         while True:
+            # Over TLS it may have to give way before it first waits here.
+            if self.gives_way:
+                raise Expired
             self._idle = idle
             self.waiting = True
             try:

@@ -230,7 +230,7 @@ async def test_probes_are_answered_while_their_own_address_holds_160_requests(be
 
 
 async def test_requests_in_progress_leave_slots_to_probes(monkeypatch):
-    # After the burst each further request waits for its turn, which does not come in this test.
+    # After the burst each further request waits for a rate slot, and gets none in this test.
     monkeypatch.setattr("sdk_trio.admin.app.REQUESTS_PER_SECOND", 0.001)
     async with administered(registry(works)) as admin:
         for _ in range(BURST):

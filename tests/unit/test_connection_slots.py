@@ -49,7 +49,7 @@ class Client:
 
 
 def connect(slots, clients, source, state, now):
-    """Take a slot; whoever gives way ends at once, as it does in the server's next turn."""
+    """Take a slot; the connection that gives way frees its own at once."""
     before = list(clients)
     if not slots.take((source, 1), now):
         assert not any(client.gave_way for client in clients)
