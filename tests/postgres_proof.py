@@ -97,7 +97,7 @@ def cancel(seconds: float) -> bool:
     dice = random.Random(7)
     sessions = (
         "SELECT count(*), count(*) FILTER (WHERE state <> 'idle') FROM pg_stat_activity "
-        f"WHERE datname = '{database}' AND application_name = 'sdk_trio'"
+        f"WHERE datname = '{database}' AND application_name LIKE 'sdk_trio %'"
     )
     calls = cancelled = 0
 

@@ -44,7 +44,7 @@ class Database:
         """The process and the state of each connection of a store."""
         return self.server.execute(
             "SELECT pid, state FROM pg_stat_activity "
-            f"WHERE datname = '{self.name}' AND application_name = 'sdk_trio'"
+            f"WHERE datname = '{self.name}' AND application_name LIKE 'sdk_trio %'"
         )
 
     def end_connections(self) -> None:

@@ -72,7 +72,8 @@ class EffectTransactions:
         schema, savepoint = sql.Identifier(address.schema), sql.Identifier(SAVEPOINT)
         self._to_store = sql.SQL("SET LOCAL search_path TO {}, pg_temp").format(schema)
         self._from_handler = sql.SQL(
-            "RELEASE SAVEPOINT {}; SET LOCAL search_path TO {}, pg_temp"
+            "RELEASE SAVEPOINT {}; SET LOCAL search_path TO {}, pg_temp;"
+            "SET LOCAL client_min_messages TO warning"
         ).format(savepoint, schema)
 
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
