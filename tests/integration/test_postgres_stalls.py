@@ -1,13 +1,15 @@
 """The store on PostgreSQL under settings, stalls and clocks that are not its own."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 from typing import Any
 
 import attrs
 import pytest
 import trio
 from support.postgres import PostgresServer, pooled, running_server
+from support.silent_proxy import SilentProxy, silent_proxy
 from support.waiting import until
 
 from sdk_trio.errors import StoreUnavailableError
@@ -150,4 +152,99 @@ async def test_no_setting_of_the_role_reaches_a_transaction(
         assert record.last_error == "no\\'"
 
 
-_ = closing
+
+# -- a host that is frozen, and a connection that is half-open ------------------------------------
+
+
+async def test_a_frozen_host_keeps_only_its_own_keys_and_is_named(
+    database: Database, path: str
+) -> None:
+    from sdk_trio.storage.admission import LeaseTerms
+    from sdk_trio.storage.postgres import writes
+    from sdk_trio.storage.postgres.connect import PostgresAddress
+
+    terms = writes.SharedTerms(lease=LeaseTerms(owner="frozen", **TERMS))
+    address = PostgresAddress(dsn=f"{path} application_name=the-frozen-host")
+    with closing(address.connect(writer=True)) as frozen:
+        frozen.node = "frozen"
+        transaction = address.transaction(frozen)
+        transaction.__enter__()
+        # From here on it sends nothing: SIGSTOP came between a statement and the COMMIT.
+        writes.accept_all(terms, False, frozen, [delivery("shared")], False)
+        async with database.open(dsn=path) as inbox:
+            with pytest.raises(StoreUnavailableError, match="a lock was not free") as caught:
+                await inbox.accept(delivery("shared"), leased=False)
+            assert "the-frozen-host" in str(caught.value)
+            async with trio.open_nursery() as nursery:
+
+                async def blocked() -> None:
+                    with suppress(StoreUnavailableError):
+                        await inbox.accept(delivery("shared"), leased=False)
+
+                nursery.start_soon(blocked)
+                for number in range(5):
+                    await inbox.accept(delivery(f"other-{number}"), leased=False)
+
+            async def is_accepted() -> bool:
+                with suppress(StoreUnavailableError):
+                    await inbox.accept(delivery("shared"), leased=False)
+                    return True
+                return False
+
+            # The server ends the frozen host's transaction; nobody has to.
+            await until(is_accepted)
+        import psycopg
+
+        with pytest.raises(psycopg.Error):
+            transaction.__exit__(None, None, None)
+
+
+@pytest.fixture
+def proxy(database: Database) -> Iterator[SilentProxy]:
+    with silent_proxy(database.server.directory) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits that half-open connections run into, shortened."""
+    connect = "sdk_trio.storage.postgres.connect"
+    monkeypatch.setattr(f"{connect}.WRITE_SECONDS", 2)
+    monkeypatch.setattr(f"{connect}.STATEMENT_SECONDS", 2)
+    monkeypatch.setattr(f"{connect}.SILENCE_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_half_open_connections_are_given_up_and_made_anew(
+    database: Database, proxy: SilentProxy
+) -> None:
+    dsn = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database.name}"
+
+    async def works(inbox: Any, key: str) -> bool:
+        with suppress(StoreUnavailableError):
+            await inbox.accept(delivery(key), leased=False)
+            return await inbox.get(key) is not None
+        return False
+
+    async with database.open(dsn=dsn) as inbox:
+        assert await works(inbox, "before")
+        proxy.fall_silent()
+        await until(lambda: works(inbox, "after"))
+
+
+async def test_a_store_whose_connections_are_half_open_is_closed_all_the_same(
+    database: Database, proxy: SilentProxy
+) -> None:
+    dsn = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database.name}"
+    async with database.open(dsn=dsn) as inbox:
+        await inbox.accept(delivery("before"), leased=False)
+        await inbox.counts()
+        proxy.fall_silent(new=True)
+        async with trio.open_nursery() as nursery:
+            for call in (partial(inbox.accept, delivery(), leased=False), inbox.counts):
+                nursery.start_soon(call)
+            await trio.sleep(0.2)
+            nursery.cancel_scope.cancel()
+    # No thread is left waiting for the server: those of Trio end after ten idle seconds.
+    assert not inbox._commits._limiter.borrowed_tokens
+    assert not inbox._queries._limiter.borrowed_tokens

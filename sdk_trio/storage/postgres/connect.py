@@ -5,6 +5,7 @@ our own. Behind a pooler that hands out another server connection for each trans
 transaction sets what it needs, and no statement is prepared.
 """
 
+import math
 import os
 import select
 import socket
@@ -460,6 +461,26 @@ class PostgresAddress:
                 hint = ""
         return StoreUnavailableError(f"the database {self.place}: {reason}{hint}")
 
+    def describe_lock(self, connection: StoreConnection) -> StoreUnavailableError:
+        """Return the error for a lock that was waited for in vain, with the likely holder's name.
+
+        Args:
+            connection: one without a transaction in progress.
+        """
+        try:
+            row = connection.execute(_OLDEST_WRITER).fetchone()
+        except psycopg.Error as error:
+            return self.describe(error)
+        who = "no session that still writes; it has ended meanwhile"
+        if row is not None:
+            pid, name, seconds, state = row
+            who = f"the session {pid} ({name}), in a transaction for {seconds:.0f} s ({state})"
+        return StoreUnavailableError(
+            f"the database {self.place}: a lock was not free within {LOCK_WAIT_SECONDS:g} s; its "
+            f"likely holder is {who}; a host of ours that is frozen is ended by the server after "
+            f"{IDLE_SECONDS} s, another session is yours to end (pg_terminate_backend)"
+        )
+
     def migrate(self, connection: StoreConnection) -> None:
         """Create or migrate the tables, one process at a time; blocks.
 
@@ -468,6 +489,7 @@ class PostgresAddress:
             StoreUnavailableError: others have held its tables for :data:`MIGRATION_SECONDS`, or the
                 server refuses.
         """
+        connection.limit = math.inf  # an index of a large table takes its time
         try:
             self._migrate(connection)
         except psycopg.Error as error:
@@ -625,6 +647,17 @@ def _set(settings: Mapping[str, str], *, local: bool) -> sql.Composed:
 def _quoted(name: str) -> str:
     """Return an identifier as SQL."""
     return sql.Identifier(name).as_string(None)
+
+
+# The session that has written for longest without a commit: whoever waits cannot see whom it waited
+# for once the wait is over. The names of other roles' sessions are shown to pg_read_all_stats only.
+_OLDEST_WRITER = """
+SELECT pid, coalesce(nullif(application_name, ''), usename, 'unknown'),
+    extract(epoch FROM clock_timestamp() - xact_start)::float8, coalesce(state, 'unknown')
+FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+    AND backend_xid IS NOT NULL AND xact_start IS NOT NULL
+ORDER BY xact_start LIMIT 1
+"""
 
 
 # Somebody makes the index while a command does so for its table, and after that until the
