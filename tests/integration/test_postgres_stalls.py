@@ -1,5 +1,6 @@
 """The store on PostgreSQL under settings, stalls and clocks that are not its own."""
 
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
@@ -13,7 +14,7 @@ from support.silent_proxy import SilentProxy, silent_proxy
 from support.waiting import until
 
 from sdk_trio.errors import StoreUnavailableError
-from sdk_trio.records.deliveries import NewDelivery, Retry
+from sdk_trio.records.deliveries import NewDelivery, Postponed, Retry
 
 TERMS = {"lease_seconds": 60.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
 
@@ -248,3 +249,37 @@ async def test_a_store_whose_connections_are_half_open_is_closed_all_the_same(
     # No thread is left waiting for the server: those of Trio end after ten idle seconds.
     assert not inbox._commits._limiter.borrowed_tokens
     assert not inbox._queries._limiter.borrowed_tokens
+
+
+# -- clocks that differ ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [-600.0, 600.0])
+async def test_a_retry_is_due_by_the_clock_of_the_database(
+    database: Database, ahead: float
+) -> None:
+    async with database.open("right") as right, database.open("wrong") as wrong:
+        now = time.time()
+        off = now + ahead
+        for inbox, key, at, begun in (
+            (right, "later", now + 500, now),
+            (wrong, "much-later", off + 900, off),
+            (wrong, "due", off, off),
+        ):
+            await inbox.accept(delivery(key, at=begun), leased=True)
+            await inbox.start(key, now=begun)
+            await inbox.finish(key, Retry(at, "no"), now=begun)
+        due = await wrong.take_due(limit=9, now=off)
+        assert [record.key for record in due.records] == ["due"]
+        # In the time of whoever asks, who waits by that clock.
+        assert due.next_due_at == pytest.approx(off + 500, abs=60)
+        await wrong.release(["due"])
+        due = await right.take_due(limit=9, now=now)
+        assert [record.key for record in due.records] == ["due"]
+        assert due.next_due_at == pytest.approx(now + 500, abs=60)
+        await right.finish("due", Postponed(now + 300, "wait"), now=now)
+        due = await wrong.take_due(limit=9, now=off)
+        assert not due.records
+        assert due.next_due_at == pytest.approx(off + 300, abs=60)
+        # Each was planned by a clock that agrees with the one that is asked now.
+        assert await wrong.reschedule(now=off) == await right.reschedule(now=now) == 0

@@ -288,7 +288,8 @@ class PostgresInbox:
 
     async def reschedule(self, *, now: float) -> int:
         """See :meth:`Inbox.reschedule`."""
-        return await self._commits.submit(lambda c: leases.reschedule(c, now))
+        terms = self._terms
+        return await self._commits.submit(lambda c: leases.reschedule(c, terms, now))
 
     async def recover(self, *, dead: str | None = None) -> int:
         """See :meth:`Inbox.recover`."""
