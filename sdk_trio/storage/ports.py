@@ -78,6 +78,16 @@ class Inbox(Protocol):
         """Whether sequences appear in their order: none below one that was seen comes later."""
         ...
 
+    async def clock_offset(self) -> float | None:
+        """Return the seconds by which this host's clock is ahead of the store's.
+
+        None: the store has no clock but the host's. Cancellation is safe.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
+        """
+        ...
+
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
         """Keep ``delivery`` for our own workers, before the sender is answered 200.
 

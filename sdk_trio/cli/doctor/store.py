@@ -10,6 +10,7 @@ from pathlib import Path
 
 import trio
 
+from ...admin.status import DIFFERING_SECONDS
 from ...config import Secret, Settings, StorageBackend, parse_secret
 from ...config.fields import Form
 from ...config.options.notifications import NotificationsOptions, enabled_channels
@@ -116,11 +117,34 @@ async def check_database(settings: Settings, report: Report) -> None:
             "rows wait for its end: looking for due events costs more with each of them",
             "end it (pg_terminate_backend, ROLLBACK PREPARED), or let it read a standby",
         )
+    if found.blocked is not None:
+        waiting, holding, seconds = found.blocked
+        report.warning(
+            where,
+            f"the {waiting} waits for a lock of the {holding}, whose transaction has done nothing "
+            f"for {seconds:.0f} s",
+            "end it (pg_terminate_backend) unless it is a report or a migration that goes on",
+        )
+    _compare_clocks(settings, found.clock_offset, report)
     what = f"PostgreSQL {found.server}, {size_text(found.size)}"
     if found.is_current:
         report.ok(where, f"{what}, the schema {address.schema} is that of this version")
     else:
         report.note(where, f"{what}: the next start brings the schema {address.schema} up to date")
+
+
+def _compare_clocks(settings: Settings, offset: float, report: Report) -> None:
+    """Report a clock of this host that differs from the database's."""
+    if abs(offset) < DIFFERING_SECONDS:
+        return
+    side = "ahead of" if offset > 0 else "behind"
+    what = f"this host's clock is {abs(offset):.0f} s {side} the database's"
+    remedy = "synchronize both (chrony, systemd-timesyncd)"
+    if abs(offset) > settings.webhooks.tolerance_seconds:
+        what += ": every delivery is refused, as its signature looks too old or too new"
+        report.problem("clock", what, remedy)
+    else:
+        report.warning("clock", what, remedy)
 
 
 def _compare_with_receiver(settings: Settings, report: Report) -> None:

@@ -139,6 +139,10 @@ class PostgresInbox:
             raise
         return inbox
 
+    async def clock_offset(self) -> float | None:
+        """See :meth:`Inbox.clock_offset`."""
+        return await self._queries.run(reads.clock_offset)
+
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
