@@ -223,7 +223,8 @@ class Inbox(Protocol):
         """Make due every retry that was decided later than ``now``; return their number.
 
         A decision in the future means that the clock has been set back since; the retry would wait
-        until the clock catches up. Corrections of less than a minute change nothing.
+        until the clock catches up. Corrections of less than a minute change nothing. By a clock at
+        0 every retry was decided in the future, also where the store has a clock of its own.
         """
         ...
 

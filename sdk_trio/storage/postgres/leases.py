@@ -210,7 +210,8 @@ RETURNING sequence
 _RESCHEDULE = f"""
 UPDATE work SET next_attempt_at = {CLOCK}, failed_at = {CLOCK}
 WHERE state = 'retrying' AND queued AND next_attempt_at > {CLOCK}
-    AND coalesce(failed_at, started_at) > {CLOCK} + {CLOCK_SLACK_SECONDS}
+    AND coalesce(failed_at, started_at)
+        > CASE WHEN %(server)s AND %(now)s = 0 THEN 0 ELSE {CLOCK} + {CLOCK_SLACK_SECONDS} END
 """
 
 
