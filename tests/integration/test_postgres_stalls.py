@@ -14,7 +14,7 @@ from support.silent_proxy import SilentProxy, silent_proxy
 from support.waiting import until
 
 from sdk_trio.errors import StoreUnavailableError
-from sdk_trio.records.deliveries import NewDelivery, Postponed, Retry
+from sdk_trio.records.deliveries import Done, NewDelivery, Postponed, Retry
 
 TERMS = {"lease_seconds": 60.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
 
@@ -283,3 +283,48 @@ async def test_a_retry_is_due_by_the_clock_of_the_database(
         assert due.next_due_at == pytest.approx(off + 300, abs=60)
         # Each was planned by a clock that agrees with the one that is asked now.
         assert await wrong.reschedule(now=off) == await right.reschedule(now=now) == 0
+
+
+# -- what is committed late ----------------------------------------------------------------------
+
+
+async def test_a_tail_misses_no_delivery_that_is_committed_behind_a_later_one(
+    database: Database,
+) -> None:
+    from sdk_trio.cli.events import Tailer
+    from sdk_trio.storage.admission import LeaseTerms
+    from sdk_trio.storage.postgres import writes
+    from sdk_trio.storage.postgres.connect import PostgresAddress
+
+    terms = writes.SharedTerms(lease=LeaseTerms(owner="other", **TERMS))
+    address = PostgresAddress(dsn=database.dsn)
+
+    def accept(key: str) -> None:
+        writes.accept_all(terms, False, other, [delivery(key)], False)
+
+    async with database.open() as inbox, database.open("watching") as watching:
+        with closing(address.connect()) as other:
+            other.node = "other"
+            with address.transaction(other):
+                accept("before-begin")
+                await inbox.accept(delivery("first"), leased=False)
+                tailer = Tailer(watching, "order.paid")
+                await tailer.begin()
+            with address.transaction(other):
+                accept("lower")
+                await inbox.accept(delivery("higher"), leased=False)
+                found = {record.key for record in await tailer.changes()}
+            await inbox.accept(delivery("last"), leased=False)
+            await inbox.finish("last", Done(), now=1001)
+            for key in ("before-begin", "lower"):
+                database.execute(
+                    f"UPDATE sdk_trio.work SET lease_owner = 'one' WHERE sequence = "
+                    f"(SELECT sequence FROM sdk_trio.arrival WHERE delivery_key = '{key}')"
+                )
+                # Done by the next look, so the list of what is open does not show it.
+                await inbox.finish(key, Done(), now=1001)
+            found |= {record.key for record in await tailer.changes()}
+        assert found == {"before-begin", "lower", "higher", "last"}
+        assert not await tailer.changes(), "each is shown once"
+        await inbox.accept(delivery("next"), leased=False)
+        assert [record.key for record in await tailer.changes()] == ["next"]
