@@ -14,7 +14,7 @@ from support.silent_proxy import SilentProxy, silent_proxy
 from support.waiting import until
 
 from sdk_trio.errors import StoreUnavailableError
-from sdk_trio.records.deliveries import Done, NewDelivery, Postponed, Retry
+from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery, Postponed, Retry
 
 TERMS = {"lease_seconds": 60.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
 
@@ -328,3 +328,58 @@ async def test_a_tail_misses_no_delivery_that_is_committed_behind_a_later_one(
         assert not await tailer.changes(), "each is shown once"
         await inbox.accept(delivery("next"), leased=False)
         assert [record.key for record in await tailer.changes()] == ["next"]
+
+
+@pytest.mark.parametrize("by", ["pg_terminate_backend", "pg_cancel_backend"])
+async def test_effects_whose_commit_is_unknown_are_reported_as_such(
+    database: Database, by: str
+) -> None:
+    database.execute("CREATE TABLE IF NOT EXISTS public.effect (key text)")
+
+    def save(transaction: Any) -> None:
+        transaction.connection.execute("INSERT INTO public.effect VALUES ('m1')")
+
+    async with database.open() as inbox:
+        await inbox.accept(delivery(), leased=True)
+        await inbox.start("m1", now=1001)
+        said = "broke during the commit" if by == "pg_terminate_backend" else "no standby"
+        with database.server.without_its_standby():
+            async with trio.open_nursery() as nursery:
+
+                async def fail() -> None:
+                    with pytest.raises(StoreUnavailableError, match=said):
+                        await inbox.conclude("m1", save, attempt=1, now=1002)
+
+                nursery.start_soon(fail)
+                waiting = database.server.commits_that_wait()
+                cut = f"SELECT {by}(pid) {waiting} AND datname = '{database.name}'"
+                await until(lambda: database.execute(cut))
+        # It was committed, with the end of the event.
+        assert database.execute("SELECT key FROM public.effect") == [("m1",)]
+        await inbox.finish("m1", Retry(1002, "unknown"), now=1002)
+        assert (await inbox.get("m1")).state is DeliveryState.DONE
+    database.execute("DROP TABLE public.effect")
+
+
+# -- privileges ----------------------------------------------------------------------------------
+
+
+async def test_a_schema_that_the_user_may_not_use_is_not_called_another_programs(
+    database: Database,
+) -> None:
+    user = f"user_of_{database.name}"
+    database.execute(f"CREATE ROLE {user} LOGIN")
+    try:
+        dsn = database.dsn.replace("user=owner", f"user={user}")
+        for grant, said in (
+            ("SELECT 1", f"GRANT USAGE ON SCHEMA sdk_trio TO {user}"),
+            (f"GRANT USAGE ON SCHEMA sdk_trio TO {user}", "GRANT SELECT, INSERT, UPDATE, DELETE"),
+        ):
+            database.execute(grant)
+            with pytest.raises(StoreUnavailableError) as caught:
+                async with database.open(dsn=dsn):
+                    pass
+            assert said in str(caught.value)
+    finally:
+        database.execute(f"DROP OWNED BY {user}")
+        database.execute(f"DROP ROLE {user}")

@@ -7,6 +7,7 @@ transaction sets what it needs, and no statement is prepared.
 
 import math
 import os
+import re
 import select
 import socket
 import threading
@@ -297,7 +298,9 @@ class PostgresAddress:
             StoreVersionError: the server is too old.
             OptionsValidationError: the connection string cannot be read.
         """
-        limits = {"search_path": f"{_quoted(self.schema)}, pg_temp", **_FIXED}
+        path = sql.Identifier(self.schema).as_string(None)  # it may be a keyword
+        # A temporary table that a handler has left hides none of ours behind them.
+        limits = {"search_path": f"{path}, pg_temp", **_FIXED}
         if writer:
             limits |= _limits(WRITE_SECONDS, IDLE_SECONDS, LOCK_WAIT_SECONDS)
         else:
@@ -443,6 +446,8 @@ class PostgresAddress:
         match error:
             case psycopg.errors.InsufficientPrivilege() if "must be owner" in reason:
                 hint = "; start it once as the owner of the schema, who alone can upgrade it"
+            case psycopg.errors.InsufficientPrivilege() if _OF_SCHEMA.search(reason):
+                hint = self._grants()
             case psycopg.errors.InsufficientPrivilege():
                 hint = "; let the user create a schema, or create it and give it to the user"
             case psycopg.errors.DiskFull():
@@ -479,6 +484,17 @@ class PostgresAddress:
             f"the database {self.place}: a lock was not free within {LOCK_WAIT_SECONDS:g} s; its "
             f"likely holder is {who}; a host of ours that is frozen is ended by the server after "
             f"{IDLE_SECONDS} s, another session is yours to end (pg_terminate_backend)"
+        )
+
+    def _grants(self) -> str:
+        """Return the statements that let the user work on a schema of another role's."""
+        given = _read_dsn(self.dsn).get("user")
+        user = _quoted(given) if given else "USER"
+        name = _quoted(self.schema)
+        return (
+            f"; as the owner of the schema: GRANT USAGE ON SCHEMA {name} TO {user}; "
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO "
+            f"{user}; GRANT SELECT ON ALL SEQUENCES IN SCHEMA {name} TO {user}"
         )
 
     def migrate(self, connection: StoreConnection) -> None:
@@ -589,10 +605,18 @@ class PostgresAddress:
 
         Raises:
             StoreVersionError: the schema is newer, or another program's, or being filled.
+            StoreUnavailableError: the user may not use the schema.
         """
-        (tables,) = connection.execute(
-            "SELECT count(*) FROM pg_tables WHERE schemaname = %s", (self.schema,)
-        ).fetchone() or (0,)
+        tables, usable = connection.execute(_TABLES, (self.schema, self.schema)).fetchone() or (
+            0,
+            True,
+        )
+        if usable is False:
+            # Tables of a schema without USAGE are as good as absent.
+            raise StoreUnavailableError(
+                f"the database {self.place}: the user may not use the schema {self.schema}"
+                f"{self._grants()}"
+            )
         version = self.version(connection)
         return plan_postgres_migration(version=version, tables=tables, place=place)
 
@@ -645,9 +669,18 @@ def _set(settings: Mapping[str, str], *, local: bool) -> sql.Composed:
 
 
 def _quoted(name: str) -> str:
-    """Return an identifier as SQL."""
-    return sql.Identifier(name).as_string(None)
+    """Return an identifier as SQL, in quotes only where it needs them."""
+    plain = re.fullmatch(r"[a-z_][a-z0-9_]*", name)
+    return name if plain else sql.Identifier(name).as_string(None)
 
+
+# A missing privilege of something that exists in the schema, or of the schema.
+_OF_SCHEMA = re.compile(r"for (table|view|relation|sequence|function|schema) ")
+
+_TABLES = """
+SELECT (SELECT count(*) FROM pg_tables WHERE schemaname = %s),
+    (SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s)
+"""
 
 # The session that has written for longest without a commit: whoever waits cannot see whom it waited
 # for once the wait is over. The names of other roles' sessions are shown to pg_read_all_stats only.

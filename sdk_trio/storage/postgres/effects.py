@@ -101,18 +101,25 @@ class EffectTransactions:
         while True:
             connection = self._take()
             # Until the row is locked, whatever goes wrong is the store's failure.
-            locked = False
+            locked = applied = False
             try:
                 with self._address.transaction(connection):
                     self._lock(connection, key, attempt)
                     locked = True
                     value = self._apply(connection, effects)
+                    applied = True
                     self._end(connection, key, now)
             except Exception as error:  # effects may raise anything of their own
                 if _is_conflict(error) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
                     time.sleep(_PAUSE_SECONDS * conflicts)
                     continue
+                if applied and isinstance(error, psycopg.Error) and connection.useless:
+                    raise StoreUnavailableError(
+                        f"the connection to {self._address.place} broke during the commit of the "
+                        f"effects of {key}: they and the event's end are either both committed or "
+                        "neither is"
+                    ) from error
                 if locked or not isinstance(error, psycopg.Error):
                     raise
                 # A connection from before a restart of the server tells so when it is used, and
