@@ -403,7 +403,8 @@ class Inbox(Protocol):
         copies elsewhere (backups, replicas).
 
         Returns:
-            False when a reader still needs the write-ahead log, so that remnants stay in it.
+            False when a reader still needs the write-ahead log, so that remnants stay in it. True
+            also for a store without files of its own.
         """
         ...
 

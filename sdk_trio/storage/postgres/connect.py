@@ -674,8 +674,8 @@ def _quoted(name: str) -> str:
     return name if plain else sql.Identifier(name).as_string(None)
 
 
-# A missing privilege of something that exists in the schema, or of the schema.
-_OF_SCHEMA = re.compile(r"for (table|view|relation|sequence|function|schema) ")
+# A missing privilege of something that exists in the schema.
+_OF_SCHEMA = re.compile(r"for (table|view|relation|sequence|function) ")
 
 _TABLES = """
 SELECT (SELECT count(*) FROM pg_tables WHERE schemaname = %s),
