@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from support.doctor import Doctor
 from support.postgres import PostgresServer, pooled, running_server
 from support.silent_proxy import SilentProxy, silent_proxy
 from support.waiting import until
@@ -383,3 +384,52 @@ async def test_a_schema_that_the_user_may_not_use_is_not_called_another_programs
     finally:
         database.execute(f"DROP OWNED BY {user}")
         database.execute(f"DROP ROLE {user}")
+
+
+# -- a failover ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def standby() -> Iterator[PostgresServer]:
+    """A standby that follows a server of its own, asynchronously."""
+    primary = PostgresServer(running_server().programs)
+    primary.start()
+    standby = PostgresServer(primary.programs, primary=primary)
+    standby.start()
+    yield standby
+    standby.remove()
+    primary.remove()
+
+
+async def test_a_failover_that_may_have_lost_deliveries_is_reported(
+    standby: PostgresServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    command_line: Any,
+) -> None:
+    primary = standby.primary
+    assert primary is not None
+    name = primary.empty().rpartition("=")[2]
+    both = f"host={primary.directory},{standby.directory} user=owner dbname={name}"
+    monkeypatch.setenv("SDK_POSTGRES_DSN", both)
+    monkeypatch.setenv("SDK__STORAGE__BACKEND", "Postgres")
+    doctor = Doctor(command_line, monkeypatch)
+    async with Database(primary, both).open() as inbox:
+        await inbox.accept(delivery("early"), leased=False)
+        reached = "SELECT pg_current_wal_lsn() <= replay_lsn FROM pg_stat_replication"
+        await until(lambda: primary.execute(reached) == [(True,)])
+        found = await trio.to_thread.run_sync(doctor.alone)
+        found.one("store", "note", "replication to 1 standbys is asynchronous")
+        primary.kill()
+        await trio.to_thread.run_sync(standby.promote)
+
+        async def works() -> bool:
+            with suppress(StoreUnavailableError):
+                await inbox.accept(delivery("late"), leased=False)
+                return True
+            return False
+
+        await until(works)
+        said = [each.getMessage() for each in caplog.records if "store.failed_over" in each.msg]
+        assert len(said) == 1
+        assert "may be missing" in said[0]
+    found = await trio.to_thread.run_sync(doctor.alone)
+    found.one("store", "warning", "acknowledged deliveries of the last moments may be missing")

@@ -463,11 +463,21 @@ class GroupCommit:
         try:
             self._connection = self._address.connect(writer=True)
             self._connection.node = self._node
+            self._note_timeline(self._connection)
         except StoreUnavailableError as error:
             self._redial.failed(error)
             raise
         self._redial.succeeded()
         return self._connection
+
+    def _note_timeline(self, connection: StoreConnection) -> None:
+        try:
+            self._address.note_timeline(connection)
+        except psycopg.Error as error:
+            if connection.useless:
+                self._connection = None
+                raise self._address.describe(error) from error
+            # A server without that function has failovers of its own kind.
 
     def _leave(self) -> None:
         connection, self._connection = self._connection, None

@@ -5,6 +5,7 @@ our own. Behind a pooler that hands out another server connection for each trans
 transaction sets what it needs, and no statement is prepared.
 """
 
+import json
 import math
 import os
 import re
@@ -267,6 +268,40 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
 ConnectionT = TypeVar("ConnectionT", bound=StoreConnection)
 
 
+#: Name of the checkpoint that holds the :class:`Timeline`.
+TIMELINE = "storage.timeline"
+
+#: What follows from a failover with asynchronous replication.
+LOST_HINT = (
+    "replication was asynchronous, so acknowledged deliveries of the last moments may be missing: "
+    "have the sender deliver them again (sdk-trio events reconcile)"
+)
+
+
+@attrs.frozen
+class Timeline:
+    """The timeline of the database as a host last saw it.
+
+    ``waits``: commits wait for a standby. ``before`` and ``since`` are the timeline before the last
+    change and when that was noticed, in Unix seconds; ``complete``: commits waited until then.
+    """
+
+    number: int
+    waits: bool
+    before: int | None = None
+    since: float | None = None
+    complete: bool = True
+
+    @classmethod
+    def read(cls, text: str | None) -> "Timeline | None":
+        """Return what :meth:`text` has written; None for None."""
+        return None if text is None else cls(**json.loads(text))
+
+    def text(self) -> str:
+        """Return it as text."""
+        return json.dumps(attrs.asdict(self))
+
+
 @attrs.frozen(kw_only=True)
 class PostgresAddress:
     """The database and the schema of a store; its ``repr`` shows no credential.
@@ -486,6 +521,38 @@ class PostgresAddress:
             f"{IDLE_SECONDS} s, another session is yours to end (pg_terminate_backend)"
         )
 
+    def note_timeline(self, connection: StoreConnection) -> None:
+        """Log, and keep for ``doctor``, that the database is another one since the last dial.
+
+        A promoted standby, and a database that was restored, count a new timeline. Without
+        synchronous replication, they lack what was acknowledged last.
+
+        Raises:
+            psycopg.Error: the server failed.
+        """
+        with self.transaction(connection):
+            row = connection.execute(_KNOWN_TIMELINE, (TIMELINE,)).fetchone()
+            timeline, waits, now, text = row or (0, False, 0.0, None)
+            known = Timeline.read(text)
+            if known is not None and (known.number, known.waits) == (timeline, waits):
+                return
+            made = Timeline(timeline, waits)
+            if known is not None and known.number != timeline:
+                made = attrs.evolve(made, before=known.number, since=now, complete=known.waits)
+            elif known is not None:
+                made = attrs.evolve(known, waits=waits)
+            connection.execute(_KEEP_TIMELINE, (TIMELINE, made.text()))
+        if made.before is not None and made.since == now:
+            _log.warning(
+                "store.failed_over",
+                place=self.place,
+                timeline=timeline,
+                before=made.before,
+                hint="replication was synchronous, so nothing acknowledged is missing"
+                if made.complete
+                else LOST_HINT,
+            )
+
     def _grants(self) -> str:
         """Return the statements that let the user work on a schema of another role's."""
         given = _read_dsn(self.dsn).get("user")
@@ -673,6 +740,20 @@ def _quoted(name: str) -> str:
     plain = re.fullmatch(r"[a-z_][a-z0-9_]*", name)
     return name if plain else sql.Identifier(name).as_string(None)
 
+
+# The first eight digits of the name of a log file are its timeline. Locked, so that one of several
+# hosts that dial at once logs it.
+_KNOWN_TIMELINE = """
+SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int,
+    current_setting('synchronous_standby_names') <> '',
+    extract(epoch FROM clock_timestamp())::float8,
+    (SELECT value FROM checkpoint WHERE name = %s FOR UPDATE)
+"""
+
+_KEEP_TIMELINE = """
+INSERT INTO checkpoint (name, value) VALUES (%s, %s)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+"""
 
 # A missing privilege of something that exists in the schema.
 _OF_SCHEMA = re.compile(r"for (table|view|relation|sequence|function) ")

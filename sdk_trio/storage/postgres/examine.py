@@ -8,8 +8,8 @@ import psycopg
 
 from ...errors import StoreVersionError
 from ..examine import CheckResult, StoreStatus
-from .connect import PostgresAddress, StoreConnection
-from .reads import clock_offset
+from .connect import TIMELINE, PostgresAddress, StoreConnection, Timeline
+from .reads import clock_offset, read_checkpoint
 from .schema import VERSION, SchemaStep
 from .writes import lane
 
@@ -32,6 +32,8 @@ SELECT holder, seconds FROM (
     FROM pg_prepared_xacts WHERE database = current_database()
 ) AS held WHERE seconds IS NOT NULL ORDER BY seconds DESC LIMIT 1
 """
+
+_STANDBYS = "SELECT count(*) FROM pg_stat_replication"
 
 _BLOCKED = """
 SELECT format('session %s (%s)', waiting.pid, waiting.application_name),
@@ -62,6 +64,7 @@ class PostgresExamination:
     ``holder`` is the oldest reader that keeps dead rows alive, with its age in seconds.
     ``blocked`` names a session that waits for a lock, the session that holds it, and the seconds
     since that one last did something. ``clock_offset`` is by how much this host's clock is ahead.
+    ``standbys`` are connected to the server; ``timeline`` is what hosts have noticed of failovers.
     """
 
     server: str
@@ -76,6 +79,8 @@ class PostgresExamination:
     holder: tuple[str, float] | None = None
     blocked: tuple[str, str, float] | None = None
     clock_offset: float = 0.0
+    standbys: int = 0
+    timeline: Timeline | None = None
 
 
 @contextmanager
@@ -108,6 +113,7 @@ def _examine(
 ) -> PostgresExamination:
     server, syncs, size, _, replicated = connection.execute(_SERVER).fetchone() or ("",) * 5
     tables = connection.execute(_TABLES, (address.schema,)).fetchall()
+    made = any(name == "checkpoint" for name, *_ in tables)
     return PostgresExamination(
         server=server,
         syncs=syncs,
@@ -121,6 +127,8 @@ def _examine(
         holder=connection.execute(_HOLDERS).fetchone(),
         blocked=connection.execute(_BLOCKED).fetchone(),
         clock_offset=clock_offset(connection),
+        standbys=(connection.execute(_STANDBYS).fetchone() or (0,))[0],
+        timeline=Timeline.read(read_checkpoint(connection, TIMELINE)) if made else None,
     )
 
 
