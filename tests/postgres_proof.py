@@ -322,10 +322,10 @@ async def _log_of(server: PostgresServer, dsn: str, name: str, events: int) -> N
                 await _each(inbox, count, tasks, go)
                 await trio.sleep(1.5)
                 ((end, later),) = server.execute(figures)
+                which = f"{part * count + 1:6} to {(part + 1) * count:6} after a checkpoint"
                 print(
-                    f"{name:12} {tasks:2} tasks, deliveries {part * count + 1:6} to "
-                    f"{(part + 1) * count:6} after a checkpoint: {(end - begin) / count:6.0f} bytes, "
-                    f"{(later - images) / count:.2f} images",
+                    f"{name:12} {tasks:2} tasks, deliveries {which}: {(end - begin) / count:6.0f} "
+                    f"bytes, {(later - images) / count:.2f} images",
                     flush=True,
                 )
 

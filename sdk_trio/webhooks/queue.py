@@ -489,7 +489,8 @@ class WorkerPool:
         try:
             offset = await self._inbox.clock_offset()
         except StoreUnavailableError:
-            return  # others report that
+            await trio.lowlevel.checkpoint()  # others report that
+            return
         if offset is None or abs(offset - self._logged_offset) < STEP_SECONDS:
             return
         self._logged_offset = offset

@@ -154,7 +154,6 @@ async def test_no_setting_of_the_role_reaches_a_transaction(
         assert record.last_error == "no\\'"
 
 
-
 # -- a host that is frozen, and a connection that is half-open ------------------------------------
 
 
@@ -402,7 +401,9 @@ def standby() -> Iterator[PostgresServer]:
 
 
 async def test_a_failover_that_may_have_lost_deliveries_is_reported(
-    standby: PostgresServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    standby: PostgresServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     command_line: Any,
 ) -> None:
     primary = standby.primary

@@ -290,9 +290,11 @@ class GroupCommit:
 
     async def _watch(self) -> None:
         """Cut connections whose server does not answer, so that their threads go on."""
-        while not self._ended.is_set():
-            self._address.cut_silent()
+        while True:
             await trio.sleep(WATCH_SECONDS)
+            if self._ended.is_set():
+                return
+            self._address.cut_silent()
 
     def _next_batch(self) -> Sequence[_Entry]:
         batch: list[_Entry] = []

@@ -248,6 +248,7 @@ def clock_offset(connection: StoreConnection) -> float:
     """
     asked = time.time()
     query = "SELECT extract(epoch FROM clock_timestamp())::float8"
+    server: float
     (server,) = connection.execute(query).fetchone() or (asked,)
     answered = time.time()
     return max(0.0, asked - server) + min(0.0, answered - server)

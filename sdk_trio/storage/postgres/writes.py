@@ -477,8 +477,8 @@ _DUE = shifted("%(at)s::float8", "%(now)s::float8", CLOCK)
 
 _FAIL = f"""
 UPDATE work SET state = %(state)s, queued = %(queued)s, next_attempt_at = {_DUE},
-    failed_at = CASE WHEN %(retrying)s THEN {CLOCK} END, finished_at = %(finished_at)s, last_error = %(error)s,
-    lease_owner = NULL, lease_until = NULL
+    failed_at = CASE WHEN %(retrying)s THEN {CLOCK} END, finished_at = %(finished_at)s,
+    last_error = %(error)s, lease_owner = NULL, lease_until = NULL
 WHERE {_OURS} RETURNING sequence, attempts, started_at
 """
 
