@@ -86,6 +86,7 @@ def shifted(time: str, origin: str, to: str) -> str:
     """
     return f"(CASE WHEN %(server)s THEN {to} + ({time} - {origin}) ELSE {time} END)::float8"
 
+
 # Deliveries of one subject of one tenant have the same lane, those that need no order have none. A
 # digest, because a subject may be longer than an index takes in.
 _LANE = """
