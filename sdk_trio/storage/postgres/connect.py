@@ -177,7 +177,7 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     #: Whether the server has warned since the transaction began.
     warned: bool = False
     #: What a transaction has to set first, because no session lasts: behind a pooler only.
-    settings: sql.Composable | None = None
+    settings: bytes | None = None
     #: The longest time that the server may take for a statement, in seconds.
     limit: float = STATEMENT_SECONDS
     _line: _Line | None = None
@@ -377,7 +377,7 @@ class PostgresAddress:
             with connection.answering_within(GREETING_SECONDS):
                 self._prepare(connection)
                 if connection.pooled:
-                    connection.settings = _set(settings, local=True)
+                    connection.settings = _set(settings, local=True).as_bytes(connection)
                 else:
                     connection.execute(_set(settings, local=False))
                     for each in more:
@@ -696,12 +696,10 @@ class PostgresAddress:
         return int(version)
 
 
-def _begin(connection: StoreConnection, *, reading: bool) -> sql.Composable:
+def _begin(connection: StoreConnection, *, reading: bool) -> bytes:
     """Return SQL that begins a transaction, with all that it needs in one round trip."""
-    begin = sql.SQL("BEGIN READ ONLY" if reading else "BEGIN")
-    if connection.settings is None:
-        return begin
-    return sql.SQL("{};{}").format(begin, connection.settings)
+    begin = b"BEGIN READ ONLY" if reading else b"BEGIN"
+    return begin if connection.settings is None else begin + b";" + connection.settings
 
 
 def _limits(statement: float, idle: float, lock: float) -> dict[str, str]:

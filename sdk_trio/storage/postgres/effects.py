@@ -66,6 +66,7 @@ class EffectTransactions:
         self._terms = terms
         self._node = node
         self._idle: deque[EffectConnection] = deque()
+        self._in_use: set[EffectConnection] = set()
         self._limiter = trio.CapacityLimiter(CONNECTIONS)
         self._redial = Redial(address.outage)
         self._closed = False
@@ -84,9 +85,11 @@ class EffectTransactions:
         )
 
     def close(self) -> None:
-        """Close the connections; those in use are closed by their threads."""
+        """Close the connections; those in use are cut, and closed by their threads."""
         self._closed = True
         self._drop_idle()
+        for connection in tuple(self._in_use):
+            connection.cut()
 
     def _drop_idle(self) -> None:
         with suppress(IndexError):
@@ -100,6 +103,7 @@ class EffectTransactions:
         fresh = False
         while True:
             connection = self._take()
+            self._in_use.add(connection)
             # Until the row is locked, whatever goes wrong is the store's failure.
             locked = applied = False
             try:
@@ -132,6 +136,7 @@ class EffectTransactions:
             else:
                 return value
             finally:
+                self._in_use.discard(connection)
                 if self._closed or connection.useless:
                     connection.close()
                 else:
