@@ -541,8 +541,11 @@ class PostgresAddress:
                 made = attrs.evolve(made, before=known.number, since=now, complete=known.waits)
             elif known is not None:
                 made = attrs.evolve(known, waits=waits)
-            connection.execute(_KEEP_TIMELINE, (TIMELINE, made.text()))
-        if made.before is not None and made.since == now:
+            # Nothing acknowledged depends on it, and a standby may be away.
+            connection.execute("SET LOCAL synchronous_commit TO off")
+            kept = connection.execute(_KEEP_TIMELINE, (TIMELINE, made.text(), text))
+        # Of several hosts that dial at once, the first one logs it.
+        if made.before is not None and made.since == now and kept.rowcount:
             _log.warning(
                 "store.failed_over",
                 place=self.place,
@@ -739,18 +742,17 @@ def _quoted(name: str) -> str:
     return name if plain else sql.Identifier(name).as_string(None)
 
 
-# The first eight digits of the name of a log file are its timeline. Locked, so that one of several
-# hosts that dial at once logs it.
+# The first eight digits of the name of a log file are its timeline.
 _KNOWN_TIMELINE = """
 SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int,
     current_setting('synchronous_standby_names') <> '',
     extract(epoch FROM clock_timestamp())::float8,
-    (SELECT value FROM checkpoint WHERE name = %s FOR UPDATE)
+    (SELECT value FROM checkpoint WHERE name = %s)
 """
 
 _KEEP_TIMELINE = """
 INSERT INTO checkpoint (name, value) VALUES (%s, %s)
-ON CONFLICT (name) DO UPDATE SET value = excluded.value
+ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE checkpoint.value = %s
 """
 
 # A missing privilege of something that exists in the schema.
