@@ -144,7 +144,7 @@ async def check_database(settings: Settings, report: Report) -> None:
 
 def _describe_replication(where: str, found: "PostgresExamination", report: Report) -> None:
     """Report what a failover may lose, and what the last one may have lost."""
-    from ...storage.postgres.connect import LOST_HINT
+    from ...storage.postgres.failover import LOST_HINT
 
     if found.standbys and not found.replicated:
         report.note(

@@ -38,6 +38,7 @@ from .connect import (
     StoreConnection,
     UnreplicatedError,
 )
+from .failover import note_timeline
 from .writes import UNDECIDED
 
 T = TypeVar("T")
@@ -474,7 +475,7 @@ class GroupCommit:
 
     def _note_timeline(self, connection: StoreConnection) -> None:
         try:
-            self._address.note_timeline(connection)
+            note_timeline(self._address, connection)
         except psycopg.Error as error:
             if connection.useless:
                 self._connection = None

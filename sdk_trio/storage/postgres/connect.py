@@ -5,7 +5,6 @@ our own. Behind a pooler that hands out another server connection for each trans
 transaction sets what it needs, and no statement is prepared.
 """
 
-import json
 import math
 import os
 import re
@@ -28,6 +27,7 @@ from psycopg.types.string import StrDumper, TextLoader
 from ...base.logs import Outage, get_logger
 from ...errors import OptionsValidationError, Problem, StoreUnavailableError, StoreVersionError
 from .schema import CONCURRENTLY, SchemaStep, plan_postgres_migration
+from .session import FIXED, limits, set_all
 
 #: The oldest server that has everything the statements use, and that its makers still mended when
 #: this was written.
@@ -78,23 +78,6 @@ _DIAL: dict[str, Any] = {
     "tcp_user_timeout": 8000,
     # Of several hosts, the primary; a standby would refuse every write.
     "target_session_attrs": "read-write",
-}
-
-# Settings of the server, the database or the role that would change what a statement does or what a
-# row holds. They are set for each session, or behind a pooler for each transaction. PgBouncer
-# refuses them as options of the connection.
-#
-# default_transaction_read_only is left alone: failover managers and operators stop writes with it.
-_FIXED: Mapping[str, str] = {
-    # A commit without its standby is known by a warning alone, see UnreplicatedError.
-    "client_min_messages": "warning",
-    # Statements decide by what is committed when they begin, and no caller expects a conflict.
-    "default_transaction_isolation": "read committed",
-    # A time would lose its fraction on its way here.
-    "extra_float_digits": "1",
-    # "off" makes a missing subject or tenant the text "NULL".
-    "array_nulls": "on",
-    "standard_conforming_strings": "on",
 }
 
 #: SQLSTATEs after which a connection is of no use: shutdown, crash, and a standby that was a
@@ -268,40 +251,6 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
 ConnectionT = TypeVar("ConnectionT", bound=StoreConnection)
 
 
-#: Name of the checkpoint that holds the :class:`Timeline`.
-TIMELINE = "storage.timeline"
-
-#: What follows from a failover with asynchronous replication.
-LOST_HINT = (
-    "replication was asynchronous, so acknowledged deliveries of the last moments may be missing: "
-    "have the sender deliver them again (sdk-trio events reconcile)"
-)
-
-
-@attrs.frozen
-class Timeline:
-    """The timeline of the database as a host last saw it.
-
-    ``waits``: commits wait for a standby. ``before`` and ``since`` are the timeline before the last
-    change and when that was noticed, in Unix seconds; ``complete``: commits waited until then.
-    """
-
-    number: int
-    waits: bool
-    before: int | None = None
-    since: float | None = None
-    complete: bool = True
-
-    @classmethod
-    def read(cls, text: str | None) -> "Timeline | None":
-        """Return what :meth:`text` has written; None for None."""
-        return None if text is None else cls(**json.loads(text))
-
-    def text(self) -> str:
-        """Return it as text."""
-        return json.dumps(attrs.asdict(self))
-
-
 @attrs.frozen(kw_only=True)
 class PostgresAddress:
     """The database and the schema of a store; its ``repr`` shows no credential.
@@ -335,13 +284,13 @@ class PostgresAddress:
         """
         path = sql.Identifier(self.schema).as_string(None)  # it may be a keyword
         # A temporary table that a handler has left hides none of ours behind them.
-        limits = {"search_path": f"{path}, pg_temp", **_FIXED}
+        settings = {"search_path": f"{path}, pg_temp", **FIXED}
         if writer:
-            limits |= _limits(WRITE_SECONDS, IDLE_SECONDS, LOCK_WAIT_SECONDS)
+            settings |= limits(WRITE_SECONDS, IDLE_SECONDS, LOCK_WAIT_SECONDS)
         else:
-            limits |= _limits(STATEMENT_SECONDS, STATEMENT_SECONDS, 0.0)
+            settings |= limits(STATEMENT_SECONDS, STATEMENT_SECONDS, 0.0)
         more = [_PLANS, _PLANNED_ONCE] if writer else [_PLANS]
-        connection = self._dial(StoreConnection, limits, more)
+        connection = self._dial(StoreConnection, settings, more)
         connection.adapters.register_dumper(str, _PackedDumper)
         connection.adapters.register_loader("text", _PackedLoader)
         return connection
@@ -352,8 +301,11 @@ class PostgresAddress:
         Raises:
             StoreUnavailableError, StoreVersionError, OptionsValidationError: as :meth:`connect`.
         """
-        limits = _limits(STATEMENT_SECONDS, STATEMENT_SECONDS, 0.0)
-        return self._dial(kind, {"client_min_messages": "warning", **limits}, [])
+        settings = {
+            "client_min_messages": "warning",
+            **limits(STATEMENT_SECONDS, STATEMENT_SECONDS, 0.0),
+        }
+        return self._dial(kind, settings, [])
 
     def _dial(
         self, kind: type[ConnectionT], settings: Mapping[str, str], more: Sequence[sql.SQL]
@@ -377,9 +329,9 @@ class PostgresAddress:
             with connection.answering_within(GREETING_SECONDS):
                 self._prepare(connection)
                 if connection.pooled:
-                    connection.settings = _set(settings, local=True).as_bytes(connection)
+                    connection.settings = set_all(settings, local=True).as_bytes(connection)
                 else:
-                    connection.execute(_set(settings, local=False))
+                    connection.execute(set_all(settings, local=False))
                     for each in more:
                         connection.execute(each)
         except psycopg.Error as error:
@@ -520,41 +472,6 @@ class PostgresAddress:
             f"likely holder is {who}; a host of ours that is frozen is ended by the server after "
             f"{IDLE_SECONDS} s, another session is yours to end (pg_terminate_backend)"
         )
-
-    def note_timeline(self, connection: StoreConnection) -> None:
-        """Log, and keep for ``doctor``, that the database is another one since the last dial.
-
-        A promoted standby, and a database that was restored, count a new timeline. Without
-        synchronous replication, they lack what was acknowledged last.
-
-        Raises:
-            psycopg.Error: the server failed.
-        """
-        with self.transaction(connection):
-            row = connection.execute(_KNOWN_TIMELINE, (TIMELINE,)).fetchone()
-            timeline, waits, now, text = row or (0, False, 0.0, None)
-            known = Timeline.read(text)
-            if known is not None and (known.number, known.waits) == (timeline, waits):
-                return
-            made = Timeline(timeline, waits)
-            if known is not None and known.number != timeline:
-                made = attrs.evolve(made, before=known.number, since=now, complete=known.waits)
-            elif known is not None:
-                made = attrs.evolve(known, waits=waits)
-            # Nothing acknowledged depends on it, and a standby may be away.
-            connection.execute("SET LOCAL synchronous_commit TO off")
-            kept = connection.execute(_KEEP_TIMELINE, (TIMELINE, made.text(), text))
-        # Of several hosts that dial at once, the first one logs it.
-        if made.before is not None and made.since == now and kept.rowcount:
-            _log.warning(
-                "store.failed_over",
-                place=self.place,
-                timeline=timeline,
-                before=made.before,
-                hint="replication was synchronous, so nothing acknowledged is missing"
-                if made.complete
-                else LOST_HINT,
-            )
 
     def _grants(self) -> str:
         """Return the statements that let the user work on a schema of another role's."""
@@ -705,55 +622,11 @@ def _begin(connection: StoreConnection, *, reading: bool) -> bytes:
     return begin if connection.settings is None else begin + b";" + connection.settings
 
 
-def _limits(statement: float, idle: float, lock: float) -> dict[str, str]:
-    """Return the settings that end what takes too long; all in seconds, 0 for no limit."""
-    times = {
-        "statement_timeout": statement,
-        "idle_in_transaction_session_timeout": idle,
-        "lock_timeout": lock,
-    }
-    return {name: f"{seconds * 1000:.0f}" for name, seconds in times.items()}
-
-
-def _set(settings: Mapping[str, str], *, local: bool) -> sql.Composed:
-    """Return statements that set all of ``settings``, for this transaction if ``local``."""
-    calls = [
-        sql.SQL("set_config({}, {}, {})").format(*map(sql.Literal, (name, value, local)))
-        for name, value in settings.items()
-    ]
-    # With synchronous_commit off, PostgreSQL loses the last commits of a crash, with local those of
-    # a failover, each of which was answered 200. A stricter setting (remote_apply) of the server's
-    # stays.
-    kept = sql.SQL(
-        "set_config('synchronous_commit', CASE current_setting('synchronous_commit') "
-        "WHEN 'off' THEN 'on' WHEN 'local' THEN 'on' ELSE current_setting('synchronous_commit') "
-        "END, {})"
-    ).format(sql.Literal(local))
-    made = sql.SQL("SELECT {}").format(sql.SQL(", ").join([*calls, kept]))
-    if local and "default_transaction_isolation" in settings:
-        # The default comes too late for a transaction that has begun.
-        made = sql.SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED;{}").format(made)
-    return made
-
-
 def _quoted(name: str) -> str:
     """Return an identifier as SQL, in quotes only where it needs them."""
     plain = re.fullmatch(r"[a-z_][a-z0-9_]*", name)
     return name if plain else sql.Identifier(name).as_string(None)
 
-
-# The first eight digits of the name of a log file are its timeline.
-_KNOWN_TIMELINE = """
-SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int,
-    current_setting('synchronous_standby_names') <> '',
-    extract(epoch FROM clock_timestamp())::float8,
-    (SELECT value FROM checkpoint WHERE name = %s)
-"""
-
-_KEEP_TIMELINE = """
-INSERT INTO checkpoint (name, value) VALUES (%s, %s)
-ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE checkpoint.value = %s
-"""
 
 # A missing privilege of something that exists in the schema.
 _OF_SCHEMA = re.compile(r"for (table|view|relation|sequence|function) ")

@@ -8,7 +8,8 @@ import psycopg
 
 from ...errors import StoreVersionError
 from ..examine import CheckResult, StoreStatus
-from .connect import TIMELINE, PostgresAddress, StoreConnection, Timeline
+from .connect import PostgresAddress, StoreConnection
+from .failover import TIMELINE, Timeline
 from .reads import clock_offset, read_checkpoint
 from .schema import VERSION, SchemaStep
 from .writes import lane
