@@ -126,8 +126,10 @@ class _Line:
 
     def __init__(self, descriptor: int) -> None:
         self._lock = threading.Lock()
+        self._descriptor = -1
         # Windows duplicates no sockets this way.
-        self._descriptor = os.dup(descriptor) if hasattr(select, "poll") else -1
+        if hasattr(select, "poll"):
+            self._descriptor = os.dup(descriptor)
 
     def cut(self) -> None:
         with self._lock:
@@ -301,23 +303,17 @@ class PostgresAddress:
         Raises:
             StoreUnavailableError, StoreVersionError, OptionsValidationError: as :meth:`connect`.
         """
-        settings = {
-            "client_min_messages": "warning",
-            **limits(STATEMENT_SECONDS, STATEMENT_SECONDS, 0.0),
-        }
-        return self._dial(kind, settings, [])
+        settings = limits(STATEMENT_SECONDS, STATEMENT_SECONDS)
+        return self._dial(kind, {"client_min_messages": "warning", **settings}, [])
 
     def _dial(
         self, kind: type[ConnectionT], settings: Mapping[str, str], more: Sequence[sql.SQL]
     ) -> ConnectionT:
         given = _read_dsn(self.dsn)
         # Another host that waits for a transaction of ours names it by this.
-        name = f"sdk_trio {socket.gethostname()[:40]}:{os.getpid()}"
-        defaults = {
-            name: value
-            for name, value in {**_DIAL, "application_name": name}.items()
-            if name not in given
-        }
+        host = f"sdk_trio {socket.gethostname()[:40]}:{os.getpid()}"
+        options = {**_DIAL, "application_name": host}
+        defaults = {name: value for name, value in options.items() if name not in given}
         connection: ConnectionT | None = None
         try:
             # Whatever the environment or the user's settings say: others cannot hold every text.

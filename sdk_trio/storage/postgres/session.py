@@ -22,13 +22,14 @@ FIXED: Mapping[str, str] = {
 }
 
 
-def limits(statement: float, idle: float, lock: float) -> dict[str, str]:
-    """Return the settings that end what takes too long; all in seconds, 0 for no limit."""
-    times = {
-        "statement_timeout": statement,
-        "idle_in_transaction_session_timeout": idle,
-        "lock_timeout": lock,
-    }
+def limits(statement: float, idle: float, lock: float | None = None) -> dict[str, str]:
+    """Return the settings that end what takes too long.
+
+    All are in seconds, 0 for no limit. ``lock`` None leaves that one as it is.
+    """
+    times = {"statement_timeout": statement, "idle_in_transaction_session_timeout": idle}
+    if lock is not None:
+        times["lock_timeout"] = lock
     return {name: f"{seconds * 1000:.0f}" for name, seconds in times.items()}
 
 
