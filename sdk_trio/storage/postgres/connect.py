@@ -161,7 +161,7 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     pooled: bool = False
     #: Whether the server has warned since the transaction began.
     warned: bool = False
-    #: What a transaction has to set first, because no session lasts: behind a pooler only.
+    #: The statements that a transaction begins with, as no session lasts: behind a pooler only.
     settings: bytes | None = None
     #: The longest time that the server may take for a statement, in seconds.
     limit: float = STATEMENT_SECONDS

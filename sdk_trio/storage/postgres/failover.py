@@ -1,4 +1,4 @@
-"""Failovers: how hosts notice that the database is another one, and what may be missing then."""
+"""Failovers: how hosts notice that the database is another one, and what it may lack."""
 
 import json
 
@@ -10,7 +10,7 @@ from .connect import PostgresAddress, StoreConnection
 #: Name of the checkpoint that holds the :class:`Timeline`.
 TIMELINE = "storage.timeline"
 
-#: What follows from a failover with asynchronous replication.
+#: The consequence of a failover with asynchronous replication.
 LOST_HINT = (
     "replication was asynchronous, so acknowledged deliveries of the last moments may be missing: "
     "have the sender deliver them again (sdk-trio events reconcile)"

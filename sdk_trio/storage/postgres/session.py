@@ -1,4 +1,4 @@
-"""What every session of ours is set to, or behind a pooler every transaction."""
+"""The settings of every session of ours, or behind a pooler of every transaction."""
 
 from collections.abc import Mapping
 
