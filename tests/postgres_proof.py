@@ -5,6 +5,7 @@
     python tests/postgres_proof.py bloat [--seconds 20]
     python tests/postgres_proof.py failover [--rounds 5]
     python tests/postgres_proof.py rates [--events 4000] [--rounds 4]
+    python tests/postgres_proof.py wal [--finished 400000] [--events 4000]
 
 Each starts servers of its own (Debian's package ``postgresql``), prints what it measured, stops by
 itself, and ends with 1 if something is not as it should be.
@@ -17,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -97,7 +99,7 @@ def cancel(seconds: float) -> bool:
     dice = random.Random(7)
     sessions = (
         "SELECT count(*), count(*) FILTER (WHERE state <> 'idle') FROM pg_stat_activity "
-        f"WHERE datname = '{database}' AND application_name = 'sdk_trio'"
+        f"WHERE datname = '{database}' AND application_name LIKE 'sdk_trio %'"
     )
     calls = cancelled = 0
 
@@ -274,6 +276,60 @@ async def _fail_over(
     return times["error"] - killed, times["again"] - times["promoted"], missing
 
 
+def wal(finished: int, events: int) -> bool:
+    """Measure the log (WAL) of a delivery on an empty store and on a full one.
+
+    After a checkpoint the first change of each page is logged with an image of the page.
+    """
+    programs = binaries()
+    if programs is None:
+        raise SystemExit("no PostgreSQL server is installed: apt-get install postgresql")
+    for compression in ("off", "on"):
+        server = PostgresServer(programs)
+        server.start(
+            full_page_writes="on",
+            shared_buffers="256MB",
+            max_wal_size="8GB",
+            checkpoint_timeout="1h",
+            autovacuum="off",
+            wal_compression=compression,
+        )
+        dsn = server.fresh()
+        database = dsn.rpartition("=")[2]
+        print(f"wal_compression {compression}; bytes a delivery, and images of pages")
+        trio.run(_log_of, server, dsn, "empty", events)
+        for first in range(1, finished + 1, CHUNK):
+            add_finished(server, database, first, min(finished, first + CHUNK - 1), words=18)
+        trio.run(_log_of, server, dsn, f"{finished} rows", events)
+        server.remove()
+    return True
+
+
+async def _log_of(server: PostgresServer, dsn: str, name: str, events: int) -> None:
+    async def go(inbox: Inbox, each: NewDelivery) -> None:
+        # Senders choose random ids.
+        await _go_through(inbox, told(f"msg_{uuid.uuid4().hex}"))
+
+    figures = "SELECT pg_current_wal_insert_lsn() - '0/0', wal_fpi FROM pg_stat_wal"
+    async with opened(dsn, name) as inbox:
+        for tasks in (50, 1):
+            count = events if tasks > 1 else events // 4
+            await _each(inbox, 200, tasks, go)
+            server.execute("CHECKPOINT")
+            for part in range(3):
+                await trio.sleep(1.5)  # the server's figures come late
+                ((begin, images),) = server.execute(figures)
+                await _each(inbox, count, tasks, go)
+                await trio.sleep(1.5)
+                ((end, later),) = server.execute(figures)
+                which = f"{part * count + 1:6} to {(part + 1) * count:6} after a checkpoint"
+                print(
+                    f"{name:12} {tasks:2} tasks, deliveries {which}: {(end - begin) / count:6.0f} "
+                    f"bytes, {(later - images) / count:.2f} images",
+                    flush=True,
+                )
+
+
 @attrs.frozen
 class Cost:
     """The cost of each event of one way, in seconds of wall clock and CPU, and in statements."""
@@ -420,6 +476,9 @@ def main() -> int:
     costs = commands.add_parser("rates")
     costs.add_argument("--events", type=int, default=4000)
     costs.add_argument("--rounds", type=int, default=4)
+    log = commands.add_parser("wal")
+    log.add_argument("--finished", type=int, default=400_000)
+    log.add_argument("--events", type=int, default=4000)
     arguments = vars(parser.parse_args())
     proof = {
         "plans": plans,
@@ -427,6 +486,7 @@ def main() -> int:
         "bloat": bloat,
         "failover": failover,
         "rates": rates,
+        "wal": wal,
     }
     begun = time.monotonic()
     try:

@@ -154,6 +154,7 @@ class AdminApp:
         directory: the data directory; None: nothing is kept in files.
         clock: returns Unix seconds.
         started_at: when the process started, in Unix seconds.
+        tolerance: returns the most seconds by which a signature's time may be off.
 
     :meth:`run` has to run beside it: it looks at the store on behalf of all requests.
     """
@@ -171,7 +172,9 @@ class AdminApp:
         directory: Path | None = None,
         clock: Callable[[], float] = time.time,
         started_at: float | None = None,
+        tolerance: Callable[[], float] = lambda: 300.0,
     ) -> None:
+        self._tolerance = tolerance
         self._observed = observed
         self._sources = sources
         self._access = access
@@ -551,7 +554,9 @@ class AdminApp:
         return await self._observed.stores()[0].last_sequence()
 
     def _checks(self) -> list[Check]:
-        return [self._store.check(), *map(self._ask, self._sources.checks)]
+        clock = self._store.clock_check(self._tolerance())
+        own = [self._store.check()] if clock is None else [self._store.check(), clock]
+        return [*own, *map(self._ask, self._sources.checks)]
 
     def _ask(self, source: CheckSource) -> Check:
         """Return the check of a part; a check that raises is a failed one."""

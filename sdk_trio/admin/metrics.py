@@ -45,6 +45,11 @@ METRICS: Final = (
     Metric(
         "process_start_time_seconds", "gauge", "When this runtime started, in seconds since 1970."
     ),
+    Metric(
+        "sdk_clock_offset_seconds",
+        "gauge",
+        "By how much this host's clock is ahead of the database's. Only with PostgreSQL.",
+    ),
     Metric("sdk_check_ok", "gauge", "A check of /readyz: 1 passes, 0 fails.", ("check",)),
     Metric(
         "sdk_admin_token_refusals_total",

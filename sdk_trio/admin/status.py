@@ -45,6 +45,9 @@ PATIENCE_SECONDS = 0.8
 #: A write that takes longer than this fails the check, in seconds.
 STALLED_SECONDS = 2.0
 
+#: The offset of the host's clock from which it is reported, in seconds.
+DIFFERING_SECONDS = 2.0
+
 #: Pause after an error of the store, in seconds.
 PAUSE_SECONDS = 0.2
 
@@ -141,6 +144,7 @@ class StoreObserver:
         self._written_at = -inf
         self._writing_since = inf
         self._fault: str | None = "the store has not been tried yet"
+        self._clock_offset: float | None = None
         self._failed_looks = 0
         self._counted_at = -inf
         self._next_count_at = -inf
@@ -168,8 +172,28 @@ class StoreObserver:
             return Check("store", False, f"the store has not answered for {taken:.0f} s")
         return Check("store", self._fault is None, self._fault or "writes")
 
+    def clock_check(self, tolerance: float) -> Check | None:
+        """Compare this host's clock with the store's, by the last look; None: it has no other.
+
+        Signatures are checked by this host's clock, and ``tolerance`` is the most by which they may
+        differ from it, in seconds.
+        """
+        offset = self._clock_offset
+        if offset is None:
+            return None
+        if abs(offset) < DIFFERING_SECONDS:
+            return Check("clock", True, f"within {DIFFERING_SECONDS:g} s of the database's")
+        side = "ahead of" if offset > 0 else "behind"
+        detail = f"this host's clock is {abs(offset):.0f} s {side} the database's"
+        remedy = "synchronize both (chrony, systemd-timesyncd)"
+        if abs(offset) > tolerance:
+            return Check("clock", False, f"{detail}, so every delivery is refused; {remedy}")
+        return Check("clock", True, f"{detail}; {remedy}", degraded=True)
+
     def samples(self) -> Iterator[Sample]:
         """Return the metrics of the store: its events, its oldest one, its tenants, its disk."""
+        if self._clock_offset is not None:
+            yield Sample("sdk_clock_offset_seconds", (), round(self._clock_offset, 3))
         figures = self.figures
         if figures is None:
             return
@@ -221,6 +245,7 @@ class StoreObserver:
         finally:
             self._writing_since = inf
         self._written_at = trio.current_time()
+        self._clock_offset = await inbox.clock_offset()
         self._say(None)
 
     async def _count(self, inbox: Inbox, tenants: TenantCounts | None) -> None:

@@ -399,6 +399,10 @@ def _print_replayed(
 #: access, and people do not notice a quarter of a second.
 POLL_SECONDS = 0.25
 
+#: Time for which a number below one that was seen may still appear, in seconds: longer than a host
+#: takes for a commit before it gives up.
+LATE_SECONDS = 20.0
+
 #: The number of new events that are read at once.
 PAGE = 200
 
@@ -595,15 +599,19 @@ class Tailer:
     def __init__(self, inbox: Inbox, event_type: str | None = None) -> None:
         self._inbox = inbox
         self._type = event_type
-        self._last_sequence = 0
+        #: No arrival appears up to here any more, and those above it that were found, each with the
+        #: time at which it was.
+        self._settled = 0
+        self._found: dict[int, float] = {}
         self._open: dict[str, DeliveryRecord] = {}
 
     async def begin(self) -> None:
         """Read the present state, so that only later changes are reported."""
         await self._inbox.changed_elsewhere()
         # Before the open ones: what arrives between the two reads is then found as an arrival.
-        newest = await self._inbox.find(limit=1)
-        self._last_sequence = newest[0].sequence if newest else 0
+        newest = await self._inbox.find(limit=PAGE)
+        self._settled = newest[-1].sequence - 1 if newest else 0
+        self._note([record.sequence for record in newest])
         self._open = await self._find_open()
 
     async def changes(self) -> list[DeliveryRecord]:
@@ -636,15 +644,31 @@ class Tailer:
 
     async def _arrivals(self) -> list[DeliveryRecord]:
         found: list[DeliveryRecord] = []
+        after = self._settled
         while True:
-            page = await self._inbox.find(
-                type=self._type, after_sequence=self._last_sequence, limit=PAGE
-            )
-            found += page
-            if page:
-                self._last_sequence = page[-1].sequence
+            # Of all types: a number that is missing may be that of a delivery yet to be committed.
+            page = await self._inbox.find(after_sequence=after, oldest_first=True, limit=PAGE)
+            found += [record for record in page if record.sequence not in self._found]
             if len(page) < PAGE:
-                return found
+                break
+            after = page[-1].sequence
+        self._note([record.sequence for record in found])
+        return [record for record in found if self._type in (None, record.type)]
+
+    def _note(self, sequences: Sequence[int]) -> None:
+        """Remember arrivals that were found, and move on behind those that are complete.
+
+        Hosts that share a store commit in another order than that of the numbers.
+        """
+        now = time.monotonic()
+        self._found |= dict.fromkeys(sequences, now)
+        complete = self._inbox.in_order
+        for sequence in sorted(self._found):
+            late = now - self._found[sequence] > LATE_SECONDS
+            if not (complete or late or sequence == self._settled + 1):
+                return
+            self._settled = sequence
+            del self._found[sequence]
 
 
 def _differs(record: DeliveryRecord, known: DeliveryRecord | None) -> bool:

@@ -15,7 +15,7 @@ if not describing():
     import trio
 
     from ..base import logs
-    from ..config import Settings
+    from ..config import Settings, StorageBackend
     from ..replication.erasure import ReplicaErasure
     from ..storage.open import open_store
     from ..tenants.purge import PurgeCandidate, Purger, TenantRemoved
@@ -103,6 +103,11 @@ def purge_tenants(arguments: Namespace) -> int:
     print_rows(rows, COLUMNS, as_json=as_json)
     removed = sum(row["purged"] for row in rows)
     say(f"{removed} removed; backups elsewhere are not looked for" if rows else none)
+    if removed and settings.storage.backend is StorageBackend.POSTGRES:
+        say(
+            "the pages and the log of the database are the server's, not ours to overwrite: "
+            "remnants go with its VACUUM, and as it recycles its WAL"
+        )
     for left in unreached:
         say(f"not reached: {left}")
     if rows and other_tables:

@@ -156,6 +156,7 @@ class AdminServer:
             source_of=source_of,
             directory=Path(storage.path) if storage.backend is StorageBackend.SQLITE else None,
             clock=self._clock,
+            tolerance=lambda: self._runtime.settings.webhooks.tolerance_seconds,
         )
         self._app = app
         server = Server(

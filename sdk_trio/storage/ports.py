@@ -78,6 +78,16 @@ class Inbox(Protocol):
         """Whether sequences appear in their order: none below one that was seen comes later."""
         ...
 
+    async def clock_offset(self) -> float | None:
+        """Return the seconds by which this host's clock is ahead of the store's.
+
+        None: the store has no clock but the host's. Cancellation is safe.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
+        """
+        ...
+
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
         """Keep ``delivery`` for our own workers, before the sender is answered 200.
 
@@ -213,7 +223,8 @@ class Inbox(Protocol):
         """Make due every retry that was decided later than ``now``; return their number.
 
         A decision in the future means that the clock has been set back since; the retry would wait
-        until the clock catches up. Corrections of less than a minute change nothing.
+        until the clock catches up. Corrections of less than a minute change nothing. By a clock at
+        0 every retry was decided in the future, also where the store has a clock of its own.
         """
         ...
 
@@ -392,7 +403,8 @@ class Inbox(Protocol):
         copies elsewhere (backups, replicas).
 
         Returns:
-            False when a reader still needs the write-ahead log, so that remnants stay in it.
+            False when a reader still needs the write-ahead log, so that remnants stay in it. True
+            also for a store without files of its own.
         """
         ...
 

@@ -256,7 +256,9 @@ def _dialled(address: PostgresAddress) -> Iterator[StoreConnection]:
 
 _OTHERS = """
 SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
-    AND application_name = current_setting('application_name') AND pid <> pg_backend_pid()
+    AND split_part(application_name, ' ', 1)
+        = split_part(current_setting('application_name'), ' ', 1)
+    AND pid <> pg_backend_pid()
 """
 
 

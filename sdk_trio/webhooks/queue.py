@@ -66,6 +66,9 @@ SUSPECTS_LIMIT = 100
 #: that was set; time services correct smaller ones all the time.
 STEP_SECONDS = 2.0
 
+#: Pause between two comparisons of this host's clock with the store's, in seconds.
+COMPARE_SECONDS = 20.0
+
 
 class WorkerPool:
     """Accepts events for later, runs them in workers, and drains until the channel is empty.
@@ -109,6 +112,7 @@ class WorkerPool:
         # an earlier process has not been looked at yet.
         self._behind = True
         self._next_due_at = inf
+        self._logged_offset = 0.0
         self._feed_wanted = trio.Event()
         self._place_freed = Bell()
         self._feeder_blocked = False
@@ -461,8 +465,12 @@ class WorkerPool:
         that hour.
         """
         offset = self._clock() - trio.current_time()
+        compare_at = trio.current_time()
         while True:
             await trio.sleep(POLL_SECONDS)
+            if trio.current_time() >= compare_at:
+                await self._compare_clocks()
+                compare_at = trio.current_time() + COMPARE_SECONDS
             step = self._clock() - trio.current_time() - offset
             if abs(step) < STEP_SECONDS:
                 continue
@@ -475,6 +483,26 @@ class WorkerPool:
             except StoreUnavailableError as error:
                 _log.store_unavailable(error)
             self._want_feed()
+
+    async def _compare_clocks(self) -> None:
+        """Log when this host's clock begins or ceases to differ from the store's."""
+        try:
+            offset = await self._inbox.clock_offset()
+        except StoreUnavailableError:
+            await trio.lowlevel.checkpoint()  # others report that
+            return
+        if offset is None or abs(offset - self._logged_offset) < STEP_SECONDS:
+            return
+        self._logged_offset = offset
+        if abs(offset) < STEP_SECONDS:
+            _log.info("runtime.clock_agrees", seconds=round(offset, 3))
+        else:
+            _log.warning(
+                "runtime.clock_differs",
+                seconds=round(offset, 3),
+                hint="this host's clock is ahead of the database's by so much (below 0: behind); "
+                "synchronize both (chrony, systemd-timesyncd)",
+            )
 
     async def _keep_leases(self) -> None:
         with self._renewing:

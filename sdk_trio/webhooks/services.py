@@ -78,7 +78,9 @@ class Services(Generic[ClientType]):
             EffectError: the event is finished, or not being handled; or ``save`` is asynchronous,
                 commits, or takes too long.
             NotSupportedError: ``Sdk:Storage:Backend`` is ``Memory``.
-            StoreUnavailableError: the store failed, or does not answer.
+            StoreUnavailableError: the store failed, or does not answer. Where it says that the
+                connection broke during the commit, the effects and the event's end may be
+                committed: both or neither. Let it propagate; a retry runs only if neither is.
             Exception: whatever ``save`` raises; nothing has changed then.
 
         Cancelled, it is finished first.

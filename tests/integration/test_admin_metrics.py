@@ -41,6 +41,7 @@ OF_PARTS = {
     "sdk_certificate_end_time_seconds": (),
     "sdk_disk_free_bytes": (),
     "sdk_disk_size_bytes": (),
+    "sdk_clock_offset_seconds": (),
 }
 OF_CLIENT = {"sdk_client_requests_total", "sdk_client_circuit_state", "sdk_client_attempts"}
 OF_TENANTS = {"sdk_tenants"}

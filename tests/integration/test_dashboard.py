@@ -45,6 +45,7 @@ REPLICATION = (
     Sample("sdk_processes", (("state", "serving"),), 2),
     Sample("sdk_process_ends_total", (), 1),
     Sample("sdk_certificate_end_time_seconds", (), 4e9),
+    Sample("sdk_clock_offset_seconds", (), 0.2),
 )
 
 _SELECTOR = re.compile(r"\b(?:sdk|process)_[a-z_]+(?:\{[^}]*\})?|\bup\{[^}]*\}")

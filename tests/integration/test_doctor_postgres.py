@@ -1,6 +1,8 @@
 """``doctor`` says whether the database can be used, and changes nothing in it."""
 
+import time
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 
 import pytest
 from support.doctor import Doctor
@@ -65,3 +67,33 @@ def test_a_reader_that_keeps_dead_rows_is_named(doctor, monkeypatch):
             each.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             each.execute("SELECT count(*) FROM sdk_trio.work")
         doctor.alone().one("store", "warning", f"the session {reader.info.backend_pid} (report)")
+
+
+def test_a_session_that_others_wait_for_is_named(doctor, monkeypatch):
+    import psycopg
+
+    server = running_server()
+    dsn = server.fresh()
+    monkeypatch.setenv("SDK_POSTGRES_DSN", dsn)
+    with ExitStack() as stack:
+        holding, waiting = (
+            stack.enter_context(closing(psycopg.connect(dsn, application_name=name)))
+            for name in ("holds", "waits")
+        )
+        lock = "SELECT 1 FROM sdk_trio.store FOR UPDATE"
+        holding.execute(lock)
+        waiting.pgconn.send_query(lock.encode())
+        stack.callback(server.execute, f"SELECT pg_cancel_backend({waiting.info.backend_pid})")
+        wait_until(lambda: server.execute("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        found = doctor.alone().one("store", "warning", "waits for a lock of")
+        assert "(waits)" in found["what"]
+        assert f"session {holding.info.backend_pid} (holds)" in found["what"]
+
+
+@pytest.mark.parametrize(("offset", "level"), [(-600.0, "problem"), (10.0, "warning")])
+def test_a_clock_that_differs_from_the_databases_is_reported(doctor, monkeypatch, offset, level):
+    monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
+    host = SimpleNamespace(time=lambda: time.time() + offset)
+    monkeypatch.setattr("sdk_trio.storage.postgres.reads.time", host)
+    side = "ahead of" if offset > 0 else "behind"
+    doctor.alone().one("store", level, f"this host's clock is {abs(offset):.0f} s {side}")

@@ -381,7 +381,7 @@ def test_it_refuses_while_somebody_works_on_either_store(
         await inbox.close()
         with trio.fail_after(60):
             while target.execute(
-                "SELECT 1 FROM pg_stat_activity WHERE application_name = 'sdk_trio' "
+                "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'sdk_trio %' "
                 "AND datname = current_database()"
             ):
                 await trio.sleep(0.02)

@@ -6,6 +6,7 @@ import attrs
 import pytest
 import trio
 from msgspec import structs
+from support.postgres import running_server
 from support.single_tenant import host_settings, opened_host, write_database
 
 from sdk_trio.config import Settings
@@ -269,3 +270,14 @@ async def test_no_page_of_the_store_keeps_a_row_that_was_moved_in_a_split(bench,
         files = tmp_path.glob("inbox.db*")
         assert [file.name for file in files if b"Quillfeather" in file.read_bytes()] == []
         key = tenant.id
+
+
+def test_a_purge_on_postgresql_succeeds_and_names_what_is_the_servers(command_line, monkeypatch):
+    monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
+    more = ("--set", "Sdk:Storage:Backend=Postgres", "--set", "Sdk:MultiTenant:Enabled=true")
+    assert command_line("tenant", "add", "acme", "--name", "Acme", *more).status == 0
+    assert command_line("tenant", "delete", "acme", "--yes", *more).status == 0
+    purged = command_line("tenant", "purge", "acme", "--now", "--yes", *more)
+    assert purged.status == 0, purged.err
+    assert "not ours to overwrite" in purged.err
+    assert "not reached" not in purged.err

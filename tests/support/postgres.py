@@ -1,11 +1,13 @@
 """A PostgreSQL server of the tests' own, and a database for each test."""
 
+import contextlib
 import functools
 import itertools
 import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 
 from .ports import free_port
+from .waiting import wait_until
 
 _NUMBERS = itertools.count()
 
@@ -252,11 +255,19 @@ def pooled(server: PostgresServer, dsn: str, *, connections: int) -> Iterator[st
         [program, str(settings)], user=server.user, stderr=subprocess.PIPE, cwd=directory
     )
     try:
+        wait_until(lambda: _listens(port))
         yield f"host=127.0.0.1 port={port} user=owner dbname={dsn.rpartition('=')[2]}"
     finally:
         process.terminate()
         process.communicate(timeout=30)
         shutil.rmtree(directory)
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        return True
+    return False
 
 
 async def open_inbox(place: Path, *, owner: str, **terms: float) -> Any:

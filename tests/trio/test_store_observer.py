@@ -52,6 +52,9 @@ class Store:
     async def oldest_waiting(self):
         return await self.inbox.oldest_waiting()
 
+    async def clock_offset(self):
+        return await self.inbox.clock_offset()
+
 
 @pytest.fixture
 def store():

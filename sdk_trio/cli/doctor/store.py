@@ -6,10 +6,13 @@ They change nothing and send nothing.
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
+from ...admin.status import DIFFERING_SECONDS
 from ...config import Secret, Settings, StorageBackend, parse_secret
 from ...config.fields import Form
 from ...config.options.notifications import NotificationsOptions, enabled_channels
@@ -30,6 +33,9 @@ from ..terminal import size_text
 from . import Report
 from .machine import STORAGE_PATH
 
+if TYPE_CHECKING:
+    from ...storage.postgres.examine import PostgresExamination
+
 #: The event that ``doctor`` delivers to the running receiver, always the same.
 # A known id is answered 200 without a handler, so that probing again does nothing.
 PROBE_ID = "msg_sdk_trio_doctor"
@@ -49,6 +55,9 @@ FULL_SHARE = 0.8
 
 #: The age in seconds from which a reader of the database is reported: dead rows stay until it ends.
 LONG_READ_SECONDS = 900.0
+
+#: The time for which a failover that may have lost deliveries is reported, in seconds.
+FAILOVER_SECONDS = 7 * 86_400.0
 
 #: The most tenants whose credentials and recipients are looked at.
 MOST_TENANTS = 1000
@@ -116,11 +125,58 @@ async def check_database(settings: Settings, report: Report) -> None:
             "rows wait for its end: looking for due events costs more with each of them",
             "end it (pg_terminate_backend, ROLLBACK PREPARED), or let it read a standby",
         )
+    if found.blocked is not None:
+        waiting, holding, seconds = found.blocked
+        report.warning(
+            where,
+            f"the {waiting} waits for a lock of the {holding}, whose transaction has done nothing "
+            f"for {seconds:.0f} s",
+            "end it (pg_terminate_backend) unless it is a report or a migration that goes on",
+        )
+    _describe_replication(where, found, report)
+    _compare_clocks(settings, found.clock_offset, report)
     what = f"PostgreSQL {found.server}, {size_text(found.size)}"
     if found.is_current:
         report.ok(where, f"{what}, the schema {address.schema} is that of this version")
     else:
         report.note(where, f"{what}: the next start brings the schema {address.schema} up to date")
+
+
+def _describe_replication(where: str, found: "PostgresExamination", report: Report) -> None:
+    """Report what a failover may lose, and what the last one may have lost."""
+    from ...storage.postgres.failover import LOST_HINT
+
+    if found.standbys and not found.replicated:
+        report.note(
+            where,
+            f"replication to {found.standbys} standbys is asynchronous: a failover loses what was "
+            "acknowledged in the last moments; set synchronous_standby_names to lose nothing",
+        )
+    timeline = found.timeline
+    if timeline is None or timeline.since is None or timeline.complete:
+        return
+    if time.time() - timeline.since < FAILOVER_SECONDS:
+        at = datetime.fromtimestamp(timeline.since, UTC)
+        report.warning(
+            where,
+            f"the database changed at {at:%Y-%m-%d %H:%M} UTC (a failover or a restore: timeline "
+            f"{timeline.before} to {timeline.number}): {LOST_HINT.partition(':')[0]}",
+            "have the sender deliver them again (sdk-trio events reconcile)",
+        )
+
+
+def _compare_clocks(settings: Settings, offset: float, report: Report) -> None:
+    """Report a clock of this host that differs from the database's."""
+    if abs(offset) < DIFFERING_SECONDS:
+        return
+    side = "ahead of" if offset > 0 else "behind"
+    what = f"this host's clock is {abs(offset):.0f} s {side} the database's"
+    remedy = "synchronize both (chrony, systemd-timesyncd)"
+    if abs(offset) > settings.webhooks.tolerance_seconds:
+        what += ": every delivery is refused, as its signature looks too old or too new"
+        report.problem("clock", what, remedy)
+    else:
+        report.warning("clock", what, remedy)
 
 
 def _compare_with_receiver(settings: Settings, report: Report) -> None:

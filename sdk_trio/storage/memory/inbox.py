@@ -221,6 +221,11 @@ class MemoryInbox(MemoryBackend):
         """See :attr:`Inbox.lost`: memory has no files that could be lost."""
         return None
 
+    async def clock_offset(self) -> float | None:
+        """See :meth:`Inbox.clock_offset`: the host's clock is the only one."""
+        await trio.lowlevel.checkpoint()
+        return None
+
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:

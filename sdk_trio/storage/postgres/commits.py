@@ -38,6 +38,7 @@ from .connect import (
     StoreConnection,
     UnreplicatedError,
 )
+from .failover import note_timeline
 from .writes import UNDECIDED
 
 T = TypeVar("T")
@@ -61,6 +62,12 @@ STALL_SECONDS = 2.0
 
 #: Time for ``close`` to finish the queued jobs, in seconds.
 CLOSE_SECONDS = 4.0
+
+#: Time for ``close`` after it has cut a connection that does not answer, in seconds.
+CUT_SECONDS = 1.0
+
+#: Pause between two checks for connections that do not answer, in seconds.
+WATCH_SECONDS = 1.0
 
 #: Time that a posted job, for which nobody waits, waits for others to go with, in seconds. Most
 #: handlers end within it, so that the start and the end of a run are one statement.
@@ -129,9 +136,11 @@ class GroupCommit:
         #: raises if it must not be made. A job keeps it, whenever its turn comes.
         self.fence: Job[None] | None = None
         self._closed = False
+        self._cut = False
         self._ended = trio.Event()
-        # A system task: it lives as long as the open store, and no nursery of a caller does.
+        # System tasks: they live as long as the open store, and no nursery of a caller does.
         trio.lowlevel.spawn_system_task(self._run)
+        trio.lowlevel.spawn_system_task(self._watch)
 
     async def submit(
         self,
@@ -254,7 +263,11 @@ class GroupCommit:
         self._awaited.set()
         with trio.CancelScope(shield=True):
             # It ends by itself, because _wait has a deadline.
-            await _wait(self._ended, CLOSE_SECONDS)
+            if not await _wait(self._ended, CLOSE_SECONDS):
+                self._cut = True
+                if (connection := self._connection) is not None:
+                    connection.cut()
+                await _wait(self._ended, CUT_SECONDS)
         await trio.lowlevel.checkpoint()
 
     # -- the task that hands batches over ------------------------------------------------------
@@ -275,6 +288,14 @@ class GroupCommit:
                 break
         await self._in_thread(self._leave)
         self._ended.set()
+
+    async def _watch(self) -> None:
+        """Cut connections whose server does not answer, so that their threads go on."""
+        while True:
+            await trio.sleep(WATCH_SECONDS)
+            if self._ended.is_set():
+                return
+            self._address.cut_silent()
 
     def _next_batch(self) -> Sequence[_Entry]:
         batch: list[_Entry] = []
@@ -358,7 +379,10 @@ class GroupCommit:
             return ()
         except psycopg.Error as error:
             if not connection.useless:
-                return batch
+                if len(batch) > 1 or not isinstance(error, psycopg.errors.LockNotAvailable):
+                    return batch
+                self._fail(batch, self._address.describe_lock(connection))
+                return ()
             self._connection = None
             if error.sqlstate == READ_ONLY:
                 return batch
@@ -422,6 +446,8 @@ class GroupCommit:
                 self._connection = None
                 if committing:
                     return self._unknown()
+            elif isinstance(error, psycopg.errors.LockNotAvailable) and len(batch) == 1:
+                return self._address.describe_lock(connection)
             return error
         self._owed.clear()
         for entry in batch:
@@ -434,15 +460,27 @@ class GroupCommit:
             if not self._connection.useless:
                 return self._connection
             self._connection = None
+        if self._cut:
+            raise StoreUnavailableError("the store is closed")
         self._redial.require()
         try:
             self._connection = self._address.connect(writer=True)
             self._connection.node = self._node
+            self._note_timeline(self._connection)
         except StoreUnavailableError as error:
             self._redial.failed(error)
             raise
         self._redial.succeeded()
         return self._connection
+
+    def _note_timeline(self, connection: StoreConnection) -> None:
+        try:
+            note_timeline(self._address, connection)
+        except psycopg.Error as error:
+            if connection.useless:
+                self._connection = None
+                raise self._address.describe(error) from error
+            # A server without that function has failovers of its own kind.
 
     def _leave(self) -> None:
         connection, self._connection = self._connection, None

@@ -5,9 +5,14 @@ our own. Behind a pooler that hands out another server connection for each trans
 transaction sets what it needs, and no statement is prepared.
 """
 
+import math
+import os
+import re
 import select
+import socket
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -22,16 +27,35 @@ from psycopg.types.string import StrDumper, TextLoader
 from ...base.logs import Outage, get_logger
 from ...errors import OptionsValidationError, Problem, StoreUnavailableError, StoreVersionError
 from .schema import CONCURRENTLY, SchemaStep, plan_postgres_migration
+from .session import FIXED, limits, set_all
 
 #: The oldest server that has everything the statements use, and that its makers still mended when
 #: this was written.
 OLDEST_SERVER = 130_000
 
-#: Time for a statement, in seconds: a lock or a listing that takes longer is given up.
+#: Time for a statement that reads, migrates or is a handler's, in seconds.
 STATEMENT_SECONDS = 60
 
+#: Time for a statement of the connection that commits for the whole process, in seconds. All of its
+#: deliveries wait for that statement.
+WRITE_SECONDS = 15
+
+#: Time that this connection waits for a lock, in seconds. It is longer than a migration of another
+#: host waits for one (:data:`LOCK_SECONDS`), and twice this is less than a sender waits.
+LOCK_WAIT_SECONDS = 2.0
+
+#: Time for which the server keeps a transaction of ours that sends nothing, in seconds. A host that
+#: is frozen keeps others from the keys of its transaction for so long.
+IDLE_SECONDS = 5
+
+#: Time that a client waits for an answer beyond the time that the server has for it, in seconds.
+SILENCE_SECONDS = 5.0
+
+#: Time for the first statements on a new connection, in seconds.
+GREETING_SECONDS = 8.0
+
 #: Time for which a step of a migration waits for a lock before it lets others pass, in seconds.
-LOCK_SECONDS = 2.0
+LOCK_SECONDS = 1.0
 
 #: Time after which a start gives up a migration that gets no lock, in seconds.
 MIGRATION_SECONDS = 600.0
@@ -54,7 +78,6 @@ _DIAL: dict[str, Any] = {
     "tcp_user_timeout": 8000,
     # Of several hosts, the primary; a standby would refuse every write.
     "target_session_attrs": "read-write",
-    "application_name": "sdk_trio",
 }
 
 #: SQLSTATEs after which a connection is of no use: shutdown, crash, and a standby that was a
@@ -95,6 +118,36 @@ class UnreplicatedError(StoreUnavailableError):
     """
 
 
+class _Line:
+    """A second descriptor of a connection's socket, by which another thread can end it.
+
+    libpq may close its own descriptor at any moment, and the number then belongs to another file.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._lock = threading.Lock()
+        self._descriptor = -1
+        # Windows duplicates no sockets this way.
+        if hasattr(select, "poll"):
+            self._descriptor = os.dup(descriptor)
+
+    def cut(self) -> None:
+        with self._lock:
+            if self._descriptor >= 0:
+                line = socket.socket(fileno=self._descriptor)
+                with suppress(OSError):  # the other side has ended it
+                    line.shutdown(socket.SHUT_RDWR)
+                line.detach()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+    __del__ = close
+
+
 class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     """A connection that knows what the transaction in progress has changed."""
 
@@ -108,6 +161,63 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     pooled: bool = False
     #: Whether the server has warned since the transaction began.
     warned: bool = False
+    #: The statements that a transaction begins with, as no session lasts: behind a pooler only.
+    settings: bytes | None = None
+    #: The longest time that the server may take for a statement, in seconds.
+    limit: float = STATEMENT_SECONDS
+    _line: _Line | None = None
+    _asked_at: float | None = None
+
+    def execute(self, *args: Any, **options: Any) -> "psycopg.Cursor[tuple[Any, ...]]":
+        """Execute a statement; see psycopg. :meth:`waited` counts its time."""
+        with self.asking():
+            return super().execute(*args, **options)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Note that the server owes an answer."""
+        if self._asked_at is not None:
+            yield
+            return
+        self._asked_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._asked_at = None
+
+    def waited(self) -> float:
+        """Return for how long a statement has waited for its answer, in seconds."""
+        asked = self._asked_at
+        return 0.0 if asked is None else time.monotonic() - asked
+
+    def hold_line(self) -> None:
+        """Make :meth:`cut` possible; to be called once, by the thread that has dialled."""
+        self._line = _Line(self.fileno())
+
+    def cut(self) -> None:
+        """End the connection from any thread; a statement that waits for an answer raises.
+
+        Whether that statement was run is unknown, as after any broken connection.
+        """
+        if self._line is not None:
+            self._line.cut()
+
+    @contextmanager
+    def answering_within(self, seconds: float) -> Iterator[None]:
+        """Cut the connection if the block takes longer."""
+        timer = threading.Timer(seconds, self.cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Close it; see psycopg."""
+        super().close()
+        if self._line is not None:
+            self._line.close()
 
     def write(self, statement: str, values: Any = None) -> "psycopg.Cursor[tuple[Any, ...]]":
         """Execute a statement that changes rows, and note whether it has."""
@@ -153,6 +263,7 @@ class PostgresAddress:
     dsn: str = attrs.field(repr=False)
     schema: str = "sdk_trio"
     outage: Outage = attrs.field(factory=lambda: Outage(_log), init=False, eq=False, repr=False)
+    _dialled: set[StoreConnection] = attrs.field(factory=set, init=False, eq=False, repr=False)
 
     @property
     def place(self) -> str:
@@ -173,14 +284,17 @@ class PostgresAddress:
             StoreVersionError: the server is too old.
             OptionsValidationError: the connection string cannot be read.
         """
-        connection = self._dial(StoreConnection)
+        path = sql.Identifier(self.schema).as_string(None)  # it may be a keyword
+        # A temporary table that a handler has left hides none of ours behind them.
+        settings = {"search_path": f"{path}, pg_temp", **FIXED}
+        if writer:
+            settings |= limits(WRITE_SECONDS, IDLE_SECONDS, LOCK_WAIT_SECONDS)
+        else:
+            settings |= limits(STATEMENT_SECONDS, STATEMENT_SECONDS, 0.0)
+        more = [_PLANS, _PLANNED_ONCE] if writer else [_PLANS]
+        connection = self._dial(StoreConnection, settings, more)
         connection.adapters.register_dumper(str, _PackedDumper)
         connection.adapters.register_loader("text", _PackedLoader)
-        if not connection.pooled:
-            self._set(connection, self._settings("SET"))
-            self._set(connection, _PLANS)
-            if writer:
-                self._set(connection, _PLANNED_ONCE)
         return connection
 
     def connect_for_handlers(self, kind: type[ConnectionT]) -> ConnectionT:
@@ -189,27 +303,33 @@ class PostgresAddress:
         Raises:
             StoreUnavailableError, StoreVersionError, OptionsValidationError: as :meth:`connect`.
         """
-        connection = self._dial(kind)
-        if not connection.pooled:
-            self._set(connection, self._limits("SET"))
-        return connection
+        settings = limits(STATEMENT_SECONDS, STATEMENT_SECONDS)
+        return self._dial(kind, {"client_min_messages": "warning", **settings}, [])
 
-    def _set(self, connection: StoreConnection, settings: sql.SQL | sql.Composed) -> None:
-        try:
-            connection.execute(settings)
-        except psycopg.Error as error:
-            connection.close()
-            raise self.describe(error) from error
-
-    def _dial(self, kind: type[ConnectionT]) -> ConnectionT:
+    def _dial(
+        self, kind: type[ConnectionT], settings: Mapping[str, str], more: Sequence[sql.SQL]
+    ) -> ConnectionT:
         given = _read_dsn(self.dsn)
-        defaults = {name: value for name, value in _DIAL.items() if name not in given}
+        # Another host that waits for a transaction of ours names it by this.
+        host = f"sdk_trio {socket.gethostname()[:40]}:{os.getpid()}"
+        options = {**_DIAL, "application_name": host}
+        defaults = {name: value for name, value in options.items() if name not in given}
         connection: ConnectionT | None = None
         try:
             # Whatever the environment or the user's settings say: others cannot hold every text.
             told = make_conninfo(self.dsn, **defaults, client_encoding="UTF8")
             connection = kind.connect(told, autocommit=True)
-            self._prepare(connection)
+            connection.hold_line()
+            connection.limit = float(settings["statement_timeout"]) / 1000
+            self._dialled.add(connection)
+            with connection.answering_within(GREETING_SECONDS):
+                self._prepare(connection)
+                if connection.pooled:
+                    connection.settings = set_all(settings, local=True).as_bytes(connection)
+                else:
+                    connection.execute(set_all(settings, local=False))
+                    for each in more:
+                        connection.execute(each)
         except psycopg.Error as error:
             if connection is not None:
                 connection.close()
@@ -219,6 +339,24 @@ class PostgresAddress:
                 connection.close()
             raise
         return connection
+
+    def cut_silent(self) -> None:
+        """Cut each connection whose server has not answered within all limits.
+
+        The server ends a statement by its own limit. Without an answer after that, the connection
+        is half-open: something between acknowledges its packets, and passes nothing on.
+        """
+        for connection in tuple(self._dialled):
+            if connection.useless:
+                self._dialled.discard(connection)
+            elif (seconds := connection.waited()) > connection.limit + SILENCE_SECONDS:
+                _log.warning(
+                    "store.connection_cut",
+                    place=self.place,
+                    seconds=round(seconds, 1),
+                    hint="the server did not answer; a new connection is made",
+                )
+                connection.cut()
 
     def _prepare(self, connection: StoreConnection) -> None:
         version = connection.info.server_version
@@ -240,34 +378,13 @@ class PostgresAddress:
         if connection.pooled:
             connection.prepare_threshold = None
 
-    def _settings(self, command: str) -> sql.Composed:
-        # A temporary table that a handler has left hides none of ours behind them.
-        path = sql.SQL("{} search_path TO {}, pg_temp;").format(
-            sql.SQL(command), sql.Identifier(self.schema)
-        )
-        return path + self._limits(command)
-
-    def _limits(self, command: str) -> sql.Composed:
-        # With synchronous_commit off, PostgreSQL loses the last commits of a crash, with local
-        # those of a failover, each of which was answered 200. A stricter setting (remote_apply) of
-        # the server's stays.
-        return sql.SQL(
-            "{command} statement_timeout TO {seconds};"
-            "{command} idle_in_transaction_session_timeout TO {seconds};"
-            "SELECT set_config('synchronous_commit', 'on', {local}) "
-            "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
-        ).format(
-            command=sql.SQL(command),
-            seconds=sql.Literal(f"{STATEMENT_SECONDS}s"),
-            local=sql.Literal(command == "SET LOCAL"),
-        )
-
     @contextmanager
     def statement(self, connection: StoreConnection) -> Iterator[None]:
         """Run one statement that commits itself; as :meth:`transaction`, without a round trip."""
         connection.warned = False
         try:
-            yield
+            with connection.asking():
+                yield
         except psycopg.Error as error:
             if error.sqlstate in _DEAD:
                 connection.close()
@@ -288,9 +405,7 @@ class PostgresAddress:
         A connection that cannot be rolled back is closed, so that none is ever left in an open
         transaction.
         """
-        begin: sql.SQL | sql.Composed = sql.SQL("BEGIN READ ONLY" if reading else "BEGIN")
-        if connection.pooled:
-            begin = sql.SQL(";").join([begin, self._settings("SET LOCAL")])
+        begin = _begin(connection, reading=reading)
         try:
             connection.execute(begin)
             yield
@@ -314,6 +429,8 @@ class PostgresAddress:
         match error:
             case psycopg.errors.InsufficientPrivilege() if "must be owner" in reason:
                 hint = "; start it once as the owner of the schema, who alone can upgrade it"
+            case psycopg.errors.InsufficientPrivilege() if _OF_SCHEMA.search(reason):
+                hint = self._grants()
             case psycopg.errors.InsufficientPrivilege():
                 hint = "; let the user create a schema, or create it and give it to the user"
             case psycopg.errors.DiskFull():
@@ -332,6 +449,37 @@ class PostgresAddress:
                 hint = ""
         return StoreUnavailableError(f"the database {self.place}: {reason}{hint}")
 
+    def describe_lock(self, connection: StoreConnection) -> StoreUnavailableError:
+        """Return the error for a lock that was waited for in vain, with the likely holder's name.
+
+        Args:
+            connection: one without a transaction in progress.
+        """
+        try:
+            row = connection.execute(_OLDEST_WRITER).fetchone()
+        except psycopg.Error as error:
+            return self.describe(error)
+        who = "no session that still writes; it has ended meanwhile"
+        if row is not None:
+            pid, name, seconds, state = row
+            who = f"the session {pid} ({name}), in a transaction for {seconds:.0f} s ({state})"
+        return StoreUnavailableError(
+            f"the database {self.place}: a lock was not free within {LOCK_WAIT_SECONDS:g} s; its "
+            f"likely holder is {who}; a host of ours that is frozen is ended by the server after "
+            f"{IDLE_SECONDS} s, another session is yours to end (pg_terminate_backend)"
+        )
+
+    def _grants(self) -> str:
+        """Return the statements that let the user work on a schema of another role's."""
+        given = _read_dsn(self.dsn).get("user")
+        user = _quoted(given) if given else "USER"
+        name = _quoted(self.schema)
+        return (
+            f"; as the owner of the schema: GRANT USAGE ON SCHEMA {name} TO {user}; "
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO "
+            f"{user}; GRANT SELECT ON ALL SEQUENCES IN SCHEMA {name} TO {user}"
+        )
+
     def migrate(self, connection: StoreConnection) -> None:
         """Create or migrate the tables, one process at a time; blocks.
 
@@ -340,6 +488,7 @@ class PostgresAddress:
             StoreUnavailableError: others have held its tables for :data:`MIGRATION_SECONDS`, or the
                 server refuses.
         """
+        connection.limit = math.inf  # an index of a large table takes its time
         try:
             self._migrate(connection)
         except psycopg.Error as error:
@@ -439,10 +588,18 @@ class PostgresAddress:
 
         Raises:
             StoreVersionError: the schema is newer, or another program's, or being filled.
+            StoreUnavailableError: the user may not use the schema.
         """
-        (tables,) = connection.execute(
-            "SELECT count(*) FROM pg_tables WHERE schemaname = %s", (self.schema,)
-        ).fetchone() or (0,)
+        tables, usable = connection.execute(_TABLES, (self.schema, self.schema)).fetchone() or (
+            0,
+            True,
+        )
+        if usable is False:
+            # Tables of a schema without USAGE are as good as absent.
+            raise StoreUnavailableError(
+                f"the database {self.place}: the user may not use the schema {self.schema}"
+                f"{self._grants()}"
+            )
         version = self.version(connection)
         return plan_postgres_migration(version=version, tables=tables, place=place)
 
@@ -453,6 +610,37 @@ class PostgresAddress:
             return None
         (version,) = connection.execute("SELECT version FROM store").fetchone() or (0,)
         return int(version)
+
+
+def _begin(connection: StoreConnection, *, reading: bool) -> bytes:
+    """Return SQL that begins a transaction, with all that it needs in one round trip."""
+    begin = b"BEGIN READ ONLY" if reading else b"BEGIN"
+    return begin if connection.settings is None else begin + b";" + connection.settings
+
+
+def _quoted(name: str) -> str:
+    """Return an identifier as SQL, in quotes only where it needs them."""
+    plain = re.fullmatch(r"[a-z_][a-z0-9_]*", name)
+    return name if plain else sql.Identifier(name).as_string(None)
+
+
+# A missing privilege of something that exists in the schema.
+_OF_SCHEMA = re.compile(r"for (table|view|relation|sequence|function) ")
+
+_TABLES = """
+SELECT (SELECT count(*) FROM pg_tables WHERE schemaname = %s),
+    (SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s)
+"""
+
+# The session that has written for longest without a commit: whoever waits cannot see whom it waited
+# for once the wait is over. The names of other roles' sessions are shown to pg_read_all_stats only.
+_OLDEST_WRITER = """
+SELECT pid, coalesce(nullif(application_name, ''), usename, 'unknown'),
+    extract(epoch FROM clock_timestamp() - xact_start)::float8, coalesce(state, 'unknown')
+FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+    AND backend_xid IS NOT NULL AND xact_start IS NOT NULL
+ORDER BY xact_start LIMIT 1
+"""
 
 
 # Somebody makes the index while a command does so for its table, and after that until the

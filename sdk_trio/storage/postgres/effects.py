@@ -66,13 +66,15 @@ class EffectTransactions:
         self._terms = terms
         self._node = node
         self._idle: deque[EffectConnection] = deque()
+        self._in_use: set[EffectConnection] = set()
         self._limiter = trio.CapacityLimiter(CONNECTIONS)
         self._redial = Redial(address.outage)
         self._closed = False
         schema, savepoint = sql.Identifier(address.schema), sql.Identifier(SAVEPOINT)
         self._to_store = sql.SQL("SET LOCAL search_path TO {}, pg_temp").format(schema)
         self._from_handler = sql.SQL(
-            "RELEASE SAVEPOINT {}; SET LOCAL search_path TO {}, pg_temp"
+            "RELEASE SAVEPOINT {}; SET LOCAL search_path TO {}, pg_temp;"
+            "SET LOCAL client_min_messages TO warning"
         ).format(savepoint, schema)
 
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
@@ -83,9 +85,11 @@ class EffectTransactions:
         )
 
     def close(self) -> None:
-        """Close the connections; those in use are closed by their threads."""
+        """Close the connections; those in use are cut, and closed by their threads."""
         self._closed = True
         self._drop_idle()
+        for connection in tuple(self._in_use):
+            connection.cut()
 
     def _drop_idle(self) -> None:
         with suppress(IndexError):
@@ -99,19 +103,27 @@ class EffectTransactions:
         fresh = False
         while True:
             connection = self._take()
+            self._in_use.add(connection)
             # Until the row is locked, whatever goes wrong is the store's failure.
-            locked = False
+            locked = applied = False
             try:
                 with self._address.transaction(connection):
                     self._lock(connection, key, attempt)
                     locked = True
                     value = self._apply(connection, effects)
+                    applied = True
                     self._end(connection, key, now)
             except Exception as error:  # effects may raise anything of their own
                 if _is_conflict(error) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
                     time.sleep(_PAUSE_SECONDS * conflicts)
                     continue
+                if applied and isinstance(error, psycopg.Error) and connection.useless:
+                    raise StoreUnavailableError(
+                        f"the connection to {self._address.place} broke during the commit of the "
+                        f"effects of {key}: they and the event's end are either both committed or "
+                        "neither is"
+                    ) from error
                 if locked or not isinstance(error, psycopg.Error):
                     raise
                 # A connection from before a restart of the server tells so when it is used, and
@@ -124,6 +136,7 @@ class EffectTransactions:
             else:
                 return value
             finally:
+                self._in_use.discard(connection)
                 if self._closed or connection.useless:
                     connection.close()
                 else:

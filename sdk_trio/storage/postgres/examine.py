@@ -9,6 +9,8 @@ import psycopg
 from ...errors import StoreVersionError
 from ..examine import CheckResult, StoreStatus
 from .connect import PostgresAddress, StoreConnection
+from .failover import TIMELINE, Timeline
+from .reads import clock_offset, read_checkpoint
 from .schema import VERSION, SchemaStep
 from .writes import lane
 
@@ -32,6 +34,18 @@ SELECT holder, seconds FROM (
 ) AS held WHERE seconds IS NOT NULL ORDER BY seconds DESC LIMIT 1
 """
 
+_STANDBYS = "SELECT count(*) FROM pg_stat_replication"
+
+_BLOCKED = """
+SELECT format('session %s (%s)', waiting.pid, waiting.application_name),
+    format('session %s (%s)', holding.pid, holding.application_name),
+    extract(epoch FROM clock_timestamp() - holding.state_change)::float8
+FROM pg_stat_activity AS waiting CROSS JOIN LATERAL unnest(pg_blocking_pids(waiting.pid)) AS held
+    JOIN pg_stat_activity AS holding ON holding.pid = held
+WHERE waiting.datname = current_database() AND waiting.wait_event_type = 'Lock'
+ORDER BY holding.state_change LIMIT 1
+"""
+
 _TABLES = """
 SELECT pg_class.relname, CASE WHEN reltuples < 0 THEN n_live_tup ELSE reltuples END::bigint,
     coalesce(n_dead_tup, 0), pg_total_relation_size(pg_class.oid)
@@ -49,6 +63,9 @@ class PostgresExamination:
     ``version``: that of the schema, None without one; ``is_current``: it is that of this program.
     ``rows``, ``dead`` and ``sizes`` are the server's estimates by table, the latter in bytes.
     ``holder`` is the oldest reader that keeps dead rows alive, with its age in seconds.
+    ``blocked`` names a session that waits for a lock, the session that holds it, and the seconds
+    since that one last did something. ``clock_offset`` is by how much this host's clock is ahead.
+    ``standbys`` are connected to the server; ``timeline`` is what hosts have noticed of failovers.
     """
 
     server: str
@@ -61,6 +78,10 @@ class PostgresExamination:
     dead: dict[str, int] = attrs.field(factory=dict)
     sizes: dict[str, int] = attrs.field(factory=dict)
     holder: tuple[str, float] | None = None
+    blocked: tuple[str, str, float] | None = None
+    clock_offset: float = 0.0
+    standbys: int = 0
+    timeline: Timeline | None = None
 
 
 @contextmanager
@@ -93,6 +114,7 @@ def _examine(
 ) -> PostgresExamination:
     server, syncs, size, _, replicated = connection.execute(_SERVER).fetchone() or ("",) * 5
     tables = connection.execute(_TABLES, (address.schema,)).fetchall()
+    made = any(name == "checkpoint" for name, *_ in tables)
     return PostgresExamination(
         server=server,
         syncs=syncs,
@@ -104,6 +126,10 @@ def _examine(
         dead={name: dead for name, _, dead, _ in tables},
         sizes={name: bytes_ for name, _, _, bytes_ in tables},
         holder=connection.execute(_HOLDERS).fetchone(),
+        blocked=connection.execute(_BLOCKED).fetchone(),
+        clock_offset=clock_offset(connection),
+        standbys=(connection.execute(_STANDBYS).fetchone() or (0,))[0],
+        timeline=Timeline.read(read_checkpoint(connection, TIMELINE)) if made else None,
     )
 
 

@@ -139,6 +139,10 @@ class PostgresInbox:
             raise
         return inbox
 
+    async def clock_offset(self) -> float | None:
+        """See :meth:`Inbox.clock_offset`."""
+        return await self._queries.run(reads.clock_offset)
+
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
@@ -288,7 +292,8 @@ class PostgresInbox:
 
     async def reschedule(self, *, now: float) -> int:
         """See :meth:`Inbox.reschedule`."""
-        return await self._commits.submit(lambda c: leases.reschedule(c, now))
+        terms = self._terms
+        return await self._commits.submit(lambda c: leases.reschedule(c, terms, now))
 
     async def recover(self, *, dead: str | None = None) -> int:
         """See :meth:`Inbox.recover`."""
@@ -457,13 +462,9 @@ class PostgresInbox:
         return erased
 
     async def wipe(self) -> bool:
-        """See :meth:`Inbox.wipe`.
-
-        False: pages and log files are the server's. Its vacuum makes room in pages, and nothing of
-        a client can overwrite what stood in them.
-        """
+        """See :meth:`Inbox.wipe`: pages and log files are the server's, and no client's."""
         await trio.lowlevel.checkpoint()
-        return False
+        return True
 
     async def close(self) -> None:
         """See :meth:`Inbox.close`."""

@@ -15,7 +15,7 @@ from ..term import TermEndedError
 from .connect import StoreConnection
 from .reads import RECORD, by_sequence, record_of_row
 from .schema import UNFINISHED
-from .writes import CLOCK, COUNTED, SharedTerms
+from .writes import CLOCK, COUNTED, SharedTerms, shifted
 
 # The second condition is for two processes that keep two deliveries of one lane at once: the one
 # with the smaller number may be committed later, when the other runs already. Both are written so
@@ -74,7 +74,7 @@ WITH RECURSIVE first AS (
 """
 
 _RETRYING = _find(
-    "queued AND state = 'retrying' AND lease_owner IS NULL AND next_attempt_at <= %(now)s"
+    f"queued AND state = 'retrying' AND lease_owner IS NULL AND next_attempt_at <= {CLOCK}"
 )
 
 _IS_EXPIRED = f"queued AND {UNFINISHED} AND {_HAS_EXPIRED}"
@@ -177,8 +177,8 @@ expired AS ({_EXPIRED}), found AS (
     FROM due WHERE work.sequence = due.sequence RETURNING work.*
 ), {COUNTED.format(done=0, rows="taken")}
 SELECT {RECORD.format(raw="raw")}, failed_at IS NULL, (SELECT count(*) FROM found), (
-    SELECT min(next_attempt_at) FROM work WHERE queued AND state = 'retrying'
-        AND lease_owner IS NULL AND next_attempt_at > %(now)s),
+    SELECT {shifted("min(next_attempt_at)", CLOCK, "%(now)s::float8")} FROM work
+    WHERE queued AND state = 'retrying' AND lease_owner IS NULL AND next_attempt_at > {CLOCK}),
     CASE WHEN (SELECT count(*) FROM found) < %(limit)s
         THEN ({_WAITING} 1 OFFSET {backlog.WINDOW - 1}) END
 FROM (VALUES (1)) AS always LEFT JOIN (taken JOIN arrival USING (sequence)) ON true
@@ -207,10 +207,11 @@ RETURNING sequence
 
 # A clock that was ahead when a retry was planned would make it wait for hours after it was set
 # right.
-_RESCHEDULE = """
-UPDATE work SET next_attempt_at = %(now)s, failed_at = %(now)s
-WHERE state = 'retrying' AND queued AND next_attempt_at > %(now)s
-    AND coalesce(failed_at, started_at) > %(latest)s
+_RESCHEDULE = f"""
+UPDATE work SET next_attempt_at = {CLOCK}, failed_at = {CLOCK}
+WHERE state = 'retrying' AND queued AND next_attempt_at > {CLOCK}
+    AND coalesce(failed_at, started_at)
+        > CASE WHEN %(server)s AND %(now)s = 0 THEN 0 ELSE {CLOCK} + {CLOCK_SLACK_SECONDS} END
 """
 
 
@@ -375,7 +376,6 @@ def require_term(connection: StoreConnection, owner: str, term: int, *, name: st
         )
 
 
-def reschedule(connection: StoreConnection, now: float) -> int:
+def reschedule(connection: StoreConnection, terms: SharedTerms, now: float) -> int:
     """Make due the retries that were decided in the future; return their number."""
-    values = {"now": now, "latest": now + CLOCK_SLACK_SECONDS}
-    return connection.write(_RESCHEDULE, values).rowcount
+    return connection.write(_RESCHEDULE, terms.values(now)).rowcount

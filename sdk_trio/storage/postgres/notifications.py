@@ -28,7 +28,7 @@ from .connect import StoreConnection
 from .queries import QueryPool
 from .schema import NOTIFICATION_OPEN
 from .tenants import TRANSITION_COLUMNS, transition_of
-from .writes import CLOCK, KEEP_CHECKPOINT, SharedTerms
+from .writes import CLOCK, KEEP_CHECKPOINT, SharedTerms, shifted
 
 #: Messages that one transaction of the retention removes.
 PURGE_CHUNK = 500
@@ -55,7 +55,7 @@ _ONE = "sequence = %(sequence)s AND channel = %(channel)s"
 
 _IS_DUE = f"""
 (lease_owner IS NULL AND (state = 'pending'
-    OR (state = 'retrying' AND next_attempt_at <= %(now)s))
+    OR (state = 'retrying' AND next_attempt_at <= {CLOCK}))
 OR lease_owner IS NOT NULL AND lease_until <= {CLOCK})
 """
 
@@ -209,14 +209,14 @@ def switch_off(connection: StoreConnection) -> None:
 _TAKE = f"""
 SELECT sequence FROM notification
 WHERE {NOTIFICATION_OPEN} AND channel = %(channel)s AND lease_owner IS NULL
-    AND (state = 'pending' OR (state = 'retrying' AND next_attempt_at <= %(now)s))
+    AND (state = 'pending' OR (state = 'retrying' AND next_attempt_at <= {CLOCK}))
 ORDER BY sequence LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 """
 
 _NEXT_DUE = f"""
-SELECT min(next_attempt_at) FROM notification
+SELECT {shifted("min(next_attempt_at)", CLOCK, "%(now)s::float8")} FROM notification
 WHERE {NOTIFICATION_OPEN} AND channel = %(channel)s AND state = 'retrying'
-    AND lease_owner IS NULL AND next_attempt_at > %(now)s
+    AND lease_owner IS NULL AND next_attempt_at > {CLOCK}
 """
 
 _EXPIRED = f"lease_owner IS NOT NULL AND lease_owner <> %(owner)s AND lease_until <= {CLOCK}"
@@ -312,9 +312,11 @@ UPDATE notification SET state = 'sending', attempts = attempts + 1, started_at =
 WHERE {_ONE} AND lease_owner = %(owner)s AND state IN ('pending', 'retrying')
 """
 
+_DUE = shifted("%(next_attempt_at)s::float8", "%(now)s::float8", CLOCK)
+
 _FINISH = f"""
 UPDATE notification SET state = %(state)s, reason = %(reason)s, provider_id = %(provider_id)s,
-    next_attempt_at = %(next_attempt_at)s, finished_at = %(finished_at)s,
+    next_attempt_at = {_DUE}, finished_at = %(finished_at)s,
     lease_owner = NULL, lease_until = NULL
 WHERE {_ONE} AND lease_owner = %(owner)s AND {NOTIFICATION_OPEN}
 """
@@ -356,7 +358,7 @@ def finish(
     now: float,
 ) -> bool:
     """Record the end of an attempt."""
-    values = {**_key(id), "owner": terms.lease.owner}
+    values = terms.values(now, **_key(id))
     if ending.state is NotificationState.PENDING:
         return connection.write(_UNDO, values).rowcount == 1
     values.update(

@@ -119,8 +119,9 @@ class QueryPool:
         self._closed = True
         with trio.move_on_after(CLOSE_SECONDS, shield=True):
             await trio.lowlevel.checkpoint()
-            for reading in tuple(self._readings):
-                await _interrupt(reading)
+            async with trio.open_nursery() as nursery:
+                for reading in tuple(self._readings):
+                    nursery.start_soon(_interrupt, reading)
             # It is free when every thread has returned.
             self._limiter.total_tokens = 1
             async with self._limiter:
@@ -140,7 +141,10 @@ async def _interrupt(reading: _Reading) -> None:
         try:
             connection.cancel_safe(timeout=CLOSE_SECONDS)
         except psycopg.Error:
-            # The server does not answer; the connection ends by its own time limits.
-            return
+            return  # the server does not answer
 
-    await trio.to_thread.run_sync(cancel, abandon_on_cancel=True)
+    try:
+        await trio.to_thread.run_sync(cancel, abandon_on_cancel=True)
+    finally:
+        # No later query gets this connection, and its thread goes on at once.
+        connection.cut()

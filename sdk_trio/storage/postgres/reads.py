@@ -1,5 +1,6 @@
 """Queries of the inbox in PostgreSQL: plain functions of a connection."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -238,6 +239,19 @@ def of_tenant(
     """Return the next sequences above ``after`` of a tenant's deliveries."""
     rows = connection.execute(_OF_TENANT, (tenant_id, after, limit))
     return [sequence for (sequence,) in rows]
+
+
+def clock_offset(connection: StoreConnection) -> float:
+    """Return the seconds by which this host's clock is ahead of the server's.
+
+    What may be the answer's way is not counted as an offset.
+    """
+    asked = time.time()
+    query = "SELECT extract(epoch FROM clock_timestamp())::float8"
+    server: float
+    (server,) = connection.execute(query).fetchone() or (asked,)
+    answered = time.time()
+    return max(0.0, asked - server) + min(0.0, answered - server)
 
 
 _CHANGES = """

@@ -75,8 +75,17 @@ def lease_clock(now: str) -> str:
     return f"(CASE WHEN %(server)s THEN extract(epoch FROM statement_timestamp()) ELSE {now} END)"
 
 
-#: SQL of the time by which leases are told.
+#: SQL of the time by which leases and retries are due.
 CLOCK = lease_clock("%(now)s::float8")
+
+
+def shifted(time: str, origin: str, to: str) -> str:
+    """Return SQL of a time that is as far from ``to`` as ``time`` is from ``origin``.
+
+    Hosts plan by their own clocks, and the database's clock says when it is time.
+    """
+    return f"(CASE WHEN %(server)s THEN {to} + ({time} - {origin}) ELSE {time} END)::float8"
+
 
 # Deliveries of one subject of one tenant have the same lane, those that need no order have none. A
 # digest, because a subject may be longer than an index takes in.
@@ -465,10 +474,12 @@ UPDATE work SET state = 'running', attempts = attempts + 1, started_at = %(now)s
 WHERE {_OURS} AND state <> 'running'
 """
 
+_DUE = shifted("%(at)s::float8", "%(now)s::float8", CLOCK)
+
 _FAIL = f"""
-UPDATE work SET state = %(state)s, queued = %(queued)s, next_attempt_at = %(at)s,
-    failed_at = %(failed_at)s, finished_at = %(finished_at)s, last_error = %(error)s,
-    lease_owner = NULL, lease_until = NULL
+UPDATE work SET state = %(state)s, queued = %(queued)s, next_attempt_at = {_DUE},
+    failed_at = CASE WHEN %(retrying)s THEN {CLOCK} END, finished_at = %(finished_at)s,
+    last_error = %(error)s, lease_owner = NULL, lease_until = NULL
 WHERE {_OURS} RETURNING sequence, attempts, started_at
 """
 
@@ -480,7 +491,7 @@ WHERE {_OURS}
 
 _PUT_OFF = f"""
 UPDATE work SET attempts = attempts - (state = 'running')::int, state = 'retrying',
-    queued = true, started_at = NULL, next_attempt_at = %(at)s, failed_at = %(now)s,
+    queued = true, started_at = NULL, next_attempt_at = {_DUE}, failed_at = {CLOCK},
     last_error = %(reason)s, lease_owner = NULL, lease_until = NULL
 WHERE {_OURS}
 """
@@ -589,11 +600,11 @@ def finish(
     connection: StoreConnection, terms: SharedTerms, key: str, outcome: Outcome, now: float
 ) -> None:
     """Record the outcome of a run of ours; do nothing if its lease is not ours any more."""
-    ours = {"key": key, "owner": terms.lease.owner}
+    ours = terms.values(now, key=key)
     match outcome:
         case Done(answer):
             if answer is not None:
-                connection.write(_KEEP_ANSWER, {**ours, "now": now, "answer": answer})
+                connection.write(_KEEP_ANSWER, {**ours, "answer": answer})
             finish_all(terms, connection, [(key, now)])
         case Retry(at):
             retrying = {"state": DeliveryState.RETRYING, "queued": at is not None, "at": at}
@@ -604,7 +615,7 @@ def finish(
         case Released():
             connection.write(_CUT_SHORT, ours)
         case Postponed(at, reason):
-            connection.write(_PUT_OFF, {**ours, "at": at, "now": now, "reason": reason})
+            connection.write(_PUT_OFF, {**ours, "at": at, "reason": reason})
         case Parked(reason):
             connection.write(_SET_ASIDE, {**ours, "reason": reason})
 
@@ -612,9 +623,9 @@ def finish(
 def _fail(
     connection: StoreConnection, values: Mapping[str, object], outcome: Retry | Dead, now: float
 ) -> None:
-    failed_at = now if isinstance(outcome, Retry) else None
+    retrying = isinstance(outcome, Retry)
     failed = connection.write(
-        _FAIL, {**values, "failed_at": failed_at, "error": outcome.error}
+        _FAIL, {**values, "retrying": retrying, "error": outcome.error}
     ).fetchall()
     # Its last failed run was the end of a process, which recovery has recorded; a second record
     # would count it twice.

@@ -235,6 +235,11 @@ class SqliteInbox:
         """See :attr:`Inbox.lost`."""
         return self._committer.lost
 
+    async def clock_offset(self) -> float | None:
+        """See :meth:`Inbox.clock_offset`: the host's clock is the only one."""
+        await trio.lowlevel.checkpoint()
+        return None
+
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
