@@ -9,6 +9,7 @@ import trio
 
 from ..config import KeyDerivation, Secret
 from ..errors import EXIT_UNAVAILABLE, SdkError
+from ..records.deliveries import key_of
 from .signature import sign
 
 #: The seconds that one delivery may take. The upstream gives up after 10, so a test delivery that
@@ -57,10 +58,11 @@ def sign_body(
     webhook_id: str,
     timestamp: int,
     derivation: KeyDerivation = KeyDerivation.STANDARD,
+    signer: str = "",
 ) -> SignedDelivery:
     """Sign ``body`` as the upstream would; arguments and errors are those of ``sign``."""
-    signature = sign(secret, webhook_id, timestamp, body, derivation=derivation)
-    return SignedDelivery(webhook_id, timestamp, signature, body)
+    signature = sign(secret, webhook_id, timestamp, body, derivation=derivation, signer=signer)
+    return SignedDelivery(key_of(webhook_id, signer), timestamp, signature, body)
 
 
 async def post(
