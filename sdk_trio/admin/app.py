@@ -27,7 +27,7 @@ from ..errors import (
     TenantsDisabledError,
     UnknownTenantError,
 )
-from .access import Access, Pacer, Refusal, header_map
+from .access import PROOF, Access, Pacer, Refusal, header_map
 from .api import (
     EVENTS,
     Actions,
@@ -304,7 +304,9 @@ class AdminApp:
         if request.path in PROBES:
             return None
         refusal = self._access.check_host(request.headers)
-        if refusal is None and self._needs_token(request.path):
+        if refusal is None and request.path == PROOF:
+            refusal = self._access.check_proof(request.headers)
+        elif refusal is None and self._needs_token(request.path):
             refusal = self._access.check_token(request.headers)
         if refusal is None and request.method == "POST":
             route = self._find(request)
@@ -391,6 +393,7 @@ class AdminApp:
         console, query = self._console, request.query
         body, address = request.body or b"", request.address
         routes: dict[str, _Route] = {
+            PROOF: _Route(lambda: self._prove(request)),
             "/api/status": _Route(self._status),
             "/api/overview": _Route(self._overview),
             "/api/dead": _Route(lambda: self._dead(query)),
@@ -422,6 +425,9 @@ class AdminApp:
         if rest == "transition":
             return _Route(lambda: console.change_tenant(name, body, address), changes=True)
         return None
+
+    async def _prove(self, request: _Request) -> Reply:
+        return document(200, {"proof": self._access.prove(request.headers)})
 
     async def _page(self, request: _Request) -> Reply:
         return console_file(request.path, request.headers)

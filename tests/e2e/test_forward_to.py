@@ -74,7 +74,6 @@ Rack::Handler::WEBrick.run(Application, Host: "127.0.0.1", Port: ENV.fetch("PORT
 """
 
 
-
 def code(language):
     (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     return found
