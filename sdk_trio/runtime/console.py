@@ -321,7 +321,9 @@ class RuntimeConsole:
         simulator.address = started.receiver[0]
         try:
             answer = await simulator.simulate(type, dict(data))
-        except (UnknownEventTypeError, RecursionError) as error:
+        except UnknownEventTypeError as error:
+            raise MissingPartError(str(error)) from None
+        except RecursionError as error:
             raise BadQueryError(str(error)) from None
         told = msgspec.json.decode(answer.body)
         if answer.status != 200:
