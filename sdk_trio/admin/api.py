@@ -31,7 +31,6 @@ from ..storage.replay import (
 from .query import (
     FILTER,
     LARGEST_REPLAY,
-    BadQueryError,
     ListQuery,
     ReplayOrder,
     link_header,
