@@ -1,7 +1,7 @@
 """The rights of requests on the admin address, and their pace.
 
 - Probes answer everybody: an orchestrator has no token. Their reasons are for requests from this
-  machine, or with the token.
+  machine, or with the token; a wrong one is refused where it would give them.
 - ``/metrics`` and ``/healthz`` are open while every address is of this machine (loopback or a
   Unix socket); else they need the token.
 - ``/api`` needs the token always, but for ``/api/proof``.

@@ -81,7 +81,8 @@ REFUSAL_LOG_SECONDS = 10.0
 #: Failing parts and unknown metric names that are logged at most, each once.
 MOST_REPORTED = 100
 
-PROBES = ("/livez", "/readyz")
+LIVE = "/livez"
+PROBES = (LIVE, "/readyz")
 REPLAY = f"{EVENTS}/replay"
 TRIGGER = f"{EVENTS}/trigger"
 RETRY = "/api/notifications/retry"
@@ -302,7 +303,7 @@ class AdminApp:
         if request.body is None:
             return Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes")
         if request.path in PROBES:
-            return None
+            return self._refusal_of_probe(request)
         refusal = self._access.check_host(request.headers)
         if refusal is None and request.path == PROOF:
             refusal = self._access.check_proof(request.headers)
@@ -315,6 +316,13 @@ class AdminApp:
                 # answer shows what the store holds to a page of another site.
                 refusal = self._access.check_change(request.headers)
         return refusal
+
+    def _refusal_of_probe(self, request: _Request) -> Refusal | None:
+        """Refuse a wrong token where the details of the answer would tell it from a right one."""
+        headers = request.headers
+        if "authorization" not in headers or request.path == LIVE or self._shows_details(request):
+            return None
+        return self._access.check_token(headers)
 
     def _needs_token(self, path: str) -> bool:
         # Scrapers of this machine expect open metrics; beyond it they would tell strangers how busy
@@ -435,7 +443,7 @@ class AdminApp:
     async def _probe(self, request: _Request) -> Reply:
         # Liveness looks at the event loop alone: what else fails, no restart would mend
         # (docs/adr/0018-admin-address.md).
-        if request.path == "/livez":
+        if request.path == LIVE:
             return document(200, {"alive": True})
         await self._store.wait_for_check()
         checks = self._checks()

@@ -606,9 +606,7 @@ class Feed:
         if not (fresh and listeners):
             return
         rows = [
-            row
-            for row in ring.newest(cause=None, before=None, limit=fresh)
-            if row["seq"] > before
+            row for row in ring.newest(cause=None, before=None, limit=fresh) if row["seq"] > before
         ]
         for listener in listeners:
             # Those that others have pushed out of the ring since the last look.

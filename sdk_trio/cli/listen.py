@@ -306,8 +306,9 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
     told = await ask(source, "GET", "/api/relay")
     if not told["can_sign"] and not relay.signs:
         raise UsageError(
-            "the receiver verifies with a public key and cannot sign: name a variable with a "
-            "secret of your own in --secret-env, and let your application verify with that"
+            "the receiver does not sign (it verifies with a public key, or Sdk:Admin:ReadOnly is "
+            "true): name a variable with a secret of your own in --secret-env, and let your "
+            "application verify with that"
         )
     cursor = relay.cursor
     options = {

@@ -281,8 +281,8 @@ class SupervisorLink:
         finally:
             with trio.move_on_after(1, shield=True):
                 report = runtime.report
-                message = FromProcess("drained", drained=report.drained if report else 0)
-                await self._tell(self._with_rejected(runtime, message))
+                ended = FromProcess("drained", drained=report.drained if report else 0)
+                await self._tell(self._with_rejected(runtime, ended))
 
     async def _obey(self, runtime: "WorkingRuntime", message: tuple[Any, ...]) -> None:
         kind, *arguments = message
