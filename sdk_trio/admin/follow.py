@@ -344,6 +344,7 @@ class _Exchange:
             await self._stream.send_all(self._http.send(part) or b"")
         status, content = 0, bytearray()
         while True:
+            await trio.lowlevel.checkpoint()
             event = self._http.next_event()
             if event is h11.NEED_DATA:
                 data = bytes(await self._stream.receive_some())

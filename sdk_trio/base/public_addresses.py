@@ -72,8 +72,8 @@ _CREDENTIALS = tuple(
 def is_internal(address: str) -> bool:
     """Say whether an IP address is this machine's or of a private network; what is none is not.
 
-    Addresses that are neither public nor internal are link-local, reserved, or a cloud's own. A zone
-    (``fd00:ec2::254%eth0``) changes nothing.
+    Addresses that are neither public nor internal are link-local, reserved, or a cloud's own. A
+    zone (``fd00:ec2::254%eth0``) changes nothing.
     """
     try:
         parsed = ipaddress.ip_address(address)
