@@ -103,8 +103,8 @@ class Access:
     def prove(self, headers: Mapping[str, str]) -> str | None:
         """Return the proof that this is the runtime; None without a valid proof of the caller.
 
-        Only who knows the token gets one. An answer to anybody would let strangers try out weak
-        tokens elsewhere, at any pace.
+        Only a caller that knows the token gets one. An answer to strangers would let them try weak
+        tokens offline, at any pace.
         """
         scheme, _, rest = headers.get("authorization", "").partition(" ")
         nonce, _, given = rest.partition(" ")

@@ -318,7 +318,7 @@ class AdminApp:
         return refusal
 
     def _refusal_of_probe(self, request: _Request) -> Refusal | None:
-        """Refuse a wrong token where the details of the answer would tell it from a right one."""
+        """Refuse a wrong token where the answer would show whether it is right."""
         headers = request.headers
         if "authorization" not in headers or request.path == LIVE or self._shows_details(request):
             return None

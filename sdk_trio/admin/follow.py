@@ -281,7 +281,7 @@ async def _connect(
 
 
 def _reason(body: bytes | None) -> str:
-    """Return the reason in an answer; whoever gave it may have put escapes for a terminal in it."""
+    """Return the reason in an answer, with control characters escaped."""
     try:
         return printable(msgspec.json.decode(body or b"", type=dict[str, str])["error"])
     except (msgspec.DecodeError, KeyError):

@@ -253,7 +253,7 @@ def init(arguments: Namespace) -> int:
     directory = Path(arguments.directory)
     # All files are looked at before the first is written: half of an application is worse than
     # none.
-    # A link that leads nowhere counts as well: whoever has put it there chose what is written.
+    # A dangling link counts as well: writing through it would create a file elsewhere.
     existing = [name for name in FILES if os.path.lexists(directory / name)]
     if existing and not arguments.force:
         raise FilesExistError(

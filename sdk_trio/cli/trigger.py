@@ -214,7 +214,7 @@ def _guarded(secret: Secret, url: str) -> Secret:
     """Return a secret of our receiver, if it may sign for ``url``.
 
     Raises:
-        UsageError: that is another machine. Whoever gets the delivery there could pass it on to the
+        UsageError: that is another machine. The recipient could pass the delivery on to the
             receiver, which would run it.
     """
     is_here = url.startswith("unix:") or is_loopback(urlsplit(url).hostname or "")

@@ -94,7 +94,7 @@ class Tenant:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether it was deleted: no event of it runs, whoever signed it."""
+        """Whether it was deleted: its events are parked, also those that the host signed."""
         return self.status is TenantStatus.DELETED
 
 

@@ -369,7 +369,7 @@ class RuntimeConsole:
 
     @property
     def _is_read_only(self) -> bool:
-        # A signature is a change: whoever posts it runs the event again.
+        # A signature allows a change: posting it with the body runs the event again.
         return self._settings.admin.read_only
 
     async def _secret_of(self, record: DeliveryRecord) -> Secret | None:

@@ -69,7 +69,7 @@ async def test_wrong_tokens_wait_are_counted_and_keep_nobody_else_waiting(place)
 
 
 async def test_a_probe_is_no_way_to_try_tokens_out(place):
-    """Off loopback its details need the token, so they would tell a right one from a wrong one."""
+    """Off loopback its details need the token, so they would show whether it is right."""
     place.environ["SDK__ADMIN__BIND"] = "0.0.0.0:0"
     with trio.fail_after(120), place.daemon() as daemon:
         url = f"http://127.0.0.1:{daemon.admin.rpartition(':')[2]}/readyz"

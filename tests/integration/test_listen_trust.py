@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,6 +14,10 @@ from sdk_trio import FeedRefusedError, open_feed
 from sdk_trio.cli.listen import Cursor, FeedSource, Relay, RelayError, ask
 from sdk_trio.cli.parse import UsageError
 from sdk_trio.config import Settings
+from sdk_trio.net.poster import HttpPoster, dial_private
+from sdk_trio.testing import sign_delivery
+from sdk_trio.webhooks.signature import new_secret
+from sdk_trio.webhooks.signed_request import post
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +30,7 @@ STORED = {"Storage__Backend": "Sqlite"}
 
 
 class Recorder:
-    """A program that keeps what comes, and gives each request the same answer."""
+    """A program that keeps what comes, and gives each head of a request the same answer."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -35,7 +40,7 @@ class Recorder:
     async def serve(self, stream):
         async for data in stream:
             self.seen += data
-            if self.seen.endswith(b"\r\n\r\n"):
+            if b"\r\n\r\n" in data:
                 await stream.send_all(self.answer)
 
 
@@ -75,6 +80,12 @@ async def test_a_proxy_of_the_environment_gets_neither_the_token_nor_a_delivery(
         async with open_feed(source.url, token=TOKEN) as feed:
             assert (await feed.__anext__())["kind"] == "hello"
         async with recording(http("")) as local:
+            signed = sign_delivery("order.paid", secret=new_secret(bytes(range(32))))
+            assert (await post(local.url, signed)).status == 200
+            headers = {"x-signature": "of-a-poster"}
+            poster = HttpPoster(clock=time.time, dial=dial_private)
+            await poster.post(local.url, headers=headers, body=b"", timeout_seconds=30)
+            assert b"of-a-poster" in local.seen
             relay = Relay(
                 f"{local.url}/in",
                 Cursor(tmp_path / "cursor"),
@@ -120,7 +131,7 @@ async def test_the_proof_of_one_who_asked_is_no_token_and_proves_nothing_to_anot
             assert (await admin.get(path, None, authorization=given)).status_code == 401
         answer = await admin.get("/api/proof", None, authorization=given)
         assert answer.status_code == 200
-        # The answer is no question: nobody gets a proof of the receiver by asking with one.
+        # The answer cannot be used as a question.
         nonce = given.split(" ")[1]
         other = f"{given.split(' ')[0]} {nonce} {answer.json()['proof']}"
         assert (await admin.get("/api/proof", None, authorization=other)).status_code == 401
@@ -174,7 +185,7 @@ def test_a_position_is_not_written_through_a_planted_link(tmp_path):
         linked.open()
     linked.close()
     file.unlink()
-    # The lock's own name is one that anybody can guess.
+    # The name of the lock can be guessed.
     (shared / "cursor.lock").unlink(missing_ok=True)
     (shared / "cursor.lock").symlink_to(tmp_path / "made")
     with pytest.raises(UsageError, match=r"cursor\.lock"):
