@@ -105,10 +105,9 @@ async def post(
     transport = httpx.AsyncHTTPTransport(uds=socket_path, verify=verify)
     try:
         with trio.fail_after(DELIVERY_SECONDS):
-            # Given a transport, the client ignores the proxies of the environment.
-            async with httpx.AsyncClient(
-                transport=transport, trust_env=False, timeout=None
-            ) as client:  # noqa: S113 - the scope above bounds the whole exchange
+            # A proxy of the environment would get the body and its signature.
+            client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)  # noqa: S113 - the scope above bounds the whole exchange
+            async with client:
                 answer = await client.post(target, content=delivery.body, headers=sent)
     except (httpx.HTTPError, trio.TooSlowError) as error:
         reason = f"no answer in {DELIVERY_SECONDS:g} s" if not str(error) else str(error)
