@@ -1,10 +1,10 @@
 """The rights of requests on the admin address, and their pace.
 
 - Probes answer everybody: an orchestrator has no token. Their reasons are for requests from this
-  machine, or with the token.
+  machine, or with the token; a wrong one is refused where it would give them.
 - ``/metrics`` and ``/healthz`` are open while every address is of this machine (loopback or a
   Unix socket); else they need the token.
-- ``/api`` needs the token always.
+- ``/api`` needs the token always, but for ``/api/proof``.
 - Everything but the probes wants a known ``Host``, so that a web page which points its own name
   at this machine (DNS rebinding) reads nothing. IP addresses cannot be pointed elsewhere.
 - A changing call must not come from another site's page, and must be allowed at all.
@@ -101,6 +101,31 @@ class Access:
             guessed="authorization" in headers,
         )
 
+    def prove(self, headers: Mapping[str, str]) -> str | None:
+        """Return the proof that this is the runtime; None without a valid proof of the caller.
+
+        Only a caller that knows the token gets one. An answer to strangers would let them try weak
+        tokens offline, at any pace.
+        """
+        scheme, _, rest = headers.get("authorization", "").partition(" ")
+        nonce, _, given = rest.partition(" ")
+        if self.token is None or scheme != PROOF_SCHEME or not nonce:
+            return None
+        expected = proof_of(self.token, nonce, of_runtime=False)
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode()):
+            return None
+        return proof_of(self.token, nonce, of_runtime=True)
+
+    def check_proof(self, headers: Mapping[str, str]) -> Refusal | None:
+        """Refuse a caller that does not prove that it knows the token."""
+        if self.prove(headers) is not None:
+            return None
+        return Refusal(
+            401,
+            "this needs a proof that you have the admin token",
+            guessed="authorization" in headers,
+        )
+
     def check_change(self, headers: Mapping[str, str]) -> Refusal | None:
         """Refuse a changing call that another site's page sent, or that nobody may make."""
         if _is_of_another_site(headers):
@@ -130,6 +155,23 @@ class Access:
         if self.has_token({"authorization": f"Bearer {given}"}):
             return None
         return Refusal(401, "the token in Sec-WebSocket-Protocol is wrong", guessed=True)
+
+
+#: The scheme of ``Authorization`` in which a caller proves that it knows the token, without sending
+#: it: a nonce of its own and :func:`proof_of` that, with a space between them.
+PROOF_SCHEME = "SDK-Proof"
+
+#: The path that answers such a proof with one of the runtime.
+PROOF = "/api/proof"
+
+
+def proof_of(token: str, nonce: str, *, of_runtime: bool) -> str:
+    """Return the proof of a caller, or the runtime's answer to it, in hexadecimal digits.
+
+    The two differ, so that a program in the runtime's place cannot send the first one back.
+    """
+    who = "runtime" if of_runtime else "caller"
+    return hmac.new(token.encode(), f"sdk-trio {who} {nonce}".encode(), "sha256").hexdigest()
 
 
 #: The subprotocol of the feed, and the beginning of the one that carries the token: a browser's

@@ -18,7 +18,6 @@ import trio
 
 from ..base.http import Send
 from ..base.logs import get_logger
-from ..errors import UnknownTenantError
 from ..records.deliveries import DeliveryRecord, DeliveryState, listed, shown
 from ..storage.ports import Inbox
 from ..storage.replay import (
@@ -32,7 +31,6 @@ from ..storage.replay import (
 from .query import (
     FILTER,
     LARGEST_REPLAY,
-    BadQueryError,
     ListQuery,
     ReplayOrder,
     link_header,
@@ -212,7 +210,7 @@ class EventAnswerer:
         The ``Link`` header leads to the pages beside it.
 
         Raises:
-            BadQueryError: there is no such tenant.
+            UnknownTenantError: there is no such tenant.
         """
         tenant_id = await self.tenant_id(query.tenant)
         found = await self._inbox.find(
@@ -295,7 +293,7 @@ class EventAnswerer:
         There is one token, so nothing proves that name.
 
         Raises:
-            BadQueryError: there is no such tenant.
+            UnknownTenantError: there is no such tenant.
         """
         await trio.lowlevel.checkpoint()
         trial = None
@@ -388,15 +386,12 @@ class EventAnswerer:
         """Return the id of a tenant that a query names by identifier or id; None of None.
 
         Raises:
-            BadQueryError: there is no such tenant.
+            UnknownTenantError: there is no such tenant.
         """
         if name is None:
             await trio.lowlevel.checkpoint()
             return None
-        try:
-            return await self._observed.tenant_id(name)
-        except UnknownTenantError as error:
-            raise BadQueryError(f"tenant: {error}") from None
+        return await self._observed.tenant_id(name)
 
     @property
     def _inbox(self) -> Inbox:

@@ -27,7 +27,7 @@ from ..errors import (
     TenantsDisabledError,
     UnknownTenantError,
 )
-from .access import Access, Concurrency, Pacer, Refusal, header_map
+from .access import PROOF, Access, Concurrency, Pacer, Refusal, header_map
 from .api import (
     EVENTS,
     Actions,
@@ -83,7 +83,8 @@ MOST_REPORTED = 100
 
 TOO_LARGE = Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes")
 
-PROBES = ("/livez", "/readyz")
+LIVE = "/livez"
+PROBES = (LIVE, "/readyz")
 #: Paths that are answered in any flood: their pace and their connection slots are their own.
 HEALTH = (*PROBES, "/healthz")
 REPLAY = f"{EVENTS}/replay"
@@ -335,9 +336,11 @@ class AdminApp:
         if int(request.headers.get("content-length", "0")) > MAX_BODY_BYTES:
             return TOO_LARGE
         if request.path in PROBES:
-            return None
+            return self._refusal_of_probe(request)
         refusal = self._access.check_host(request.headers)
-        if refusal is None and self._needs_token(request.path):
+        if refusal is None and request.path == PROOF:
+            refusal = self._access.check_proof(request.headers)
+        elif refusal is None and self._needs_token(request.path):
             refusal = self._access.check_token(request.headers)
         if refusal is None and request.method == "POST":
             route = self._find(request)
@@ -346,6 +349,13 @@ class AdminApp:
                 # answer shows what the store holds to a page of another site.
                 refusal = self._access.check_change(request.headers)
         return refusal
+
+    def _refusal_of_probe(self, request: _Request) -> Refusal | None:
+        """Refuse a wrong token where the answer would show whether it is right."""
+        headers = request.headers
+        if "authorization" not in headers or request.path == LIVE or self._shows_details(request):
+            return None
+        return self._access.check_token(headers)
 
     def _needs_token(self, path: str) -> bool:
         # Scrapers of this machine expect open metrics; beyond it they would tell strangers how busy
@@ -424,6 +434,7 @@ class AdminApp:
         console, query = self._console, request.query
         body, address = request.body, request.address
         routes: dict[str, _Route] = {
+            PROOF: _Route(lambda: self._prove(request)),
             "/api/status": _Route(self._status),
             "/api/overview": _Route(self._overview),
             "/api/dead": _Route(lambda: self._dead(query)),
@@ -456,13 +467,16 @@ class AdminApp:
             return _Route(lambda: console.change_tenant(name, body, address), changes=True)
         return None
 
+    async def _prove(self, request: _Request) -> Reply:
+        return document(200, {"proof": self._access.prove(request.headers)})
+
     async def _page(self, request: _Request) -> Reply:
         return console_file(request.path, request.headers)
 
     async def _probe(self, request: _Request) -> Reply:
         # Liveness looks at the event loop alone: what else fails, no restart would mend
         # (docs/adr/0018-admin-address.md).
-        if request.path == "/livez":
+        if request.path == LIVE:
             return document(200, {"alive": True})
         await self._store.wait_for_check()
         checks = self._checks()

@@ -28,6 +28,7 @@ from .query import (
     LARGEST_SEQUENCE,
     USUAL_LIMIT,
     BadQueryError,
+    check_line,
     link_header,
     parameters,
     parse_number,
@@ -140,7 +141,8 @@ class ConsoleSource(Protocol):
         """Deliver a signed sample to the receiver, in Development alone.
 
         Raises:
-            BadQueryError: there is no such type, or the data cannot be merged.
+            MissingPartError: there is no such type.
+            BadQueryError: the data cannot be merged.
         """
         ...
 
@@ -287,10 +289,7 @@ class ConsoleAnswerer:
         The audit row names the actor and the address that it came from.
         """
         order: TransitionOrder = parse_order(body, TransitionOrder)
-        if order.reason is not None and not (
-            1 <= len(order.reason) <= LONGEST_REASON and order.reason.isprintable()
-        ):
-            raise BadQueryError(f"reason takes 1 to {LONGEST_REASON} printable characters")
+        check_line("reason", order.reason, LONGEST_REASON)
         service = self._source.tenants()
         tenant = await service.get(name)
         actor = order.actor or USUAL_ACTOR

@@ -595,7 +595,8 @@ class Feed:
 
     def _look_at_rejected(self) -> None:
         ring = self._source.rejected
-        fresh, self._rejected = ring.total - self._rejected, ring.total
+        before, self._rejected = self._rejected, ring.total
+        fresh = ring.total - before
         # A rejected request is nobody's: who listens for one tenant must not see others.
         listeners = [
             listener
@@ -604,7 +605,9 @@ class Feed:
         ]
         if not (fresh and listeners):
             return
-        rows = ring.newest(cause=None, before=None, limit=fresh)
+        rows = [
+            row for row in ring.newest(cause=None, before=None, limit=fresh) if row["seq"] > before
+        ]
         for listener in listeners:
             # Those that others have pushed out of the ring since the last look.
             listener.dropped += fresh - len(rows)

@@ -3,22 +3,32 @@
 ``async with open_feed(url, token=...) as feed: async for message in feed: ...``. A message is the
 object of JSON that the feed sends: ``seq``, ``kind``, ``at``, and what the kind says. After a lost
 connection the iterator goes on behind the last delivery that it has returned.
+
+The token goes only to a peer that has proved itself: by its certificate under TLS, else by a proof
+that it knows the token, on the same connection (docs/adr/0062-what-a-relay-sends.md). Another
+program may have taken the port of a receiver that is not running. The proxies of the environment
+are not used: one would read the token.
 """
 
+import hmac
 import random
+import secrets
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
+import h11
 import msgspec
 import trio
 
 from ..base.http import DEFAULT_PORTS
 from ..base.throttle import jittered_wait
 from ..config.fields import split_unix
+from ..config.sources import printable
 from ..errors import SdkError, only_member
+from .access import PROOF, PROOF_SCHEME, proof_of
 from .feed import HEARTBEAT_SECONDS, KINDS
 
 #: A feed that says nothing for so long is gone, in seconds: it sends a heartbeat three times as
@@ -35,6 +45,9 @@ FRAME_BYTES = 32 * 1024 * 1024
 RETRY_BASE_SECONDS = 0.5
 RETRY_CAP_SECONDS = 15.0
 
+#: The largest answer of the API that is taken, in bytes.
+ANSWER_BYTES = 16 * 1024 * 1024
+
 #: Statuses after which another attempt may succeed.
 _LATER = frozenset({429, 500, 502, 503, 504})
 
@@ -43,6 +56,14 @@ _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 class FeedRefusedError(SdkError):
     """The feed cannot be followed as it was asked for: the message says why."""
+
+
+class AdminRefusedError(SdkError):
+    """A request was answered with another ``status`` than 200, or with none (0)."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"{status}, {reason}" if status else reason)
+        self.status = status
 
 
 def feed_url(base: str) -> str:
@@ -65,10 +86,6 @@ def feed_url(base: str) -> str:
         )
     path = parts.path.rstrip("/").removesuffix("/feed")
     return urlunsplit((scheme, parts.netloc, f"{path}/feed", "", ""))
-
-
-#: The fields that the ``hello`` of a receiver lacks which is older than this program.
-_OF_OLDER_RECEIVERS: Final[dict[str, Any]] = {"store": None, "replaced": False, "resumed": []}
 
 
 class _Answers(trio.abc.ReceiveStream):
@@ -120,6 +137,7 @@ class FeedReader:
         self._taken, self._taken_in = after, store
         self.trouble: str | None = None
         self._url = url
+        self._token = token
         self._headers = [(b"authorization", f"Bearer {token}".encode())]
         self._query = query
         self._refused: FeedRefusedError | None = None
@@ -174,16 +192,13 @@ class FeedReader:
             await self._converse(context)
         except Exception as group:  # nurseries wrap what is told apart here
             error = only_member(group)
-            if isinstance(error, ConnectionRejected):
-                if error.status_code == 400 and self._taken_in is not None:
-                    # An older receiver knows no names of stores: it is asked again without.
-                    self._taken_in = None
-                else:
-                    self._note(_reason(error.status_code, error.body))
-                    if error.status_code not in _LATER:
-                        self._refused = FeedRefusedError(f"{self._url} refuses: {self.trouble}")
+            if isinstance(error, AdminRefusedError):
+                self._refuse(error.status, str(error))
+            elif isinstance(error, ConnectionRejected):
+                self._refuse(error.status_code, f"{error.status_code}, {_reason(error.body)}")
             elif isinstance(error, ConnectionClosed):
-                self._note((error.reason and error.reason.reason) or "the connection broke")
+                closed = (error.reason and error.reason.reason) or "the connection broke"
+                self._note(printable(closed))
             elif isinstance(
                 error,
                 (
@@ -197,24 +212,28 @@ class FeedReader:
                 raise
         await trio.lowlevel.checkpoint()
 
+    def _refuse(self, status: int, reason: str) -> None:
+        self._note(reason)
+        if status not in _LATER:
+            self._refused = FeedRefusedError(f"{self._url} refuses: {reason}")
+
     async def _converse(self, context: ssl.SSLContext | None) -> None:
         from trio_websocket import wrap_client_stream
 
         given = {"after": self._taken, "store": self._taken_in}
         after = {name: str(value) for name, value in given.items() if value is not None}
-        # Any name would do on a Unix socket; this one is taken everywhere.
-        url = "ws://localhost/feed" if self._url.startswith("unix:") else self._url
-        parts = urlsplit(url)
         # The library leaves the socket of a refused connection open, so it is ours to close.
         async with await _connect(self._url, context) as stream, trio.open_nursery() as nursery:
             answers = _Answers(stream)
             with trio.fail_after(CONNECT_SECONDS):
+                exchange = _Exchange(stream, self._url)
+                await exchange.prove_peer(self._token)
                 socket = await wrap_client_stream(
                     nursery,
                     # Its annotation names two streams; any stream is what it takes.
                     trio.StapledStream(stream, answers),  # type: ignore[arg-type]
-                    parts.netloc.rpartition("@")[2],
-                    f"{parts.path}?{urlencode({**self._query, **after})}",
+                    exchange.host,
+                    f"{exchange.base}/feed?{urlencode({**self._query, **after})}",
                     extra_headers=self._headers,
                     max_message_size=FRAME_BYTES,
                 )
@@ -227,8 +246,6 @@ class FeedReader:
                 told = frame.encode() if isinstance(frame, str) else frame
                 for line in told.splitlines():
                     message = msgspec.json.decode(line)
-                    if message["kind"] == "hello":
-                        message = _OF_OLDER_RECEIVERS | message
                     await self._send.send(message)
                     # Taken: whoever took it may not have run since.
                     self._taken = message["seq"]
@@ -263,12 +280,137 @@ async def _connect(
     )
 
 
-def _reason(status: int, body: bytes | None) -> str:
+def _reason(body: bytes | None) -> str:
+    """Return the reason in an answer, with control characters escaped."""
     try:
-        told = msgspec.json.decode(body or b"", type=dict[str, str])["error"]
+        return printable(msgspec.json.decode(body or b"", type=dict[str, str])["error"])
     except (msgspec.DecodeError, KeyError):
-        told = "no reason"
-    return f"{status}, {told}"
+        return "is that the admin address of a receiver of this version?"
+
+
+class _Exchange:
+    """Requests over one connection to the admin address whose feed is at ``url``."""
+
+    def __init__(self, stream: trio.abc.Stream, url: str) -> None:
+        # Any name would do on a Unix socket; this one is taken everywhere.
+        parts = urlsplit("ws://localhost/feed" if url.startswith("unix:") else url)
+        self.host = parts.netloc.rpartition("@")[2]
+        self.base = parts.path.removesuffix("/feed")
+        self._is_proven = parts.scheme == "wss"
+        self._stream = stream
+        self._http = h11.Connection(h11.CLIENT)
+
+    async def prove_peer(self, token: str) -> None:
+        """Ask the peer for a proof that it knows the token.
+
+        Raises:
+            AdminRefusedError: it gave none.
+        """
+        if self._is_proven:
+            await trio.lowlevel.checkpoint()
+            return
+        nonce = secrets.token_urlsafe(32)
+        ours = proof_of(token, nonce, of_runtime=False)
+        try:
+            status, body = await self.request("GET", PROOF, f"{PROOF_SCHEME} {nonce} {ours}")
+        except h11.ProtocolError as error:
+            raise _unproven(str(error)) from None
+        if status != 200:
+            raise AdminRefusedError(status, f"{_reason(body)} (the token was not sent)")
+        try:
+            theirs = msgspec.json.decode(body, type=dict[str, str])["proof"]
+        except (msgspec.DecodeError, KeyError):
+            theirs = ""
+        expected = proof_of(token, nonce, of_runtime=True)
+        if not hmac.compare_digest(theirs.encode("utf-8", "replace"), expected.encode()):
+            raise _unproven("its answer is not the receiver's")
+        # One that ends the connection here would have the token sent over another one.
+        if self._http.their_state is not h11.DONE:
+            raise _unproven("it ends the connection")
+        self._http.start_next_cycle()
+
+    async def request(
+        self, method: str, path: str, authorization: str, body: bytes = b""
+    ) -> tuple[int, bytes]:
+        """Send one request; return the status and the body of the answer."""
+        headers = [
+            ("host", self.host),
+            ("authorization", authorization),
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+        ]
+        request = h11.Request(method=method, target=f"{self.base}{path}", headers=headers)
+        for part in (request, h11.Data(data=body), h11.EndOfMessage()):
+            await self._stream.send_all(self._http.send(part) or b"")
+        status, content = 0, bytearray()
+        while True:
+            await trio.lowlevel.checkpoint()
+            event = self._http.next_event()
+            if event is h11.NEED_DATA:
+                data = bytes(await self._stream.receive_some())
+                if not data and not status:
+                    raise ConnectionResetError("the connection ended before it was answered")
+                self._http.receive_data(data)
+            elif isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                content += event.data
+                if len(content) > ANSWER_BYTES:
+                    raise h11.RemoteProtocolError("the answer is too large")
+            elif isinstance(event, h11.EndOfMessage):
+                return status, bytes(content)
+            elif not isinstance(event, h11.InformationalResponse):
+                raise h11.RemoteProtocolError("it changes the protocol")
+
+
+def _unproven(reason: str) -> AdminRefusedError:
+    return AdminRefusedError(
+        0,
+        f"the peer does not prove that it is the receiver ({printable(reason)}), so the token was "
+        "not sent: another program may have taken its port, or the receiver is of another version",
+    )
+
+
+async def call(
+    url: str,
+    method: str,
+    path: str,
+    *,
+    token: str,
+    query: Mapping[str, str] | None = None,
+    body: object = None,
+    context: ssl.SSLContext | None = None,
+) -> Any:
+    """Return the JSON document of a call of the API.
+
+    Args:
+        url: the address of the feed; see :func:`feed_url`.
+        method: of the request.
+        path: below the admin address, such as ``/api/relay``.
+        token: the admin token.
+        query: the query's parameters.
+        body: what is sent as JSON; None: nothing.
+        context: the TLS context of ``wss``; None: the system's authorities.
+
+    Raises:
+        AdminRefusedError: the peer does not prove itself, or answers with another status than 200.
+        OSError: there is no connection, or it breaks; trio.BrokenResourceError as well.
+    """
+    target = f"{path}?{urlencode(query)}" if query else path
+    sent = b"" if body is None else msgspec.json.encode(body)
+    async with await _connect(url, context) as stream:
+        exchange = _Exchange(stream, url)
+        await exchange.prove_peer(token)
+        try:
+            status, content = await exchange.request(method, target, f"Bearer {token}", sent)
+        except h11.ProtocolError as error:
+            raise AdminRefusedError(0, printable(str(error))) from None
+        if status != 200:
+            raise AdminRefusedError(status, _reason(content))
+        try:
+            return msgspec.json.decode(content)
+        except msgspec.DecodeError:
+            raise AdminRefusedError(0, "the answer is no JSON") from None
 
 
 @asynccontextmanager

@@ -28,6 +28,9 @@ LARGEST_REPLAY = 1000
 #: The most characters of a name in the log.
 LONGEST_ACTOR = 100
 
+#: One line of text: no control characters, line breaks or signs that reverse what follows them.
+LINE = r"^[^\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]+$"
+
 #: The greatest sequence that a store has.
 LARGEST_SEQUENCE = 2**63 - 1
 
@@ -35,8 +38,10 @@ LARGEST_SEQUENCE = 2**63 - 1
 #: in a query arrives as a space, so both are accepted.
 MOMENT = (
     r"^([0-9]{1,11}(\.[0-9]{1,6})?"
-    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
-    r"(Z|[+ -][0-9]{2}:[0-9]{2}))$"
+    r"|(?!0000)[0-9]{4}-(02-(0[1-9]|1[0-9]|2[0-9])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    r"|(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01]))"
+    r"T([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]{1,6})?)?"
+    r"(Z|[+ -]([01][0-9]|2[0-3]):[0-5][0-9]))$"
 )
 
 #: The latest moment that can be written in seconds.
@@ -159,10 +164,10 @@ def parse_replay(body: bytes) -> ReplayOrder:
     return order
 
 
-def check_actor(actor: str | None) -> None:
-    """Raise :class:`BadQueryError` for a name that is no line of a log."""
-    if actor is not None and not (1 <= len(actor) <= LONGEST_ACTOR and actor.isprintable()):
-        raise BadQueryError(f"actor takes 1 to {LONGEST_ACTOR} printable characters")
+def check_line(name: str, text: str | None, longest: int) -> None:
+    """Raise :class:`BadQueryError` for a field that is given and no :data:`LINE`."""
+    if text is not None and not (len(text) <= longest and re.search(LINE, text)):
+        raise BadQueryError(f"{name} takes 1 to {longest} characters without control characters")
 
 
 def parse_order(body: bytes, kind: type[Any]) -> Any:
@@ -182,7 +187,7 @@ def parse_order(body: bytes, kind: type[Any]) -> Any:
         order = msgspec.convert(given, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadQueryError(f"the body is not understood: {error}") from None
-    check_actor(order.actor)
+    check_line("actor", order.actor, LONGEST_ACTOR)
     return order
 
 

@@ -72,14 +72,17 @@ _CREDENTIALS = tuple(
 def is_internal(address: str) -> bool:
     """Say whether an IP address is this machine's or of a private network; what is none is not.
 
-    Addresses that are neither public nor internal are link-local, reserved, or a cloud's own.
+    Addresses that are neither public nor internal are link-local, reserved, or a cloud's own. A
+    zone (``fd00:ec2::254%eth0``) changes nothing.
     """
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    plain = mapped or parsed
+    plain: ipaddress.IPv4Address | ipaddress.IPv6Address = parsed
+    if isinstance(parsed, ipaddress.IPv6Address):
+        # With a zone it would equal no address of the list.
+        plain = parsed.ipv4_mapped or ipaddress.IPv6Address(int(parsed))
     return plain not in _CREDENTIALS and any(plain in block for block in _INTERNAL)
 
 

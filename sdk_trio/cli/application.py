@@ -19,6 +19,7 @@ from .parse import UsageError, describing
 
 if not describing():
     from .. import webhooks
+    from ..storage.data_directory import write_private
     from ..webhooks.outcomes import place_of
     from .terminal import print_text, program_name, say
 
@@ -252,7 +253,8 @@ def init(arguments: Namespace) -> int:
     directory = Path(arguments.directory)
     # All files are looked at before the first is written: half of an application is worse than
     # none.
-    existing = [name for name in FILES if (directory / name).exists()]
+    # A dangling link counts as well: writing through it would create a file elsewhere.
+    existing = [name for name in FILES if os.path.lexists(directory / name)]
     if existing and not arguments.force:
         raise FilesExistError(
             f"{', '.join(existing)} exists in {directory.absolute()}: nothing was written. "
@@ -261,9 +263,8 @@ def init(arguments: Namespace) -> int:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in FILES.items():
-            (directory / name).write_text(content, encoding="utf-8")
             # Settings files of the working directory are not read if other users can write them.
-            (directory / name).chmod((directory / name).stat().st_mode & ~0o022)
+            write_private(directory / name, content, mode=0o644)
             print_text(str(directory / name))
         if _complete_gitignore(directory / ".gitignore"):
             print_text(str(directory / ".gitignore"))
@@ -289,5 +290,5 @@ def _complete_gitignore(file: Path) -> bool:
         return False
     # A last line without a line break must not grow together with the first new one.
     separator = "" if not text or text.endswith("\n") else "\n"
-    file.write_text(text + separator + "\n".join(missing) + "\n", encoding="utf-8")
+    write_private(file, text + separator + "\n".join(missing) + "\n", mode=0o644)
     return True

@@ -20,7 +20,7 @@ from contextlib import aclosing
 from math import inf
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import attrs
 
@@ -33,11 +33,11 @@ if not describing():
     import trio
 
     from ..admin.access import TOKEN_NAME
-    from ..admin.follow import feed_url, open_feed
+    from ..admin.follow import AdminRefusedError, call, feed_url, open_feed
     from ..base.public_addresses import names_local_address
     from ..base.throttle import jittered_wait
     from ..config import Secret, Settings
-    from ..storage.data_directory import read_private
+    from ..storage.data_directory import read_private, write_private
     from ..webhooks.signed_request import sign_body
     from .receiver import admin_address
     from .settings import load
@@ -76,21 +76,6 @@ class FeedSource:
     url: str
     token: str = attrs.field(repr=False)
 
-    @property
-    def socket(self) -> str | None:
-        """The path of its Unix socket; None: it has a port."""
-        url = feed_url(self.url)
-        return url.removeprefix("unix:") if url.startswith("unix:") else None
-
-    def api(self, path: str) -> str:
-        """Return the URL of a path of its API."""
-        if self.socket is not None:
-            return f"http://localhost{path}"
-        parts = urlsplit(feed_url(self.url))
-        scheme = {"ws": "http", "wss": "https"}[parts.scheme]
-        below = parts.path.removesuffix("/feed")
-        return urlunsplit((scheme, parts.netloc, f"{below}{path}", "", ""))
-
 
 def feed_source(settings: Settings, arguments: Namespace) -> FeedSource:
     """Return the receiver of ``--from``, else the one of the settings, with the token for it.
@@ -119,32 +104,27 @@ def feed_source(settings: Settings, arguments: Namespace) -> FeedSource:
     return source
 
 
-async def ask(source: FeedSource, method: str, path: str, **options: Any) -> Any:
+async def ask(
+    source: FeedSource,
+    method: str,
+    path: str,
+    *,
+    query: Mapping[str, str] | None = None,
+    body: object = None,
+) -> Any:
     """Return the document of a call of the receiver's API.
 
     Raises:
         RelayError: there is no answer, or a refusal.
     """
-    headers = {"authorization": f"Bearer {source.token}"}
-    url = source.api(path)
-    way = None if source.socket is None else httpx.AsyncHTTPTransport(uds=source.socket)
+    url = feed_url(source.url)
     try:
         with trio.fail_after(ASK_SECONDS):
-            client = httpx.AsyncClient(timeout=None, transport=way)  # noqa: S113 - the scope bounds it
-            async with client:
-                answer = await client.request(method, url, headers=headers, **options)
-    except (httpx.HTTPError, trio.TooSlowError) as error:
+            return await call(url, method, path, token=source.token, query=query, body=body)
+    except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
         raise RelayError(f"{source.url} does not answer: {str(error) or 'too slow'}") from None
-    if answer.status_code != 200:
-        raise RelayError(f"{source.url} answers {answer.status_code}: {_told(answer)}")
-    return answer.json()
-
-
-def _told(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        return "is that the admin address of a receiver of this version?"
+    except AdminRefusedError as error:
+        raise RelayError(f"{source.url} answers: {error}") from None
 
 
 async def first_since(source: FeedSource, since: float) -> int | None:
@@ -153,7 +133,7 @@ async def first_since(source: FeedSource, since: float) -> int | None:
     numerator, denominator = since.as_integer_ratio()
     micros = numerator * 10**6 // denominator
     query = {"since": f"{micros // 10**6}.{micros % 10**6:06}", "order": "oldest", "limit": "1"}
-    rows = await ask(source, "GET", "/api/events", params=query)
+    rows = await ask(source, "GET", "/api/events", query=query)
     return rows[0]["sequence"] - 1 if rows else None
 
 
@@ -190,7 +170,7 @@ class Cursor:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(blocking=False)
-            kept = json.loads(self._file.read_text("ascii"))
+            kept = json.loads(read_private(self._file))
             self.position, self.store = int(kept["position"]), kept.get("store")
         except filelock.Timeout:
             raise UsageError(
@@ -208,10 +188,7 @@ class Cursor:
         """Keep a position and the name of the store that it is of, whole or not at all."""
         if (position, store) == (self.position, self.store):
             return
-        temporary = self._file.with_name(f"{self._file.name}.new")
-        kept = {"position": position, "store": store}
-        temporary.write_text(f"{json.dumps(kept)}\n", "ascii")
-        temporary.replace(self._file)
+        write_private(self._file, json.dumps({"position": position, "store": store}) + "\n")
         self.position, self.store = position, store
 
     def close(self) -> None:
@@ -283,7 +260,7 @@ def listen(arguments: Namespace) -> int:
     source = feed_source(settings, arguments)
     if arguments.print_secret:
         told = trio.run(_ask_secret, source)
-        print_text(told["secret"])
+        print_text(cell(told["secret"]))
         return 0
     secret = secret_of_variable(arguments.secret_env) if arguments.secret_env else None
     cursor = Cursor(cursor_file(arguments, source))
@@ -322,15 +299,16 @@ def _seconds(text: str | None) -> float | None:
 
 
 async def _ask_secret(source: FeedSource) -> Any:
-    return await ask(source, "POST", "/api/relay/secret", json={"actor": "listen"})
+    return await ask(source, "POST", "/api/relay/secret", body={"actor": "listen"})
 
 
 async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> None:
     told = await ask(source, "GET", "/api/relay")
     if not told["can_sign"] and not relay.signs:
         raise UsageError(
-            "the receiver verifies with a public key and cannot sign: name a variable with a "
-            "secret of your own in --secret-env, and let your application verify with that"
+            "the receiver does not sign (it verifies with a public key, or Sdk:Admin:ReadOnly is "
+            "true): name a variable with a secret of your own in --secret-env, and let your "
+            "application verify with that"
         )
     cursor = relay.cursor
     options = {
@@ -402,8 +380,10 @@ class Relay:
         # A connection for each delivery: a kept one that the server has closed meanwhile looks like
         # a server that has ended while it answered.
         single = httpx.Limits(max_keepalive_connections=0)
-        # ANSWER_SECONDS bounds each exchange.
-        self._client = httpx.AsyncClient(timeout=None, limits=single)  # noqa: S113 - see above
+        # Given a transport, the client ignores the proxies of the environment, which would get
+        # bodies and signatures. ANSWER_SECONDS bounds each exchange.
+        direct = httpx.AsyncHTTPTransport(limits=single)
+        self._client = httpx.AsyncClient(transport=direct, trust_env=False, timeout=None)  # noqa: S113 - see above
         self._colors = is_terminal() and not os.environ.get("NO_COLOR")
 
     @property
@@ -497,7 +477,7 @@ class Relay:
             text = f"\x1b[{STATE_COLORS['done' if good else 'dead']}m{text}\x1b[0m"
         clock = time.strftime("%H:%M:%S", time.gmtime())
         parts = [clock, text, f"{seconds * 1000:6.0f} ms", cell(event["type"]), cell(event["key"])]
-        print_text("  ".join([*parts, *([trouble] if trouble else [])]))
+        print_text("  ".join([*parts, *([cell(trouble)] if trouble else [])]))
 
 
 _TOO_SLOW = f"no answer in {ANSWER_SECONDS:g} s"

@@ -199,7 +199,9 @@ def _from_application(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _complain(message: str) -> None:
-    sys.stderr.write(f"{PROGRAM}: error: {message}\n")
+    from .terminal import printable_lines  # an error may quote a file or a program elsewhere
+
+    sys.stderr.write(f"{PROGRAM}: error: {printable_lines(message)}\n")
 
 
 def _forget_output() -> None:

@@ -91,6 +91,11 @@ def cell(value: Any) -> str:
     return printable(str(value))
 
 
+def printable_lines(text: str) -> str:
+    """Return text without terminal control characters but line breaks."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def is_terminal() -> bool:
     """Say whether standard output is a terminal that draws: not with ``TERM=dumb``."""
     # Dumb terminals, such as those of editors, show box characters and colours as noise.
@@ -98,8 +103,11 @@ def is_terminal() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a remark for people, which is no data, to standard error."""
-    sys.stderr.write(f"{text}\n")
+    """Print a remark for people, which is no data, to standard error.
+
+    It may quote a file or a program elsewhere, so control characters are escaped.
+    """
+    sys.stderr.write(f"{printable_lines(text)}\n")
     sys.stderr.flush()
 
 

@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from ..errors import EXIT_FAILURE, StorageError, TenantCredentialsError
+from ..errors import EXIT_FAILURE, StorageError, TenantCredentialsError, UnknownTenantError
 from .parse import UsageError, add_format, add_secret, describing, parse_count
 
 if not describing():
     import trio
 
+    from ..base.public_addresses import is_loopback
     from ..config import Secret, Settings
     from ..events import DEFAULT_CATALOG
     from ..events.samples import sample_body
@@ -29,7 +30,13 @@ if not describing():
     from .events import find_event
     from .receiver import reach
     from .settings import load
-    from .sign import NoSecretError, chosen_secrets, for_signing, known_secrets, read_dev_secret
+    from .sign import (
+        NoSecretError,
+        for_signing,
+        known_secrets,
+        read_dev_secret,
+        secret_of_variable,
+    )
     from .store import open_inbox, open_tenants, tenant_path, why_unreachable
     from .terminal import Progress, print_rows, say
 
@@ -99,6 +106,7 @@ def trigger_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tenant", metavar="T", help="to this tenant's address, with its secret; a name or id"
     )
+    add_secret(parser)
     add_format(parser)
 
 
@@ -110,16 +118,18 @@ def trigger(arguments: Namespace) -> int:
         NobodyThereError: no receiver runs, and no ``--url`` was given.
         UnknownTenantError: there is no tenant of the name that ``--tenant`` gives.
         TenantCredentialsError: no secret of the tenant can be read.
+        UsageError: ``--url`` is another machine's, and ``--secret-env`` is missing.
         DeliveryFailedError: no answer came.
     """
     count = parse_count(arguments.count, option="--count", greatest=100_000)
     overrides = _overrides(arguments.data)
     _body(arguments.type, overrides, "", None)  # an unknown type is reported first of all
     settings = load(arguments)
+    given = _given_secret(arguments)
     if arguments.tenant is None:
-        target = _target(settings, arguments.url)
+        target = _target(settings, arguments.url, given)
     else:
-        target = _tenant_target(settings, arguments.tenant, arguments.url)
+        target = _tenant_target(settings, arguments.tenant, arguments.url, given)
     sent: list[SentSample] = []
     try:
         trio.run(_send, settings, target, arguments.type, overrides, count, sent)
@@ -169,6 +179,7 @@ def resend(arguments: Namespace) -> int:
         UsageError: the URL cannot be used, or the body is not kept any more.
         UnknownEventError: the inbox has no event of that id, or several senders' ones.
         NoSecretError: there is no secret to sign with.
+        UsageError: ``--to`` is another machine's, and ``--secret-env`` is missing.
         DeliveryFailedError: no answer came.
     """
     settings = load(arguments)
@@ -182,7 +193,7 @@ def resend(arguments: Namespace) -> int:
     try:
         signed = sign_body(
             record.raw,
-            secret=for_signing(chosen_secrets(arguments, settings)),
+            secret=_given_secret(arguments) or _guarded(_secret_of_signer(settings, record), url),
             webhook_id=record.webhook_id,
             timestamp=int(time.time()),
             derivation=settings.webhooks.key_derivation,
@@ -193,6 +204,48 @@ def resend(arguments: Namespace) -> int:
     row = {"webhook_id": record.webhook_id, "type": record.type, "to": url, "status": posted.status}
     print_rows([row], tuple(row), as_json=arguments.format == "json")
     return 0 if 200 <= posted.status < 300 else EXIT_FAILURE
+
+
+def _given_secret(arguments: Namespace) -> Secret | None:
+    return None if arguments.secret_env is None else secret_of_variable(arguments.secret_env)
+
+
+def _guarded(secret: Secret, url: str) -> Secret:
+    """Return a secret of our receiver, if it may sign for ``url``.
+
+    Raises:
+        UsageError: that is another machine. The recipient could pass the delivery on to the
+            receiver, which would run it.
+    """
+    is_here = url.startswith("unix:") or is_loopback(urlsplit(url).hostname or "")
+    if is_here or secret.made_for_tests:
+        return secret
+    raise UsageError(
+        f"{url} is on another machine, which could pass the delivery on to your receiver: name the "
+        "variable that holds the secret of that address with --secret-env"
+    )
+
+
+def _secret_of_signer(settings: Settings, record: DeliveryRecord) -> Secret:
+    """Return a secret of the sender that signed an event: the host's, or its tenant's.
+
+    With the host's secret, a tenant's event would become the one of any tenant that its body names.
+
+    Raises:
+        NoSecretError: the tenant has none here any more.
+    """
+    if not record.signer:
+        return for_signing(known_secrets(settings))
+    try:
+        _, secret = trio.run(_tenant_and_secret, settings, record.signer)
+    except UnknownTenantError:
+        secret = None
+    if secret is None:
+        raise NoSecretError(
+            f"the tenant {record.signer} has signed {record.webhook_id}, and it has no webhook "
+            "secret here: name the variable of a secret with --secret-env"
+        )
+    return secret
 
 
 def _overrides(text: str | None) -> dict[str, Any] | None:
@@ -207,11 +260,13 @@ def _overrides(text: str | None) -> dict[str, Any] | None:
     return document
 
 
-def _target(settings: Settings, url: str | None) -> Target:
+def _target(settings: Settings, url: str | None, given: Secret | None) -> Target:
     if url is None:
         presence = reach(settings.storage.path)
-        return Target(presence.url, secret_of(settings, presence), _vouching(settings, presence))
-    return Target(_whole(url, settings.webhooks.path), for_signing(known_secrets(settings)))
+        secret = given or secret_of(settings, presence)
+        return Target(presence.url, secret, _vouching(settings, presence))
+    whole = _whole(url, settings.webhooks.path)
+    return Target(whole, given or _guarded(for_signing(known_secrets(settings)), whole))
 
 
 def _vouching(settings: Settings, presence: Presence) -> str | None:
@@ -233,7 +288,7 @@ def _whole(url: str, path: str, *, option: str = "--url") -> str:
     return url
 
 
-def _tenant_target(settings: Settings, key: str, url: str | None) -> Target:
+def _tenant_target(settings: Settings, key: str, url: str | None, given: Secret | None) -> Target:
     """Return the tenant's own address and secret; the host's where it has no secrets of its own.
 
     Raises:
@@ -245,11 +300,12 @@ def _tenant_target(settings: Settings, key: str, url: str | None) -> Target:
     if secret is not None:
         path = tenant_path(settings.webhooks.path, tenant.identifier)
         if url is not None:
-            target = Target(_whole(url, path), secret)
+            whole = _whole(url, path)
+            target = Target(whole, given or _guarded(secret, whole))
         else:
             presence = reach(settings.storage.path)
             address = tenant_path(presence.url, tenant.identifier)
-            target = Target(address, secret, _vouching(settings, presence))
+            target = Target(address, given or secret, _vouching(settings, presence))
         return attrs.evolve(target, organization=tenant.organization_id, signer=tenant.id)
     if tenant.organization_id is None:
         raise UsageError(
@@ -257,7 +313,7 @@ def _tenant_target(settings: Settings, key: str, url: str | None) -> Target:
             "delivery is its own: 'tenant credentials set' or 'tenant change --organization-id'"
         )
     say(f"{tenant.identifier} has no webhook secrets of its own: sent to the host's address")
-    return attrs.evolve(_target(settings, url), organization=tenant.organization_id)
+    return attrs.evolve(_target(settings, url, given), organization=tenant.organization_id)
 
 
 async def _tenant_and_secret(settings: Settings, key: str) -> tuple[Tenant, Secret | None]:

@@ -92,6 +92,11 @@ class Tenant:
         """Whether the client and the database of this tenant may be used."""
         return self.status is TenantStatus.ACTIVE
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it was deleted: its events are parked, also those that the host signed."""
+        return self.status is TenantStatus.DELETED
+
 
 @attrs.frozen(kw_only=True)
 class AuditRecord:

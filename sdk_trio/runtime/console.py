@@ -321,7 +321,9 @@ class RuntimeConsole:
         simulator.address = started.receiver[0]
         try:
             answer = await simulator.simulate(type, dict(data))
-        except (UnknownEventTypeError, RecursionError) as error:
+        except UnknownEventTypeError as error:
+            raise MissingPartError(str(error)) from None
+        except RecursionError as error:
             raise BadQueryError(str(error)) from None
         told = msgspec.json.decode(answer.body)
         if answer.status != 200:
@@ -338,12 +340,15 @@ class RuntimeConsole:
     async def sign(self, record: DeliveryRecord, here: bool) -> list[tuple[str, str]]:
         """Return the headers of a delivery as a relay sends them; empty where none may be seen.
 
+        There are none while ``Admin:ReadOnly`` is true.
+
         The signature of the sender is not kept: of an HMAC it can be made again, byte for byte,
         out of id, time, body and secret. A time that the listener's receiver would refuse is
         replaced by the present one (docs/adr/0062-what-a-relay-sends.md).
         """
         await trio.lowlevel.checkpoint()
-        secret = await self._secret_of(record) if self._may_sign(here) else None
+        may_sign = self._may_sign(here) and not self._is_read_only
+        secret = await self._secret_of(record) if may_sign else None
         if secret is None or record.raw is None:
             return []
         now = self._clock()
@@ -362,6 +367,11 @@ class RuntimeConsole:
     def _may_sign(self, here: bool) -> bool:
         return self._settings.relay.enabled or here
 
+    @property
+    def _is_read_only(self) -> bool:
+        # A signature allows a change: posting it with the body runs the event again.
+        return self._settings.admin.read_only
+
     async def _secret_of(self, record: DeliveryRecord) -> Secret | None:
         """Return a secret of the record's signer that can make signatures."""
         await trio.lowlevel.checkpoint()
@@ -379,7 +389,7 @@ class RuntimeConsole:
         webhooks = self._settings.webhooks
         return {
             "versions": ["1"],
-            "can_sign": _signing(webhooks.all_secrets) is not None,
+            "can_sign": not self._is_read_only and _signing(webhooks.all_secrets) is not None,
             "tolerance_seconds": webhooks.tolerance_seconds,
         }
 

@@ -651,8 +651,7 @@ class Processes:
                     if matches > before.get(index, 0):
                         self._receiver.note_secret(index)
                 process.report = message.report
-            for _, at, rejection in message.rejected:
-                self._receiver.rejected.add(rejection, at=at)
+            self._receiver.rejected.add_reported(message.causes, message.rejected)
             question = self._questions.get(message.number)
             if question is not None:
                 question.problems += [Problem(*problem) for problem in message.problems]

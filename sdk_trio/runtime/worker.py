@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, MutableMapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -78,7 +79,8 @@ class ProcessReport(msgspec.Struct):
 class FromProcess(msgspec.Struct, omit_defaults=True):
     """A message of a process. ``kind``: ``ready``, ``prepared``, ``report`` or ``drained``.
 
-    ``number`` is that of the question that it answers, 0 if nobody has asked.
+    ``number`` is that of the question that it answers, 0 if nobody has asked. ``causes`` counts
+    all requests that were rejected since the last message that did; ``rejected`` are the newest.
     """
 
     kind: str
@@ -87,7 +89,8 @@ class FromProcess(msgspec.Struct, omit_defaults=True):
     handled_types: list[str] = []
     problems: list[tuple[str, str, str | None]] = []
     report: ProcessReport | None = None
-    rejected: list[tuple[int, float, Rejection]] = []
+    rejected: list[tuple[float, Rejection]] = []
+    causes: dict[str, int] = {}
     drained: int = 0
 
 
@@ -221,6 +224,7 @@ class SupervisorLink:
         self._prepared: dict[int, Callable[[], Reloaded]] = {}
         self._messages: MessageSocket | None = None
         self._rejected = 0
+        self._causes: Counter[str] = Counter()
 
     @classmethod
     def claim(cls, environ: MutableMapping[str, str]) -> "SupervisorLink":
@@ -277,7 +281,8 @@ class SupervisorLink:
         finally:
             with trio.move_on_after(1, shield=True):
                 report = runtime.report
-                await self._tell(FromProcess("drained", drained=report.drained if report else 0))
+                ended = FromProcess("drained", drained=report.drained if report else 0)
+                await self._tell(self._with_rejected(runtime, ended))
 
     async def _obey(self, runtime: "WorkingRuntime", message: tuple[Any, ...]) -> None:
         kind, *arguments = message
@@ -327,9 +332,17 @@ class SupervisorLink:
             dict(runtime.receiver.counters.values),
             samples,
         )
-        rejected = runtime.receiver.rejected.after(self._rejected)
-        self._rejected = runtime.receiver.rejected.total
-        await self._tell(FromProcess("report", number=number, report=report, rejected=rejected))
+        message = FromProcess("report", number=number, report=report)
+        await self._tell(self._with_rejected(runtime, message))
+
+    def _with_rejected(self, runtime: "WorkingRuntime", message: FromProcess) -> FromProcess:
+        """Add the rejections since the last message. The ring keeps fewer than may have come."""
+        ring = runtime.receiver.rejected
+        causes = Counter(ring.causes)
+        message.rejected = ring.after(self._rejected)
+        message.causes = dict(causes - self._causes)
+        self._rejected, self._causes = ring.total, causes
+        return message
 
     async def _tell(self, message: FromProcess) -> None:
         if self._messages is not None:

@@ -170,11 +170,11 @@ def keep_files_private() -> None:
     os.umask(0o077)
 
 
-def write_private(file: Path, text: str) -> None:
+def write_private(file: Path, text: str, *, mode: int = 0o600) -> None:
     """Replace ``file`` by a new one with this text, for this user alone (mode 0600).
 
     A symbolic link in its place is replaced and never followed. A reader sees the whole new text or
-    the whole old one.
+    the whole old one. Another ``mode`` opens the file to others, as far as the umask allows.
 
     Raises:
         OSError: it cannot be written.
@@ -182,7 +182,7 @@ def write_private(file: Path, text: str) -> None:
     # A name that nobody can guess, and O_EXCL below: a link that somebody has put there is refused
     # instead of followed.
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
             opened.write(text)

@@ -362,6 +362,8 @@ class ForwardHandler(WebhookHandlerBase[Any]):
                 event.raw,
                 secret=secret,
                 webhook_id=event.webhook_id,
+                # The application deduplicates by this id, and two senders may use the same one.
+                signer=event.key.partition(".")[2],
                 timestamp=now,
                 derivation=KeyDerivation.STANDARD,
             )

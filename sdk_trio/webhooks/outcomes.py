@@ -202,6 +202,11 @@ def parked_reason(tenant: "Tenant | None", gone: str | None = None) -> str:
         return f"its tenant {gone} was purged, and nobody else may have its events"
     if tenant is None or tenant.is_active:
         return "no handler for this type; register one, then replay the event"
+    if tenant.is_deleted:
+        return (
+            f"its tenant {tenant.identifier} is deleted; reactivate the tenant, then replay the "
+            "event"
+        )
     return (
         f"its tenant {tenant.identifier} is {tenant.status}, and the handler has "
         "run_when_suspended=False; reactivate the tenant, then replay the event"

@@ -198,7 +198,7 @@ class HandlerRegistry:
             ordered: with ``enqueue``: the events of one ``data.id`` run one at a time, in the
                 order of arrival.
             run_when_suspended: False keeps the events of a tenant that is not active as parked,
-                to be replayed once it is active again.
+                to be replayed once it is active again. Those of a deleted tenant always are.
             transaction: with ``enqueue``: ``handler`` is a plain function of the event and a
                 :class:`~sdk_trio.Transaction` of the store's own database, which holds the event.
                 What it writes by ``tx.connection`` is committed with the event's end, or neither

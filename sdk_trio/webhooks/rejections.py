@@ -11,7 +11,7 @@ holds what the request claimed, bounded, and nothing of its body but the type.
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -84,16 +84,33 @@ class RejectionRing:
         self._causes: Counter[str] = Counter()
         self._total = 0
 
-    def add(self, rejection: Rejection, *, at: float | None = None) -> None:
-        """Keep a rejection in place of the oldest one; ``at``: its time, if that was earlier."""
-        self._total += 1
+    def add(self, rejection: Rejection) -> None:
+        """Count a rejection, and keep it in place of the oldest one."""
         self._causes[rejection.cause] += 1
-        self._kept.append((self._total, self._clock() if at is None else at, rejection))
+        self._keep(self._clock(), rejection)
 
-    def after(self, seq: int) -> list[tuple[int, float, Rejection]]:
+    def add_reported(
+        self, causes: Mapping[str, int], newest: Sequence[tuple[float, Rejection]]
+    ) -> None:
+        """Count the rejections of another process, and keep its newest ones.
+
+        Args:
+            causes: how many there were of each cause since its last report.
+            newest: those of them that it still had, each with its time, oldest first.
+        """
+        self._causes.update(causes)
+        # Those without a row came before the others, so the newest number is that of a row.
+        self._total += sum(causes.values()) - len(newest)
+        for at, rejection in newest:
+            self._keep(at, rejection)
+
+    def _keep(self, at: float, rejection: Rejection) -> None:
+        self._total += 1
+        self._kept.append((self._total, at, rejection))
+
+    def after(self, seq: int) -> list[tuple[float, Rejection]]:
         """Return those that are kept and came after the one with this number, oldest first."""
-        new = min(self._total - seq, len(self._kept))
-        return list(self._kept)[len(self._kept) - new :] if new > 0 else []
+        return [(at, rejection) for number, at, rejection in self._kept if number > seq]
 
     @property
     def total(self) -> int:
@@ -103,7 +120,7 @@ class RejectionRing:
     @property
     def causes(self) -> Mapping[str, int]:
         """Return how many there were of each cause."""
-        return self._causes
+        return Counter(self._causes)
 
     def newest(self, *, cause: str | None, before: int | None, limit: int) -> list[dict[str, Any]]:
         """Return up to ``limit`` of those that are kept, newest first, as JSON.

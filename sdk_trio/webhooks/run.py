@@ -648,7 +648,7 @@ class DeliveryRunner:
         """Say whether the handler does not run for the delivery's tenant at present."""
         if tenant is None:
             return self._is_orphan(delivery, tenant)
-        return not (handler.run_when_suspended or tenant.is_active)
+        return tenant.is_deleted or not (handler.run_when_suspended or tenant.is_active)
 
     def _is_orphan(self, delivery: NewDelivery, tenant: "Tenant | None") -> bool:
         """Say whether the delivery's tenant is gone: it must not run as an event without tenant."""

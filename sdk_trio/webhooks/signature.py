@@ -20,6 +20,7 @@ import msgspec
 from ..config.options import KeyDerivation, Secret
 from ..config.secret import HMAC_PREFIX, PRIVATE_KEY_PREFIX, parse_secret
 from ..errors import OptionsValidationError, Problem, VerificationError
+from ..records.deliveries import key_of
 
 if TYPE_CHECKING:
     from _hashlib import HASH
@@ -403,6 +404,7 @@ def sign(
     body: bytes,
     *,
     derivation: KeyDerivation = KeyDerivation.STANDARD,
+    signer: str = "",
 ) -> str:
     """Make the ``webhook-signature`` entry of one delivery.
 
@@ -413,6 +415,8 @@ def sign(
         body: the exact bytes that are sent.
         derivation: how the secret becomes the HMAC key; under ``Auto`` the decoded key if there is
             one. Without meaning for ``whsk_`` secrets.
+        signer: the tenant whose key of the delivery is signed in place of its id; see
+            :func:`~sdk_trio.records.deliveries.key_of`. Receivers of ours refuse such an id.
 
     Returns:
         ``v1,<base64>``, or ``v1a,<base64>`` for a ``whsk_`` secret.
@@ -423,7 +427,7 @@ def sign(
         ImportError: a ``whsk_`` secret, and the extra ``sdk-trio[ed25519]`` is not installed.
     """
     text = secret.reveal() if isinstance(secret, Secret) else secret
-    head = _signed_head(webhook_id, timestamp)
+    head = _signed_head(webhook_id, signer, timestamp)
     if text.startswith(PRIVATE_KEY_PREFIX):
         private = _load_private_key(text.removeprefix(PRIVATE_KEY_PREFIX))
         return f"v1a,{_encode(private.sign(head + body))}"
@@ -439,15 +443,15 @@ def sign(
     return f"v1,{_encode(_HmacKey.of(key).digest(head, _in_pieces(body)))}"
 
 
-def _signed_head(webhook_id: str, timestamp: int) -> bytes:
-    head = webhook_id.encode("utf-8", "surrogatepass")
-    if not is_valid_id(head):
+def _signed_head(webhook_id: str, signer: str, timestamp: int) -> bytes:
+    if not is_valid_id(webhook_id.encode("utf-8", "surrogatepass")):
         raise ValueError(
             f"webhook_id must be 1 to {MAX_ID_BYTES} visible ASCII characters without a dot"
         )
     if not is_valid_timestamp(b"%d" % timestamp):
         raise ValueError("timestamp must be Unix seconds from 0 to 999999999999")
-    return b"%b.%d." % (head, timestamp)
+    # Unambiguous: an id holds no dot, and no tenant's id is a timestamp.
+    return b"%b.%d." % (key_of(webhook_id, signer).encode(), timestamp)
 
 
 def _encode(signature: bytes) -> str:

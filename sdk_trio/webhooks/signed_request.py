@@ -9,6 +9,7 @@ import trio
 
 from ..config import KeyDerivation, Secret
 from ..errors import EXIT_UNAVAILABLE, SdkError
+from ..records.deliveries import key_of
 from .signature import sign
 
 #: The seconds that one delivery may take. The upstream gives up after 10, so a test delivery that
@@ -57,10 +58,11 @@ def sign_body(
     webhook_id: str,
     timestamp: int,
     derivation: KeyDerivation = KeyDerivation.STANDARD,
+    signer: str = "",
 ) -> SignedDelivery:
     """Sign ``body`` as the upstream would; arguments and errors are those of ``sign``."""
-    signature = sign(secret, webhook_id, timestamp, body, derivation=derivation)
-    return SignedDelivery(webhook_id, timestamp, signature, body)
+    signature = sign(secret, webhook_id, timestamp, body, derivation=derivation, signer=signer)
+    return SignedDelivery(key_of(webhook_id, signer), timestamp, signature, body)
 
 
 async def post(
@@ -103,7 +105,9 @@ async def post(
     transport = httpx.AsyncHTTPTransport(uds=socket_path, verify=verify)
     try:
         with trio.fail_after(DELIVERY_SECONDS):
-            async with httpx.AsyncClient(transport=transport, timeout=None) as client:  # noqa: S113 - the scope above bounds the whole exchange
+            # A proxy of the environment would get the body and its signature.
+            client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)  # noqa: S113 - the scope above bounds the whole exchange
+            async with client:
                 answer = await client.post(target, content=delivery.body, headers=sent)
     except (httpx.HTTPError, trio.TooSlowError) as error:
         reason = f"no answer in {DELIVERY_SECONDS:g} s" if not str(error) else str(error)

@@ -68,6 +68,28 @@ async def test_wrong_tokens_wait_are_counted_and_keep_nobody_else_waiting(place)
         assert TOKEN not in daemon.log.read_text()
 
 
+async def test_a_probe_is_no_way_to_try_tokens_out(place):
+    """Off loopback its details need the token, so they would show whether it is right."""
+    place.environ["SDK__ADMIN__BIND"] = "0.0.0.0:0"
+    with trio.fail_after(120), place.daemon() as daemon:
+        url = f"http://127.0.0.1:{daemon.admin.rpartition(':')[2]}/readyz"
+        async with httpx.AsyncClient(timeout=None) as client:
+
+            async def ask(path="", **headers):
+                answer = await client.get(f"{url}{path}", headers=headers)
+                return answer.status_code, "detail" in answer.text
+
+            begun = time.monotonic()
+            for _ in range(GUESSES):
+                assert await ask(**bearer("wrong")) == (401, False)
+            assert time.monotonic() - begun > (GUESSES - 10) / 5 - 0.5
+            assert await ask() == (200, False)
+            assert await ask(**bearer(TOKEN)) == (200, True)
+            metrics = await client.get(url.replace("readyz", "metrics"), headers=bearer(TOKEN))
+            line = f'sdk_admin_token_refusals_total{{reason="wrong"}} {GUESSES}\n'
+            assert line in metrics.text
+
+
 @pytest.mark.parametrize("actor", [None, "mia@example.com"])
 def test_a_replay_leaves_who_did_it_from_where_and_to_what(place, actor):
     with place.daemon() as daemon:

@@ -28,6 +28,8 @@ from sdk_trio.testing import sign_delivery
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "forward-to-an-application.md"
 LOCAL = "whsec_TJ7sAxr3kVsS6yQd0Zf0fG3bA9UOe5Vh"  # a test value
+TENANT_A = "whsec_nC3T0sW9ZbSxkU1QhQ7m0m2kZV2n8T0w"  # a test value
+TENANT_B = "whsec_Yw1mJc7QeT5rLx9vB2kNh6sPzD8fGu3a"  # a test value
 
 #: A Django project of one file around the page's view.
 DJANGO = """
@@ -69,12 +71,6 @@ end
 {controller}
 Application.initialize!
 Rack::Handler::WEBrick.run(Application, Host: "127.0.0.1", Port: ENV.fetch("PORT").to_i)
-"""
-
-#: The page's file, which says what it has taken.
-PHP = """<?php
-{script}
-file_put_contents('php://stderr', $event->type . " $id\\n");
 """
 
 
@@ -131,7 +127,7 @@ def in_rails(directory, port, **environ):
 
 
 def in_php(directory, port, **environ):
-    (directory / "app.php").write_text(PHP.format(script=code("php")))
+    (directory / "app.php").write_text("<?php\n" + code("php"))
     words = [program("php"), "-S", f"127.0.0.1:{port}", "app.php"]
     return application(words, directory, port, **environ)
 
@@ -150,11 +146,24 @@ def to(url):
     return ("run", "--forward-to", url)
 
 
-def deliver(daemon, number, event="order.paid", subject=None):
-    data = {"id": subject or f"o{number}"}
-    signed = sign_delivery(event, data, secret=SECRET, webhook_id=f"msg_{number}")
-    answer = httpx.post(f"{daemon.receiver}/hooks/sdk", content=signed.body, headers=signed.headers)
+def deliver(daemon, number, event="order.paid", subject=None, *, secret=SECRET, tenant=""):
+    data = {"id": subject or f"o{number}", "organization_id": "org_b"}
+    signed = sign_delivery(event, data, secret=secret, webhook_id=f"msg_{number}")
+    address = f"{daemon.receiver}/hooks/sdk{tenant and f'/{tenant}'}"
+    answer = httpx.post(address, content=signed.body, headers=signed.headers)
     assert answer.status_code == 200, answer
+
+
+def add_tenant(place, identifier, *words, secret):
+    """Add a tenant that signs with a secret of its own; return its id."""
+    file = place.directory / f"{identifier}.key"
+    file.write_text(secret)
+    file.chmod(0o600)
+    place.environ["SDK__MULTITENANT__ENABLED"] = "true"
+    adding = ("tenant", "add", identifier, "--name", identifier, "--webhook-secret-file", str(file))
+    added = place.run(*adding, *words, "--format", "json")
+    assert added.returncode == 0, added.stderr
+    return json.loads(place.run("tenant", "show", identifier, "--format", "json").stdout)["id"]
 
 
 def states(place):
@@ -186,8 +195,28 @@ def test_the_applications_of_the_page_take_what_the_gateway_signs_and_nothing_el
         assert answer(LOCAL, event="order.created") == answer(LOCAL, event="order.created") == 200
     told = printed.read_text()
     assert sorted(re.findall(r"order\.paid (\S+)", told)) == ["msg_0", "msg_1", "msg_2"]
-    if runs in (in_node, in_rails):  # these remember what they have had
-        assert told.count("order.created x") == 1
+    assert told.count("order.created x") == 1
+
+
+@pytest.mark.parametrize(
+    "runs", [in_node, in_django, in_rails, in_php], ids=["node", "django", "rails", "php"]
+)
+def test_a_tenant_that_uses_the_id_of_another_ones_event_does_not_take_its_place(place, runs):
+    attacker = add_tenant(place, "a", secret=TENANT_A)
+    owner = add_tenant(place, "b", "--organization-id", "org_b", secret=TENANT_B)
+    port = free_port()
+    hooks = to(f"http://127.0.0.1:{port}/hooks")
+    with runs(place.directory, port) as printed, place.daemon(start=hooks) as daemon:
+        # The attacker is first, with the ids and the organization of the other tenant.
+        deliver(daemon, 1, secret=TENANT_A, tenant="a")
+        deliver(daemon, 2, secret=TENANT_A, tenant="a")
+        wait_until(lambda: states(place) == {"done": 2}, printed.read_text)
+        deliver(daemon, 1, secret=TENANT_B, tenant="b")
+        deliver(daemon, 2)
+        wait_until(lambda: states(place) == {"done": 4}, printed.read_text)
+    applied = re.findall(r"order\.paid (\S+)", printed.read_text())
+    forged = [f"msg_1.{attacker}", f"msg_2.{attacker}"]
+    assert sorted(applied) == sorted([*forged, f"msg_1.{owner}", "msg_2"])
 
 
 def test_a_page_of_php_without_its_secret_takes_no_event_that_is_signed_with_an_empty_key(tmp_path):
@@ -275,14 +304,9 @@ handlers = sdk_trio.HandlerRegistry()
 
 
 def test_the_application_is_told_the_attempt_the_tenant_and_the_span_of_each_post(place, scripted):
-    place.environ["SDK__MULTITENANT__ENABLED"] = "true"
     place.environ["SDK__WEBHOOKS__QUEUE__MAXATTEMPTS"] = "2"
     (place.directory / "traced.py").write_text(TRACED)
-    key = place.directory / "key"
-    key.write_text(LOCAL)
-    key.chmod(0o600)
-    adding = ("tenant", "add", "acme", "--name", "Acme", "--webhook-secret-file", str(key))
-    assert place.run(*adding).returncode == 0
+    acme = add_tenant(place, "acme", secret=LOCAL)
     scripted.answer = 500
     start = (*to(scripted.url), "--app", "traced:handlers", "--standalone")
     with place.daemon(start=start) as daemon:
@@ -301,9 +325,9 @@ def test_the_application_is_told_the_attempt_the_tenant_and_the_span_of_each_pos
         names = ("sdk-attempt", "sdk-will-retry-after", "sdk-tenant")
         told.append((headers["webhook-id"], *map(headers.get, names)))
     assert told == [
-        ("a", "1", "1", "acme"),
-        ("a", "2", None, "acme"),
-        ("a", "3", None, "acme"),
+        (f"a.{acme}", "1", "1", "acme"),
+        (f"a.{acme}", "2", None, "acme"),
+        (f"a.{acme}", "3", None, "acme"),
         ("msg_2", "1", "1", None),
     ]
     spans = map(json.loads, (place.directory / "spans").read_text().splitlines())

@@ -1,5 +1,6 @@
 """``Server:Processes``: several real processes behind one address, and what becomes of them."""
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -320,3 +321,34 @@ async def test_kills_on_postgresql_lose_nothing_and_keep_the_order_of_tenant_and
     table = "\n".join(f"{name}: {value}" for name, value in report.rows())
     assert not report.broken, table
     assert report.kills, table
+
+
+def refuse(daemon: Daemon, number: int) -> None:
+    """Have so many requests refused, as fast as one connection takes them."""
+    host, _, port = daemon.receiver.partition("://")[2].rpartition(":")
+    request = b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"
+    last = request.replace(b"Host", b"Connection: close\r\nHost")
+    with socket.create_connection((host, int(port)), PATIENCE_SECONDS) as sock:
+        sock.sendall(request * (number - 1) + last)
+        while sock.recv(65536):
+            pass
+
+
+def test_the_total_of_rejected_requests_counts_those_of_all_processes(place: Place) -> None:
+    """A process keeps 500 of them, and may refuse more before it reports."""
+    with several(place) as daemon, concurrent.futures.ThreadPoolExecutor() as senders:
+        token = (place.data / "admin-token").read_text().strip()
+        for _ in senders.map(refuse, [daemon] * 4, [1500] * 4):
+            pass
+
+        def told() -> Any:
+            headers = {"authorization": f"Bearer {token}"}
+            url = f"{daemon.admin}/api/rejections?limit=500"
+            return httpx.get(url, headers=headers, timeout=30).json()
+
+        wait_until(lambda: told()["total"] == 6000, lambda: str(told()["total"]))
+        found = told()
+    assert list(found["causes"].values()) == [6000]
+    numbers = [row["seq"] for row in found["rejections"]]
+    assert (len(numbers), numbers[0]) == (500, 6000)
+    assert numbers == sorted(set(numbers), reverse=True)

@@ -110,6 +110,33 @@ def test_a_sample_is_sent_as_the_tenant_s_own_sender_would(host: Host) -> None:
     assert "cannot be read from the key file" in unreadable.stderr
 
 
+def test_a_tenant_s_event_that_is_resent_stays_that_tenant_s(host: Host) -> None:
+    """A body may name the organization of another tenant, and the host's address believes it."""
+    with host.place.daemon("--app", "app:handlers") as daemon:
+        body = json.dumps(
+            {"type": "order.paid", "data": {"id": "o", "note": "x", "organization_id": "org-b"}}
+        ).encode()
+        secret = Secret(host.secrets["a"])
+        signed = sign_delivery(body, secret=secret, webhook_id="evt_1")
+        assert trio.run(post, own_url(daemon.receiver, "/hooks/sdk/a"), signed).status == 200
+        wait_until(lambda: host.ran() == [["a", "evt_1", "x"]])
+
+        def resend(path: str) -> Any:
+            to = own_url(daemon.receiver, path)
+            words = ("events", "resend", "evt_1", "--to", to, "--format", "json")
+            return json.loads(host.place.run(*words).stdout)[0]["status"]
+
+        # The host's address tries the host's secret and that of the tenant which the body names.
+        assert resend("/hooks/sdk") == 400
+        assert resend("/hooks/sdk/b") == 400
+        assert resend("/hooks/sdk/a") == 200
+        (host.place.directory / "a.key").unlink()
+        to = own_url(daemon.receiver, "/hooks/sdk/a")
+        ended = host.place.run("events", "resend", "evt_1", "--to", to)
+        assert (ended.returncode, "key file" in ended.stderr) == (78, True), ended.stderr
+    assert host.ran() == [["a", "evt_1", "x"]]
+
+
 @pytest.mark.parametrize("type_", ["order.paid", "order.created"])
 def test_a_tenant_that_uses_an_id_first_takes_no_other_tenant_s_event_away(
     host: Host, type_: str

@@ -359,10 +359,6 @@ async def test_replayed_events_run_at_once(store):
         ("/api/events?since=yesterday", "since takes Unix seconds or a time such as 2026-01"),
         ("/api/events?until=2026-01-31T12:00:00", "until takes Unix seconds or a time"),
         ("/api/events?until=2026-02-30T12:00:00Z", "until takes Unix seconds or a time"),
-        (
-            "/api/events?tenant=acme",
-            "tenant: there are no tenants: Sdk:MultiTenant:Enabled is false",
-        ),
         ("/api/events?limit=1&limit=2", "limit is given twice"),
         ("/api/events/msg_1?body=yes", "body takes 0 or 1"),
     ],

@@ -180,7 +180,7 @@ async def test_events_are_chosen_by_tenant_subject_and_time(store):
         assert await found(tenant=acme.id, order="oldest") == ["msg_0", "msg_2"]
         assert await found(subject="ord_1") == ["msg_1"]
         answer = await admin.get("/api/events?tenant=nobody", TOKEN)
-        assert answer.status_code == 400
+        assert answer.status_code == 404
         assert "there is no tenant 'nobody'" in answer.json()["error"]
         records = {each["webhook_id"]: each["received_at"] for each in await admin.api("/events")}
         at = records["msg_1"]

@@ -2,9 +2,11 @@
 
 import json
 
+import attrs
 import pytest
 import trio
 from support.admin import TOKEN, administered
+from support.feed import listening
 from support.serving import RawWire, registry, request, signed, works
 from support.waiting import until
 
@@ -38,6 +40,12 @@ def failing():
     handlers.register(OrderPaidEvent, breaks, enqueue=True)
     handlers.register(OrderCreatedEvent, crashes, enqueue=True)
     return handlers
+
+
+def reloaded(admin, **changes):
+    settings = admin.runtime.settings
+    options = attrs.evolve(settings.admin, **changes)
+    return admin.runtime.reload(attrs.evolve(settings, admin=options))
 
 
 async def post(admin, path, order, **headers):
@@ -307,7 +315,7 @@ async def test_a_sample_with_edited_data_is_sent_in_development_alone():
         await until(lambda: seen)
         assert (seen[0].webhook_id, seen[0].data.total_amount) == (told["webhook_id"], 2**53 + 1)
         unknown = await post(admin, "/api/events/trigger", {"type": "order.pade"})
-        assert unknown.status_code == 400
+        assert unknown.status_code == 404
         assert "order.paid" in unknown.json()["error"]
     async with administered(registry(sees), Environment="Production") as admin:
         assert (await post(admin, "/api/events/trigger", order)).status_code == 404
@@ -354,6 +362,28 @@ async def test_a_page_of_another_site_changes_nothing(status, headers):
             read = 404 if path.startswith("/api/events/") else 405
             assert (await admin.ask("GET", path, TOKEN)).status_code == read
             assert (await admin.ask("POST", path, None, headers, {})).status_code in (401, 403)
+
+
+async def test_read_only_gives_out_no_signature_with_which_an_event_would_run_again():
+    keys = {"Webhooks__Queue__MaxAttempts": 1, "Admin__ReadOnly": True}
+    async with administered(failing(), **keys) as admin:
+        await admin.app.deliver("order.paid", webhook_id="msg_1")
+        event = await admin.api("/events/msg_1?body=1")
+        assert (event["state"], event["headers"]) == ("dead", [])
+        assert json.loads(event["raw"])["type"] == "order.paid"
+        assert (await admin.api("/relay"))["can_sign"] is False
+        async with listening(admin, "after=0&relay=1") as listener:
+            told = await listener.next("delivery")
+            assert told["event"]["headers"] == []
+            # A listener that began before is given none, either.
+            reloaded(admin, read_only=False)
+            assert (await admin.api("/events/msg_1"))["headers"] != []
+            assert (await admin.api("/relay"))["can_sign"] is True
+            reloaded(admin, read_only=True)
+            await admin.app.deliver("order.paid", webhook_id="msg_2")
+            told = await listener.next("delivery")
+            assert (told["event"]["webhook_id"], told["event"]["headers"]) == ("msg_2", [])
+        assert (await admin.api("/events/msg_1"))["headers"] == []
 
 
 async def test_read_only_shows_and_changes_nothing():

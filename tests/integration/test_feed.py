@@ -12,7 +12,7 @@ from support.feed import listening
 from support.postgres import running_server
 from support.serving import RawWire, registry, signed, works
 from support.waiting import until
-from trio_websocket import ConnectionClosed, ConnectionRejected, serve_websocket
+from trio_websocket import ConnectionClosed, ConnectionRejected
 
 from sdk_trio import open_feed
 from sdk_trio.admin import feed as feed_module
@@ -94,31 +94,6 @@ async def test_the_store_has_a_name_and_a_position_of_another_one_begins_anew():
         query = f"after=1&store={hellos[0]['store']}"
         async with listening(admin, query) as listener:
             assert await listener.ids(2) == ["msg_1", "msg_2"]
-
-
-@pytest.mark.parametrize("store", [None, "a name that a newer one gave"])
-async def test_a_receiver_that_knows_no_names_of_stores_is_followed_by_position(store):
-    async def older(request):
-        if "store=" in request.path:
-            await request.reject(400, body=b'{"error":"the query takes after"}')
-            return
-        socket = await request.accept()
-        hello = {"seq": 2, "kind": "hello", "at": 0.0, "newest": 2, "version": "1.0"}
-        await socket.send_message(json.dumps(hello))
-        await socket.send_message(json.dumps({"seq": 3, "kind": "delivery", "at": 0.0}))
-        with pytest.raises(ConnectionClosed):
-            await socket.get_message()
-
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            server = await nursery.start(serve_websocket, older, "127.0.0.1", 0, None)
-            url = f"http://127.0.0.1:{server.port}"
-            async with open_feed(url, token=TOKEN, after=2, store=store) as feed:
-                hello = await anext(feed)
-                assert (hello["store"], hello["replaced"], hello["resumed"]) == (None, False, [])
-                assert (await anext(feed))["seq"] == 3
-                assert (feed.position, feed.store) == (3, None)
-            nursery.cancel_scope.cancel()
 
 
 async def test_two_hosts_whose_first_listeners_come_at_once_give_the_store_one_name(monkeypatch):

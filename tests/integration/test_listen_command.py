@@ -322,12 +322,12 @@ async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_th
     async with administered(registry(works), **STORED) as admin:
         await admin.app.deliver("order.paid", webhook_id="msg_1")
         address = admin.runtime.started.admin[0]
-        told = await ask(FeedSource(address, TOKEN), "POST", "/api/relay/secret", json={})
+        told = await ask(FeedSource(address, TOKEN), "POST", "/api/relay/secret", body={})
         assert told == {"secret": SECRET}
         (action,) = await admin.api("/actions")
         assert (action["action"], action["address"]) == ("relay secret", "127.0.0.1")
         with pytest.raises(RelayError, match="401"):
-            await ask(FeedSource(address, "wrong"), "POST", "/api/relay/secret", json={})
+            await ask(FeedSource(address, "wrong"), "POST", "/api/relay/secret", body={})
         with pytest.raises(RelayError, match="does not answer"):
             await ask(FeedSource("http://127.0.0.1:1", TOKEN), "GET", "/api/relay")
         # A proxy on this machine makes every request look local.
@@ -348,7 +348,7 @@ async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_th
     async with administered(registry(works), Admin__ReadOnly=True) as admin:
         source = FeedSource(admin.runtime.started.admin[0], TOKEN)
         with pytest.raises(RelayError, match="ReadOnly"):
-            await ask(source, "POST", "/api/relay/secret", json={})
+            await ask(source, "POST", "/api/relay/secret", body={})
 
 
 async def test_tail_follows_a_receiver_elsewhere(monkeypatch, capsys):

@@ -24,6 +24,17 @@ CHECKS = (
 )
 
 
+#: What must hold of the requests: the document is neither looser nor stricter than the code.
+OF_DATA = "negative_data_rejection,positive_data_acceptance"
+
+#: What fits the document is taken, unless it names what is not there, asks for the feed without
+#: WebSocket, or comes too late.
+ACCEPTED = """
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", 401, 403, 404, 409, 426, 503]
+"""
+
+
 @pytest.fixture(autouse=True)
 def token(monkeypatch, tmp_path):
     clear_environment(monkeypatch)
@@ -43,6 +54,7 @@ def try_out(directory, document, url, *words):
     """Let schemathesis make up requests to ``url`` as the document describes them."""
     file = directory / "openapi.json"
     file.write_text(json.dumps(document))
+    (directory / "schemathesis.toml").write_text(ACCEPTED)
     return subprocess.run(
         [
             *(program("schemathesis"), "run", str(file), "--url", url),
@@ -55,9 +67,12 @@ def try_out(directory, document, url, *words):
     )
 
 
-async def test_the_admin_address_answers_as_documented(tmp_path, capsys):
+@pytest.mark.parametrize("is_developed", [False, True], ids=["production", "development"])
+async def test_the_admin_address_answers_as_documented(tmp_path, capsys, is_developed):
     document = printed(tmp_path, capsys, "--admin")
     keys = {"Webhooks__Queue__MaxAttempts": 1}
+    if is_developed:  # there are samples to send, tenants, and messages
+        keys |= {"Environment": "Development", "MultiTenant__Enabled": True}
     async with administered(registry(breaks, enqueue=True), patience=300, **keys) as admin:
         for number in range(3):
             await admin.app.deliver("order.paid", webhook_id=f"msg_{number}")
@@ -67,7 +82,10 @@ async def test_the_admin_address_answers_as_documented(tmp_path, capsys):
                     tmp_path,
                     document,
                     admin.runtime.started.admin[0],
-                    *("--checks", f"{CHECKS},negative_data_rejection,ignored_auth"),
+                    *(
+                        "--checks",
+                        f"{CHECKS},{OF_DATA},ignored_auth",
+                    ),
                     *("-H", f"Authorization: Bearer {TOKEN}"),
                 )
             )
@@ -106,5 +124,5 @@ def test_the_command_prints_either_document(command_line):
         *("/api/tenants", "/api/tenants/{tenant}", "/api/tenants/{tenant}/audit"),
         *("/api/tenants/{tenant}/transition", "/api/notifications", "/api/notifications/preview"),
         *("/api/notifications/retry", "/api/replication", "/api/actions", "/api/types"),
-        *("/api/events/trigger", "/api/relay", "/api/relay/secret", "/feed"),
+        *("/api/events/trigger", "/api/relay", "/api/relay/secret", "/api/proof", "/feed"),
     }

@@ -644,6 +644,19 @@ async def test_the_highest_sequence_outlives_its_delivery(stores: Stores) -> Non
 # -- keys --------------------------------------------------------------------------------------
 
 
+async def test_a_cursor_beyond_the_newest_event_reads_no_more_than_there_is(stores: Stores) -> None:
+    store = await stores.open()
+    for name in ("m1", "m2"):
+        await store.accept(delivery(name), leased=False)
+    with trio.fail_after(30):
+        for before in (2**62, 2**63 - 1):
+            found = await store.find(type="order.paid", before_sequence=before)
+            assert [record.webhook_id for record in found] == ["m2", "m1"]
+            assert await store.find(type="order.pade", before_sequence=before) == []
+            assert await store.find(state=DeliveryState.DEAD, before_sequence=before) == []
+        assert await store.find(type="order.paid", after_sequence=2**63 - 1) == []
+
+
 async def test_an_id_belongs_to_its_signer_and_people_find_all_who_used_it(stores: Stores) -> None:
     inbox = await stores.open()
     for signer in ("", "t1", "t2"):

@@ -380,12 +380,12 @@ async def test_a_handler_gets_no_database_and_no_client_of_a_tenant_that_is_not_
         ).status == 200
         file = tmp_path / "data" / "tenants" / f"{tenant.id}.db"
         assert file.exists()
-        for change in (service.suspend, service.deactivate, service.delete):
+        for change in (service.suspend, service.deactivate):
             await change("tenant-a")
             assert (
                 await app.deliver("order.paid", {"customer": {"organization_id": "org_a"}})
             ).status == 200
-        assert refused == ["Suspended", "Deactivated", "Deleted"]
+        assert refused == ["Suspended", "Deactivated"]
     with sqlite3.connect(file) as database:
         assert database.execute("SELECT count(*) FROM t").fetchone() == (0,)
     database.close()
@@ -425,6 +425,29 @@ async def test_the_secrets_of_a_deleted_tenant_verify_nothing(tmp_path: Path) ->
         assert (await app.deliver(signed(keys["a"], "org_a"))).status == 400
         assert (await app.deliver(signed(keys["b"], "org_b"))).status == 200
     assert seen.identifiers == ["tenant-a", "tenant-b"]
+
+
+@pytest.mark.parametrize("enqueue", [False, True], ids=["inline", "enqueued"])
+async def test_no_event_of_a_deleted_tenant_runs_until_it_is_active_again(
+    tmp_path: Path, enqueue: bool
+) -> None:
+    """Also if the host signed it, and the handler runs for suspended tenants."""
+    seen = Seen()
+    handlers = seen.registry(enqueue=enqueue)
+    body = json.dumps({"type": "order.paid", "data": {"id": "o", "organization_id": "org_a"}})
+    async with app_with_two_tenants(tmp_path, handlers) as (app, _):
+        await tenants_of(app).delete("tenant-a", reason="left", actor="test")
+        delivered = await app.deliver(body.encode(), expect="parked")
+        assert delivered.status == 200
+        record = await app.store.get(delivered.webhook_id)
+        assert record is not None
+        assert record.last_error is not None
+        assert "tenant-a is deleted" in record.last_error
+        assert seen.identifiers == []
+        await tenants_of(app).reactivate("tenant-a", reason="back", actor="test")
+        assert await app.store.replay([delivered.webhook_id]) == [delivered.webhook_id]
+        app.runtime.receiver.wake()
+        await until(lambda: seen.identifiers == ["tenant-a"])
 
 
 async def test_a_body_is_not_decoded_before_it_is_verified(

@@ -108,6 +108,13 @@ def test_in_development_the_traceback_comes_first(command_line, monkeypatch, var
     assert answer.err.endswith("sdk-trio: error: unexpected ValueError: odd\n")
 
 
+def test_an_error_that_quotes_a_program_elsewhere_writes_no_escapes(command_line, monkeypatch):
+    failing_with(monkeypatch, SdkError("it answered \x1b]0;owned\x07\r\u202e\nand no more"))
+    answer = command_line("secrets", "new")
+    assert "owned" in answer.err
+    assert all(line.isprintable() for line in answer.err.splitlines())
+
+
 @pytest.mark.parametrize("words", [["config", "schema"], ["secrets", "new"], ["--help"]])
 def test_a_closed_pipe_is_quiet(tmp_path, words):
     command = f"import sys; from sdk_trio.cli.main import main; sys.exit(main({words}))"

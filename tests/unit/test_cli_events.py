@@ -22,6 +22,9 @@ from sdk_trio.records.deliveries import Dead, DeliveryRecord, DeliveryState, Don
 from sdk_trio.storage import replay
 from sdk_trio.storage.open import open_inbox, open_store
 from sdk_trio.tenants import TenantService
+from sdk_trio.webhooks.signed_request import DeliveryFailedError
+
+OTHER_SECRET = "whsec_nC3T0sW9ZbSxkU1QhQ7m0m2kZV2n8T0w"  # a test value
 
 DEAD, DONE, PARKED, RECEIVED = (
     DeliveryState.DEAD,
@@ -529,6 +532,33 @@ def test_what_cannot_be_resent(command_line, words, status, message):
     answer = command_line("events", "resend", *words)
     assert (answer.status, answer.out) == (status, "")
     assert message in answer.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trigger", "order.paid", "--url", "https://hooks.invalid/in"],
+        ["trigger", "order.paid", "--url", "http://192.0.2.1:8080"],
+        ["resend", "msg_1", "--to", "https://hooks.invalid/in"],
+    ],
+)
+def test_no_receiver_s_own_secret_signs_for_another_machine(command_line, monkeypatch, words):
+    sent = []
+
+    async def posts(url, delivery, **_):
+        sent.append((url, delivery))
+        raise DeliveryFailedError("no such machine")
+
+    monkeypatch.setattr("sdk_trio.cli.trigger.post", posts)
+    command_line.seed(("msg_1", DEAD, b'{"type":"order.paid"}'))
+    monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
+    answer = command_line("events", *words)
+    assert (answer.status, "--secret-env" in answer.err) == (2, True), answer.err
+    assert sent == []
+    monkeypatch.setenv("OTHER", OTHER_SECRET)
+    assert command_line("events", *words, "--secret-env", "OTHER").status == 69
+    ((_, delivery),) = sent
+    assert Webhook(OTHER_SECRET).verify(delivery.body, delivery.headers)
 
 
 # -- how tail prints ---------------------------------------------------------------------------

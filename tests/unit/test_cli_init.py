@@ -52,6 +52,21 @@ def relative_interpreter():
     return sys.executable if relative.startswith("..") else relative
 
 
+@pytest.mark.skipif(os.name != "posix", reason="links are made by others there")
+@pytest.mark.parametrize("name", ["app.py", ".gitignore"])
+def test_no_file_is_written_through_a_planted_link(command_line, name):
+    victim = command_line.directory / "victim"
+    (command_line.directory / name).symlink_to(victim)
+    answer = command_line("init")
+    assert not victim.exists()
+    if name in FILES:
+        assert (answer.status, f"{name} exists" in answer.err) == (1, True)
+        victim.write_text("precious")
+        assert command_line("init", "--force").status == 0
+        assert victim.read_text() == "precious"
+    assert not (command_line.directory / name).is_symlink()
+
+
 def test_the_application_it_writes_has_a_handler(command_line, monkeypatch):
     command_line("init")
     monkeypatch.syspath_prepend(str(command_line.directory))

@@ -161,6 +161,18 @@ def test_the_ring_is_bounded_and_counts_all():
     assert (rows[0]["seq"], rows[-1]["seq"]) == (KEPT + 10, 11)
 
 
+def test_the_ring_counts_what_other_processes_no_longer_keep():
+    ring = RejectionRing(lambda: 1.0)
+    kept = Rejection("webhook.rejected", "no_match", 400, None, "msg_9")
+    ring.add(kept)
+    ring.add_reported({"no_match": 7, "path": 2}, [(0.5, kept), (0.6, kept)])
+    rows = ring.newest(cause=None, before=None, limit=10)
+    assert [(row["seq"], row["at"]) for row in rows] == [(10, 0.6), (9, 0.5), (1, 1.0)]
+    assert (ring.total, ring.causes) == (10, {"no_match": 8, "path": 2})
+    assert ring.after(9) == [(0.6, kept)]
+    assert ring.after(5) == [(0.5, kept), (0.6, kept)]
+
+
 @given(st.binary(max_size=2000))
 def test_no_body_makes_the_claimed_type_anything_but_a_short_text(body):
     found = claimed_type(b'{"type":"' + body)

@@ -13,10 +13,12 @@ import pytest
 
 from sdk_trio import admin, webhooks
 from sdk_trio.admin import api, app
+from sdk_trio.admin.console import LONGEST_REASON
 from sdk_trio.admin.query import (
     LARGEST_LIMIT,
     LARGEST_REPLAY,
     LARGEST_SEQUENCE,
+    LINE,
     LONGEST_ACTOR,
     MOMENT,
     ListQuery,
@@ -100,10 +102,15 @@ def test_the_documented_order_of_a_replay_is_the_one_that_is_read():
     of_code = msgspec.json.schema(ReplayOrder)["$defs"]["ReplayOrder"]["properties"]
     assert {*by_id, *by_state} == set(of_code), REMEDY
     assert by_id["ids"]["maxItems"] == LARGEST_REPLAY, REMEDY
-    assert by_id["actor"]["maxLength"] == by_state["actor"]["maxLength"] == LONGEST_ACTOR, REMEDY
     assert by_state["state"]["enum"] == [str(state) for state in REPLAYABLE], REMEDY
     (states,) = [one["enum"] for one in of_code["state"]["anyOf"] if "enum" in one]
     assert set(states) == {str(state) for state in REPLAYABLE}
+
+
+def test_the_documented_actor_and_reason_are_lines_of_the_codes_own():
+    actor, reason = SCHEMAS["Actor"], SCHEMAS["TransitionOrder"]["properties"]["reason"]
+    assert actor["pattern"] == reason["pattern"] == LINE, REMEDY
+    assert (actor["maxLength"], reason["maxLength"]) == (LONGEST_ACTOR, LONGEST_REASON), REMEDY
 
 
 def test_the_documented_result_of_a_replay_is_the_one_that_is_made():

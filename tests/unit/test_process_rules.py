@@ -55,7 +55,7 @@ def test_a_rejection_that_cannot_be_written_does_not_keep_a_report_back() -> Non
     message = FromProcess("report", rejected=ring.after(0))
     assert b"report" in encoded(message)
     ring.add(Rejection("webhook.rejected", "id", 400, None, None))
-    assert [seq for seq, _, _ in ring.after(1)] == [2]
+    assert [rejection.cause for _, rejection in ring.after(1)] == ["id"]
     assert ring.after(2) == []
 
 

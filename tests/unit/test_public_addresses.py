@@ -133,6 +133,7 @@ def test_this_machine_and_private_networks_are_internal(address):
     "address",
     [
         *("169.254.169.254", "::ffff:169.254.169.254", "fe80::a9fe:a9fe", "fd00:ec2::254"),
+        *("fd00:ec2::254%eth0", "fd20:ce::254%1", "fe80::1%eth0", "2606:4700::1%eth0"),
         *("168.63.129.16", "192.0.0.192", "100.100.100.200", "::ffff:100.100.100.200"),
         *("64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "fd20:ce::254", "8.8.8.8", "no address"),
     ],

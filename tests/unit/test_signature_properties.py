@@ -1,6 +1,7 @@
 """Round trips, and that nothing but the signed bytes passes."""
 
 import base64
+import hmac
 import itertools
 import re
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from sdk_trio.config.options import KeyDerivation, Secret
 from sdk_trio.errors import VerificationError
+from sdk_trio.records.deliveries import key_of
 from sdk_trio.webhooks.signature import (
     Keyring,
     is_valid_id,
@@ -17,6 +19,7 @@ from sdk_trio.webhooks.signature import (
     parse_signature_header,
     sign,
 )
+from sdk_trio.webhooks.signed_request import sign_body
 
 secrets = st.binary(min_size=32, max_size=32).map(new_secret)
 ids = st.from_regex(r"[!-\-/-~]{1,256}", fullmatch=True)
@@ -164,3 +167,36 @@ def test_ids_are_visible_ascii_without_a_dot(value: bytes) -> None:
 @given(st.one_of(st.binary(max_size=14), st.from_regex(rb"[0-9]{1,14}", fullmatch=True)))
 def test_timestamps_are_digits_without_leading_zero(value: bytes) -> None:
     assert is_valid_timestamp(value) == (re.fullmatch(rb"0|[1-9][0-9]{0,11}", value) is not None)
+
+
+#: Ids that try to be the key of a tenant's delivery, and others.
+tenants = st.uuids(version=4).map(str)
+near_keys = st.one_of(ids, tenants, st.sampled_from(["x", "x-1", "1700000000", "{}"]))
+
+
+@given(webhook_id=near_keys, signer=st.one_of(st.just(""), tenants), timestamp=timestamps)
+def test_what_is_signed_for_a_gateway_names_one_sender_one_id_and_one_time(
+    webhook_id: str, signer: str, timestamp: int
+) -> None:
+    """Both can be taken apart again, so no two deliveries have the same id or the same bytes."""
+    key = key_of(webhook_id, signer)
+    assert key.partition(".")[::2] == (webhook_id, signer)
+    secret = new_secret(bytes(32))
+    signed = sign_body(
+        b'{"a": 1.5}', secret=secret, webhook_id=webhook_id, timestamp=timestamp, signer=signer
+    )
+    assert signed.webhook_id == key
+    content = f'{key}.{timestamp}.{{"a": 1.5}}'.encode()
+    expected = base64.b64encode(hmac.digest(bytes(32), content, "sha256")).decode()
+    assert signed.signature == f"v1,{expected}"
+    first, second, rest = content.decode().split(".", 2)
+    if is_valid_timestamp(second.encode()):
+        taken = (first, "", second, rest)
+    else:
+        taken = (first, second, *rest.split(".", 1))
+    assert taken == (webhook_id, signer, str(timestamp), '{"a": 1.5}')
+
+
+@given(webhook_id=ids, signer=tenants)
+def test_no_sender_can_choose_the_id_of_another_ones_event(webhook_id: str, signer: str) -> None:
+    assert not is_valid_id(key_of(webhook_id, signer).encode())

@@ -88,7 +88,9 @@ function Raw({ of }) {
     ${of.raw.length > most && html`<button type="button" onClick=${() => setMost(most + 5 * SHOWN)}>Show more (${bytes(of.raw.length - most)} left)</button>`}`;
 }
 
-const Headers = ({ event }) => html`
+const Headers = ({ event }) => event.headers.length === 0
+  ? html`<${Empty}>No signature is given out: Admin:ReadOnly is true, the relay is off for other machines, or the sender signs with a private key.<//>`
+  : html`
   <table class="plain"><caption class="faint">The signature is made again with the secret of today; other headers are not kept.</caption>
     <tbody>${event.headers.map(([name, value]) => html`<tr><th scope="row">${name}</th><td class="mono">${value}</td></tr>`)}</tbody></table>`;
 

@@ -127,7 +127,9 @@ class AdminOptions(Section, frozen=True, kw_only=True):
             required=True,
         ),
     ] = "SDK_ADMIN_TOKEN"
-    read_only: Annotated[bool, about("The console shows, and changes nothing.", live=True)] = False
+    read_only: Annotated[
+        bool, about("The console shows, changes nothing and gets no signatures.", live=True)
+    ] = False
     # A web page can point a name of its own at 127.0.0.1, and metrics on loopback need no token
     # (ADR 18). IP addresses cannot be pointed elsewhere, so they pass.
     allowed_hosts: Annotated[

@@ -92,9 +92,6 @@ def remove_blocks(connection: apsw.Connection, sequences: Sequence[int]) -> None
             connection.execute("DELETE FROM block_with WHERE block = ?", (block,))
 
 
-# A sequence that no delivery gets.
-_NEVER = (1 << 62) + 1
-
 # Conditions on the sequence itself.
 _BOUNDS = ("sequence > ?", "sequence < ?")
 
@@ -127,17 +124,19 @@ def search(
     order = "ASC" if oldest_first else "DESC"
     where = " AND ".join((*conditions, "sequence >= ?", "sequence <= ?"))
     query = f"SELECT {columns} FROM inbox WHERE {where} ORDER BY sequence {order} LIMIT ?"
+    # A cursor may be any number, and steps through what is not there would not end.
+    newest = cast("int", connection.execute("SELECT ifnull(max(sequence), 0) FROM arrival").get)
     least = cast("int", conditions.get("sequence > ?", 0)) + 1
-    most = cast("int", conditions.get("sequence < ?", _NEVER)) - 1
+    most = min(newest, cast("int", conditions.get("sequence < ?", newest + 1)) - 1)
     rows: list[Any] = []
     left = STEP_ROWS
-    for first, last in _ranges(connection, conditions, oldest_first):
+    for first, last in _ranges(connection, conditions, newest, oldest_first):
         low, high = max(first, least), min(last, most)
         while low <= high:
             if left <= 0:
                 return rows, low - 1 if oldest_first else high + 1
             begin, end = low, high
-            if high - low >= left and high < _NEVER - 1:
+            if high - low >= left:
                 begin, end = (low, low + left - 1) if oldest_first else (high - left + 1, high)
             bindings = (*conditions.values(), begin, end, limit - len(rows))
             rows += connection.execute(query, bindings)
@@ -149,11 +148,11 @@ def search(
 
 
 def _ranges(
-    connection: apsw.Connection, conditions: Mapping[str, object], oldest_first: bool
+    connection: apsw.Connection, conditions: Mapping[str, object], last: int, oldest_first: bool
 ) -> Iterator[tuple[int, int]]:
     """Yield ranges of sequences in order, outside of which nothing meets the conditions."""
     indexed = cast("int", connection.execute(f"SELECT {INDEXED}").get)
-    newest = (indexed + 1, _NEVER - 1)
+    newest = (indexed + 1, last)
     if oldest_first:
         yield from _indexed_ranges(connection, conditions, indexed, "ASC")
         yield newest
