@@ -4,24 +4,25 @@ Whatever user code raises of its own is a :class:`~sdk_trio.webhooks.outcomes.Fa
 A cancellation of ours and an operator's Ctrl-C are not its own, and go on to whoever they are for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import trio
 
+from ..base.foreign_errors import is_a, is_interrupt, type_name
 from ..base.logs import get_logger
 from ..config import Settings
 from ..config.secret import LEAST_MASKED
 from ..errors import HandlerAbortedError
 from ..events import Event
+from .handler import refuse_result
 from .outcomes import (
     Failure,
     comes_of,
     describe_error,
     divide,
-    is_interrupt,
     only_asks,
     place_of,
     post_failure,
@@ -30,8 +31,12 @@ from .outcomes import (
 )
 from .registry import BoundHandler
 from .routes import PostFailedError
+from .unawaited import begin_run, end_run, install, require_awaited
 
 _log = get_logger("webhooks")
+
+#: The error of a failure that no one could put into words.
+UNDESCRIBED = "an exception that could not be described"
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
@@ -55,12 +60,16 @@ class Invocations:
     """
 
     def __init__(self, settings: Settings) -> None:
+        install(Invocations.call.__code__)
         self._secrets: list[str] = []
         self.mask(settings)
         self._in_development = settings.is_development
         #: The handlers at work by the key of their event, the oldest first. Other threads read it,
         #: to name those that keep a daemon from ending.
         self.at_work: dict[str, Run] = {}
+        #: Nurseries with the one task of a worker. Only a handler cancels such a nursery, by way of
+        #: ``trio.lowlevel``, and only its own run ends by it.
+        self.cells: set[trio.Nursery] = set()
 
     def mask(self, settings: Settings) -> None:
         """Mask the secrets of ``settings``, besides the earlier ones, in handlers' error texts."""
@@ -84,48 +93,56 @@ class Invocations:
         self.at_work[event.key] = Run(
             handler.name, event.webhook_id, begun, event.key, handler.threads is not None
         )
+        # A class may return what is no None, whatever its annotation.
+        core: Callable[[Event[Any]], Awaitable[object]] = handler.handler.handle_core
+        begin_run()
         try:
-            await handler.handler.handle_core(event)
+            returned = await core(event)
+            if returned is not None:
+                refuse_result(handler.name, returned, handler.place)
+            require_awaited(handler.name, handler.place)
         # SystemExit, KeyboardInterrupt and a leaked Cancelled from user code are failures of this
         # event too: let through, they would end the whole process or leave the worker's nursery.
         # _own_part raises what is not the handler's own.
         except BaseException as error:  # noqa: ASYNC103 - _own_part raises ours
             own = self._own_part(handler, event, error)
-            if own is None:
-                raise
-            if isinstance(own, PostFailedError):
-                failure = post_failure(own)
-            else:
-                failure = self._failure_of(own)
+            failure = self._failure_of(handler, own)
             await self._call_error_hook(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
             return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
         finally:
+            end_run()
             self.at_work.pop(event.key, None)
         return None
 
-    def _failure_of(self, error: BaseException) -> Failure:
-        asked = only_asks(error)
-        traced = self._in_development and not asked
-        return Failure(
-            self._describe(error),
-            retry_after_of(error),
-            type(error).__name__,
-            place_of(error),
-            traceback_of(error, self._secrets) if traced else None,
-            _is_cancelled() and comes_of(error, trio.Cancelled),
-            asked,
-        )
+    def _failure_of(self, handler: BoundHandler, error: BaseException) -> Failure:
+        try:
+            if is_a(error, PostFailedError):
+                return post_failure(cast("PostFailedError", error))
+            asked = only_asks(error)
+            traced = self._in_development and not asked
+            return Failure(
+                self._describe(error),
+                retry_after_of(error),
+                type_name(error),
+                place_of(error) or handler.place,
+                traceback_of(error, self._secrets) if traced else None,
+                self._is_cancelled() and comes_of(error, trio.Cancelled),
+                asked,
+            )
+        # Memory may be short, or the exception of a kind that no rule here foresees.
+        except BaseException as failure:  # noqa: ASYNC103 - whatever it is, the run has failed
+            if is_interrupt(failure):
+                raise
+            return Failure(UNDESCRIBED, error_type=UNDESCRIBED, place=handler.place)  # noqa: ASYNC104 - see above
 
     async def _call_error_hook(
         self, handler: BoundHandler, event: Event[Any], error: BaseException
     ) -> None:
-        told = error if isinstance(error, Exception) else _as_exception(error)
+        shown = cast("Exception", error) if is_a(error, Exception) else _as_exception(error)
         try:
-            await handler.handler.on_error(event, told)
+            await handler.handler.on_error(event, shown)
         except BaseException as failure:  # noqa: ASYNC103 - _own_part raises ours
             own = self._own_part(handler, event, failure)
-            if own is None:
-                raise
             _log.error(
                 "webhook.error_hook_failed",
                 webhook_id=event.webhook_id,
@@ -137,34 +154,48 @@ class Invocations:
 
     def _own_part(
         self, handler: BoundHandler, event: Event[Any], error: BaseException
-    ) -> BaseException | None:
-        """Return the part of ``error`` that user code has raised of its own, None if there is none.
+    ) -> BaseException:
+        """Return the part of ``error`` that user code has raised of its own.
 
         A Ctrl-C is not its own, and neither is a cancellation while a scope around us is cancelled.
-        Of a group that holds both, the part that is not its own is raised, and the rest is only
-        logged, because the run will be repeated.
+        The part that is not its own is raised. The rest is only logged then, because the run will
+        be repeated.
         """
-        cancelled = _is_cancelled()
+        cancelled = self._is_cancelled()
         ours, own = divide(
-            error,
-            lambda part: (cancelled and isinstance(part, trio.Cancelled)) or is_interrupt(part),
+            error, lambda part: (cancelled and is_a(part, trio.Cancelled)) or is_interrupt(part)
         )
-        if ours is None or own is None:
-            return own
-        _log.error(
-            "webhook.failed",
-            webhook_id=event.webhook_id,
-            handler=handler.name,
-            error=self._describe(own),
-            place=place_of(own),
-        )
+        if ours is None:
+            return error
+        if own is not None:
+            _log.error(
+                "webhook.failed",
+                webhook_id=event.webhook_id,
+                handler=handler.name,
+                error=self._describe(own),
+                place=place_of(own),
+            )
         raise ours from None
+
+    def _is_cancelled(self) -> bool:
+        """Say whether a scope around this task is cancelled, and not by its own handler."""
+        # Trio reports minus infinity as the deadline of a cancelled scope, whoever has cancelled it.
+        if trio.current_effective_deadline() > trio.current_time():
+            return False
+        return not self._has_cancelled_itself()
+
+    def _has_cancelled_itself(self) -> bool:
+        """Say whether the handler has cancelled the nursery of the task that runs it."""
+        nursery = trio.lowlevel.current_task().parent_nursery
+        return nursery in self.cells and nursery.cancel_scope.cancel_called
 
     def _describe(self, error: BaseException) -> str:
         text = describe_error(error, self._secrets)
-        if isinstance(error, trio.Cancelled):
-            return f"{text} (the handler let a cancellation escape whose scope is not around it)"
-        return text
+        if not is_a(error, trio.Cancelled):
+            return text
+        if self._has_cancelled_itself():
+            return f"{text} (the handler cancelled the task that runs it)"
+        return f"{text} (the handler let a cancellation escape whose scope is not around it)"
 
 
 def run_in(frames: Iterable[FrameType]) -> Run | None:
@@ -180,14 +211,8 @@ def run_in(frames: Iterable[FrameType]) -> Run | None:
     return None
 
 
-def _is_cancelled() -> bool:
-    """Say whether a scope around the running task is cancelled, so that a Cancelled may be ours."""
-    # Trio reports minus infinity as the deadline of a cancelled scope, whoever has cancelled it.
-    return trio.current_effective_deadline() <= trio.current_time()
-
-
 def _as_exception(error: BaseException) -> HandlerAbortedError:
     """Wrap a BaseException for a hook that takes an Exception."""
-    told = HandlerAbortedError(f"the handler raised {type(error).__name__}")
-    told.__cause__ = error
-    return told
+    shown = HandlerAbortedError(f"the handler raised {type_name(error)}")
+    shown.__cause__ = error
+    return shown

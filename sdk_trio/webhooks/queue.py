@@ -12,7 +12,7 @@ nothing is lost by a crash; and ``_places_taken`` never exceeds the channel's si
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
 import trio
@@ -230,7 +230,7 @@ class WorkerPool:
                         await self._run_suspects(workers, background)
                     background.start_soon(self._feed)
                     for _ in range(self._workers):
-                        workers.start_soon(self._work)
+                        workers.start_soon(self._keep_working)
             finally:
                 # In the body of its nursery, which so cannot have closed: nobody finds it closed.
                 self._runner.apart = None
@@ -325,7 +325,7 @@ class WorkerPool:
         )
         self._runner.quarantined = True
         ended = trio.Event()
-        workers.start_soon(self._run_alone, record, ended)
+        workers.start_soon(self._run_in_cell, self._run_alone, record, ended)
         with trio.move_on_after(ALONE_SECONDS):
             await ended.wait()
         if ended.is_set():
@@ -345,6 +345,27 @@ class WorkerPool:
         self._want_feed()
 
     # -- workers -----------------------------------------------------------------------------
+
+    async def _keep_working(self) -> None:
+        """Run a worker until the channel has ended, also after a handler has cancelled its task."""
+        while await self._run_in_cell(self._work):
+            pass
+
+    async def _run_in_cell(
+        self, function: Callable[..., Awaitable[None]], *arguments: object
+    ) -> bool:
+        """Run a task in a nursery of its own; return whether a handler cancelled that nursery.
+
+        A handler that gets hold of its task's nursery, by ``trio.lowlevel``, ends only its own run.
+        """
+        cells = self._runner.invocations.cells
+        try:
+            async with trio.open_nursery() as cell:
+                cells.add(cell)
+                cell.start_soon(function, *arguments)
+        finally:
+            cells.discard(cell)
+        return cell.cancel_scope.cancel_called
 
     async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
         async for arrival, attempt, fresh in self._receive:

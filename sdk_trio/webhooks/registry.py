@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast, get_args, get_origin, 
 import msgspec
 import trio
 
+from ..base.foreign_errors import is_interrupt
 from ..config import StorageBackend
 from ..errors import (
     HandlerRegistrationError,
@@ -35,13 +36,14 @@ from .handler import (
     ThreadHandler,
     TransactionHandler,
     WebhookHandlerBase,
+    definition_of,
     kind_of,
     name_of,
     needed_parameters,
     signature_of,
     takes_services,
 )
-from .outcomes import describe_error, is_interrupt
+from .outcomes import describe_error
 from .routes import Route, first_match
 from .services import Services
 
@@ -90,7 +92,7 @@ class BoundHandler(msgspec.Struct, frozen=True):
     """A handler that is ready to run.
 
     ``threads`` limits how many plain functions run at once; a run takes a place before it begins.
-    None: it is no plain function.
+    None: it is no plain function. ``place`` is the line that defines it, None if that is unknown.
     """
 
     name: str
@@ -100,6 +102,7 @@ class BoundHandler(msgspec.Struct, frozen=True):
     run_when_suspended: bool = True
     threads: trio.CapacityLimiter | None = None
     gate: Gate | None = None
+    place: str | None = None
 
 
 class RoutedHandler(msgspec.Struct, frozen=True):
@@ -535,7 +538,7 @@ def _bind(
         case Kind.THREAD:
             built = ThreadHandler(name, given, services, around)
         case Kind.TRANSACTION:
-            built = TransactionHandler(given, services)
+            built = TransactionHandler(name, given, services)
         case Kind.FACTORY:
             built = _build(name, registration.place, given, services)
     if not isinstance(built, WebhookHandlerBase):
@@ -545,6 +548,7 @@ def _bind(
         )
     _require_handle_core(name, type(built))
     _require_event_class(registration, type(built))
+    core = built
     if registration.asyncio:
         if host_loop is None:
             raise HandlerRegistrationError(
@@ -559,6 +563,7 @@ def _bind(
         registration.ordered,
         registration.run_when_suspended,
         threads if registration.kind in (Kind.THREAD, Kind.TRANSACTION) else None,
+        place=definition_of(given if registration.kind is not Kind.FACTORY else type(core)),
     )
 
 
