@@ -3,13 +3,15 @@
 An attribute, ``isinstance`` or a comparison can call what a class or metaclass defines:
 ``__class__``, ``__getattribute__``, ``__traceback__``, ``__name__``. Any of these may raise, or
 return anything. The functions here use the interpreter's own descriptors instead. Only
-:func:`message_of` and :func:`attribute_of` call user code, and catch whatever that raises.
+what goes through :func:`attempt` calls user code; whatever that raises is caught.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # The descriptors of the built-in classes read the slots of an exception; a subclass cannot
 # replace them.
@@ -81,12 +83,11 @@ def message_of(error: BaseException) -> str:
     Raises:
         KeyboardInterrupt: an operator's Ctrl-C came in the middle.
     """
-    try:
-        return _storable(str(error))
-    except BaseException as failure:  # noqa: ASYNC103 - whatever __str__ raises is the class's own
-        if is_interrupt(failure):
-            raise
-        return f"(no text: its __str__ raised {type_name(failure)})"  # noqa: ASYNC104 - see above
+    text, failure = attempt(lambda: _storable(str(error)))
+    if text is None:
+        reason = "" if failure is None else f": its __str__ raised {type_name(failure)}"
+        return f"(no text{reason})"
+    return text
 
 
 def attribute_of(error: BaseException, name: str) -> object:
@@ -95,12 +96,21 @@ def attribute_of(error: BaseException, name: str) -> object:
     Raises:
         KeyboardInterrupt: an operator's Ctrl-C came in the middle.
     """
+    return attempt(lambda: getattr(error, name, None))[0]
+
+
+def attempt(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Call user code; return its result and None, or None and whatever it raises.
+
+    Raises:
+        KeyboardInterrupt: an operator's Ctrl-C came in the middle.
+    """
     try:
-        return getattr(error, name, None)
-    except BaseException as failure:  # noqa: ASYNC103 - whatever a property raises is the class's own
+        return call(), None
+    except BaseException as failure:  # noqa: ASYNC103 - returned, for the caller to judge
         if is_interrupt(failure):
             raise
-        return None  # noqa: ASYNC104 - see above
+        return None, failure  # noqa: ASYNC104 - see above
 
 
 def is_interrupt(error: BaseException) -> bool:

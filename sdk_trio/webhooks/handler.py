@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import trio
 
+from ..base.foreign_errors import attempt
 from ..errors import HandlerRegistrationError, NotAwaitedError
 from ..events import Event
 from ..storage.effects import Transaction
@@ -259,18 +260,17 @@ class ThreadHandler(WebhookHandlerBase[Any]):
         Raised, an exception whose ``__traceback__`` cannot be read would end Trio's thread, and the
         task would wait for ever.
         """
-        try:
-            with ExitStack() as stack:
-                for surrounding in self._around:
-                    stack.enter_context(surrounding(event))
-                returned: object = self._function(event, *self._arguments)
-                # Within them: a transaction around a run that is refused must not commit.
-                if returned is not None:
-                    refuse_result(self._name, returned, self._place)
-                require_awaited(self._name, self._place)
-        except BaseException as error:  # noqa: ASYNC103 - handle_core raises it in the task
-            return error  # noqa: ASYNC104 - see above
-        return None
+        return attempt(functools.partial(self._call, event))[1]
+
+    def _call(self, event: Event[Any]) -> None:
+        with ExitStack() as stack:
+            for surrounding in self._around:
+                stack.enter_context(surrounding(event))
+            returned: object = self._function(event, *self._arguments)
+            # Within them: a transaction around a run that is refused must not commit.
+            if returned is not None:
+                refuse_result(self._name, returned, self._place)
+            require_awaited(self._name, self._place)
 
 
 class TransactionHandler(WebhookHandlerBase[Any]):

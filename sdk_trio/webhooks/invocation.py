@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import trio
 
-from ..base.foreign_errors import is_a, is_interrupt, type_name
+from ..base.foreign_errors import attempt, is_a, is_interrupt, type_name
 from ..base.logs import get_logger
 from ..config import Settings
 from ..config.secret import LEAST_MASKED
@@ -31,7 +31,7 @@ from .outcomes import (
 )
 from .registry import BoundHandler
 from .routes import PostFailedError
-from .unawaited import begin_run, end_run, install, require_awaited
+from .unawaited import LEFT, Forgotten, install, require_awaited
 
 _log = get_logger("webhooks")
 
@@ -95,12 +95,14 @@ class Invocations:
         )
         # A class may return what is no None, whatever its annotation.
         core: Callable[[Event[Any]], Awaitable[object]] = handler.handler.handle_core
-        begin_run()
+        left: list[Forgotten] = []
+        LEFT.set(left)
         try:
             returned = await core(event)
             if returned is not None:
                 refuse_result(handler.name, returned, handler.place)
-            require_awaited(handler.name, handler.place)
+            if left:
+                require_awaited(handler.name, handler.place)
         # SystemExit, KeyboardInterrupt and a leaked Cancelled from user code are failures of this
         # event too: let through, they would end the whole process or leave the worker's nursery.
         # _own_part raises what is not the handler's own.
@@ -110,30 +112,28 @@ class Invocations:
             await self._call_error_hook(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
             return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
         finally:
-            end_run()
             self.at_work.pop(event.key, None)
         return None
 
     def _failure_of(self, handler: BoundHandler, error: BaseException) -> Failure:
-        try:
-            if is_a(error, PostFailedError):
-                return post_failure(cast("PostFailedError", error))
-            asked = only_asks(error)
-            traced = self._in_development and not asked
-            return Failure(
-                self._describe(error),
-                retry_after_of(error),
-                type_name(error),
-                place_of(error) or handler.place,
-                traceback_of(error, self._secrets) if traced else None,
-                self._is_cancelled() and comes_of(error, trio.Cancelled),
-                asked,
-            )
         # Memory may be short, or the exception of a kind that no rule here foresees.
-        except BaseException as failure:  # noqa: ASYNC103 - whatever it is, the run has failed
-            if is_interrupt(failure):
-                raise
-            return Failure(UNDESCRIBED, error_type=UNDESCRIBED, place=handler.place)  # noqa: ASYNC104 - see above
+        failure, _ = attempt(lambda: self._judge(handler, error))
+        return failure or Failure(UNDESCRIBED, error_type="unknown", place=handler.place)
+
+    def _judge(self, handler: BoundHandler, error: BaseException) -> Failure:
+        if is_a(error, PostFailedError):
+            return post_failure(cast("PostFailedError", error))
+        asked = only_asks(error)
+        traced = self._in_development and not asked
+        return Failure(
+            self._describe(error),
+            retry_after_of(error),
+            type_name(error),
+            place_of(error) or handler.place,
+            traceback_of(error, self._secrets) if traced else None,
+            self._is_cancelled() and comes_of(error, trio.Cancelled),
+            asked,
+        )
 
     async def _call_error_hook(
         self, handler: BoundHandler, event: Event[Any], error: BaseException

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..base.foreign_errors import (
+    attempt,
     attribute_of,
     chain_of,
     frames_of,
@@ -308,13 +309,10 @@ def traceback_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
     The end is kept, because that is where the exception and its message stand.
     """
-    try:
-        text = "".join(traceback.format_exception(error))
-    # Too deep a group, or a class with an attribute that raises.
-    except BaseException as failure:  # noqa: ASYNC103 - whatever it raises is its own
-        if is_interrupt(failure):
-            raise
-        text = f"(no traceback: making it raised {type_name(failure)})\n{describe_error(error)}"  # noqa: ASYNC104 - as above
+    text, failure = attempt(lambda: "".join(traceback.format_exception(error)))
+    if text is None:  # too deep a group, or a class with an attribute that raises
+        raised = "" if failure is None else f": making it raised {type_name(failure)}"
+        text = f"(no traceback{raised})\n{describe_error(error)}"
     for secret in secrets:
         text = text.replace(secret, MASK)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -6,7 +6,7 @@ lost.
 
 CPython calls ``warnings._warn_unawaited_coroutine`` when it frees a coroutine that never started.
 Reference counting frees it within the run that made it, so a context variable tells which run that
-is, in child tasks and threads as well. A run costs one list and two writes of the variable; a
+is, in child tasks and threads as well. A run costs one list and one write of the variable; a
 coroutine that is awaited costs nothing. What a reference cycle holds is found too late: then only
 Python's warning is left.
 """
@@ -16,15 +16,22 @@ import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import CodeType, CoroutineType, FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import NotAwaitedError
 from .outcomes import place_in
 
 _HOOK = "_warn_unawaited_coroutine"
 
-#: The coroutines that the run of this context has left: their names, and the places, if known.
-_left: ContextVar[list[tuple[str, str | None]] | None] = ContextVar("left_unawaited", default=None)
+#: A coroutine that never ran: its name, and the user's line that left it, if known.
+Forgotten: TypeAlias = tuple[str, str | None]
+
+#: Those that the last run of this context has left. A run sets a new list, and reads it at its end;
+#: to reset the variable would cost as much again, and what comes later is not read.
+LEFT: ContextVar[list[Forgotten] | None] = ContextVar("left", default=None)
+
+#: The most that are noted of one context.
+_MOST = 10
 
 #: The code that starts runs; frames outside it are not the handler's.
 _boundaries: set[CodeType] = set()
@@ -41,23 +48,12 @@ def install(boundary: CodeType) -> None:
         return
 
     def note(coroutine: "CoroutineType[Any, Any, Any]") -> None:
-        left = _left.get()
-        if left is not None:
+        left = LEFT.get()
+        if left is not None and len(left) < _MOST:
             left.append((coroutine.__qualname__, place_in(_frames_of_run(sys._getframe(1)))))
         warn(coroutine)
 
     setattr(warnings, _HOOK, note)
-
-
-def begin_run() -> None:
-    """Begin to note the coroutines of this context's run."""
-    _left.set([])
-
-
-def end_run() -> None:
-    """Stop noting."""
-    # Not by a token: a handler may have replaced the context of its task.
-    _left.set(None)
 
 
 def require_awaited(handler: str, place: str | None) -> None:
@@ -70,7 +66,7 @@ def require_awaited(handler: str, place: str | None) -> None:
     Raises:
         NotAwaitedError: names the first such coroutine.
     """
-    left = _left.get()
+    left = LEFT.get()
     if left:
         called, line = left[0]
         raise NotAwaitedError(

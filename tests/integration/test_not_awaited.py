@@ -101,9 +101,10 @@ async def test_a_forgotten_await_fails_the_run_and_names_the_line(tmp_path, case
             registered(function, **options), settings(Environment=environment, **keys, **UNRETRIED)
         ) as app:
             delivered = await app.deliver("order.paid", expect="retrying")
+            (failed,) = await app.store.attempts(delivered.record.key)
     assert delivered.error.startswith("NotAwaitedError: ")
     assert "without await" in delivered.error
-    assert delivered.record.last_place.startswith(line_of(line) if line else HERE)
+    assert failed.place.startswith(line_of(line) if line else HERE)
     if case == "transaction":
         tables = apsw.Connection(str(tmp_path / "inbox.db"))
         assert not list(tables.execute("SELECT 1 FROM sqlite_master WHERE name = 'refunds'"))
@@ -171,10 +172,11 @@ async def test_a_returned_awaitable_fails_the_run_and_names_the_handler(tmp_path
             registered(function, **options), settings(**keys, **UNRETRIED)
         ) as app:
             delivered = await app.deliver("order.paid", expect="retrying")
+            (failed,) = await app.store.attempts(delivered.record.key)
     assert delivered.error.startswith("NotAwaitedError: ")
     assert function.__qualname__ in delivered.error
     code = getattr(function, "handle_core", function).__code__
-    assert delivered.record.last_place.startswith(f"{HERE}:{code.co_firstlineno} in ")
+    assert failed.place.startswith(f"{HERE}:{code.co_firstlineno} in ")
 
 
 async def test_what_is_awaited_and_what_another_task_left_is_no_failure(tmp_path):
