@@ -73,6 +73,7 @@ class ProcessReport(msgspec.Struct):
     unfinished: int = 0
     deliveries: dict[str, int] = {}
     samples: list[tuple[str, list[tuple[str, str]], float]] = []
+    held_workers: str | None = None
 
 
 class FromProcess(msgspec.Struct, omit_defaults=True):
@@ -326,6 +327,7 @@ class SupervisorLink:
             runtime.unfinished,
             dict(runtime.receiver.counters.values),
             samples,
+            runtime.receiver.held_workers,
         )
         rejected = runtime.receiver.rejected.after(self._rejected)
         self._rejected = runtime.receiver.rejected.total

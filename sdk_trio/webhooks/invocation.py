@@ -26,6 +26,7 @@ from .outcomes import (
     only_asks,
     place_of,
     post_failure,
+    queued_timeout_failure,
     retry_after_of,
     traceback_of,
 )
@@ -51,6 +52,14 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     key: str
     threaded: bool = False
 
+    def described(self, now: float) -> dict[str, object]:
+        """Return its fields for a log at ``now``, by ``time.perf_counter``."""
+        return {
+            "handler": self.handler,
+            "webhook_id": self.webhook_id,
+            "seconds": round(now - self.begun, 1),
+        }
+
 
 class Invocations:
     """Calls handlers, and knows which ones are at work.
@@ -67,9 +76,10 @@ class Invocations:
         #: The handlers at work by the key of their event, the oldest first. Other threads read it,
         #: to name those that keep a daemon from ending.
         self.at_work: dict[str, Run] = {}
-        #: Nurseries with the one task of a worker. Only a handler cancels such a nursery, by way of
-        #: ``trio.lowlevel``, and only its own run ends by it.
+        #: Nurseries with the one task of a worker, whose run alone ends when they are cancelled:
+        #: by :meth:`time_out`, or by a handler that got hold of it through ``trio.lowlevel``.
         self.cells: set[trio.Nursery] = set()
+        self._timed_out: dict[str, float] = {}
 
     def mask(self, settings: Settings) -> None:
         """Mask the secrets of ``settings``, besides the earlier ones, in handlers' error texts."""
@@ -84,6 +94,14 @@ class Invocations:
         """Return the handlers at work, the oldest first; any thread may ask."""
         # One call into C copies the dictionary, so it cannot change in the middle.
         return tuple(self.at_work.copy().values())
+
+    def time_out(self, run: Run, cell: trio.Nursery, seconds: float) -> None:
+        """Cancel a run at work that has outlasted its limit of ``seconds``; ``cell`` holds it.
+
+        What nothing cancels goes on, and ends as it ends: a plain function in its thread.
+        """
+        self._timed_out[run.key] = seconds
+        cell.cancel_scope.cancel()
 
     async def call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
         """Call a handler, and its error hook if it fails; return how it failed, None if it has not.
@@ -108,14 +126,22 @@ class Invocations:
         # _own_part raises what is not the handler's own.
         except BaseException as error:  # noqa: ASYNC103 - _own_part raises ours
             own = self._own_part(handler, event, error)
-            failure = self._failure_of(handler, own)
-            await self._call_error_hook(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
+            failure = self._failure_of(handler, event, own)
+            if not self._has_cell_cancelled():  # else the hook could wait for nothing
+                await self._call_error_hook(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
             return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
         finally:
+            if self._timed_out:
+                self._timed_out.pop(event.key, None)
             self.at_work.pop(event.key, None)
         return None
 
-    def _failure_of(self, handler: BoundHandler, error: BaseException) -> Failure:
+    def _failure_of(
+        self, handler: BoundHandler, event: Event[Any], error: BaseException
+    ) -> Failure:
+        seconds = self._timed_out.get(event.key)
+        if seconds is not None and comes_of(error, trio.Cancelled):
+            return queued_timeout_failure(handler.name, seconds)
         # Memory may be short, or the exception of a kind that no rule here foresees.
         failure, _ = attempt(lambda: self._judge(handler, error))
         return failure or Failure(UNDESCRIBED, error_type="unknown", place=handler.place)
@@ -178,14 +204,13 @@ class Invocations:
         raise ours from None
 
     def _is_cancelled(self) -> bool:
-        """Say whether a scope around this task is cancelled, and not by its own handler."""
+        """Say whether a scope around this task is cancelled, and not its own cell alone."""
         # Trio reports minus infinity as the deadline of a cancelled scope, whoever has cancelled it.
         if trio.current_effective_deadline() > trio.current_time():
             return False
-        return not self._has_cancelled_itself()
+        return not self._has_cell_cancelled()
 
-    def _has_cancelled_itself(self) -> bool:
-        """Say whether the handler has cancelled the nursery of the task that runs it."""
+    def _has_cell_cancelled(self) -> bool:
         nursery = trio.lowlevel.current_task().parent_nursery
         return nursery in self.cells and nursery.cancel_scope.cancel_called
 
@@ -193,7 +218,7 @@ class Invocations:
         text = describe_error(error, self._secrets)
         if not is_a(error, trio.Cancelled):
             return text
-        if self._has_cancelled_itself():
+        if self._has_cell_cancelled():
             return f"{text} (the handler cancelled the task that runs it)"
         return f"{text} (the handler let a cancellation escape whose scope is not around it)"
 

@@ -88,6 +88,13 @@ def timeout_failure(handler: str, seconds: float) -> Failure:
     )
 
 
+def queued_timeout_failure(handler: str, seconds: float) -> Failure:
+    """Return the failure of a run of the queue that was cancelled at its limit."""
+    return Failure(
+        f"the handler {handler} took longer than Queue:HandlerTimeoutSeconds ({seconds:g} s)"
+    )
+
+
 class DeliveryRetries(msgspec.Struct, frozen=True):
     """The number and the delays of an enqueued event's runs.
 
