@@ -170,6 +170,33 @@ def signature_of(name: str, function: Callable[..., object]) -> inspect.Signatur
         ) from error
 
 
+def event_annotation(function: Callable[..., object]) -> object:
+    """Return the annotation of a handler function's event; Any without one, or if unresolved.
+
+    A decorator's own signature counts, for it may give the inner function something else. An
+    annotation that is a text is resolved among the names of the function's module.
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (ValueError, TypeError):  # a wrapper in C
+        return Any
+    found = positional_parameters(signature)
+    annotation: Any = found[0].annotation if found else inspect.Parameter.empty
+    if annotation is inspect.Parameter.empty:
+        return Any
+    if isinstance(annotation, str):
+        while isinstance(function, functools.partial):
+            function = function.func
+        if not hasattr(function, "__globals__"):
+            function = getattr(function, "__func__", getattr(function, "__call__", function))  # noqa: B004 - the method itself is asked for
+        names = getattr(function, "__globals__", {})
+        # The user's own annotation, as typing.get_type_hints evaluates it. A name that exists only
+        # for type checkers cannot be judged.
+        annotation, _ = attempt(lambda: eval(annotation, names))  # noqa: S307 - see above
+        return Any if annotation is None else annotation
+    return annotation
+
+
 def positional_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
     """Return the parameters that can be given by position."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
