@@ -120,9 +120,9 @@ def is_interrupt(error: BaseException) -> bool:
     """
     if not is_a(error, KeyboardInterrupt):
         return False
-    innermost = None
-    for innermost, _ in frames_of(error):
-        pass
+    innermost: FrameType | None = None
+    for frame, _ in frames_of(error):
+        innermost = frame
     raising = sys.modules.get("trio._core._ki")
     return innermost is not None and innermost.f_globals is getattr(raising, "__dict__", None)
 

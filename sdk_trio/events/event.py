@@ -27,7 +27,9 @@ class Embedded(msgspec.Struct, frozen=True, gc=False):
     def __getitem__(self, name: str) -> Any:
         field = _field_of(self, name)
         if field is None:
-            raise KeyError(f"{_unknown(self, name, ())}; event.json has what the class does not name")
+            raise KeyError(
+                f"{_unknown(self, name, ())}; event.json has what the class does not name"
+            )
         return getattr(self, field)
 
 
@@ -37,10 +39,10 @@ class Payload(msgspec.Struct, frozen=True, dict=True):
     ``id`` identifies the subject record; "" when the sender sent none. A class of an application
     derives from it without a decorator, and its fields need defaults.
 
-    ``data.amount`` and ``data["amount"]`` are the same. A field that the class does not name is read
-    in both ways as well, as a plain JSON value. Without such a field in the delivery, the one raises
-    ``AttributeError`` and the other ``KeyError``, and so do brackets for a field of the class that
-    was not sent. ``in`` and iteration are about the names that were sent.
+    ``data.amount`` and ``data["amount"]`` are the same. A field that the class does not name is
+    read in both ways as well, as a plain JSON value. If the delivery lacks it, the attribute raises
+    ``AttributeError`` and the brackets ``KeyError``. Brackets do so for a field of the class that
+    was not sent, too. ``in`` and iteration are about the names that were sent.
     """
 
     id: str = ""

@@ -307,7 +307,7 @@ class Runtime:
 
     @property
     def held_workers(self) -> str | None:
-        """What holds all workers of the queue, or of one process of several; None if nothing does."""
+        """What holds all workers of the queue, in one process at least; None if nothing does."""
         return (self.processes or self.receiver).held_workers
 
     @property

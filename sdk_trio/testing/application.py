@@ -400,7 +400,9 @@ def _shown(exception: BaseException | None) -> BaseException | None:
     if exception is None:
         return None
     trace = exception.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("sdk_trio."):
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(
+        "sdk_trio."
+    ):
         trace = trace.tb_next
     return exception if trace is None else exception.with_traceback(trace)
 

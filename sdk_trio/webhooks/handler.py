@@ -372,7 +372,7 @@ def refuse_result(name: str, returned: object, place: str | None) -> None:
         returned.close()  # or Python warns of it a second time
     if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
         raise NotAwaitedError(
-            f"{name} returned a {kind} that is not awaited: write `async def`, and `await` the call",
+            f"{name} returned a {kind} that is not awaited: write `async def`, and `await` it",
             place,
         )
     if inspect.isgenerator(returned):

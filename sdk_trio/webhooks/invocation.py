@@ -127,8 +127,7 @@ class Invocations:
         except BaseException as error:  # noqa: ASYNC103 - _own_part raises ours
             own = self._own_part(handler, event, error)
             failure = self._failure_of(handler, event, own)
-            if not self._has_cell_cancelled():  # else the hook could wait for nothing
-                await self._call_error_hook(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
+            await self._call_error_hook(handler, event, own)  # noqa: ASYNC102 - no Cancelled of ours is here
             return failure  # noqa: ASYNC104 - a Cancelled of ours was raised by _own_part
         finally:
             if self._timed_out:
@@ -164,6 +163,9 @@ class Invocations:
     async def _call_error_hook(
         self, handler: BoundHandler, event: Event[Any], error: BaseException
     ) -> None:
+        if self._has_cell_cancelled():  # the hook could wait for nothing
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
         shown = cast("Exception", error) if is_a(error, Exception) else _as_exception(error)
         try:
             await handler.handler.on_error(event, shown)
@@ -205,7 +207,7 @@ class Invocations:
 
     def _is_cancelled(self) -> bool:
         """Say whether a scope around this task is cancelled, and not its own cell alone."""
-        # Trio reports minus infinity as the deadline of a cancelled scope, whoever has cancelled it.
+        # Trio reports minus infinity as the deadline of a cancelled scope, whoever cancelled it.
         if trio.current_effective_deadline() > trio.current_time():
             return False
         return not self._has_cell_cancelled()

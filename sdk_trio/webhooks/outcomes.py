@@ -22,7 +22,6 @@ from ..base.foreign_errors import (
     chain_of,
     frames_of,
     is_a,
-    is_interrupt,
     leaves_of,
     members_of,
     message_of,
@@ -324,4 +323,3 @@ def traceback_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
         text = text.replace(secret, MASK)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text[-MAX_TRACEBACK_LENGTH:]
-

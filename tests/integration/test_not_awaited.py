@@ -83,7 +83,11 @@ FORGETTING = {
     "child task": (forgets_in_a_child_task, {"enqueue": True}, "child"),
     "thread": (forgets_in_a_thread, {"enqueue": True}, "thread"),
     "thread inline": (forgets_in_a_thread, {}, "thread"),
-    "transaction": (forgets_in_a_transaction, {"enqueue": True, "transaction": True}, "transaction"),
+    "transaction": (
+        forgets_in_a_transaction,
+        {"enqueue": True, "transaction": True},
+        "transaction",
+    ),
     "finish": (forgets_before_the_finish, {"enqueue": True}, "finish"),
     "finish itself": (forgets_the_finish, {"enqueue": True}, "services"),
     "asyncio": (forgets, {"asyncio": True}, "forgets"),

@@ -92,7 +92,9 @@ async def test_whatever_a_handler_raises_is_its_failure(tmp_path, way, environme
         keys |= {"Storage__Backend": "Sqlite", "Storage__Path": str(tmp_path)}
     with trio.fail_after(PATIENCE_SECONDS):
         async with running_app(WAYS[way](), settings(**keys)) as app:
-            names = [name for name in ODD_ERRORS if way != "nursery" or name not in BEYOND_NURSERIES]
+            names = [
+                name for name in ODD_ERRORS if way != "nursery" or name not in BEYOND_NURSERIES
+            ]
             for name in names:
                 for _ in range(ATTEMPTS if "inline" in way else 1):
                     delivered = await app.deliver("order.paid", webhook_id=name, settle=False)

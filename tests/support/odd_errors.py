@@ -37,7 +37,7 @@ class _Compares(type):
     __getattribute__ = raising()  # type: ignore[assignment]
 
 
-class Slotted(Exception):
+class SlottedError(Exception):
     __slots__ = ("detail",)
 
 
@@ -115,8 +115,9 @@ ODD_ERRORS: dict[str, Callable[[], BaseException]] = {
     "members-raise": lambda: group(exceptions=property(raising())),
     "seconds-is-text": lambda: changed(seconds="soon"),
     "seconds-missing": lambda: made("R", RetryLater, __init__=lambda self: None)(),
-    "seconds-raises": lambda: made("R", RetryLater, seconds=property(raising(SystemExit)),
-                                   __init__=lambda self: None)(),
+    "seconds-raises": lambda: made(
+        "R", RetryLater, seconds=property(raising(SystemExit)), __init__=lambda self: None
+    )(),
     "seconds-not-a-number": lambda: changed(seconds=float("nan")),
     "str-raises": lambda: made("S", __str__=raising())(),
     "str-exits": lambda: made("S", __str__=raising(SystemExit))(),
@@ -143,7 +144,7 @@ ODD_ERRORS: dict[str, Callable[[], BaseException]] = {
     "stop-async-iteration": StopAsyncIteration,
     "leaked-cancelled": lambda: _LEAKED,
     "group-of-cancelled": lambda: BaseExceptionGroup("g", [_LEAKED, ValueError("own")]),
-    "slots": Slotted,
+    "slots": SlottedError,
     "nested-5000": lambda: nested(5000),
     "long": lambda: ValueError("x" * 50_000),
 }

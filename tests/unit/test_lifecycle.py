@@ -11,6 +11,7 @@ import trio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sdk_trio.base.foreign_errors import is_interrupt
 from sdk_trio.base.throttle import longest_wait
 from sdk_trio.records.deliveries import Dead, Retry
 from sdk_trio.webhooks.outcomes import (
@@ -24,7 +25,6 @@ from sdk_trio.webhooks.outcomes import (
     comes_of,
     describe_error,
     divide,
-    is_interrupt,
     must_run_alone,
     place_of,
     traceback_of,
