@@ -257,7 +257,7 @@ class Processes:
 
     @property
     def held_workers(self) -> str | None:
-        """What holds all workers of the queue in one of the processes; None if nothing does."""
+        """The long runs that hold all workers of one of the processes; None if there are none."""
         held = (process.report.held_workers for process in self._processes.values())
         return next((text for text in held if text is not None), None)
 

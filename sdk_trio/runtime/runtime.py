@@ -307,7 +307,7 @@ class Runtime:
 
     @property
     def held_workers(self) -> str | None:
-        """What holds all workers of the queue, in one process at least; None if nothing does."""
+        """The long runs that hold all workers of the queue, in words; None while one is free."""
         return (self.processes or self.receiver).held_workers
 
     @property

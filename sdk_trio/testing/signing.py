@@ -16,8 +16,8 @@ from ..events.samples import sample, sample_body, sample_types
 from ..events.values import alternatives, fields_of
 from ..webhooks.signed_request import SignedDelivery, sign_body
 
-#: How much two names have to resemble each other for one to be a misspelt other: "idd" and "id" do,
-#: "currency_code" and "currency" do not.
+#: The least similarity of a misspelt name: "idd" and "id" have it, "currency_code" and "currency"
+#: do not.
 _CLOSE = 0.78
 
 __all__ = ["SignedDelivery", "sample", "sample_body", "sample_types", "sign_delivery"]

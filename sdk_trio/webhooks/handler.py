@@ -115,18 +115,23 @@ def name_of(handler: object) -> str:
     return getattr(handler, "__qualname__", None) or type(handler).__qualname__
 
 
+def _function_of(handler: Any) -> object:
+    """Return the Python function that a callable calls: of a partial, a method, an object."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not inspect.isroutine(handler):
+        handler = handler.__call__
+    return getattr(handler, "__func__", handler)
+
+
 def definition_of(handler: object) -> str | None:
     """Return the line that defines a handler, ``FILE:LINE in NAME``; None if it has none."""
     if isinstance(handler, WebhookHandlerBase):
         handler = type(handler)
     if isinstance(handler, type) and issubclass(handler, WebhookHandlerBase):
         handler = handler.handle_core
-    while isinstance(handler, functools.partial):
-        handler = handler.func
     if callable(handler):
-        handler = inspect.unwrap(handler)
-    if not hasattr(handler, "__code__"):
-        handler = getattr(handler, "__call__", None)  # noqa: B004 - the method itself is asked for
+        handler = _function_of(inspect.unwrap(handler))
     code = getattr(handler, "__code__", None)
     if not isinstance(code, CodeType):
         return None
@@ -185,11 +190,7 @@ def event_annotation(function: Callable[..., object]) -> object:
     if annotation is inspect.Parameter.empty:
         return Any
     if isinstance(annotation, str):
-        while isinstance(function, functools.partial):
-            function = function.func
-        if not hasattr(function, "__globals__"):
-            function = getattr(function, "__func__", getattr(function, "__call__", function))  # noqa: B004 - the method itself is asked for
-        names = getattr(function, "__globals__", {})
+        names = getattr(_function_of(function), "__globals__", {})
         # The user's own annotation, as typing.get_type_hints evaluates it. A name that exists only
         # for type checkers cannot be judged.
         annotation, _ = attempt(lambda: eval(annotation, names))  # noqa: S307 - see above

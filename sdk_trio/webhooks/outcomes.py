@@ -7,7 +7,6 @@ are run alone until it is clear which of them is the cause
 in texts that can be stored and logged.
 """
 
-import os
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -57,7 +56,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 _STANDARD_LIBRARY = str(Path(traceback.__file__).parent)
 _INSTALLED = ("site-packages", "dist-packages")
 #: Installed packages that lie between this one and a handler, in threads and child tasks.
-_RUNNERS = (f"{os.sep}trio{os.sep}", f"{os.sep}outcome{os.sep}")
+_RUNNERS = tuple(str(Path("packages", name, "_"))[:-1] for name in ("trio", "outcome"))
 
 
 class Failure(msgspec.Struct, frozen=True):

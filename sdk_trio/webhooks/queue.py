@@ -112,7 +112,7 @@ class WorkerPool:
         self._send, self._receive = trio.open_memory_channel(options.capacity)
         self._places_taken = 0
         self._running = 0
-        # What each worker runs, by the nursery of its task.
+        # The event that each worker runs, by the nursery of its task.
         self._held: dict[trio.Nursery, VerifiedDelivery] = {}
         self._time_limit = options.handler_timeout_seconds
         # When each long run is reported next, by its key.
