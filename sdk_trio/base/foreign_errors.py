@@ -62,6 +62,17 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
             yield found
 
 
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Return an exception and what it was raised from, by ``__cause__``; each one once."""
+    # User code can build a circle by assignment.
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = _cause_of(found)
+
+
 def chain_of(error: BaseException) -> Iterator[BaseException]:
     """Return an exception, its members, causes and contexts, and theirs; each one once."""
     # __context__ and __cause__ may form a circle, which user code can build by assignment.

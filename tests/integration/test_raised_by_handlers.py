@@ -4,6 +4,7 @@ import pytest
 import trio
 from support.deliveries import settings
 from support.odd_errors import ODD_ERRORS
+from support.postgres import running_server
 from support.waiting import PATIENCE_SECONDS
 
 from sdk_trio.events import OrderPaidEvent
@@ -72,6 +73,7 @@ WAYS = {
     "plain inline": lambda: registered(plain),
     "plain queued": lambda: registered(plain, enqueue=True),
     "transaction": lambda: registered(writes, enqueue=True, transaction=True),
+    "transaction on PostgreSQL": lambda: registered(writes, enqueue=True, transaction=True),
     "asyncio inline": lambda: registered(coroutine, asyncio=True),
     "asyncio queued": lambda: registered(coroutine, enqueue=True, asyncio=True),
     "class and hook inline": lambda: registered(Handler),
@@ -86,8 +88,11 @@ BEYOND_NURSERIES = {"repr-raises", "nested-5000", "leaked-cancelled"}
 
 @pytest.mark.parametrize("environment", ["Development", "Production"])
 @pytest.mark.parametrize("way", WAYS)
-async def test_whatever_a_handler_raises_is_its_failure(tmp_path, way, environment):
+async def test_whatever_a_handler_raises_is_its_failure(tmp_path, monkeypatch, way, environment):
     keys = dict(POLICY, Environment=environment)
+    if way == "transaction on PostgreSQL":
+        monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
+        keys |= {"Storage__Backend": "Postgres", "Storage__Path": str(tmp_path / "data")}
     if way == "transaction":
         keys |= {"Storage__Backend": "Sqlite", "Storage__Path": str(tmp_path)}
     with trio.fail_after(PATIENCE_SECONDS):
