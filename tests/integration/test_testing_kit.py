@@ -677,13 +677,9 @@ def test_a_plain_test_is_told_to_be_async_and_harms_no_other(project):
 
 async def test_a_misspelt_field_is_a_warning_at_the_line_of_the_test():
     async with running_app() as app:
-        with pytest.warns(
-            UserWarning, match=r"order\.paid has no field data\.idd; did you mean 'id'"
-        ):
+        with pytest.warns(UserWarning, match=r"data\.idd; did you mean 'id'"):
             await app.deliver("order.paid", {"idd": 3})
-        with pytest.warns(
-            UserWarning, match=r"data\.customer\.emial; did you mean 'email'"
-        ) as told:
+        with pytest.warns(UserWarning, match=r"customer\.emial; did you mean 'email'") as told:
             await app.deliver("order.paid", {"customer": {"emial": "a@example.com"}})
         assert told[0].filename == __file__
         # New fields of the upstream, and what an application attaches, are no mistakes.
