@@ -128,7 +128,7 @@ class EffectTransactions:
                     raise failed.error from None
                 conflicts += 1
                 time.sleep(_PAUSE_SECONDS * conflicts)
-            except Exception as error:
+            except Exception as error:  # of the store: a driver raises what it likes
                 if _is_conflict(error) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
                     time.sleep(_PAUSE_SECONDS * conflicts)
@@ -159,17 +159,16 @@ class EffectTransactions:
         connection.execute(_TO_HANDLER)
 
     def _apply(self, connection: EffectConnection, effects: Effects[T]) -> T:
-        try:
-            value = apply(effects, connection)
-        except BaseException as error:  # the handler's own, whatever it is
-            raise EffectsFailedError(error) from None  # noqa: ASYNC104 - no task runs in this thread
+        value, failure = catch(lambda: apply(effects, connection))
+        if failure is not None:
+            raise EffectsFailedError(failure)
         if connection.info.transaction_status is TransactionStatus.IDLE:
             refuse_commit()
         try:
             connection.execute(self._from_handler)
         except psycopg.errors.InvalidSavepointSpecification:
             refuse_commit()
-        return value
+        return cast("T", value)
 
     def _end(self, connection: EffectConnection, key: str, now: float) -> None:
         writes.finish_all(self._terms, connection, [(key, now)])
