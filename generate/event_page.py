@@ -38,10 +38,19 @@ the same members:
 Only `data.id` is certain. Every other field is `None` when it was left out or is of another kind
 than expected (a number sent for an identifier is kept as text). Such *drift* is counted and logged
 once for each type, and the event is dispatched all the same. Statuses and the like are `str`, so
-new values pass. Fields that a data class does not name are in `data.extra`; unknown fields of
-nested records are in `event.json`. A time without an offset from UTC does not fit. A number beyond
+new values pass. A time without an offset from UTC does not fit. A number beyond
 the range of a float, such as `1e400`, is infinity in `extra`, `metadata` and `json`. When a name
 stands twice in one object, the last one counts.
+
+`data.total_amount` and `data["total_amount"]` are the same, as in
+[records of the client](../how-to/call-the-upstream.md). A field that the data class does not name,
+because the sender's API is newer, is read in both ways as well:
+`data["new_field"]` is its plain JSON value, and `data.extra` has all of them. Without such a field
+in the delivery, `data.new_field` raises `AttributeError` and `data["new_field"]` raises `KeyError`;
+brackets also do that for a field of the class that was not sent, whose attribute is `None`.
+`"total_amount" in event.data` and iteration are about the names that were sent. Embedded records,
+as `data.customer`, take brackets for the fields of their class; what else they hold is in
+`event.json`.
 
 A body is an event when it is a JSON object in UTF-8 with a string `type` of 1 to 256 characters.
 Anything else is answered like a failed verification. JSON that strict decoders refuse is drift:

@@ -28,9 +28,7 @@ one embeds has a class of its own (``CustomerRef``): the same fields, without ``
 
 from typing import Any
 
-import msgspec
-
-from .event import Metadata, Payload, Time
+from .event import Embedded, Metadata, Payload, Time
 '''
 
 
@@ -245,7 +243,7 @@ def _kind(name: str, node: ast.expr, models: Models, embedded: dict[str, str]) -
 
 
 def _class(shape: Shape, fields: dict[str, str]) -> str:
-    base = f"{shape.base}, frozen=True" if shape.base else "msgspec.Struct, frozen=True, gc=False"
+    base = f"{shape.base}, frozen=True" if shape.base else "Embedded, frozen=True, gc=False"
     lines = [f"    {name}: {kind}{_default(kind)}" for name, kind in fields.items()]
     doc = textwrap.indent(f'"""{shape.doc}"""', "    ")
     return "\n".join([f"class {shape.name}({base}):", doc, "", *lines, ""])

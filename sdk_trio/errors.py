@@ -7,6 +7,7 @@
     │   └── NotInThisVersionError       a documented part that this version does not contain
     ├── NotSupportedError               the settings have a known value that cannot be used
     ├── HandlerAbortedError             a handler raised what is no Exception; given to on_error
+    ├── NotAwaitedError                 a handler made a coroutine or the like that never ran
     ├── PartEndedError                  a part of the runtime ended without having been asked to
     ├── HandlerRegistrationError        a handler was registered wrongly
     │   └── MissingHandlersError        FailOnMissingHandlers and known types without a handler
@@ -125,6 +126,18 @@ class HandlerAbortedError(SdkError):
 
     ``on_error`` gets it in the place of what was raised, which is its ``__cause__``.
     """
+
+
+class NotAwaitedError(SdkError, TypeError):
+    """A handler called an ``async`` function without ``await``, or returned what never runs.
+
+    ``place`` is the line that did it, or the line that defines the handler; None if neither is
+    known.
+    """
+
+    def __init__(self, message: str, place: str | None = None) -> None:
+        self.place = place
+        super().__init__(message)
 
 
 class PartEndedError(SdkError):
@@ -330,10 +343,13 @@ class RetryLater(SdkError):
     The attempt counts as a failed one, but is no failure in the log: ``webhook.postponed``.
     """
 
+    #: The delay is shorter than this, in seconds.
+    LIMIT_SECONDS: ClassVar[int] = 86_400 * 30
+
     def __init__(self, seconds: float, reason: str = "") -> None:
-        if not 0 <= seconds < 86_400 * 30:
+        if not 0 <= seconds < self.LIMIT_SECONDS:
             raise ValueError("RetryLater takes 0 to 2592000 seconds")
-        self.seconds = seconds
+        self.seconds = float(seconds)
         self.reason = reason
         super().__init__(reason or f"asked to be retried in {seconds:g} s")
 

@@ -111,14 +111,7 @@ class RuntimeThread:
 
     async def _leave(self) -> None:
         now = time.perf_counter()
-        runs = [
-            {
-                "handler": run.handler,
-                "webhook_id": run.webhook_id,
-                "seconds": round(now - run.begun, 1),
-            }
-            for run in self.runtime.receiver.runs
-        ]
+        runs = [run.described(now) for run in self.runtime.receiver.runs]
         _log.error("runtime.left_behind", runs=runs, hint=LEFT_BEHIND)
         left = asyncio.Event()
         self._call(self._begin_to_leave, left)

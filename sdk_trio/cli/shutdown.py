@@ -295,14 +295,7 @@ class ExitReport:
 
     def _log_left(self) -> None:
         now = time.perf_counter()
-        runs = [
-            {
-                "handler": run.handler,
-                "webhook_id": run.webhook_id,
-                "seconds": round(now - run.begun, 1),
-            }
-            for run in self._runtime.receiver.runs
-        ]
+        runs = [run.described(now) for run in self._runtime.receiver.runs]
         step = self._runtime.receiver.upgrade_step
         if step is not None:
             hint = "nothing ends this step of the upgrade; the next start goes on from its position"

@@ -1,9 +1,9 @@
 """The event that a handler receives, and the base of its data (docs/reference/events.md)."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import attrs
 import msgspec
@@ -21,11 +21,28 @@ Metadata: TypeAlias = dict[str, Any]
 
 # Structs: an order takes half the time to decode that it takes into an attrs class. The bases of
 # nested records need no garbage collection: what was decoded from JSON refers to nothing above it.
+class Embedded(msgspec.Struct, frozen=True, gc=False):
+    """Base of the records that other records embed; ``record["email"]`` is ``record.email``."""
+
+    def __getitem__(self, name: str) -> Any:
+        field = _field_of(self, name)
+        if field is None:
+            raise KeyError(
+                f"{_unknown(self, name, ())}; event.json has what the class does not name"
+            )
+        return getattr(self, field)
+
+
 class Payload(msgspec.Struct, frozen=True, dict=True):
     """Base of every data class, and the data of an event whose type is not in the catalogue.
 
     ``id`` identifies the subject record; "" when the sender sent none. A class of an application
     derives from it without a decorator, and its fields need defaults.
+
+    ``data.amount`` and ``data["amount"]`` are the same. A field that the class does not name is
+    read in both ways as well, as a plain JSON value. If the delivery lacks it, the attribute raises
+    ``AttributeError`` and the brackets ``KeyError``. Brackets do so for a field of the class that
+    was not sent, too. ``in`` and iteration are about the names that were sent.
     """
 
     id: str = ""
@@ -40,12 +57,72 @@ class Payload(msgspec.Struct, frozen=True, dict=True):
         kept = self.__dict__
         extra: Mapping[str, Any] | None = kept.get("extra")
         if extra is None:
-            raw: bytes | msgspec.Raw | None = kept.get("raw")
-            if raw is None and "document" in kept:
-                raw = (members_of(kept["document"]) or {}).get("data")
+            raw = self._sent()
             named = frozenset(self.__struct_fields__)
             extra = kept["extra"] = {} if raw is None else plain_members(raw, without=named)
         return extra
+
+    if not TYPE_CHECKING:  # checkers know the fields of each class, and would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            # Called only for what normal access does not find. The interpreter, copy and pickle
+            # look for names with underscores.
+            if not name.startswith("_") and name in self.extra:
+                return self.extra[name]
+            raise AttributeError(_unknown(self, name, self.extra))
+
+    def __getitem__(self, name: str) -> Any:
+        field = _field_of(self, name)
+        if field is None:
+            if name in self.extra:
+                return self.extra[name]
+            raise KeyError(_unknown(self, name, self.extra))
+        value = getattr(self, field)
+        if value is None and name not in self:
+            raise KeyError(name)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def _sent(self) -> bytes | msgspec.Raw | None:
+        """Return the undecoded ``data`` of the delivery; None if it comes from none."""
+        kept = self.__dict__
+        raw: bytes | msgspec.Raw | None = kept.get("raw")
+        if raw is None and "document" in kept:
+            raw = (members_of(kept["document"]) or {}).get("data")
+        return raw
+
+    def _names(self) -> Collection[str]:
+        """Return the names of the fields that were sent; of no delivery, those with a value."""
+        names: Collection[str] | None = self.__dict__.get("names")
+        if names is None:
+            raw = self._sent()
+            if raw is not None:
+                names = tuple(members_of(raw) or ())
+            else:
+                pairs = zip(self.__struct_encode_fields__, self.__struct_fields__, strict=True)
+                names = tuple(sent for sent, field in pairs if getattr(self, field) is not None)
+            self.__dict__["names"] = names
+        return names
+
+
+def _field_of(record: msgspec.Struct, name: str) -> str | None:
+    """Return the attribute of the field that is sent as ``name``, None if the class has none."""
+    sent = record.__struct_encode_fields__
+    return record.__struct_fields__[sent.index(name)] if name in sent else None
+
+
+def _unknown(record: msgspec.Struct, name: object, others: Iterable[str]) -> str:
+    import difflib  # on the path of a mistake only
+
+    known = [*record.__struct_encode_fields__, *others]
+    near = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else ()
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{type(record).__name__} has no field {name!r}{hint}"
 
 
 def keep_raw(payload: Payload, data_raw: msgspec.Raw) -> None:

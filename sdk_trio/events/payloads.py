@@ -11,12 +11,10 @@ one embeds has a class of its own (``CustomerRef``): the same fields, without ``
 
 from typing import Any
 
-import msgspec
-
-from .event import Metadata, Payload, Time
+from .event import Embedded, Metadata, Payload, Time
 
 
-class Address(msgspec.Struct, frozen=True, gc=False):
+class Address(Embedded, frozen=True, gc=False):
     """A postal address."""
 
     line1: str | None = None
@@ -27,7 +25,7 @@ class Address(msgspec.Struct, frozen=True, gc=False):
     country: str | None = None
 
 
-class CustomerRef(msgspec.Struct, frozen=True, gc=False):
+class CustomerRef(Embedded, frozen=True, gc=False):
     """The customer as other records embed it."""
 
     id: str | None = None
@@ -50,7 +48,7 @@ class CustomerRef(msgspec.Struct, frozen=True, gc=False):
     avatar_url: str | None = None
 
 
-class MemberRef(msgspec.Struct, frozen=True, gc=False):
+class MemberRef(Embedded, frozen=True, gc=False):
     """A member of a team as other records embed it."""
 
     id: str | None = None
@@ -63,7 +61,7 @@ class MemberRef(msgspec.Struct, frozen=True, gc=False):
     role: str | None = None
 
 
-class Price(msgspec.Struct, frozen=True, gc=False):
+class Price(Embedded, frozen=True, gc=False):
     """One price of a product; which fields are set depends on ``amount_type``."""
 
     created_at: Time | None = None
@@ -93,7 +91,7 @@ class Price(msgspec.Struct, frozen=True, gc=False):
     legacy: bool | None = None
 
 
-class Media(msgspec.Struct, frozen=True, gc=False):
+class Media(Embedded, frozen=True, gc=False):
     """A picture of a product."""
 
     id: str | None = None
@@ -115,7 +113,7 @@ class Media(msgspec.Struct, frozen=True, gc=False):
     public_url: str | None = None
 
 
-class BenefitRef(msgspec.Struct, frozen=True, gc=False):
+class BenefitRef(Embedded, frozen=True, gc=False):
     """A benefit as other records embed it."""
 
     id: str | None = None
@@ -133,7 +131,7 @@ class BenefitRef(msgspec.Struct, frozen=True, gc=False):
     visibility_configurable: bool | None = None
 
 
-class ProductRef(msgspec.Struct, frozen=True, gc=False):
+class ProductRef(Embedded, frozen=True, gc=False):
     """The product as other records embed it; an order's has no prices, benefits and medias."""
 
     metadata: Metadata | None = None
@@ -159,7 +157,7 @@ class ProductRef(msgspec.Struct, frozen=True, gc=False):
     attached_custom_fields: tuple[dict[str, Any], ...] | None = None
 
 
-class DiscountRef(msgspec.Struct, frozen=True, gc=False):
+class DiscountRef(Embedded, frozen=True, gc=False):
     """The discount as other records embed it: ``amount`` if fixed, else ``basis_points``."""
 
     duration: str | None = None
@@ -183,7 +181,7 @@ class DiscountRef(msgspec.Struct, frozen=True, gc=False):
     basis_points: int | None = None
 
 
-class SubscriptionRef(msgspec.Struct, frozen=True, gc=False):
+class SubscriptionRef(Embedded, frozen=True, gc=False):
     """The subscription as an order embeds it."""
 
     metadata: Metadata | None = None
@@ -220,7 +218,7 @@ class SubscriptionRef(msgspec.Struct, frozen=True, gc=False):
     customer_cancellation_comment: str | None = None
 
 
-class OrderItem(msgspec.Struct, frozen=True, gc=False):
+class OrderItem(Embedded, frozen=True, gc=False):
     """One line of an order."""
 
     created_at: Time | None = None
@@ -235,7 +233,7 @@ class OrderItem(msgspec.Struct, frozen=True, gc=False):
     end_timestamp: Time | None = None
 
 
-class Meter(msgspec.Struct, frozen=True, gc=False):
+class Meter(Embedded, frozen=True, gc=False):
     """A meter of a customer's usage."""
 
     metadata: Metadata | None = None
@@ -252,7 +250,7 @@ class Meter(msgspec.Struct, frozen=True, gc=False):
     archived_at: Time | None = None
 
 
-class SubscriptionMeter(msgspec.Struct, frozen=True, gc=False):
+class SubscriptionMeter(Embedded, frozen=True, gc=False):
     """The usage that a subscription is billed for."""
 
     created_at: Time | None = None
@@ -265,7 +263,7 @@ class SubscriptionMeter(msgspec.Struct, frozen=True, gc=False):
     meter: Meter | None = None
 
 
-class PendingUpdate(msgspec.Struct, frozen=True, gc=False):
+class PendingUpdate(Embedded, frozen=True, gc=False):
     """A change of a subscription that takes effect later."""
 
     created_at: Time | None = None
@@ -277,7 +275,7 @@ class PendingUpdate(msgspec.Struct, frozen=True, gc=False):
     units: int | None = None
 
 
-class ActiveSubscription(msgspec.Struct, frozen=True, gc=False):
+class ActiveSubscription(Embedded, frozen=True, gc=False):
     """A subscription within a customer's state."""
 
     id: str | None = None
@@ -304,7 +302,7 @@ class ActiveSubscription(msgspec.Struct, frozen=True, gc=False):
     meters: tuple[SubscriptionMeter, ...] | None = None
 
 
-class GrantedBenefit(msgspec.Struct, frozen=True, gc=False):
+class GrantedBenefit(Embedded, frozen=True, gc=False):
     """A benefit within a customer's state."""
 
     id: str | None = None
@@ -317,7 +315,7 @@ class GrantedBenefit(msgspec.Struct, frozen=True, gc=False):
     properties: dict[str, Any] | None = None
 
 
-class CustomerMeter(msgspec.Struct, frozen=True, gc=False):
+class CustomerMeter(Embedded, frozen=True, gc=False):
     """A balance of usage within a customer's state."""
 
     id: str | None = None
@@ -329,7 +327,7 @@ class CustomerMeter(msgspec.Struct, frozen=True, gc=False):
     balance: float | None = None
 
 
-class Dispute(msgspec.Struct, frozen=True, gc=False):
+class Dispute(Embedded, frozen=True, gc=False):
     """A chargeback that a refund settles."""
 
     created_at: Time | None = None
@@ -348,7 +346,7 @@ class Dispute(msgspec.Struct, frozen=True, gc=False):
     payment_id: str | None = None
 
 
-class GrantError(msgspec.Struct, frozen=True, gc=False):
+class GrantError(Embedded, frozen=True, gc=False):
     """Why a benefit could not be granted."""
 
     message: str | None = None

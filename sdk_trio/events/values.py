@@ -385,7 +385,7 @@ def _number_as_text(field: Field, raw: msgspec.Raw) -> str | None:
     """Return a number as the text it was sent as, where the field is an identifier."""
     # By the name, because a class says of an amount or a code as well that it is text.
     names_a_record = field.wire_name == "id" or field.wire_name.endswith("_id")
-    if not (names_a_record and str in _alternatives(field.kind)):
+    if not (names_a_record and str in alternatives(field.kind)):
         return None
     return identifier_in(raw)
 
@@ -394,7 +394,7 @@ def _fit_nested(kind: Any, raw: msgspec.Raw, path: str, report: _Reports) -> Any
     """Save what fits inside a record, a list of records, or an open mapping."""
     # The first byte says what the value is, so only an alternative of that kind is tried.
     opening = bytes(raw)[:1]
-    for alternative in _alternatives(kind):
+    for alternative in alternatives(kind):
         if opening == b"{":
             if get_args(alternative) == (str, Any) and get_origin(alternative) is dict:
                 return plain(raw)
@@ -420,7 +420,7 @@ def _fit_elements(kind: Any, raw: msgspec.Raw, path: str, report: _Reports) -> l
 
 
 @functools.cache
-def _alternatives(kind: Any) -> tuple[Any, ...]:
+def alternatives(kind: Any) -> tuple[Any, ...]:
     """Return the members of a union, without None and without ``Annotated``."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]

@@ -268,6 +268,11 @@ class AdminServer:
         # stays ready. Unready, a load balancer would answer in its place, and would take it out and
         # in as the queue moves.
         detail = f"{depth} of {capacity} places are taken"
+        # So it is while long runs hold all workers: deliveries are still stored and answered 200,
+        # and inline handlers run.
+        held = self._runtime.held_workers
+        if held is not None:
+            return Check("queue", True, f"{detail}; {held}", degraded=True)
         return Check("queue", True, detail, degraded=depth >= capacity)
 
 

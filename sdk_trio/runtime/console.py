@@ -127,6 +127,11 @@ class ObservedRuntime(Protocol):
         ...
 
     @property
+    def held_workers(self) -> str | None:
+        """Name what holds all workers of the queue, None if nothing does."""
+        ...
+
+    @property
     def queue_capacity(self) -> int:
         """Return the most that ``queue_depth`` can be."""
         ...

@@ -256,6 +256,12 @@ class Processes:
         return sum(process.report.queue_depth for process in self._processes.values())
 
     @property
+    def held_workers(self) -> str | None:
+        """The long runs that hold all workers of one of the processes; None if there are none."""
+        held = (process.report.held_workers for process in self._processes.values())
+        return next((text for text in held if text is not None), None)
+
+    @property
     def unfinished(self) -> int:
         """The number of events that wait in the processes' memory or run there."""
         return sum(process.report.unfinished for process in self._processes.values())

@@ -66,6 +66,9 @@ _READ_AT_USE = ("Sdk:Server:ShutdownDelaySeconds", "Sdk:Server:KeyFilePollSecond
 _TEMPLATE_KEYS = ("Sdk:MultiTenant:Notifications:Templates",)
 _TLS_KEYS = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 
+#: The most handlers that the beginning of a drain names.
+MOST_REPORTED_RUNS = 20
+
 
 class Started(msgspec.Struct, frozen=True):
     """The addresses of a running runtime: real URLs, with the picked ports in place of 0."""
@@ -304,6 +307,11 @@ class Runtime:
         return capacity if self.processes is None else capacity * self.processes.count
 
     @property
+    def held_workers(self) -> str | None:
+        """The long runs that hold all workers of the queue, in words; None while one is free."""
+        return (self.processes or self.receiver).held_workers
+
+    @property
     def deliveries(self) -> Mapping[str, int]:
         """The results of deliveries so far, with their numbers."""
         counted = self.receiver.counters.values
@@ -532,7 +540,11 @@ class Runtime:
         if self.started is not None:
             self.receiver.stop_accepting()
             event = "runtime.draining" if self._worker is None else "process.draining"
-            _log.info(event, reason=self._reason, queued=self.queue_depth)
+            now = time.perf_counter()
+            # The handlers that the drain waits for: one that hangs takes all of its time.
+            runs = [run.described(now) for run in self.receiver.runs[:MOST_REPORTED_RUNS]]
+            waits = {"runs": runs} if runs else {}
+            _log.info(event, reason=self._reason, queued=self.queue_depth, **waits)
 
     async def _serve(  # noqa: ASYNC128 - _run_parts calls it
         self, *, task_status: trio.TaskStatus[Started]

@@ -74,6 +74,7 @@ class ProcessReport(msgspec.Struct):
     unfinished: int = 0
     deliveries: dict[str, int] = {}
     samples: list[tuple[str, list[tuple[str, str]], float]] = []
+    held_workers: str | None = None
 
 
 class FromProcess(msgspec.Struct, omit_defaults=True):
@@ -331,6 +332,7 @@ class SupervisorLink:
             runtime.unfinished,
             dict(runtime.receiver.counters.values),
             samples,
+            runtime.receiver.held_workers,
         )
         message = FromProcess("report", number=number, report=report)
         await self._tell(self._with_rejected(runtime, message))

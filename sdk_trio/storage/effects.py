@@ -43,6 +43,17 @@ class Transaction(msgspec.Struct, Generic[ConnectionT], frozen=True):
 Effects = Callable[[Transaction[Any]], T]
 
 
+class EffectsFailedError(Exception):
+    """Carries the exception of a handler's statements through the store's own code.
+
+    That code asks for class, truth and traceback of exceptions, which a handler's may refuse.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
 def in_this_context(effects: Effects[T]) -> Effects[T]:
     """Return ``effects`` with the context variables of now, for a call in another thread."""
     context = copy_context()

@@ -14,7 +14,7 @@ from ..asgi import asyncio_loop
 from ..config import Secret, Settings, StorageBackend
 from ..config.sources import read_section, split_mapping_key
 from ..config.table import fold
-from ..errors import NotRunningError
+from ..errors import NotRunningError, only_member
 from ..events import Event
 from ..records.deliveries import DeliveryRecord, DeliveryState
 from ..runtime import Runtime
@@ -67,7 +67,8 @@ class RecordedHandler(WebhookHandlerBase[Any]):
         self._raised.pop(event.webhook_id, None)
 
     async def on_error(self, event: Event[Any], error: Exception) -> None:
-        """Call the hook of the handler."""
+        """Keep what the run itself raises, as of a forgotten ``await``; call the handler's hook."""
+        self._raised.setdefault(event.webhook_id, error)
         await self._inner.on_error(event, error)
 
 
@@ -250,6 +251,7 @@ class AppUnderTest:
             DeliveryFailedError: the receiver cannot be reached.
             TooSlowError: the handler did not end in 10 seconds.
         """
+        __tracebackhide__ = True  # pytest shows the line of the test
         _require_outcome(expect)
         signed = (
             event
@@ -264,7 +266,7 @@ class AppUnderTest:
         delivered = Delivered(signed.webhook_id, posted.status, posted.body, record, exception)
         if expect is not None and delivered.state != expect:
             text = _difference(record, expect, exception, f"; the answer was {posted.status}")
-            raise UnexpectedStateError(text) from exception
+            raise UnexpectedStateError(text) from _shown(exception)
         return delivered
 
     async def retry(self, *, expect: DeliveryState | str | None = None) -> list[DeliveryRecord]:
@@ -286,6 +288,7 @@ class AppUnderTest:
                 exception is the cause.
             TooSlowError: a handler did not end in 10 seconds.
         """
+        __tracebackhide__ = True
         _require_outcome(expect)
         waiting = await self._records(DeliveryState.RETRYING)
         keys = [record.key for record in waiting if record.next_attempt_at is not None]
@@ -297,7 +300,8 @@ class AppUnderTest:
         for record in records:
             if expect is not None and record.state != expect:
                 exception = self._raised.get(record.webhook_id)
-                raise UnexpectedStateError(_difference(record, expect, exception)) from exception
+                text = _difference(record, expect, exception)
+                raise UnexpectedStateError(text) from _shown(exception)
         return records
 
     async def settle(self) -> None:
@@ -391,6 +395,18 @@ def _require_outcome(expect: str | None) -> None:
         raise ValueError(f"expect takes {', '.join(_OUTCOMES)}; not {expect!r}")
 
 
+def _shown(exception: BaseException | None) -> BaseException | None:
+    """Return a handler's exception with the frames of its own code alone."""
+    if exception is None:
+        return None
+    trace = exception.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(
+        "sdk_trio."
+    ):
+        trace = trace.tb_next
+    return exception if trace is None else exception.with_traceback(trace)
+
+
 def _difference(
     record: DeliveryRecord | None, expected: str, exception: BaseException | None, answer: str = ""
 ) -> str:
@@ -423,11 +439,18 @@ async def running_app(
             settings = stack.enter_context(recorded.stored(settings_for_tests()))
         stack.enter_context(recorded.beside_asyncio())
         runtime = Runtime(settings, recorded)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(runtime.run)
-            try:
-                yield AppUnderTest(runtime, recorded.raised)
-            except BaseException:
-                runtime.force()  # a failed test must not wait for its handlers
-                raise
-            runtime.shut_down("the test ended")
+        failed: BaseException | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runtime.run)
+                try:
+                    yield AppUnderTest(runtime, recorded.raised)
+                except BaseException:
+                    runtime.force()  # a failed test must not wait for its handlers
+                    raise
+                runtime.shut_down("the test ended")
+        except BaseExceptionGroup as group:
+            # The test's own exception is what it shows, without the group of the nursery.
+            failed = only_member(group)
+        if failed is not None:
+            raise failed

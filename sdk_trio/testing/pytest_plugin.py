@@ -57,6 +57,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> "Iterator[None]":
+    """Show what a test of these fixtures raised alone, without the group of pytest-trio."""
+    failed: BaseException | None = None
+    try:
+        return (yield)
+    except BaseExceptionGroup as group:
+        if "sdk_app" not in getattr(item, "fixturenames", ()):
+            raise
+        failed = group
+    from ..errors import only_member
+
+    raise only_member(failed)
+
+
 @pytest.fixture
 def sdk_handlers() -> "HandlerRegistry":
     """Return the handlers under test; override it in your ``conftest.py``."""

@@ -1,14 +1,24 @@
 """Signed deliveries for tests of any receiver, this package's or another one."""
 
+import difflib
+import sys
 import time
 import uuid
+import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import FrameType
 from typing import Any
 
 from ..config import KeyDerivation, Secret
+from ..events import DEFAULT_CATALOG
 from ..events.samples import sample, sample_body, sample_types
+from ..events.values import alternatives, fields_of
 from ..webhooks.signed_request import SignedDelivery, sign_body
+
+#: The least similarity of a misspelt name: "idd" and "id" have it, "currency_code" and "currency"
+#: do not.
+_CLOSE = 0.78
 
 __all__ = ["SignedDelivery", "sample", "sample_body", "sample_types", "sign_delivery"]
 
@@ -23,6 +33,9 @@ def sign_delivery(
     derivation: KeyDerivation = KeyDerivation.STANDARD,
 ) -> SignedDelivery:
     """Make a delivery as the upstream would send it; ``headers`` and ``body`` are ready to post.
+
+    A field of ``data`` that looks like a misspelt one of its event is a ``UserWarning``. Other new
+    fields are sent: a receiver has to bear them.
 
     Args:
         event: an event type, whose realistic sample becomes the body; or the exact body's bytes.
@@ -48,6 +61,36 @@ def sign_delivery(
         # bodies.
         happened = datetime.fromtimestamp(now, UTC)
         body = sample_body(event, now=happened, overrides=data, seed=identifier)
+        row = DEFAULT_CATALOG.by_type(event)
+        if data is not None and row is not None:
+            _warn_of_misspelt(event, "data", data, row.data_class)
     return sign_body(
         body, secret=secret, webhook_id=identifier, timestamp=int(now), derivation=derivation
     )
+
+
+def _warn_of_misspelt(event: str, path: str, data: Mapping[str, Any], data_class: Any) -> None:
+    """Warn at the test's line of each field that a record lacks and that resembles one it has."""
+    known = {field.wire_name: field for field in fields_of(data_class) or ()}
+    for name, value in data.items():
+        field = known.get(name)
+        if field is None:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE)
+            if near:
+                warnings.warn(
+                    f"{event} has no field {path}.{name}; did you mean {near[0]!r}?",
+                    stacklevel=_depth_of_caller(),
+                )
+        elif isinstance(value, Mapping):
+            for kind in alternatives(field.kind):
+                if fields_of(kind) is not None:
+                    _warn_of_misspelt(event, f"{path}.{name}", value, kind)
+
+
+def _depth_of_caller() -> int:
+    """Return the ``stacklevel``, for who calls this, of the first frame outside this package."""
+    depth = 0
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("sdk_trio."):
+        depth, frame = depth + 1, frame.f_back
+    return depth

@@ -16,6 +16,7 @@ from ..errors import EffectError
 from ..events import Event
 from ..storage.effects import Effects
 from ..storage.ports import Inbox
+from .unawaited import require_awaited
 
 T = TypeVar("T")
 
@@ -49,6 +50,8 @@ class Conclusions:
                 "finish takes a plain function: write `def save(tx)`, and await what has to be "
                 "awaited before"
             )
+        # Before the event is done: afterwards the failure of the run would change nothing.
+        require_awaited("the handler", None)
         if key not in self.runs:
             raise EffectError(
                 f"the event {key} is not being handled: its handler calls finish before it returns"

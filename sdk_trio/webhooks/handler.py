@@ -10,14 +10,17 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from enum import Enum
+from types import CodeType
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import trio
 
-from ..errors import HandlerRegistrationError
+from ..base.foreign_errors import attempt
+from ..errors import HandlerRegistrationError, NotAwaitedError
 from ..events import Event
 from ..storage.effects import Transaction
 from .services import Services
+from .unawaited import require_awaited
 
 E = TypeVar("E", bound=Event[Any])
 E_contra = TypeVar("E_contra", bound=Event[Any], contravariant=True)
@@ -112,6 +115,29 @@ def name_of(handler: object) -> str:
     return getattr(handler, "__qualname__", None) or type(handler).__qualname__
 
 
+def _function_of(handler: Any) -> object:
+    """Return the Python function that a callable calls: of a partial, a method, an object."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not inspect.isroutine(handler):
+        handler = handler.__call__
+    return getattr(handler, "__func__", handler)
+
+
+def definition_of(handler: object) -> str | None:
+    """Return the line that defines a handler, ``FILE:LINE in NAME``; None if it has none."""
+    if isinstance(handler, WebhookHandlerBase):
+        handler = type(handler)
+    if isinstance(handler, type) and issubclass(handler, WebhookHandlerBase):
+        handler = handler.handle_core
+    if callable(handler):
+        handler = _function_of(inspect.unwrap(handler))
+    code = getattr(handler, "__code__", None)
+    if not isinstance(code, CodeType):
+        return None
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}"
+
+
 def _is(function: Callable[..., object], test: Callable[[object], bool]) -> bool:
     # A decorator with functools.wraps is a plain function, and returns what the inner one returns.
     called = getattr(function, "__call__", None)  # noqa: B004 - the method itself is asked for
@@ -149,6 +175,29 @@ def signature_of(name: str, function: Callable[..., object]) -> inspect.Signatur
         ) from error
 
 
+def event_annotation(function: Callable[..., object]) -> object:
+    """Return the annotation of a handler function's event; Any without one, or if unresolved.
+
+    A decorator's own signature counts, for it may give the inner function something else. An
+    annotation that is a text is resolved among the names of the function's module.
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (ValueError, TypeError):  # a wrapper in C
+        return Any
+    found = positional_parameters(signature)
+    annotation: Any = found[0].annotation if found else inspect.Parameter.empty
+    if annotation is inspect.Parameter.empty:
+        return Any
+    if isinstance(annotation, str):
+        names = getattr(_function_of(function), "__globals__", {})
+        # The user's own annotation, as typing.get_type_hints evaluates it. A name that exists only
+        # for type checkers cannot be judged.
+        annotation, _ = attempt(lambda: eval(annotation, names))  # noqa: S307 - see above
+        return Any if annotation is None else annotation
+    return annotation
+
+
 def positional_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
     """Return the parameters that can be given by position."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -182,14 +231,18 @@ class CoroutineHandler(WebhookHandlerBase[Any]):
     """Adapts ``async def handler(event)`` or ``async def handler(event, services)``."""
 
     def __init__(
-        self, name: str, function: Callable[..., Awaitable[None]], services: Services[Any]
+        self, name: str, function: Callable[..., Awaitable[object]], services: Services[Any]
     ) -> None:
+        self._name = name
+        self._place = definition_of(function)
         self._function = function
         self._arguments = (services,) if takes_services(name, function) else ()
 
     async def handle_core(self, event: Event[Any]) -> None:
         """Await the function."""
-        await self._function(event, *self._arguments)
+        returned: object = await self._function(event, *self._arguments)
+        if returned is not None:
+            refuse_result(self._name, returned, self._place)
 
 
 class ThreadHandler(WebhookHandlerBase[Any]):
@@ -210,6 +263,7 @@ class ThreadHandler(WebhookHandlerBase[Any]):
         around: Sequence[Surrounding] = (),
     ) -> None:
         self._name = name
+        self._place = definition_of(function)
         self._function = function
         self._arguments = (services,) if takes_services(name, function) else ()
         self._around = around
@@ -222,37 +276,61 @@ class ThreadHandler(WebhookHandlerBase[Any]):
         function that calls ``trio.from_thread.check_cancelled()`` ends at a cancellation.
         """
         # No limiter here: the runner has taken a place before the event was claimed.
-        await trio.to_thread.run_sync(
+        raised = await trio.to_thread.run_sync(
             self._run, event, limiter=_PLACE_TAKEN, thread_name=self._name
         )
+        if raised is not None:
+            raise raised
 
-    def _run(self, event: Event[Any]) -> None:
+    def _run(self, event: Event[Any]) -> BaseException | None:
+        """Run the function, and return what it raises.
+
+        Raised, an exception whose ``__traceback__`` cannot be read would end Trio's thread, and the
+        task would wait for ever.
+        """
+        return attempt(functools.partial(self._call, event))[1]
+
+    def _call(self, event: Event[Any]) -> None:
         with ExitStack() as stack:
             for surrounding in self._around:
                 stack.enter_context(surrounding(event))
             returned: object = self._function(event, *self._arguments)
             # Within them: a transaction around a run that is refused must not commit.
             if returned is not None:
-                _refuse_result(self._name, returned)
+                refuse_result(self._name, returned, self._place)
+            require_awaited(self._name, self._place)
 
 
 class TransactionHandler(WebhookHandlerBase[Any]):
     """Adapts ``def handler(event, tx)``, whose effects are one transaction with the event's end.
 
     Args:
+        name: the handler's name, for messages.
         function: the function; the store calls it in a thread of its own.
         services: end the event.
     """
 
     def __init__(
-        self, function: Callable[[Any, Transaction[Any]], None], services: Services[Any]
+        self,
+        name: str,
+        function: Callable[[Any, Transaction[Any]], object],
+        services: Services[Any],
     ) -> None:
+        self._name = name
+        self._place = definition_of(function)
         self._function = function
         self._services = services
 
     async def handle_core(self, event: Event[Any]) -> None:
         """End the event with the effects of the function; nothing stops it in the middle."""
-        await self._services.finish(event, lambda transaction: self._function(event, transaction))
+        await self._services.finish(event, functools.partial(self._apply, event))
+
+    def _apply(self, event: Event[Any], transaction: Transaction[Any]) -> None:
+        returned = self._function(event, transaction)
+        # Within the transaction, which must not commit then.
+        if returned is not None:
+            refuse_result(self._name, returned, self._place)
+        require_awaited(self._name, self._place)
 
 
 class ForeignLoop(Protocol):
@@ -279,21 +357,32 @@ class ForeignHandler(WebhookHandlerBase[Any]):
         await self._loop.run(functools.partial(self._inner.on_error, event, error))
 
 
-def _refuse_result(name: str, returned: object) -> None:
-    """Fail a run whose work was only prepared; any other result is not looked at."""
+def refuse_result(name: str, returned: object, place: str | None) -> None:
+    """Fail a run whose work was only prepared; any other result is ignored.
+
+    Args:
+        name: the handler's name.
+        returned: what it returned.
+        place: the line that defines it.
+
+    Raises:
+        NotAwaitedError: it returned a coroutine, another awaitable, a generator or a handler.
+    """
+    kind = type(returned).__name__
     if inspect.iscoroutine(returned):
         returned.close()  # or Python warns of it a second time
     if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
-        raise TypeError(
-            f"{name} returned a {type(returned).__name__} that nobody awaits in a thread: write "
-            "`async def`"
+        raise NotAwaitedError(
+            f"{name} returned a {kind} that is not awaited: write `async def`, and `await` it",
+            place,
         )
     if inspect.isgenerator(returned):
-        raise TypeError(f"{name} returned a generator that nobody iterates over")
+        raise NotAwaitedError(f"{name} returned a generator that is not iterated over", place)
     if isinstance(returned, WebhookHandlerBase):
-        raise TypeError(
+        raise NotAwaitedError(
             f"{name} returned a handler: the parameter of a factory is named `services`, or "
-            f"annotated so; `-> {type(returned).__name__}` will do as well"
+            f"annotated so; `-> {kind}` will do as well",
+            place,
         )
 
 

@@ -8,16 +8,27 @@ in texts that can be stored and logged.
 """
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..base.foreign_errors import (
+    attempt,
+    attribute_of,
+    chain_of,
+    frames_of,
+    is_a,
+    leaves_of,
+    members_of,
+    message_of,
+    type_name,
+)
 from ..base.throttle import jittered_wait
 from ..config.secret import MASK
-from ..errors import RetryLater
+from ..errors import NotAwaitedError, RetryLater
 from ..records.deliveries import Dead, Postponed, Retry
 from .routes import PostFailedError, Ruling
 
@@ -44,6 +55,8 @@ RUNS_FOR_PROOF = 2
 _PACKAGE = str(Path(__file__).parents[1])
 _STANDARD_LIBRARY = str(Path(traceback.__file__).parent)
 _INSTALLED = ("site-packages", "dist-packages")
+#: Installed packages that lie between this one and a handler, in threads and child tasks.
+_RUNNERS = tuple(str(Path("packages", name, "_"))[:-1] for name in ("trio", "outcome"))
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -70,6 +83,13 @@ def timeout_failure(handler: str, seconds: float) -> Failure:
     return Failure(
         f"the handler {handler} took longer than InlineTimeoutSeconds ({seconds:g} s); "
         "register it with enqueue=True"
+    )
+
+
+def queued_timeout_failure(handler: str, seconds: float) -> Failure:
+    """Return the failure of a run of the queue that was cancelled at its limit."""
+    return Failure(
+        f"the handler {handler} took longer than Queue:HandlerTimeoutSeconds ({seconds:g} s)"
     )
 
 
@@ -153,13 +173,24 @@ def must_run_alone(ends: int, *, attempts: int, max_attempts: int) -> bool:
 
 def retry_after_of(error: BaseException) -> float | None:
     """Return the longest delay, in seconds, that an error or one in its group asked for."""
-    asked = [part.seconds for part in _leaves(error) if isinstance(part, RetryLater)]
-    return max(asked, default=None)
+    asked = [_seconds_of(part) for part in leaves_of(error) if is_a(part, RetryLater)]
+    return max((seconds for seconds in asked if seconds is not None), default=None)
 
 
 def only_asks(error: BaseException) -> bool:
     """Say whether an error is ``RetryLater`` alone, so that it is an answer and no failure."""
-    return all(isinstance(part, RetryLater) for part in _leaves(error))
+    return all(
+        is_a(part, RetryLater) and _seconds_of(part) is not None for part in leaves_of(error)
+    )
+
+
+def _seconds_of(error: BaseException) -> float | None:
+    """Return the delay of a ``RetryLater``; None if its class or its user has made it unusable."""
+    seconds = attribute_of(error, "seconds")
+    # The exact type: a subclass may define what comparisons do.
+    if type(seconds) is int or type(seconds) is float:
+        return float(seconds) if 0 <= seconds < RetryLater.LIMIT_SECONDS else None
+    return None
 
 
 def post_failure(error: PostFailedError) -> Failure:
@@ -182,12 +213,14 @@ def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
     The text can be stored and logged whatever the exception is: its ``__str__`` may raise, or
     return characters that UTF-8 cannot encode (a file name with undecodable bytes).
     """
-    texts = [
-        f"{type(part).__name__}: {message}"
-        if (message := _message_of(part))
-        else type(part).__name__
-        for part in _leaves(error)
-    ]
+    texts: list[str] = []
+    length = 0
+    for part in leaves_of(error):
+        message = message_of(part)
+        texts.append(f"{type_name(part)}: {message}" if message else type_name(part))
+        length += len(texts[-1])
+        if length > MAX_ERROR_LENGTH:
+            break
     text = "; ".join(texts)
     if text == "RuntimeError: no running event loop":
         text += _NOT_ASYNCIO
@@ -213,80 +246,50 @@ def parked_reason(tenant: "Tenant | None", gone: str | None = None) -> str:
     )
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """Return the exceptions of a group in their order; of no group, the exception itself."""
-    # Without recursion: nurseries of a task that calls itself nest groups as deep as it went.
-    waiting = [error]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, BaseExceptionGroup):
-            waiting += reversed(found.exceptions)
-        else:
-            yield found
-
-
-def _message_of(error: BaseException) -> str:
-    try:
-        # The method of str itself: what __str__ returns may be of anybody's class.
-        return str.encode(str(error), "utf-8", "backslashreplace").decode("utf-8")
-    except BaseException as failure:  # noqa: ASYNC103 - whatever it raises is its own
-        if is_interrupt(failure):
-            raise
-        return f"(no text: its __str__ raised {type(failure).__name__})"  # noqa: ASYNC104 - the text stands for it
-
-
 # -- which part of an exception belongs to the handler ------------------------------------------
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Say whether an exception is an operator's Ctrl-C and not a handler's own KeyboardInterrupt.
-
-    Trio raises a real one in its signal handler, so the innermost frame tells the two apart.
-    """
-    if not isinstance(error, KeyboardInterrupt):
-        return False
-    frame = _innermost(error.__traceback__)
-    return frame is not None and frame.f_globals.get("__name__") == "trio._core._ki"
 
 
 def divide(
     error: BaseException, belongs: Callable[[BaseException], bool]
 ) -> tuple[BaseException | None, BaseException | None]:
-    """Return the part of an exception or group for which ``belongs`` is true, and the rest."""
-    if isinstance(error, BaseExceptionGroup):
-        try:
-            return error.split(belongs)
-        except Exception:  # too deep, or its class has a method that raises: all is the handler's
-            return None, error
-    return (error, None) if belongs(error) else (None, error)
+    """Return the part of an exception or group for which ``belongs`` is true, and the rest.
+
+    Both parts of a mixed group are flat groups: the method ``split`` would call ``derive`` of its
+    class, which may raise anything, and it recurses.
+    """
+    taken: list[BaseException] = []
+    rest: list[BaseException] = []
+    for part in leaves_of(error):
+        (taken if belongs(part) else rest).append(part)
+    if not taken:
+        return None, error
+    return _joined(taken), _joined(rest)
+
+
+def _joined(parts: Sequence[BaseException]) -> BaseException | None:
+    if len(parts) > 1:
+        return BaseExceptionGroup("parts of a handler's exception group", parts)
+    return parts[0] if parts else None
 
 
 def comes_of(error: BaseException, kind: type[BaseException]) -> bool:
     """Say whether an exception, or a part of it, was raised while a ``kind`` was handled."""
-    # __context__ and __cause__ may form a circle, which user code can build by assignment.
-    seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, kind):
-            return True
-        seen.add(id(found))
-        parts = found.exceptions if isinstance(found, BaseExceptionGroup) else ()
-        further = (*parts, found.__context__, found.__cause__)
-        waiting += [one for one in further if one is not None and id(one) not in seen]
-    return False
+    return any(is_a(found, kind) for found in chain_of(error))
 
 
 def place_of(error: BaseException) -> str | None:
     """Return the innermost line of the user's code that an exception passed: ``FILE:LINE in NAME``.
 
     Where all code is installed, as an application's own package may be, it is the outermost line
-    outside this package: the handler's.
+    outside this package and Trio: the handler's.
     """
+    if is_a(error, NotAwaitedError):
+        place = attribute_of(error, "place")
+        return place if type(place) is str else None
     # The place where a member of a group failed says more than that of the nursery around it.
-    while isinstance(error, BaseExceptionGroup) and error.exceptions[0].__traceback__ is not None:
-        error = error.exceptions[0]
-    return place_in(_frames(error.__traceback__))
+    while (members := members_of(error)) and any(frames_of(members[0])):
+        error = members[0]
+    return place_in(frames_of(error))
 
 
 def place_in(frames: Iterable[tuple[FrameType, int]]) -> str | None:
@@ -300,9 +303,13 @@ def place_in(frames: Iterable[tuple[FrameType, int]]) -> str | None:
         file = frame.f_code.co_filename
         if file.startswith((_PACKAGE, "<")):
             continue
+        installed = any(part in file for part in _INSTALLED)
+        if installed and any(part in file for part in _RUNNERS):
+            continue
         place = f"{file}:{line} in {frame.f_code.co_qualname}"
-        first = first or place
-        if not file.startswith(_STANDARD_LIBRARY) and not any(part in file for part in _INSTALLED):
+        if installed:
+            first = first or place
+        elif not file.startswith(_STANDARD_LIBRARY):
             own = place
     return own or first
 
@@ -312,21 +319,11 @@ def traceback_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
     The end is kept, because that is where the exception and its message stand.
     """
-    try:
-        text = "".join(traceback.format_exception(error))
-    except Exception as failure:  # too deep a group, or a class with an attribute that raises
-        text = f"(no traceback: making it raised {type(failure).__name__})\n{describe_error(error)}"
+    text, failure = attempt(lambda: "".join(traceback.format_exception(error)))
+    if text is None:  # too deep a group, or a class with an attribute that raises
+        raised = "" if failure is None else f": making it raised {type_name(failure)}"
+        text = f"(no traceback{raised})\n{describe_error(error)}"
     for secret in secrets:
         text = text.replace(secret, MASK)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text[-MAX_TRACEBACK_LENGTH:]
-
-
-def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next
-
-
-def _innermost(trace: TracebackType | None) -> FrameType | None:
-    return next(reversed([frame for frame, _ in _frames(trace)]), None)

@@ -12,7 +12,7 @@ nothing is lost by a crash; and ``_places_taken`` never exceeds the channel's si
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
 import trio
@@ -27,6 +27,7 @@ from . import answers
 from .answers import Answer
 from .arrival import VerifiedDelivery, arrival_of, resumed
 from .counters import Counters
+from .invocation import Run
 from .rejections import LINES, SECONDS
 from .run import CLEANUP_SECONDS, STORE_RETRY_SECONDS, DeliveryRunner
 
@@ -61,6 +62,12 @@ APART_SECONDS = 600.0
 
 #: The most suspects that run alone one after the other; further ones run like all other events.
 SUSPECTS_LIMIT = 100
+
+#: The seconds after which a run is reported as long, and its worker counts as held.
+LONG_RUN_SECONDS = 60.0
+
+#: The interval in seconds at which runs are compared with their limits.
+WATCH_SECONDS = 1.0
 
 #: The smallest step of the wall clock against the monotonic one, in seconds, that counts as a clock
 #: that was set; time services correct smaller ones all the time.
@@ -108,6 +115,11 @@ class WorkerPool:
         self._send, self._receive = trio.open_memory_channel(options.capacity)
         self._places_taken = 0
         self._running = 0
+        # The event that each worker runs, by the nursery of its task.
+        self._held: dict[trio.Nursery, VerifiedDelivery] = {}
+        self._time_limit = options.handler_timeout_seconds
+        # When each long run is reported next, by its key.
+        self._next_report: dict[str, float] = {}
         # True while events that are due may wait on disk. It begins as True, because the store of
         # an earlier process has not been looked at yet.
         self._behind = True
@@ -136,6 +148,17 @@ class WorkerPool:
     def unfinished(self) -> int:
         """Return how many events wait in memory or run in a worker."""
         return self._places_taken + self._running
+
+    @property
+    def long_runs(self) -> tuple[Run, ...]:
+        """Return the runs of the queue that have lasted :data:`LONG_RUN_SECONDS`, or more."""
+        seconds_of = self._runner.seconds_of
+        return tuple(run for _, run in self._runs() if seconds_of(run) >= LONG_RUN_SECONDS)
+
+    @property
+    def workers(self) -> int:
+        """Return how many events are run at once."""
+        return self._workers
 
     @property
     def idle(self) -> bool:
@@ -212,6 +235,7 @@ class WorkerPool:
                 background.start_soon(self._keep_leases)
                 background.start_soon(self._watch_clock)
                 background.start_soon(self._watch_threads)
+                background.start_soon(self._watch_runs)
                 # Set before the start is reported, so that no inline delivery can run beside a
                 # suspect.
                 self._runner.quarantined = self._after_crash
@@ -234,7 +258,7 @@ class WorkerPool:
                         await self._run_suspects(workers, background)
                     background.start_soon(self._feed)
                     for _ in range(self._workers):
-                        workers.start_soon(self._work)
+                        workers.start_soon(self._keep_working)
             finally:
                 # In the body of its nursery, which so cannot have closed: nobody finds it closed.
                 self._runner.apart = None
@@ -329,7 +353,7 @@ class WorkerPool:
         )
         self._runner.quarantined = True
         ended = trio.Event()
-        workers.start_soon(self._run_alone, record, ended)
+        workers.start_soon(self._run_in_cell, self._run_alone, record, ended)
         with trio.move_on_after(ALONE_SECONDS):
             await ended.wait()
         if ended.is_set():
@@ -338,10 +362,12 @@ class WorkerPool:
         await self._inbox.join(record.key)
         return ended
 
-    async def _run_alone(self, record: DeliveryRecord, ended: trio.Event) -> None:
+    async def _run_alone(
+        self, cell: trio.Nursery, record: DeliveryRecord, ended: trio.Event
+    ) -> None:
         self._running += 1
         try:
-            arrival = await arrival_of(record)
+            arrival = self._held[cell] = await arrival_of(record)
             await self._runner.run_queued(arrival, attempt=record.attempts + 1, alone=True)
         finally:
             self._running -= 1
@@ -350,14 +376,39 @@ class WorkerPool:
 
     # -- workers -----------------------------------------------------------------------------
 
-    async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
+    async def _keep_working(self) -> None:
+        """Run a worker until the channel has ended, also after a run has been cancelled."""
+        while await self._run_in_cell(self._work):
+            pass
+
+    async def _run_in_cell(
+        self, function: Callable[..., Awaitable[None]], *arguments: object
+    ) -> bool:
+        """Run a task in a nursery of its own, which it is given; return whether that was cancelled.
+
+        It is cancelled when the run takes too long. A handler that gets hold of its task's nursery,
+        by ``trio.lowlevel``, ends only its own run.
+        """
+        cells = self._runner.invocations.cells
+        try:
+            async with trio.open_nursery() as cell:
+                cells.add(cell)
+                cell.start_soon(function, cell, *arguments)
+        finally:
+            cells.discard(cell)
+            self._held.pop(cell, None)
+        return cell.cancel_scope.cancel_called
+
+    async def _work(self, cell: trio.Nursery) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
         async for arrival, attempt, fresh in self._receive:
             self._running += 1
+            self._held[cell] = arrival
             self._free_place()
             try:
                 outcome = await self._runner.run_queued(arrival, attempt=attempt, fresh=fresh)
             finally:
                 self._running -= 1
+                del self._held[cell]
             # The next event of an ordered lane may run now, a retry has a due time that the feeder
             # must know, and a free place is of use only while events wait on disk.
             if arrival.delivery.ordered or self._behind or isinstance(outcome, Retry | Postponed):
@@ -518,4 +569,41 @@ class WorkerPool:
         try:
             await trio.sleep_forever()
         finally:
-            self._runner.tell_threads()
+            self._runner.report_threads()
+
+    # -- runs that take long -----------------------------------------------------------------
+
+    def _runs(self) -> list[tuple[trio.Nursery, Run]]:
+        """Return the handlers that workers run, with the nursery of each worker's task."""
+        at_work = self._runner.invocations.at_work
+        pairs = ((cell, at_work.get(held.delivery.key)) for cell, held in self._held.items())
+        return [(cell, run) for cell, run in pairs if run is not None]
+
+    async def _watch_runs(self) -> None:
+        """Cancel runs that outlast their limit, and log those that last long.
+
+        Looking once a second costs a run nothing; a cancel scope around each would cost as much as
+        checking its signature.
+        """
+        limit = inf if self._time_limit is None else self._time_limit
+        while True:
+            await trio.sleep(min(WATCH_SECONDS, limit / 2))
+            runs = self._runs()
+            for cell, run in runs:
+                if self._runner.seconds_of(run) >= limit and not cell.cancel_scope.cancel_called:
+                    self._runner.invocations.time_out(run, cell, limit)
+                    if run.threaded:
+                        self._runner.report_still_running(run)
+            self._report_long_runs()
+
+    def _report_long_runs(self) -> None:
+        """Log each run that has lasted a minute; then again each time that it has doubled."""
+        reports: dict[str, float] = {}
+        for run in self._runner.invocations.runs:
+            due = self._next_report.get(run.key, LONG_RUN_SECONDS)
+            if self._runner.seconds_of(run) >= due:
+                self._runner.report_still_running(run)
+                due *= 2
+            if due > LONG_RUN_SECONDS:
+                reports[run.key] = due
+        self._next_report = reports

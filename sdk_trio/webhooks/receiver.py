@@ -53,6 +53,10 @@ _log = get_logger("webhooks")
 REPORTED_IDS = 100
 
 
+#: The most long runs that readiness names.
+REPORTED_RUNS = 3
+
+
 class Share(msgspec.Struct, frozen=True):
     """The share of one process in the work of a receiver; the default is all of it.
 
@@ -355,6 +359,22 @@ class WebhookReceiver:
     def runs(self) -> tuple[Run, ...]:
         """Return the handlers at work, the oldest first; any thread may ask."""
         return () if self._last is None else self._last.runner.invocations.runs
+
+    @property
+    def held_workers(self) -> str | None:
+        """Name the long runs that hold all workers of the queue; None while a worker is free."""
+        if self._running is None:
+            return None
+        queue = self._running.queue
+        runs = queue.long_runs
+        if len(runs) < queue.workers:
+            return None
+        seconds_of = self._running.runner.seconds_of
+        named = ", ".join(
+            f"{run.handler} with {run.webhook_id} for {seconds_of(run):.0f} s"
+            for run in runs[:REPORTED_RUNS]
+        )
+        return f"long runs hold all {queue.workers} workers: {named}"
 
     @property
     def upgrade_step(self) -> str | None:

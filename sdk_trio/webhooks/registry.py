@@ -8,12 +8,24 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from types import FrameType
-from typing import Any, Literal, Protocol, TypeVar, cast, get_args, get_origin, overload
+from types import FrameType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
 import msgspec
 import trio
 
+from ..base.foreign_errors import is_interrupt
 from ..config import StorageBackend
 from ..errors import (
     HandlerRegistrationError,
@@ -35,13 +47,15 @@ from .handler import (
     ThreadHandler,
     TransactionHandler,
     WebhookHandlerBase,
+    definition_of,
+    event_annotation,
     kind_of,
     name_of,
     needed_parameters,
     signature_of,
     takes_services,
 )
-from .outcomes import describe_error, is_interrupt
+from .outcomes import describe_error
 from .routes import Route, first_match
 from .services import Services
 
@@ -90,7 +104,7 @@ class BoundHandler(msgspec.Struct, frozen=True):
     """A handler that is ready to run.
 
     ``threads`` limits how many plain functions run at once; a run takes a place before it begins.
-    None: it is no plain function.
+    None: it is no plain function. ``place`` is the line that defines it, None if that is unknown.
     """
 
     name: str
@@ -100,6 +114,7 @@ class BoundHandler(msgspec.Struct, frozen=True):
     run_when_suspended: bool = True
     threads: trio.CapacityLimiter | None = None
     gate: Gate | None = None
+    place: str | None = None
 
 
 class RoutedHandler(msgspec.Struct, frozen=True):
@@ -230,6 +245,7 @@ class HandlerRegistry:
         registration = msgspec.structs.replace(
             registration, event_class=event_class, place=_users_line()
         )
+        _require_annotation(registration)
         if isinstance(handler, type):
             _require_event_class(registration, handler)
         elif isinstance(handler, WebhookHandlerBase):
@@ -324,7 +340,9 @@ class HandlerRegistry:
             run_when_suspended=run_when_suspended,
             asyncio=asyncio,
         )
-        self._fallback = msgspec.structs.replace(registration, place=_users_line())
+        registration = msgspec.structs.replace(registration, place=_users_line())
+        _require_annotation(registration)
+        self._fallback = registration
         return handler
 
     def ignore(self, *event_classes: type[Event[Any]]) -> None:
@@ -535,7 +553,7 @@ def _bind(
         case Kind.THREAD:
             built = ThreadHandler(name, given, services, around)
         case Kind.TRANSACTION:
-            built = TransactionHandler(given, services)
+            built = TransactionHandler(name, given, services)
         case Kind.FACTORY:
             built = _build(name, registration.place, given, services)
     if not isinstance(built, WebhookHandlerBase):
@@ -545,6 +563,7 @@ def _bind(
         )
     _require_handle_core(name, type(built))
     _require_event_class(registration, type(built))
+    core = built
     if registration.asyncio:
         if host_loop is None:
             raise HandlerRegistrationError(
@@ -559,6 +578,7 @@ def _bind(
         registration.ordered,
         registration.run_when_suspended,
         threads if registration.kind in (Kind.THREAD, Kind.TRANSACTION) else None,
+        place=definition_of(given if registration.kind is not Kind.FACTORY else type(core)),
     )
 
 
@@ -586,6 +606,50 @@ def _require_event_class(registration: Registration, handler_class: type) -> Non
         f"for {wanted.__name__}. Register it for {declared.__name__}, or derive it from "
         f"WebhookHandlerBase[{wanted.__name__}]."
     )
+
+
+def _require_annotation(registration: Registration) -> None:
+    """Refuse a function whose parameter is annotated as what its events are not.
+
+    Raises:
+        HandlerRegistrationError: names the annotation, and the line that registers the function.
+    """
+    if registration.kind not in (Kind.COROUTINE, Kind.THREAD, Kind.TRANSACTION):
+        return
+    annotation = event_annotation(cast("Callable[..., object]", registration.handler))
+    wanted = registration.event_class
+    declared = _classes_in(annotation)
+    if declared is None or any(_may_be(wanted, each) for each in declared):
+        return
+    shown = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    expected = "Event" if wanted is None else wanted.__name__
+    raise HandlerRegistrationError(
+        f"{registration.place}: {registration.name} takes {shown}, and is registered for "
+        f"{'every type' if wanted is None else expected}. Annotate its event with {expected}, or "
+        "register it for the class that it takes."
+    )
+
+
+def _may_be(wanted: type[Event[Any]] | None, declared: type) -> bool:
+    """Say whether events of ``wanted``, or of any type for None, can be of a declared class."""
+    if getattr(declared, "_is_protocol", False):
+        return True
+    if wanted is None:
+        return issubclass(declared, Event) or issubclass(Event, declared)
+    return issubclass(wanted, declared)
+
+
+def _classes_in(annotation: object) -> list[type] | None:
+    """Return the classes that an annotation allows; None if it cannot be judged."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _classes_in(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        members = [_classes_in(each) for each in get_args(annotation)]
+        return None if None in members else [each for found in members for each in found or ()]
+    declared = origin or annotation
+    # Any is a class, too, from Python 3.11 on.
+    return [declared] if isinstance(declared, type) and declared is not Any else None
 
 
 def _declared_event(handler_class: type) -> type | None:

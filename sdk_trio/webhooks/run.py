@@ -74,6 +74,11 @@ LEFT_BEHIND = (
     "when the sender delivers them again"
 )
 
+_STILL_THREADED = (
+    "its thread cannot be stopped: the event stays claimed until it ends, and is not run beside it"
+)
+_STILL_RUNNING = "it holds a worker; set a timeout on each call that it makes"
+
 _DONE = Done()
 
 _BUSY = answers.unavailable(BUSY_RETRY_SECONDS)
@@ -106,7 +111,8 @@ class RunPolicy(msgspec.Struct, frozen=True):
     """The differences between a run for a sender that waits and a run of the queue.
 
     Args:
-        seconds: how long the handler may take; ``inf``: as long as it likes.
+        seconds: how long the handler may take; ``inf``: no scope is made for it. The queue ends
+            runs by :meth:`Invocations.time_out`.
         after: decides what follows a failed run, of which the number is given.
         insists: a failing store is asked again until it has the outcome, because nobody delivers
             the event again. A sender that waits is told to do that.
@@ -136,11 +142,9 @@ _NO_DEADLINE = _NoDeadline()
 def inline_deadline(seconds: float, expiry: Expiry | None) -> AbstractContextManager[Deadline]:
     """Limit a handler to ``seconds``, with the server's own deadline where it has one.
 
-    ``inf`` is no limit. The server's deadline spares the run a cancel scope, which would cost more
-    than the check of its signature.
+    The server's deadline spares the run a cancel scope, which would cost more than the check of its
+    signature.
     """
-    if seconds == inf:
-        return _NO_DEADLINE
     if expiry is None:
         return trio.CancelScope(relative_deadline=seconds)
     # Until the outcome has been recorded, the answer is that nothing is known of it.
@@ -283,7 +287,7 @@ class DeliveryRunner:
         if run.error is not None:
             raise run.error
         if run.answer is None:
-            self._tell_still_running(self.invocations.at_work.get(arrival.delivery.key))
+            self.report_still_running(self.invocations.at_work.get(arrival.delivery.key))
         return run.answer or _BUSY
 
     async def _run_placed(  # noqa: ASYNC910 - taking a place is a checkpoint, or it raises
@@ -313,23 +317,24 @@ class DeliveryRunner:
         finally:
             run.ended.set()
 
-    def tell_threads(self) -> None:
+    def report_threads(self) -> None:
         """Log each plain function that is at work; at the end of a drain nothing can stop it."""
         for run in self.invocations.runs:
             if run.threaded:
-                self._tell_still_running(run)
+                self.report_still_running(run)
 
-    def _tell_still_running(self, run: Run | None) -> None:
-        if run is None:
-            return
-        _log.warning(
-            "webhook.still_running",
-            webhook_id=run.webhook_id,
-            handler=run.handler,
-            seconds=round(self._stopwatch() - run.begun, 1),
-            hint="its thread cannot be stopped: the event stays claimed until it ends, and is not "
-            "run beside it",
-        )
+    def report_still_running(self, run: Run | None) -> None:
+        """Log that a handler is still at work, and what follows from that."""
+        if run is not None:
+            _log.warning(
+                "webhook.still_running",
+                **run.described(self._stopwatch()),
+                hint=_STILL_THREADED if run.threaded else _STILL_RUNNING,
+            )
+
+    def seconds_of(self, run: Run) -> float:
+        """Return how long a handler has been at work."""
+        return self._stopwatch() - run.begun
 
     async def land(self) -> None:
         """Wait until no inline run is in progress, so that each has recorded how it ended."""
@@ -522,7 +527,9 @@ class DeliveryRunner:
         try:
             event = self._decode(arrival, attempt, tenant)
             begun = self._stopwatch()
-            with inline_deadline(policy.seconds, expiry) as deadline:
+            with (
+                _NO_DEADLINE if policy.seconds == inf else inline_deadline(policy.seconds, expiry)
+            ) as deadline:
                 try:
                     failure = await self.invocations.call(handler, event, begun)
                 finally:

@@ -49,7 +49,8 @@ class Services(Generic[ClientType]):
         if self._client is None:
             raise NotRunningError(
                 "services.client: the receiver runs standalone, so there is no client; run the "
-                "full stack, with Sdk:AccessToken and without standalone"
+                "full stack, with Sdk:AccessToken and without standalone. A test asks for the "
+                "fixture sdk_upstream"
             )
         return self._client
 

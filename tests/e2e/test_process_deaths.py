@@ -16,7 +16,10 @@ from sdk_trio.storage.sqlite.inbox import SqliteInbox
 from sdk_trio.testing import sign_delivery
 
 HARD = ("exit", "segfault", "kill", "abort")
-SOFT = ("sysexit", "interrupt", "generator", "asyncio", "own", "group", "text", "leak")
+SOFT = (
+    *("sysexit", "interrupt", "generator", "asyncio", "own", "group", "text", "leak"),
+    *("traceback", "claims", "derive", "nursery"),
+)
 ATTEMPTS = 3
 
 

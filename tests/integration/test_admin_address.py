@@ -152,6 +152,28 @@ async def test_a_full_queue_is_degraded_and_ready():
         assert (await admin.get("/readyz")).status_code == 200
 
 
+async def test_workers_that_long_runs_hold_are_named_and_the_process_stays_ready(monkeypatch):
+    """Deliveries are still stored, and inline handlers run."""
+    monkeypatch.setattr("sdk_trio.webhooks.queue.LONG_RUN_SECONDS", 0.0)
+    release = trio.Event()
+
+    async def waits(event):
+        await release.wait()
+
+    async with administered(registry(waits, enqueue=True), Webhooks__Queue__Workers=1) as admin:
+        await admin.app.deliver("order.paid", webhook_id="held", settle=False)
+        await until(lambda: admin.runtime.receiver.runs)
+        answer = await admin.get("/readyz")
+        assert answer.status_code == 200
+        check = checks_of(answer)["queue"]
+        assert check["degraded"]
+        assert "long runs hold all 1 workers" in check["detail"]
+        assert "waits with held for " in check["detail"]
+        release.set()
+        await admin.app.settle()
+        assert not checks_of(await admin.get("/readyz"))["queue"].get("degraded")
+
+
 async def test_a_store_that_cannot_write_is_not_ready_until_it_can(monkeypatch):
     async with administered() as admin:
         inbox = admin.app.store

@@ -13,6 +13,7 @@ import trio
 from support.deliveries import settings
 from support.ports import free_port
 from support.postgres import on_every_store
+from support.replicating import said
 from support.serving import RawWire, asgi_headers, ask, registry, running, signed, works
 from support.waiting import until
 
@@ -213,6 +214,9 @@ async def test_shutting_down_twice_keeps_the_first_reason_and_drains(store, capl
             runtime.shut_down("first reason")
             runtime.shut_down("second reason")
             await until(lambda: "runtime.draining" in caplog.text)
+            (draining,) = said(caplog, "runtime.draining")
+            named = {(run["webhook_id"], run["handler"].split(".")[-1]) for run in draining["runs"]}
+            assert named == {(name, "handler") for name in "abc"}
             gate.set()
     report = runtime.report
     assert (report.drained, report.persisted, report.lost, report.ids) == (3, 0, 0, ())

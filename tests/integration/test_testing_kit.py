@@ -1,5 +1,7 @@
 """The test kit as its users see it: in a project of their own, in pytest, and without it."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -671,3 +673,59 @@ def test_a_plain_test_is_told_to_be_async_and_harms_no_other(project):
     assert "write `async def test_plain`" in text
     assert "Trio fixtures" not in text
     assert "expect takes received, running, retrying, done, dead, parked; not 'finished'" in text
+
+
+async def test_a_misspelt_field_is_a_warning_at_the_line_of_the_test():
+    async with running_app() as app:
+        with pytest.warns(UserWarning, match=r"data\.idd; did you mean 'id'"):
+            await app.deliver("order.paid", {"idd": 3})
+        with pytest.warns(UserWarning, match=r"customer\.emial; did you mean 'email'") as told:
+            await app.deliver("order.paid", {"customer": {"emial": "a@example.com"}})
+        assert told[0].filename == __file__
+        # New fields of the upstream, and what an application attaches, are no mistakes.
+        await app.deliver("order.paid", {"brand_new": 3, "metadata": {"idd": 3}})
+
+
+async def test_what_a_test_raises_comes_out_of_the_block_alone():
+    with pytest.raises(ZeroDivisionError):
+        async with running_app():
+            raise ZeroDivisionError
+
+
+def test_a_failed_delivery_is_shown_once_and_without_a_group(tmp_path):
+    (tmp_path / "test_kit.py").write_text(
+        """
+import pytest, sdk_trio
+from sdk_trio.events import OrderPaidEvent
+
+@pytest.fixture
+def sdk_handlers():
+    handlers = sdk_trio.HandlerRegistry()
+
+    @handlers.on(OrderPaidEvent)
+    async def grant(event, services):
+        if event.webhook_id == "client":
+            services.client
+        raise ValueError("no such product")
+
+    return handlers
+
+async def test_it(deliver):
+    await deliver("order.paid", expect="done")
+
+async def test_client(deliver):
+    await deliver("order.paid", webhook_id="client", expect="done")
+"""
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--show-capture=no", "-p", "no:cacheprovider", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "2 failed" in ended.stdout
+    assert "Exception Group" not in ended.stdout
+    assert "application.py" not in ended.stdout
+    assert ended.stdout.count("E       ValueError: no such product") == 1
+    assert "fixture sdk_upstream" in ended.stdout

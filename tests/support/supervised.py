@@ -46,7 +46,20 @@ class BadText(Exception):
         raise SystemExit(3)
 
 
+class Undivided(ExceptionGroup):
+    def derive(self, exceptions):
+        raise SystemExit(3)
+
+
 KEPT = []
+
+
+async def end_own_task():
+    # Inline, that nursery would be the server's.
+    if trio.lowlevel.current_task().name.endswith("WorkerPool._work"):
+        trio.lowlevel.current_task().parent_nursery.cancel_scope.cancel()
+        await trio.sleep_forever()
+    raise ValueError
 
 
 async def leak():
@@ -116,6 +129,10 @@ ENDS = {
     "own": lambda: give(Own("mine")),
     "group": group,
     "text": lambda: give(BadText()),
+    "traceback": lambda: give(type("Odd", (Exception,), {"__traceback__": 5})()),
+    "claims": lambda: give(type("Odd", (Exception,), {"__class__": BaseExceptionGroup})()),
+    "derive": lambda: give(Undivided("g", [ValueError(), ValueError()])),
+    "nursery": end_own_task,
     "leak": leak,
     "thread": lambda: trio.to_thread.run_sync(time.sleep, 600),
     "shield": shielded,

@@ -30,6 +30,18 @@ class QueueOptions(Section, frozen=True, kw_only=True):
             maximum=1024,
         ),
     ] = 16
+    # A run that hangs holds a worker, and so many as there are workers stop the queue. Longer than
+    # any call of a service should take, and as long as the longest wait for a retry.
+    handler_timeout_seconds: Annotated[
+        float | None,
+        about(
+            "A run of the queue is cancelled after this time, which is a failed attempt; null: "
+            "never.",
+            minimum=0.01,
+            maximum=604_800,
+            unit="seconds",
+        ),
+    ] = 900.0
     max_attempts: Annotated[int, about("Attempts before an event is a dead letter.", minimum=1)] = 8
     retry_base_seconds: Annotated[
         float,

@@ -8,7 +8,8 @@ when they look for work or renew their leases.
 import time
 from collections import deque
 from contextlib import suppress
-from typing import NoReturn
+from functools import partial
+from typing import NoReturn, cast
 
 import psycopg
 import trio
@@ -16,8 +17,19 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from ...base.foreign_errors import attempt as catch
+from ...base.foreign_errors import causes_of, is_a
 from ...errors import EffectError, StoreUnavailableError
-from ..effects import SAVEPOINT, Effects, T, apply, in_this_context, refuse_commit, taken_over
+from ..effects import (
+    SAVEPOINT,
+    Effects,
+    EffectsFailedError,
+    T,
+    apply,
+    in_this_context,
+    refuse_commit,
+    taken_over,
+)
 from . import writes
 from .commits import CONFLICT_LIMIT
 from .connect import CONFLICTS, PostgresAddress, Redial, StoreConnection
@@ -80,9 +92,13 @@ class EffectTransactions:
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`. Cancelled, it waits for the thread."""
         inside = in_this_context(effects)
-        return await trio.to_thread.run_sync(
-            self._run, key, attempt, inside, now, limiter=self._limiter
-        )
+        run = partial(self._run, key, attempt, inside, now)
+        # Returned and not raised: Trio's thread reads __traceback__ of what is raised in it, and
+        # ends if a handler's exception refuses that.
+        value, failure = await trio.to_thread.run_sync(catch, run, limiter=self._limiter)
+        if failure is not None:
+            raise failure
+        return cast("T", value)
 
     def close(self) -> None:
         """Close the connections; those in use are cut, and closed by their threads."""
@@ -113,7 +129,12 @@ class EffectTransactions:
                     value = self._apply(connection, effects)
                     applied = True
                     self._end(connection, key, now)
-            except Exception as error:  # effects may raise anything of their own
+            except EffectsFailedError as failed:
+                if not (_is_conflict(failed.error) and conflicts < CONFLICT_LIMIT):
+                    raise failed.error from None
+                conflicts += 1
+                time.sleep(_PAUSE_SECONDS * conflicts)
+            except Exception as error:  # of the store: a driver raises what it likes
                 if _is_conflict(error) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
                     time.sleep(_PAUSE_SECONDS * conflicts)
@@ -151,14 +172,16 @@ class EffectTransactions:
         connection.execute(_TO_HANDLER)
 
     def _apply(self, connection: EffectConnection, effects: Effects[T]) -> T:
-        value = apply(effects, connection)
+        value, failure = catch(lambda: apply(effects, connection))
+        if failure is not None:
+            raise EffectsFailedError(failure)
         if connection.info.transaction_status is TransactionStatus.IDLE:
             refuse_commit()
         try:
             connection.execute(self._from_handler)
         except psycopg.errors.InvalidSavepointSpecification:
             refuse_commit()
-        return value
+        return cast("T", value)
 
     def _end(self, connection: EffectConnection, key: str, now: float) -> None:
         writes.finish_all(self._terms, connection, [(key, now)])
@@ -182,8 +205,7 @@ class EffectTransactions:
 
 def _is_conflict(error: BaseException | None) -> bool:
     """Say whether a transaction has only to be run again; SQLAlchemy wraps the driver's error."""
-    while error is not None:
-        if isinstance(error, psycopg.Error) and error.sqlstate in CONFLICTS:
+    for part in () if error is None else causes_of(error):
+        if is_a(part, psycopg.Error) and cast("psycopg.Error", part).sqlstate in CONFLICTS:
             return True
-        error = error.__cause__
     return False

@@ -10,7 +10,7 @@ import apsw
 from ...errors import EffectError
 from ...records.deliveries import Done
 from ..admission import LeaseTerms
-from ..effects import SAVEPOINT, Effects, T, apply, refuse_commit, taken_over
+from ..effects import SAVEPOINT, Effects, EffectsFailedError, T, apply, refuse_commit, taken_over
 from . import arrivals, writes
 
 #: Time for a handler's statements and the Python between them, in seconds. Every delivery waits
@@ -37,14 +37,6 @@ _IS_OURS = """
 SELECT 1 FROM open WHERE sequence = ? AND lease_owner = ? AND state = 'running'
     AND earlier_attempts + attempts = ?
 """
-
-
-class EffectsFailedError(Exception):
-    """Carries the exception of a handler's statements through the committing thread."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
 
 
 def conclude(

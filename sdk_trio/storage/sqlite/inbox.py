@@ -26,7 +26,7 @@ from ...records.deliveries import (
 )
 from ..admission import LeaseTerms
 from ..backlog import BacklogWalk
-from ..effects import Effects, in_this_context
+from ..effects import Effects, EffectsFailedError, in_this_context
 from . import arrivals
 from . import effects as effecting
 from . import leases as leaser
@@ -465,7 +465,7 @@ class SqliteInbox:
             # itself, because the committer has a limit of time for its callers.
             with trio.CancelScope(shield=True):
                 value = await self._committer.submit(job, single=True)
-        except effecting.EffectsFailedError as failed:
+        except EffectsFailedError as failed:
             raise failed.error from None
         self._begun.pop(key, None)
         if (claimed := self._claimed.pop(key, None)) is not None:

@@ -1,0 +1,144 @@
+"""Exceptions of user code, read without running any of that code.
+
+An attribute, ``isinstance`` or a comparison can call what a class or metaclass defines:
+``__class__``, ``__getattribute__``, ``__traceback__``, ``__name__``. Any of these may raise, or
+return anything. The functions here use the interpreter's own descriptors instead. Only
+what goes through :func:`attempt` calls user code; whatever that raises is caught.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# The descriptors of the built-in classes read the slots of an exception; a subclass cannot
+# replace them.
+_mro_of: Any = type.__dict__["__mro__"].__get__
+_class_name_of: Any = type.__dict__["__name__"].__get__
+_traceback_of: Any = BaseException.__dict__["__traceback__"].__get__
+_context_of: Any = BaseException.__dict__["__context__"].__get__
+_cause_of: Any = BaseException.__dict__["__cause__"].__get__
+_members_of: Any = BaseExceptionGroup.__dict__["exceptions"].__get__
+
+
+def is_a(error: BaseException, kind: type[Any]) -> bool:
+    """Say whether the real class of an exception derives from ``kind``; see ``isinstance``."""
+    # By identity: a metaclass may define __eq__, and ABCMeta asks for much more.
+    return any(base is kind for base in _mro_of(type(error)))
+
+
+def type_name(error: BaseException) -> str:
+    """Return the name of an exception's real class, as text that can be stored."""
+    return _storable(_class_name_of(type(error)))
+
+
+def frames_of(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Return the frames that an exception passed with their lines, the outermost first."""
+    trace: TracebackType | None = _traceback_of(error)
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def members_of(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the members of an exception group; of no group, an empty tuple."""
+    members: tuple[BaseException, ...] = ()
+    if is_a(error, BaseExceptionGroup):
+        members = _members_of(error)
+    return members
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """Return the exceptions of a group in their order; of no group, the exception itself."""
+    # Without recursion: nurseries of a task that calls itself nest groups as deep as it went.
+    waiting = [error]
+    while waiting:
+        found = waiting.pop()
+        if is_a(found, BaseExceptionGroup):
+            waiting += reversed(members_of(found))
+        else:
+            yield found
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Return an exception and what it was raised from, by ``__cause__``; each one once."""
+    # User code can build a circle by assignment.
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = _cause_of(found)
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Return an exception, its members, causes and contexts, and theirs; each one once."""
+    # __context__ and __cause__ may form a circle, which user code can build by assignment.
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        further = (*members_of(found), _context_of(found), _cause_of(found))
+        waiting += [one for one in further if one is not None]
+
+
+def message_of(error: BaseException) -> str:
+    """Return ``str(error)`` as text that can be stored, or why there is none.
+
+    Raises:
+        KeyboardInterrupt: an operator's Ctrl-C came in the middle.
+    """
+    text, failure = attempt(lambda: _storable(str(error)))
+    if text is None:
+        reason = "" if failure is None else f": its __str__ raised {type_name(failure)}"
+        return f"(no text{reason})"
+    return text
+
+
+def attribute_of(error: BaseException, name: str) -> object:
+    """Return an attribute of an exception; None if it has none, or reading it raises.
+
+    Raises:
+        KeyboardInterrupt: an operator's Ctrl-C came in the middle.
+    """
+    return attempt(lambda: getattr(error, name, None))[0]
+
+
+def attempt(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Call user code; return its result and None, or None and whatever it raises.
+
+    Raises:
+        KeyboardInterrupt: an operator's Ctrl-C came in the middle.
+    """
+    try:
+        return call(), None
+    except BaseException as failure:  # noqa: ASYNC103 - returned, for the caller to judge
+        if is_interrupt(failure):
+            raise
+        return None, failure  # noqa: ASYNC104 - see above
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Say whether an exception is an operator's Ctrl-C and not a handler's own KeyboardInterrupt.
+
+    Trio raises a real one in its signal handler, so the innermost frame tells the two apart.
+    """
+    if not is_a(error, KeyboardInterrupt):
+        return False
+    innermost: FrameType | None = None
+    for frame, _ in frames_of(error):
+        innermost = frame
+    raising = sys.modules.get("trio._core._ki")
+    return innermost is not None and innermost.f_globals is getattr(raising, "__dict__", None)
+
+
+def _storable(text: str) -> str:
+    # The method of str itself, because __str__ may return an object of a subclass. The text may
+    # hold characters that UTF-8 cannot encode, as a file name with undecodable bytes does.
+    return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,83 @@
+"""Coroutines that a handler makes and never awaits.
+
+``services.client.refunds.create(...)`` without ``await`` sends nothing, and Python only warns. A
+run that leaves such a coroutine behind has failed: the event would count as done, and its effect be
+lost.
+
+CPython calls ``warnings._warn_unawaited_coroutine`` when it frees a coroutine that never started.
+Reference counting frees it within the run that made it, so a context variable tells which run that
+is, in child tasks and threads as well. A run costs one list and one write of the variable; a
+coroutine that is awaited costs nothing. What a reference cycle holds is found too late: then only
+Python's warning is left.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import CodeType, CoroutineType, FrameType
+from typing import Any, TypeAlias
+
+from ..errors import NotAwaitedError
+from .outcomes import place_in
+
+_HOOK = "_warn_unawaited_coroutine"
+
+#: A coroutine that never ran: its name, and the user's line that left it, if known.
+Forgotten: TypeAlias = tuple[str, str | None]
+
+#: Those that the last run of this context has left. A run sets a new list, and reads it at its end;
+#: to reset the variable would cost as much again, and what comes later is not read.
+LEFT: ContextVar[list[Forgotten] | None] = ContextVar("left", default=None)
+
+#: The most that are noted of one context.
+_MOST = 10
+
+#: The code that starts runs; frames outside it are not the handler's.
+_boundaries: set[CodeType] = set()
+
+
+def install(boundary: CodeType) -> None:
+    """Watch for coroutines that are never awaited, in the whole process; repeated, a no-op.
+
+    ``boundary`` is the code of the function that calls handlers. Python's own warning stays.
+    """
+    _boundaries.add(boundary)
+    warn: Callable[[Any], None] | None = getattr(warnings, _HOOK, None)
+    if warn is None or getattr(warn, "__module__", None) == __name__:
+        return
+
+    def note(coroutine: "CoroutineType[Any, Any, Any]") -> None:
+        left = LEFT.get()
+        if left is not None and len(left) < _MOST:
+            left.append((coroutine.__qualname__, place_in(_frames_of_run(sys._getframe(1)))))
+        warn(coroutine)
+
+    setattr(warnings, _HOOK, note)
+
+
+def require_awaited(handler: str, place: str | None) -> None:
+    """Fail the run of this context if it has left a coroutine that never ran.
+
+    Args:
+        handler: its name, for the message.
+        place: the line that defines it, for a coroutine whose own line is not known.
+
+    Raises:
+        NotAwaitedError: names the first such coroutine.
+    """
+    left = LEFT.get()
+    if left:
+        called, line = left[0]
+        raise NotAwaitedError(
+            f"{handler} called {called} without await, so it never ran", line or place
+        )
+
+
+def _frames_of_run(frame: FrameType | None) -> list[tuple[FrameType, int]]:
+    """Return the frames from the call of the handler to ``frame``, the outermost first."""
+    frames: list[tuple[FrameType, int]] = []
+    while frame is not None and frame.f_code not in _boundaries:
+        frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return frames[::-1]
