@@ -221,6 +221,15 @@ class MemoryInbox(MemoryBackend):
         """See :attr:`Inbox.lost`: memory has no files that could be lost."""
         return None
 
+    @property
+    def failing(self) -> bool:
+        """See :attr:`Inbox.failing`: nothing of it can fail."""
+        return False
+
+    def writing_process(self) -> int | None:
+        """See :meth:`Inbox.writing_process`: no other process writes."""
+        return None
+
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:

@@ -38,6 +38,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import apsw
@@ -127,6 +128,23 @@ _SILENT = (
     "the store {file} has not answered for {seconds:.0f} s: its disk hangs, or another process "
     "keeps it busy; look at the disk (dmesg, iostat); it goes on by itself when the disk answers"
 )
+
+
+def lock_holder(inode: int) -> int | None:
+    """Return the process that holds the flock(2) lock of a file; None: none, or unknown.
+
+    The device is not compared: on btrfs and overlayfs it is not the one that stat(2) returns.
+    """
+    try:
+        locks = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return None
+    for line in locks.splitlines():
+        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF"; one that waits has "->" after "1:".
+        _, kind, _, _, pid, file, *_ = line.split()
+        if kind == "FLOCK" and file.rpartition(":")[2] == str(inode) and int(pid) > 0:
+            return int(pid)
+    return None
 
 
 class _Entry(Generic[T]):
@@ -386,6 +404,18 @@ class Committer(trio.abc.Instrument):
         if self.lost is not None or self._refusal is not None:
             return False
         return not self._waiting or time.monotonic() - self._answered_at < PROMPT_SECONDS
+
+    @property
+    def failing(self) -> bool:
+        """Say whether the last writes failed, or wait for a store that does not answer."""
+        return self._failing or self._silent_since is not None or self.lost is not None
+
+    def turn_holder(self) -> int | None:
+        """Return the id of the process that holds the lock of ``turn``.
+
+        None if there is no such file or holder, or the system does not say (Linux does).
+        """
+        return None if self._turn is None else lock_holder(os.fstat(self._turn).st_ino)
 
     def _silence(self, seconds: float) -> str:
         told = _SILENT if self.guest is None else _GUEST

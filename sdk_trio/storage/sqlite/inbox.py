@@ -238,6 +238,15 @@ class SqliteInbox:
         """See :attr:`Inbox.lost`."""
         return self._committer.lost
 
+    @property
+    def failing(self) -> bool:
+        """See :attr:`Inbox.failing`."""
+        return self._committer.failing
+
+    def writing_process(self) -> int | None:
+        """See :meth:`Inbox.writing_process`."""
+        return self._committer.turn_holder()
+
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
