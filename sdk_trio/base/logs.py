@@ -581,8 +581,12 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
     Lines never make the caller wait for a slow reader; see docs/how-to/logs.md. A second call
     replaces what the first one set, so a reload can change the level.
     """
-    target = stream or sys.stderr
-    terminal = target.isatty()
+    before = _installed.handler
+    # A handler of events may have put None in its place by the time of a reload, or closed it.
+    target = stream or sys.stderr or (before and before.output.stream) or sys.__stderr__
+    if target is None:
+        return
+    terminal = not target.closed and target.isatty()
     lines = (
         _JsonLines()
         if format == "Json" or (format == "Auto" and not terminal)
@@ -591,7 +595,6 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
             width=partial(_width_of, target) if terminal else None,
         )
     )
-    before = _installed.handler
     if before is None:
         # Windows has no fork.
         if hasattr(os, "register_at_fork"):
