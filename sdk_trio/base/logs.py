@@ -582,11 +582,10 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
     replaces what the first one set, so a reload can change the level.
     """
     before = _installed.handler
-    # A handler of events may have put None in its place by the time of a reload, or closed it.
-    target = stream or sys.stderr or (before and before.output.stream) or sys.__stderr__
-    if target is None:
-        return
-    terminal = not target.closed and target.isatty()
+    target = stream or sys.stderr
+    # A handler of events may have closed it by the time of a reload, or put None in its place.
+    is_usable = target is not None and not getattr(target, "closed", False)
+    terminal = is_usable and target.isatty()
     lines = (
         _JsonLines()
         if format == "Json" or (format == "Auto" and not terminal)
@@ -604,7 +603,7 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
                 after_in_child=partial(_at_fork, LogOutput.after_fork_in_child),
             )
         output = LogOutput(target, _told)
-    elif before.output.leads_to(target):
+    elif not is_usable or before.output.leads_to(target):
         output = before.output  # what waits stays in front
     else:
         before.output.close()

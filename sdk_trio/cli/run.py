@@ -344,6 +344,8 @@ def _work(arguments: Namespace) -> int:
     if _HANGUP is not None:
         # A reload is the supervisor's to begin: some service managers send HUP to all processes.
         signal.signal(_HANGUP, signal.SIG_IGN)
+        # The supervisor has blocked it for the time before this line.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {_HANGUP})
     link = SupervisorLink.claim(os.environ)
     place = link.place
     arguments.development = place.settings.is_development

@@ -434,7 +434,9 @@ class Processes:
             supervisor=os.getpid(),
             asked_every=self._command.watchdog,
         )
-        with theirs:
+        # A process inherits the mask: a HUP in the first instant of its Python waits there until it
+        # ignores the signal.
+        with theirs, _hangup_blocked():
             popen = subprocess.Popen(
                 self._command.arguments,
                 stdin=subprocess.DEVNULL,
@@ -708,6 +710,15 @@ class Processes:
             yield number, question
         finally:
             del self._questions[number]
+
+
+@contextmanager
+def _hangup_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _wait(
