@@ -128,6 +128,9 @@ class ExitReport:
     # -- around the loop, in the main thread -----------------------------------------------------
 
     def __enter__(self) -> "ExitReport":
+        if self._stderr is not None and not faulthandler.is_enabled():
+            # A crash of the process (SIGSEGV, or SIGBUS by a truncated file) names itself.
+            faulthandler.enable(file=self._stderr)
         self._thread.start()
         return self
 

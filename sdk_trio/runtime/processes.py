@@ -89,6 +89,13 @@ LONGEST_LOOK_SECONDS: Final = 2.0
 #: Looks in a row that find a silent process holding the store's write lock before it is killed.
 HOLDER_LOOKS: Final = 2
 
+#: The signal of a process that uses a mapped file which was truncated; Windows has none.
+_BUS: Final = int(getattr(signal, "SIGBUS", 0))
+_BUS_HINT = (
+    "a file that it had mapped was truncated, such as the store's index (-shm), or the disk failed "
+    "to read one; keep other programs away from the data directory, and check the disk (dmesg)"
+)
+
 _SILENT_HINT = "its event loop stands still; see process.silent and runtime.blocked in the log"
 
 #: The seconds that a scrape or a probe waits for the figures of the processes. The last ones that
@@ -409,6 +416,7 @@ class Processes:
                 ended=tell_end(status),
                 served_seconds=round(served, 1),
                 retry_in=round(pause, 1),
+                **({"hint": _BUS_HINT} if status == -_BUS else {}),
             )
             with trio.move_on_after(pause):
                 await self._stopping.wait()

@@ -52,7 +52,7 @@ except ImportError:  # Windows, where one process alone receives
 from ...base.logs import Outage, get_logger
 from ...errors import StoreLostError, StoreUnavailableError
 from .connect import connect_reader
-from .files import DAMAGE, StoreFile, may_pass
+from .files import DAMAGE, StoreFile, has_log, may_pass, report_cut_index
 from .rewrite import rewrite_log, rewrite_pages
 
 T = TypeVar("T")
@@ -232,14 +232,6 @@ def _perform_groups(connection: apsw.Connection, gathered: dict[Group, list[_Ent
     gathered.clear()
 
 
-def _has_log(file: str) -> bool:
-    """Return whether a process has left a log behind: it was killed, or runs."""
-    try:
-        return os.path.getsize(f"{os.path.realpath(file)}-wal") > 0
-    except OSError:
-        return False
-
-
 class Committer(trio.abc.Instrument):
     """Runs jobs in the order of their arrival, each in a transaction, in a thread of its own.
 
@@ -270,8 +262,10 @@ class Committer(trio.abc.Instrument):
     ) -> None:
         self._turn = None if turn is None else open_turn(turn)
         self._has_turn = False
+        if distrust_log:
+            report_cut_index(file)
         # Whether all that the log has is on the disk, or will be with the next sync.
-        self._log_proven = not (distrust_log and _has_log(file))
+        self._log_proven = not (distrust_log and has_log(file))
         self._file = file
         self._connect = connect
         self._translate = translate
