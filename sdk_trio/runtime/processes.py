@@ -82,8 +82,8 @@ PREPARE_SECONDS: Final = 5.0
 #: The seconds without a report after which a process counts as silent.
 SILENT_SECONDS: Final = 5.0
 
-#: A look of the supervisor counts for at most so many seconds of silence. After a pause of the whole
-#: machine, or of all these processes, a process is not silent: the supervisor was away as well.
+#: The time between two looks counts as silence up to this many seconds. After a longer one the
+#: supervisor itself did not run: the machine was suspended, or all its processes were stopped.
 LONGEST_LOOK_SECONDS: Final = 2.0
 
 #: Looks in a row that find a silent process holding the store's write lock before it is killed.
@@ -257,9 +257,7 @@ class Processes:
     def serving(self) -> int:
         """The number of processes that accept deliveries, as far as is known."""
         return sum(
-            process.ready_at is not None
-            and not process.told
-            and not process.report.store_failing
+            process.ready_at is not None and not process.told and not process.report.store_failing
             for process in self._processes.values()
         )
 

@@ -33,8 +33,8 @@ from ..webhooks.companion import Part, keep
 from ..webhooks.endpoint import LIVE_KEYS
 from ..webhooks.receiver import WHOLE, Share
 from ..webhooks.signed_request import own_url
-from .reload import Prepare, Reloaded, SettingsReload
 from .forks import children_ended
+from .reload import Prepare, Reloaded, SettingsReload
 from .watchdog import Watchdog
 from .wiring import (
     CIRCUIT_STATES,

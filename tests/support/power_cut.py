@@ -211,7 +211,7 @@ class PowerCut:
                 connection.close()
 
     def _cut_to(self, directory: Path) -> None:
-        disk = Disk(self.base)
-        for disk in replay(self.journal, self.base):
+        last = Disk(self.base)
+        for last in replay(self.journal, self.base):  # noqa: B007 - the last one is wanted
             pass
-        disk.cut(directory)
+        last.cut(directory)

@@ -17,9 +17,8 @@ import errno
 import os
 import stat
 import struct
-import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -114,6 +113,15 @@ def _record(key: bytes, ends: int, begun: float) -> bytes:
     return zlib.crc32(content).to_bytes(4, "little") + content
 
 
+def _seek_and_write(descriptor: int, content: bytes, offset: int) -> None:
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    os.write(descriptor, content)
+
+
+# Windows has no pwrite. A write of a slot within the file is never short.
+_write_at: Callable[[int, bytes, int], object] = getattr(os, "pwrite", _seek_and_write)
+
+
 class ClaimsFile:
     """The open claims file; one process at a time may have it.
 
@@ -166,23 +174,28 @@ class ClaimsFile:
         Returns:
             the slot, for :meth:`clear`.
         """
-        self._clear_spent()
+        if self._spent:
+            self._clear_spent()
         content = key.encode()
         if not self._free or len(content) > _LARGEST_KEY:
             return None
         slot = self._free.pop()
         record = _record(content, 0, now)
-        if not self._write(record, slot):
+        try:
+            _write_at(self._descriptor, record, slot * _SLOT)
+        except OSError:
             self._free.append(slot)
             return None
         return slot
 
     def clear(self, slot: int) -> None:
         """Give up a slot: its run is over, or counted by the store."""
-        if self._write(_NOTHING, slot):
-            self._free.append(slot)
-        else:
+        try:
+            _write_at(self._descriptor, _NOTHING, slot * _SLOT)
+        except OSError:
             self._spent.append(slot)
+        else:
+            self._free.append(slot)
 
     def clear_later(self, slot: int) -> None:
         """Give up a slot at the next :meth:`take`, while the disk may make this thread wait."""
@@ -206,14 +219,3 @@ class ClaimsFile:
         spent, self._spent = self._spent, []
         for slot in spent:
             self.clear(slot)
-
-    def _write(self, content: bytes, slot: int) -> bool:
-        """Write into a slot; return False if the disk refuses."""
-        at = slot * _SLOT
-        try:
-            if sys.platform != "win32":
-                return os.pwrite(self._descriptor, content, at) == len(content)
-            os.lseek(self._descriptor, at, os.SEEK_SET)
-            return os.write(self._descriptor, content) == len(content)
-        except OSError:
-            return False

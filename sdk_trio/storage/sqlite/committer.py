@@ -673,10 +673,10 @@ class Committer(trio.abc.Instrument):
         """Write the mark of the turn, again and again: no process may write without it."""
         while self._turn is not None:
             try:
-                if os.pread(self._turn, 1, 0) != content:
-                    os.ftruncate(self._turn, 0)
-                    os.pwrite(self._turn, content, 0)
-                return
+                if os.pread(self._turn, 1, 0) == content:
+                    return
+                os.ftruncate(self._turn, 0)
+                os.pwrite(self._turn, content, 0)
             except OSError:
                 time.sleep(LOOK_AGAIN_SECONDS)
 
