@@ -581,8 +581,11 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
     Lines never make the caller wait for a slow reader; see docs/how-to/logs.md. A second call
     replaces what the first one set, so a reload can change the level.
     """
+    before = _installed.handler
     target = stream or sys.stderr
-    terminal = target.isatty()
+    # A handler of events may have closed it by the time of a reload, or put None in its place.
+    is_usable = target is not None and not getattr(target, "closed", False)
+    terminal = is_usable and target.isatty()
     lines = (
         _JsonLines()
         if format == "Json" or (format == "Auto" and not terminal)
@@ -591,7 +594,6 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
             width=partial(_width_of, target) if terminal else None,
         )
     )
-    before = _installed.handler
     if before is None:
         # Windows has no fork.
         if hasattr(os, "register_at_fork"):
@@ -601,7 +603,7 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
                 after_in_child=partial(_at_fork, LogOutput.after_fork_in_child),
             )
         output = LogOutput(target, _told)
-    elif before.output.leads_to(target):
+    elif not is_usable or before.output.leads_to(target):
         output = before.output  # what waits stays in front
     else:
         before.output.close()

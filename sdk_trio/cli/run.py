@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
@@ -345,6 +345,8 @@ def _work(arguments: Namespace) -> int:
     if _HANGUP is not None:
         # A reload is the supervisor's to begin: some service managers send HUP to all processes.
         signal.signal(_HANGUP, signal.SIG_IGN)
+        # The supervisor has blocked it for the time before this line.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {_HANGUP})
     link = SupervisorLink.claim(os.environ)
     place = link.place
     arguments.development = place.settings.is_development
@@ -426,7 +428,7 @@ def serve(
     """
     ends_too = () if reloader is not None or _HANGUP is None else (_HANGUP,)
     raise_descriptor_limit()
-    with ExitReport(runtime, (*_ENDING, *ends_too), bounds) as ending:
+    with _streams_kept(), ExitReport(runtime, (*_ENDING, *ends_too), bounds) as ending:
         # Trio takes INT over from Python's own handler and from no other.
         release_interrupt()
         # Modules stay until the end, so that the collector need not look at them ever again, which
@@ -443,6 +445,23 @@ def serve(
             ending,
             instruments=[cast("trio.abc.Instrument", _LogTurns())],
         )
+
+
+@contextmanager
+def _streams_kept() -> Iterator[None]:
+    """Give the standard streams back at the end, whatever a handler has put in their place.
+
+    A handler that sets ``sys.stderr = None``, or closes it, must not make the stop fail.
+    """
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            # Closing the stream does not close its descriptor.
+            number = 1 if name == "stdout" else 2
+            usable = open(number, "w", closefd=False) if stream.closed else stream  # noqa: SIM115
+            setattr(sys, name, usable)
 
 
 class _LogTurns:

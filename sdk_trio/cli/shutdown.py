@@ -120,10 +120,17 @@ class ExitReport:
         # not to the application.
         self._others = set(threading.enumerate())
         self._thread = threading.Thread(target=self._guard, name="sdk_trio-ending", daemon=True)
+        # A descriptor of our own: a handler may close sys.stderr, or put None in its place.
+        self._stderr: int | None = None
+        with suppress(OSError):
+            self._stderr = os.dup(2)
 
     # -- around the loop, in the main thread -----------------------------------------------------
 
     def __enter__(self) -> "ExitReport":
+        if self._stderr is not None and not faulthandler.is_enabled():
+            # A crash of the process (SIGSEGV, or SIGBUS by a truncated file) names itself.
+            faulthandler.enable(file=self._stderr)
         self._thread.start()
         return self
 
@@ -277,9 +284,9 @@ class ExitReport:
         self._limits = (give_up, give_up + leave_seconds)
         # Set anew at every change of the bounds, because the timer cannot be asked or moved.
         left = give_up + leave_seconds + STUCK_SECONDS - time.monotonic()
-        with suppress(OSError, ValueError, AttributeError):  # standard error is no file
+        if self._stderr is not None:
             # The timer of faulthandler is a C thread, which needs no interpreter lock.
-            faulthandler.dump_traceback_later(max(left, 0.1), exit=True)
+            faulthandler.dump_traceback_later(max(left, 0.1), file=self._stderr, exit=True)
 
     def _end(self) -> None:
         """End the process from the thread, because the loop is blocked or waits for the disk."""
@@ -321,7 +328,7 @@ def _nothing() -> None:
 
 
 def _exit(status: int) -> None:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
     logs.flush(FLUSH_SECONDS)
     # No atexit, no flush of standard output, no wait for threads: each of them may be what hangs.

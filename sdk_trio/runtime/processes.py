@@ -39,6 +39,7 @@ from ..config.table import ROOT
 from ..errors import (
     EXIT_CONFIGURATION,
     EXIT_UNAVAILABLE,
+    NotRunningError,
     OptionsValidationError,
     Problem,
     SdkError,
@@ -80,6 +81,20 @@ PREPARE_SECONDS: Final = 5.0
 
 #: The seconds without a report after which a process counts as silent.
 SILENT_SECONDS: Final = 5.0
+
+#: The time between two looks counts as silence up to this many seconds. After a longer one the
+#: supervisor itself did not run: the machine was suspended, or all its processes were stopped.
+LONGEST_LOOK_SECONDS: Final = 2.0
+
+#: Looks in a row that find a silent process holding the store's write lock before it is killed.
+HOLDER_LOOKS: Final = 2
+
+#: The signal of a process that uses a mapped file which was truncated; Windows has none.
+_BUS: Final = int(getattr(signal, "SIGBUS", 0))
+_BUS_HINT = (
+    "a file that it had mapped was truncated, such as the store's index (-shm), or the disk failed "
+    "to read one; keep other programs away from the data directory, and check the disk (dmesg)"
+)
 
 _SILENT_HINT = "its event loop stands still; see process.silent and runtime.blocked in the log"
 
@@ -166,7 +181,8 @@ class _Process:
     outgoing: "trio.MemoryReceiveChannel[bytes]"
     ended: trio.Event = attrs.Factory(trio.Event)
     ready_at: float | None = None
-    heard_at: float = 0.0
+    silent_seconds: float = 0.0
+    holder_looks: int = 0
     report: ProcessReport = attrs.Factory(ProcessReport)
     told: bool = False
 
@@ -241,7 +257,7 @@ class Processes:
     def serving(self) -> int:
         """The number of processes that accept deliveries, as far as is known."""
         return sum(
-            process.ready_at is not None and not process.told
+            process.ready_at is not None and not process.told and not process.report.store_failing
             for process in self._processes.values()
         )
 
@@ -404,6 +420,7 @@ class Processes:
                 ended=tell_end(status),
                 served_seconds=round(served, 1),
                 retry_in=round(pause, 1),
+                **({"hint": _BUS_HINT} if status == -_BUS else {}),
             )
             with trio.move_on_after(pause):
                 await self._stopping.wait()
@@ -429,7 +446,9 @@ class Processes:
             supervisor=os.getpid(),
             asked_every=self._command.watchdog,
         )
-        with theirs:
+        # A process inherits the mask: a HUP in the first instant of its Python waits there until it
+        # ignores the signal.
+        with theirs, _hangup_blocked():
             popen = subprocess.Popen(
                 self._command.arguments,
                 stdin=subprocess.DEVNULL,
@@ -441,7 +460,6 @@ class Processes:
             )
         out, outgoing = trio.open_memory_channel[bytes](inf)
         process = _Process(number, owner, self._settings, popen, MessageSocket(ours), out, outgoing)
-        process.heard_at = trio.current_time()
         out.send_nowait(pickle.dumps(place))
         token = trio.lowlevel.current_trio_token()
         # A thread of our own for each, as all of them wait for as long as the processes run.
@@ -534,20 +552,26 @@ class Processes:
         return held > 0
 
     async def _watch(self) -> None:
-        """Report processes that say nothing, and end them where the watchdog is wanted.
+        """Report silent processes, and kill those that stop the others or outlast the watchdog.
 
         A process whose event loop stands still accepts nothing, and others take its connections;
         what runs in it does not end. Only a service manager's WatchdogSec says for how long that
-        may last.
+        may last. But if it holds the store's write lock, no other process can write either.
         """
+        looked_at = trio.current_time()
         while True:
             await trio.sleep(REPORT_SECONDS)
-            now = trio.current_time()
+            passed = min(trio.current_time() - looked_at, LONGEST_LOOK_SECONDS)
+            looked_at = trio.current_time()
             for process in self._processes.values():
-                silent = 0.0 if process.ready_at is None else now - process.heard_at
+                if process.ready_at is not None:
+                    process.silent_seconds += passed
+                silent = process.silent_seconds
                 if silent < SILENT_SECONDS:
                     process.told = False
-                elif not process.told:
+                    process.holder_looks = 0
+                    continue
+                if not process.told:
                     process.told = True
                     _log.warning(
                         "process.silent",
@@ -556,9 +580,30 @@ class Processes:
                         seconds=round(silent, 1),
                         hint="its event loop stands still, or it gets no processor",
                     )
+                self._end_holder(process)
                 watchdog = self._command.watchdog
                 if watchdog is not None and silent >= max(watchdog, SILENT_SECONDS):
                     process.signal(signal.SIGKILL)
+
+    def _end_holder(self, process: _Process) -> None:
+        """Kill a silent process that holds the store's write lock."""
+        holder = None
+        with suppress(NotRunningError):  # a stop
+            holder = self._receiver.store.writing_process()
+        if holder != process.popen.pid:
+            process.holder_looks = 0
+            return
+        process.holder_looks += 1
+        if process.holder_looks == HOLDER_LOOKS:
+            _log.error(
+                "process.killed",
+                process=process.number,
+                pid=process.popen.pid,
+                seconds=round(process.silent_seconds, 1),
+                hint="it was silent and held the store's write lock, so no other process could "
+                "write; a successor starts, and what it ran is tried again",
+            )
+            process.signal(signal.SIGKILL)
 
     # -- reload ----------------------------------------------------------------------------------
 
@@ -637,7 +682,7 @@ class Processes:
                 )
                 process.signal(signal.SIGKILL)
                 return
-            process.heard_at = trio.current_time()
+            process.silent_seconds = 0.0
             if message.kind == "ready":
                 process.ready_at = trio.current_time()
                 self._addresses = tuple(message.addresses)
@@ -676,6 +721,15 @@ class Processes:
             yield number, question
         finally:
             del self._questions[number]
+
+
+@contextmanager
+def _hangup_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _wait(

@@ -34,6 +34,7 @@ from ..webhooks.companion import Part, keep
 from ..webhooks.endpoint import LIVE_KEYS
 from ..webhooks.receiver import WHOLE, Share
 from ..webhooks.signed_request import own_url
+from .forks import children_ended
 from .reload import Prepare, Reloaded, SettingsReload
 from .watchdog import Watchdog
 from .wiring import (
@@ -572,7 +573,7 @@ class Runtime:
         if isinstance(server, Server):
             self._server_samples = server.samples
         self._reloader.subscribe(partial(_prepare_addresses, server, routes), _TLS_KEYS)
-        with self.watchdog, self._scope:
+        with children_ended(), self.watchdog, self._scope:
             async with AsyncExitStack() as stack:
                 if self._client is not None:
                     # Opened first and closed last, because handlers use it until the drain ends.

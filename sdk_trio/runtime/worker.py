@@ -27,7 +27,7 @@ import trio
 from ..base.logs import get_logger
 from ..base.telemetry import Sample
 from ..config import Settings
-from ..errors import EXIT_FAILURE, OptionsValidationError, Problem, SdkError
+from ..errors import EXIT_FAILURE, NotRunningError, OptionsValidationError, Problem, SdkError
 from ..webhooks.receiver import Share
 from ..webhooks.rejections import Rejection
 from .presence import SUPERVISOR_VARIABLE
@@ -68,13 +68,14 @@ class WorkerPlace:
 
 
 class ProcessReport(msgspec.Struct):
-    """The figures of one process at one moment."""
+    """The figures of one process at one moment; ``store_failing``: its writes fail or hang."""
 
     queue_depth: int = 0
     unfinished: int = 0
     deliveries: dict[str, int] = {}
     samples: list[tuple[str, list[tuple[str, str]], float]] = []
     held_workers: str | None = None
+    store_failing: bool = False
 
 
 class FromProcess(msgspec.Struct, omit_defaults=True):
@@ -314,14 +315,22 @@ class SupervisorLink:
         while True:
             await trio.sleep(REPORT_SECONDS)
             if every is not None:
-                # A store that answers with an error is alive: a restart would not mend a full disk.
+                # A store that answers with an error is alive: a restart does not fix a full disk.
                 # One whose thread hangs keeps the report back, and the supervisor ends this.
-                with trio.move_on_after(every / 2) as waiting:
-                    with suppress(SdkError):
-                        await runtime.receiver.store.write_checkpoint("watchdog", None)
-                if waiting.cancelled_caught:
+                if not await self._try_store(runtime, every / 2):
                     continue
+            elif _is_store_failing(runtime):
+                # Without deliveries, which readiness may keep away, nothing else would find out
+                # that it works again.
+                await self._try_store(runtime, REPORT_SECONDS)
             await self._report(runtime, 0)
+
+    async def _try_store(self, runtime: "WorkingRuntime", seconds: float) -> bool:
+        """Write to the store; return False if it has not answered in time."""
+        with trio.move_on_after(seconds) as waiting:
+            with suppress(SdkError):
+                await runtime.receiver.store.write_checkpoint("watchdog", None)
+        return not waiting.cancelled_caught
 
     async def _report(self, runtime: "WorkingRuntime", number: int) -> None:
         samples = [
@@ -333,6 +342,7 @@ class SupervisorLink:
             dict(runtime.receiver.counters.values),
             samples,
             runtime.receiver.held_workers,
+            _is_store_failing(runtime),
         )
         message = FromProcess("report", number=number, report=report)
         await self._tell(self._with_rejected(runtime, message))
@@ -352,6 +362,12 @@ class SupervisorLink:
                 await self._messages.send(encoded(message))
             except OSError:
                 _end()
+
+
+def _is_store_failing(runtime: WorkingRuntime) -> bool:
+    with suppress(NotRunningError):  # a drain has ended
+        return runtime.receiver.store.failing
+    return False
 
 
 def _unpickled(content: bytes) -> Any:

@@ -356,19 +356,26 @@ def refuse_other_runtime(directory: Path) -> None:
 
     That process is of the earlier version, too. It could write nothing any more into a store that a
     command has brought up to date beside it, and would refuse every delivery until its restart.
-    Where the system has no lock of directories, nothing is noticed.
+    The first versions lock only the file :data:`LOCK_NAME`, later ones the directory as well.
 
     Raises:
-        StoreLockedError: another process holds the lock of the directory.
+        StoreLockedError: another process holds one of the two locks.
     """
     if sys.platform == "win32":
         return
+    with suppress(OSError):
+        _refuse_holder(directory, _open_database_directory(directory))
+    with suppress(OSError):
+        _refuse_holder(directory, os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC))
+
+
+def _refuse_holder(directory: Path, descriptor: int) -> None:
+    """Raise :class:`StoreLockedError` if another process holds the lock of the descriptor's file.
+
+    The descriptor is closed.
+    """
     import fcntl
 
-    try:
-        descriptor = _open_database_directory(directory)
-    except OSError:
-        return
     try:
         # Shared, and given back at once: a runtime that starts in this moment tries again.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -130,6 +130,7 @@ async def _open(
             # A command that did not queue up would wait for a moment without a writer, which beside
             # several busy processes may not come.
             turn=turn if in_turn or (not sole and turn.exists()) else None,
+            distrust_log=sole,
         )
     address = postgres_address(settings)
     from .postgres.inbox import PostgresInbox

@@ -74,6 +74,18 @@ class Inbox(Protocol):
         ...
 
     @property
+    def failing(self) -> bool:
+        """Whether the last writes have failed, or wait for a store that does not answer."""
+        ...
+
+    def writing_process(self) -> int | None:
+        """Return the id of the process that holds the write lock; None: no one, or unknown.
+
+        It waits for nothing, also when the store does not answer.
+        """
+        ...
+
+    @property
     def in_order(self) -> bool:
         """Whether sequences appear in their order: none below one that was seen comes later."""
         ...

@@ -7,6 +7,7 @@ import threading
 
 import httpx
 import pytest
+from power_cuts import power_cuts
 from support.deliveries import SECRET
 from support.power_cut import PowerCut
 from support.supervised import SIGKILL, Daemon, running
@@ -74,3 +75,19 @@ def test_what_was_told_last_survives_a_power_cut_and_a_claim_need_not(daemon, po
             daemon.wait_for_state(webhook_id, "done")
         assert daemon.runs("inline-1") == 1
         assert daemon.runs(ASIDE, "ended") == 1
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_syncs_that_failed_before_a_power_cut_lose_nothing_that_was_acknowledged(
+    tmp_path, processes
+):
+    """A short form of ``python tests/power_cuts.py --failed-syncs``."""
+    report = power_cuts(
+        tmp_path, moments=16, failed_syncs=True, seconds=5, seed=3, processes=processes
+    )
+    table = "\n".join(f"{name}: {value}" for name, value in report.rows())
+    assert not report.broken, table
+    # It has proved something.
+    assert report.failed_syncs, table
+    assert report.acknowledged, table
+    assert report.moments == 16, table

@@ -274,14 +274,27 @@ def version_of(file: Path) -> int:
         connection.close()
 
 
-def test_a_command_changes_no_store_under_a_runtime_of_an_earlier_version(tmp_path: Path) -> None:
+#: The lock of the first versions: the file alone.
+FIRST_HOLDER = """
+import sys, time
+import filelock
+with filelock.FileLock(sys.argv[1] + "/runtime.lock"):
+    print('locked', flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("holder", [HOLDER, FIRST_HOLDER], ids=["later", "first"])
+def test_a_command_changes_no_store_under_a_runtime_of_an_earlier_version(
+    tmp_path: Path, holder: str
+) -> None:
     """That one would answer 503 to every delivery until it is restarted."""
     place = Place(tmp_path)
     place.data.mkdir(mode=0o700)
     file = place.data / "inbox.db"
     make_store_seven(file)
     file.chmod(0o600)
-    command = [sys.executable, "-c", HOLDER, str(place.data)]
+    command = [sys.executable, "-c", holder, str(place.data)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as runtime:
         assert runtime.stdout is not None
         assert runtime.stdout.readline() == b"locked\n"

@@ -226,6 +226,15 @@ class MemoryInbox(MemoryBackend):
         await trio.lowlevel.checkpoint()
         return None
 
+    @property
+    def failing(self) -> bool:
+        """See :attr:`Inbox.failing`: nothing of it can fail."""
+        return False
+
+    def writing_process(self) -> int | None:
+        """See :meth:`Inbox.writing_process`: no other process writes."""
+        return None
+
     # -- deliveries ------------------------------------------------------------------------------
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:

@@ -63,6 +63,9 @@ class PostgresInbox:
     #: A database that is away comes back; nothing of this process has to be started anew for it.
     lost: str | None = None
 
+    #: See :attr:`Inbox.failing`: the supervisor writes to the same server and sees it itself.
+    failing: bool = False
+
     #: See :attr:`Inbox.in_order`: a transaction takes its numbers before it commits.
     in_order: bool = False
 
@@ -144,6 +147,10 @@ class PostgresInbox:
         return await self._queries.run(reads.clock_offset)
 
     # -- deliveries ------------------------------------------------------------------------------
+
+    def writing_process(self) -> int | None:
+        """See :meth:`Inbox.writing_process`: the server ends locks of clients that are gone."""
+        return None
 
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
         """See :meth:`Inbox.accept`."""

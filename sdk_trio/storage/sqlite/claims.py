@@ -3,9 +3,10 @@
 The claim of a delivery that is surely new is not waited for: its handler runs at once, and most
 handlers have ended before the claim is handed to the committing thread. A handler that ends the
 process in that moment would leave no trace, and each redelivery would end the process again. So
-the key of each such run stands in this file while no commit knows of it. The file is mapped into
-memory: to write into it is to store a few bytes, which survive the process, as the kernel has
-them, and need not survive the machine (docs/adr/0047-one-sync-for-an-inline-delivery.md).
+the key of each such run stands in this file while no commit knows of it. It is written and not
+synced: what the kernel has survives the process, and need not survive the machine
+(docs/adr/0047-one-sync-for-an-inline-delivery.md). It is not mapped into memory, because a mapped
+file that another program truncates ends the process (SIGBUS).
 
 A slot that is found at the start is a run during which the process ended, unless the store knows
 its key: then the claim was committed, and the store counts the run itself. What is found stays in
@@ -13,12 +14,11 @@ the file, as a run that has *ended* a process, until the key's next claim counts
 """
 
 import errno
-import mmap
 import os
 import stat
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -113,6 +113,15 @@ def _record(key: bytes, ends: int, begun: float) -> bytes:
     return zlib.crc32(content).to_bytes(4, "little") + content
 
 
+def _seek_and_write(descriptor: int, content: bytes, offset: int) -> None:
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    os.write(descriptor, content)
+
+
+# Windows has no pwrite. A write of a slot within the file is never short.
+_write_at: Callable[[int, bytes, int], object] = getattr(os, "pwrite", _seek_and_write)
+
+
 class ClaimsFile:
     """The open claims file; one process at a time may have it.
 
@@ -121,7 +130,7 @@ class ClaimsFile:
         left: what :func:`read_claims` has found there, without the runs that the store knows.
 
     Raises:
-        OSError: it cannot be opened, written or mapped, or it is no ordinary file.
+        OSError: it cannot be opened or written, or it is no ordinary file.
     """
 
     def __init__(self, path: str | os.PathLike[str], left: Sequence[EndedRun]) -> None:
@@ -138,14 +147,14 @@ class ClaimsFile:
             self.ended[run.key] = EndedRun(run.key, ends, run.begun, slot)
         descriptor = _open(path, os.O_RDWR | os.O_CREAT)
         try:
-            # Written as a whole and not only made as large: a mapped page for which the disk has no
-            # room would end the process.
+            # Written as a whole, so that no later write needs room on the disk.
             if os.write(descriptor, content) != _SIZE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(descriptor, _SIZE)
-            self._map = mmap.mmap(descriptor, _SIZE)
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        self._descriptor = descriptor
         for run in self.ended.values():
             _log.warning(
                 "store.run_ended_process",
@@ -156,7 +165,7 @@ class ClaimsFile:
             )
 
     def take(self, key: str, now: float) -> int | None:
-        """Write down a run that is about to begin; None if there is no room for it.
+        """Write down a run that is about to begin; None if that is impossible.
 
         Args:
             key: the delivery's.
@@ -165,20 +174,28 @@ class ClaimsFile:
         Returns:
             the slot, for :meth:`clear`.
         """
-        while self._spent:
-            self.clear(self._spent.pop())
+        if self._spent:
+            self._clear_spent()
         content = key.encode()
         if not self._free or len(content) > _LARGEST_KEY:
             return None
         slot = self._free.pop()
         record = _record(content, 0, now)
-        self._map[slot * _SLOT : slot * _SLOT + len(record)] = record
+        try:
+            _write_at(self._descriptor, record, slot * _SLOT)
+        except OSError:
+            self._free.append(slot)
+            return None
         return slot
 
     def clear(self, slot: int) -> None:
         """Give up a slot: its run is over, or counted by the store."""
-        self._map[slot * _SLOT : (slot + 1) * _SLOT] = _NOTHING
-        self._free.append(slot)
+        try:
+            _write_at(self._descriptor, _NOTHING, slot * _SLOT)
+        except OSError:
+            self._spent.append(slot)
+        else:
+            self._free.append(slot)
 
     def clear_later(self, slot: int) -> None:
         """Give up a slot at the next :meth:`take`, while the disk may make this thread wait."""
@@ -191,8 +208,14 @@ class ClaimsFile:
             self.clear(run.slot)
 
     def close(self) -> None:
-        """Unmap the file; what it holds stays."""
-        if not self._map.closed:
-            while self._spent:
-                self.clear(self._spent.pop())
-            self._map.close()
+        """Close the file; what it holds stays."""
+        descriptor = self._descriptor
+        if descriptor >= 0:
+            self._clear_spent()
+            self._descriptor = -1
+            os.close(descriptor)
+
+    def _clear_spent(self) -> None:
+        spent, self._spent = self._spent, []
+        for slot in spent:
+            self.clear(slot)

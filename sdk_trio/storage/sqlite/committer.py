@@ -20,6 +20,10 @@ A disk that does not answer. A caller waits :data:`ANSWER_SECONDS`, then it gets
 there is still time to answer a sender. Further callers get the error at once until the disk answers
 again. Their jobs are done nevertheless when it does.
 
+A sync that failed. Nothing is committed any more until ``storage.sqlite.rewrite`` has written the
+log again, with syncs that succeed: until then it may have a hole on the disk, and a commit behind
+the hole would not survive a power cut. Callers get an error meanwhile.
+
 A store that is lost. After each commit, and before its callers are told, ``storage.sqlite.files``
 checks that the commit stands in the files that a restart will open. If it does not, or if SQLite
 finds damage, nothing is written any more, and every call is refused until the process restarts.
@@ -34,6 +38,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import apsw
@@ -47,7 +52,8 @@ except ImportError:  # Windows, where one process alone receives
 from ...base.logs import Outage, get_logger
 from ...errors import StoreLostError, StoreUnavailableError
 from .connect import connect_reader
-from .files import DAMAGE, StoreFile, may_pass
+from .files import DAMAGE, StoreFile, has_log, may_pass, report_cut_index
+from .rewrite import rewrite_log, rewrite_pages
 
 T = TypeVar("T")
 
@@ -86,6 +92,10 @@ PROMPT_SECONDS = 0.1
 #: for many commits.
 CHECKPOINT_BYTES = 16 << 20
 
+#: Content of the file :data:`TURN_NAME` while a failed sync may have left a hole in the log. The
+#: next process that writes rewrites the log first, also when the one with the failure has died.
+UNPROVEN = b"1"
+
 # A write that nobody reads. If it is found in the log, writes still arrive in the right files. The
 # value changes each time, because SQLite writes no page for a row that stays the same.
 _PROOF = """
@@ -118,6 +128,23 @@ _SILENT = (
     "the store {file} has not answered for {seconds:.0f} s: its disk hangs, or another process "
     "keeps it busy; look at the disk (dmesg, iostat); it goes on by itself when the disk answers"
 )
+
+
+def lock_holder(inode: int) -> int | None:
+    """Return the process that holds the flock(2) lock of a file; None: none, or unknown.
+
+    The device is not compared: on btrfs and overlayfs it is not the one that stat(2) returns.
+    """
+    try:
+        locks = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return None
+    for line in locks.splitlines():
+        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF"; one that waits has "->" after "1:".
+        _, kind, _, _, pid, file, *_ = line.split()
+        if kind == "FLOCK" and file.rpartition(":")[2] == str(inode) and int(pid) > 0:
+            return int(pid)
+    return None
 
 
 class _Entry(Generic[T]):
@@ -219,6 +246,8 @@ class Committer(trio.abc.Instrument):
         name: the thread's name.
         turn: a file by whose lock several such threads, each in a process of its own, write one
             after the other; None: there is no other.
+        distrust_log: a log that is there already may have a hole, because its writer may have been
+            killed after a sync that failed. True for the process that holds the directory's lock.
     """
 
     def __init__(
@@ -229,8 +258,14 @@ class Committer(trio.abc.Instrument):
         *,
         name: str,
         turn: str | None = None,
+        distrust_log: bool = False,
     ) -> None:
         self._turn = None if turn is None else open_turn(turn)
+        self._has_turn = False
+        if distrust_log:
+            report_cut_index(file)
+        # Whether all that the log has is on the disk, or will be with the next sync.
+        self._log_proven = not (distrust_log and has_log(file))
         self._file = file
         self._connect = connect
         self._translate = translate
@@ -363,6 +398,18 @@ class Committer(trio.abc.Instrument):
         if self.lost is not None or self._refusal is not None:
             return False
         return not self._waiting or time.monotonic() - self._answered_at < PROMPT_SECONDS
+
+    @property
+    def failing(self) -> bool:
+        """Say whether the last writes failed, or wait for a store that does not answer."""
+        return self._failing or self._silent_since is not None or self.lost is not None
+
+    def turn_holder(self) -> int | None:
+        """Return the id of the process that holds the lock of ``turn``.
+
+        None if there is no such file or holder, or the system does not say (Linux does).
+        """
+        return None if self._turn is None else lock_holder(os.fstat(self._turn).st_ino)
 
     def _silence(self, seconds: float) -> str:
         told = _SILENT if self.guest is None else _GUEST
@@ -551,15 +598,19 @@ class Committer(trio.abc.Instrument):
                 batch, last = self._take_batch()
                 if batch:
                     self._wrote = False
-                    try:
-                        self._commit(batch)
-                    finally:
+                    self._commit(batch)
+                    if not self._is_log_long():
                         self._end_turn()
                     self._call(self._deliver, batch, self._wrote)
-                    self._checkpoint()
+                    # After the callers have been released, and within the turn: a sync of it that
+                    # fails must be known before another process commits.
+                    if self._is_log_long():
+                        self._checkpoint()
+                    self._end_turn()
                 batch = []
             crashed = False
         finally:
+            self._end_turn()
             for entry in batch:
                 entry.error = StoreUnavailableError(_CRASHED)
             self._call(self._deliver, batch)
@@ -605,10 +656,29 @@ class Committer(trio.abc.Instrument):
         """
         if self._turn is not None:
             fcntl.flock(self._turn, fcntl.LOCK_EX)
+            self._has_turn = True
+            try:
+                self._log_proven &= os.pread(self._turn, 1, 0) != UNPROVEN
+            except OSError:
+                self._log_proven = False
 
     def _end_turn(self) -> None:
-        if self._turn is not None:
+        if self._turn is not None and self._has_turn:
+            if not self._log_proven:
+                self._mark(UNPROVEN)
+            self._has_turn = False
             fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def _mark(self, content: bytes) -> None:
+        """Write the mark of the turn, again and again: no process may write without it."""
+        while self._turn is not None:
+            try:
+                if os.pread(self._turn, 1, 0) == content:
+                    return
+                os.ftruncate(self._turn, 0)
+                os.pwrite(self._turn, content, 0)
+            except OSError:
+                time.sleep(LOOK_AGAIN_SECONDS)
 
     def _commit(self, batch: Sequence[_Entry[Any]]) -> None:
         """Run ``batch`` in one transaction, or each job in its own when one of them raises.
@@ -633,6 +703,8 @@ class Committer(trio.abc.Instrument):
         alone = batch[0].alone
         try:
             connection = self._connected()
+            if not self._log_proven:
+                self._prove_log(connection)
             if not alone:
                 self._sync(connection, any(entry.synced for entry in batch))
                 # The write lock is taken first: a transaction that reads and then asks for it can
@@ -640,6 +712,7 @@ class Committer(trio.abc.Instrument):
                 connection.execute("BEGIN IMMEDIATE")
                 self.transactions += 1
         except Exception as error:  # each caller of the batch gets it
+            self._roll_back()
             return error
         try:
             _perform(connection, batch)
@@ -673,11 +746,42 @@ class Committer(trio.abc.Instrument):
         A commit that is not synced stands in the page cache, which survives this process. The next
         synced one takes it to the disk, because a sync is that of the whole log. After a power cut
         before that, SQLite reads the log up to the first frame whose checksum fails, so what is
-        lost is the end of the log and never something before a synced commit (docs/adr/0047).
+        lost is the end of the log and never something before a synced commit (docs/adr/0047). This
+        holds as long as no sync has failed; see :meth:`_prove_log`.
         """
         if synced is not self._synced:
             connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
             self._synced = synced
+
+    def _prove_log(self, connection: apsw.Connection) -> None:
+        """Put everything that the log has on the disk again, after a sync that failed.
+
+        Raises:
+            apsw.Error: the disk still fails.
+            StoreUnavailableError: the same.
+            StoreLostError: the log cannot be read back.
+        """
+        opened = self._opened
+        assert opened is not None
+        self._sync(connection, True)
+        # A commit of no meaning shows whether the disk syncs again, and how long the log is.
+        connection.execute("BEGIN IMMEDIATE")
+        sync_log(connection)
+        connection.execute("COMMIT")
+        frames, self._frames = self._frames, 0
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            pages = rewrite_log(connection.filename_wal, frames)
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"the store {self._file} failed: its log cannot be written and synced "
+                f"({error.strerror}); check the disk (dmesg)"
+            ) from error
+        rewrite_pages(self._file, pages, opened.page_size)
+        connection.execute("ROLLBACK")
+        self._log_proven = True
+        self._mark(b"")
+        self._call(partial(_log.info, "store.log_rewritten", file=self._file, frames=frames))
 
     def _confirm(self, connection: apsw.Connection, *, told: bool) -> None:
         """Raise :class:`StoreLostError` unless the commit is in the files that a restart opens.
@@ -733,17 +837,40 @@ class Committer(trio.abc.Instrument):
                     kept.enter_context(closing(reading))
             yield
 
-    def _checkpoint(self) -> None:
-        """Copy a long log into the database; after the callers have been told, not before."""
+    def _is_log_long(self) -> bool:
         opened = self._opened
-        if self._connection is None or opened is None or self.lost:
-            return
-        if self._log_frames * opened.page_size < self.checkpoint_bytes:
-            return
+        if self._connection is None or opened is None or self.lost or not self._log_proven:
+            return False
+        return self._log_frames * opened.page_size >= self.checkpoint_bytes
+
+    def _checkpoint(self) -> None:
+        """Copy a long log into the database."""
         self._log_frames = 0
         # As SQLite's own checkpoints do: one that fails is tried again after a further commit.
-        with suppress(apsw.Error):
-            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        try:
+            cast("apsw.Connection", self._connection).wal_checkpoint(
+                mode=apsw.SQLITE_CHECKPOINT_PASSIVE
+            )
+        except apsw.Error as error:
+            self._note_failed_sync(error)
+
+    def _note_failed_sync(self, error: Exception) -> None:
+        """Distrust the log after an error of the disk, which may be that of a sync.
+
+        What a sync failed to write may be commits that were not synced before, here or in another
+        process, or pages that a checkpoint copied.
+        """
+        if isinstance(error, apsw.IOError) and self._log_proven:
+            self._log_proven = False
+            self._call(
+                partial(
+                    _log.error,
+                    "store.log_distrusted",
+                    error=str(error),
+                    hint="nothing is acknowledged before the log is written again and synced; it "
+                    "goes on by itself; check the disk (dmesg)",
+                )
+            )
 
     def _note_frames(self, _connection: apsw.Connection, _database: str, frames: int) -> int:
         """Remember the length of the log; SQLite calls it after each commit that has written."""
@@ -751,6 +878,7 @@ class Committer(trio.abc.Instrument):
         return apsw.SQLITE_OK
 
     def _fail(self, batch: Sequence[_Entry[Any]], error: Exception) -> None:
+        self._note_failed_sync(error)
         if self._opened is not None and isinstance(error, DAMAGE):
             error = StoreLostError(str(self._translate(error)))
         if isinstance(error, StoreLostError):

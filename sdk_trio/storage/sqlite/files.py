@@ -18,12 +18,18 @@ from contextlib import suppress
 import apsw
 import msgspec
 
+from ...base.logs import get_logger
 from ...errors import StoreLostError, StoreUnavailableError
+
+_log = get_logger("storage")
 
 #: The size of the head of a write-ahead log, and of the head of each page in it (a *frame*), in
 #: bytes; see "The WAL file format" at sqlite.org.
 _LOG_HEAD = 32
 _FRAME_HEAD = 24
+
+#: SQLite makes the index as large as one of its parts at once, in bytes; a new one is empty.
+_LEAST_INDEX = 32_768
 
 #: Time for a database that seems cut short to grow, in seconds: another process's checkpoint writes
 #: the new size before the last page.
@@ -45,6 +51,36 @@ class _Written(msgspec.Struct, frozen=True):
     head: bytes
     frame: int
     frame_head: bytes
+
+
+def report_cut_index(file: str) -> None:
+    """Log that the store's index (-shm) was truncated, if an earlier process left it so.
+
+    SQLite maps the index into memory, so whoever truncates it ends every process that uses it with
+    SIGBUS, which no code of a process can survive or explain. What is left is found here.
+    """
+    index = f"{os.path.realpath(file)}-shm"
+    try:
+        size = os.path.getsize(index)
+    except OSError:
+        return
+    if size < _LEAST_INDEX and has_log(file):
+        _log.error(
+            "store.index_truncated",
+            file=index,
+            bytes=size,
+            hint="another program truncated it while the store was in use, which ends the process "
+            "(SIGBUS, 'Bus error'); nothing that was acknowledged is lost; find that program, and "
+            "keep it away from the data directory",
+        )
+
+
+def has_log(file: str) -> bool:
+    """Return whether there is something in the write-ahead log of a database."""
+    try:
+        return os.path.getsize(f"{os.path.realpath(file)}-wal") > 0
+    except OSError:
+        return False
 
 
 def may_pass(file: str, since: float) -> bool:

@@ -176,6 +176,7 @@ class SqliteInbox:
         claims: str | os.PathLike[str] | None = None,
         before_migration: Callable[[], None] | None = None,
         turn: str | os.PathLike[str] | None = None,
+        distrust_log: bool = False,
     ) -> "SqliteInbox":
         """Open the database file ``path``, creating or migrating its tables.
 
@@ -191,6 +192,7 @@ class SqliteInbox:
             before_migration: called, in a thread, before a file of an earlier version is changed.
             turn: the file by whose lock several processes that run deliveries write one after the
                 other; None: this is the only one.
+            distrust_log: rewrite a log that an earlier process left behind, see :class:`Committer`.
 
         Raises:
             StoreVersionError: the file is of a newer version or of another program.
@@ -211,6 +213,7 @@ class SqliteInbox:
             partial(describe_failure, file=file),
             name="sdk_trio-inbox",
             turn=None if turn is None else os.fspath(turn),
+            distrust_log=distrust_log,
         )
         inbox = cls(file, terms, committer)
         try:
@@ -239,6 +242,15 @@ class SqliteInbox:
         """See :meth:`Inbox.clock_offset`: the host's clock is the only one."""
         await trio.lowlevel.checkpoint()
         return None
+
+    @property
+    def failing(self) -> bool:
+        """See :attr:`Inbox.failing`."""
+        return self._committer.failing
+
+    def writing_process(self) -> int | None:
+        """See :meth:`Inbox.writing_process`."""
+        return self._committer.turn_holder()
 
     # -- deliveries ------------------------------------------------------------------------------
 
