@@ -62,7 +62,7 @@ if not describing():
 
 if TYPE_CHECKING:
     from ..runtime.processes import Processes
-    from ..tenants.upgrade import HostUpgrade
+    from ..tenants.upgrade import HostUpgrade, Quiescence
     from ..webhooks import WebhookReceiver
 
 # A file that is gone is refused at a reload: what it had set would silently become the default.
@@ -298,6 +298,7 @@ def run(arguments: Namespace) -> int:
         handlers,
         standalone=arguments.standalone or (None if is_gateway else False),
         host_upgrade=_host(arguments, settings),
+        quiescence=own_process(settings),
         workers=workers,
     )
     tell_console(runtime, loaded, arguments)
@@ -379,6 +380,15 @@ def _host(arguments: Namespace, settings: Settings) -> HostUpgrade | None:
     from ..tenants.upgrade import HostUpgrade  # only here, because a lean start knows no tenants
 
     return import_part("--upgrade-host", arguments.upgrade_host, HostUpgrade, example="app:upgrade")
+
+
+def own_process(settings: Settings) -> Quiescence | None:
+    """Return the signal of a command that owns its process; None without tenants."""
+    if not settings.multi_tenant.enabled:
+        return None
+    from ..tenants.upgrade import OwnedProcess  # only here, because a lean start knows no tenants
+
+    return OwnedProcess()
 
 
 def _prepare_logs(settings: Settings) -> Callable[[], None]:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ..replication.verification_schedule import VerificationScheduler
     from ..storage.term import Leadership
     from ..tenants.tenancy import ClientFactory
-    from ..tenants.upgrade import HostUpgrade
+    from ..tenants.upgrade import HostUpgrade, Quiescence
     from .admin import AdminServer
     from .notifications import ChannelFactory
     from .presence import Presence
@@ -91,6 +91,8 @@ class Runtime:
         clock: returns Unix seconds.
         client_factory: makes the client of a tenant out of settings with its access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
+        quiescence: the host's signal that nothing writes its data. With
+            ``RequireGracefulQuiescence`` a host that has data to move does not start without it.
         channels: makes the channels of notifications; None: those of the settings.
         workers: makes what runs the processes of ``Server:Processes``; the command line has it.
         worker: makes this runtime one of these processes, with its share and its sockets.
@@ -115,6 +117,7 @@ class Runtime:
         clock: Callable[[], float] = time.time,
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
+        quiescence: "Quiescence | None" = None,
         channels: "ChannelFactory | None" = None,
         workers: "Callable[[WebhookReceiver], Processes] | None" = None,
         worker: "WorkerPlace | None" = None,
@@ -153,6 +156,7 @@ class Runtime:
             clock=clock,
             client_factory=client_factory,
             host_upgrade=host_upgrade,
+            quiescence=quiescence,
             companion=(
                 make_companion(settings, self._notifier) if self._share.singletons else None
             ),
@@ -486,6 +490,7 @@ class Runtime:
             StoreLockedError: another process uses the data directory.
             StorageError: the store cannot be opened.
             NotRunningError: it was run before, or :meth:`force` came before it had started.
+            NotQuiescentError: there is single-tenant data to move, and no ``quiescence`` signal.
         """
         if self._used:
             raise NotRunningError("this runtime has been run already; make another one")

@@ -101,6 +101,7 @@ class Upgrader:
     ) -> None:
         self._options = settings.multi_tenant.single_tenant_upgrade
         self._directory = databases_directory(settings)
+        self._source_path = upgrade.source_database(settings)
         self._partial = self._directory / upgrade.PARTIAL_NAME
         self._store = store
         self._tenants = tenants
@@ -159,7 +160,6 @@ class Upgrader:
         if (done := _done_before(names, marker)) is not None:
             return done
         chosen = self._choose(marker)
-        self._require_quiet()
         run = _Run(trio.current_time())
         with trio.move_on_after(self._options.max_run_duration.total_seconds()):
             return await self._run_in_turn(run, chosen, names)
@@ -282,9 +282,12 @@ class Upgrader:
         if marker is None or marker.tenant_id is None:
             if chosen is None or not await self._has_something_to_move(left):
                 return await self._end_with_nothing(run, marker, names)
+            # Asked only where there is something to move: a new host has nothing to be quiet about.
+            self._require_quiet()
             marker = await self._begin(run, chosen, marker, left)
             left = upgrade.remaining_steps(names, marker)
         elif left:
+            self._require_quiet()
             _log.info("upgrade.resumed", step=left[0], position=marker.position)
         tenant = await self._finder.stored(marker.tenant_id or "")
         for name in left:
@@ -525,11 +528,10 @@ class Upgrader:
         Raises:
             SourceDatabaseError: the settings name one, and it does not exist.
         """
-        named = self._options.source_database
-        source = self._directory / upgrade.SOURCE_NAME if named is None else Path(named)
+        source = self._source_path
         if source.exists():
             return source
-        if named is None:
+        if self._options.source_database is None:
             return None
         raise SourceDatabaseError(
             f"{KEY}:SourceDatabase: there is no file {source.absolute()}; correct the path, or "
@@ -595,8 +597,8 @@ class Upgrader:
     def _require_quiet(self) -> None:
         if self._options.require_graceful_quiescence and self._quiescence.reason is None:
             raise NotQuiescentError(
-                "the upgrade needs a host that is quiet, and it has not signalled that: stop its "
-                "work and call Quiescence.signal(), run 'sdk-trio upgrade' while it is stopped, or "
+                "the upgrade needs a quiet host, and this one has not signalled quiescence: "
+                f"{self._quiescence.remedy}, run 'sdk-trio upgrade' while the host is stopped, or "
                 f"set {KEY}:RequireGracefulQuiescence to false; the position is kept"
             )
 

@@ -40,7 +40,7 @@ from .services import Services
 
 if TYPE_CHECKING:
     from ..tenants.tenancy import ClientFactory, TenantRuntime
-    from ..tenants.upgrade import HostUpgrade
+    from ..tenants.upgrade import HostUpgrade, Quiescence
     from ..tenants.upgrade_run import Upgrader
     from .forward import Forwarder
     from .tenant_keys import TenantKeys
@@ -101,6 +101,8 @@ class WebhookReceiver:
         client_factory: makes the client that ``services.client_for`` gives out for a tenant, out
             of settings with the tenant's access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
+        quiescence: the host's signal that nothing writes its data; with
+            ``RequireGracefulQuiescence`` the upgrade is refused without it.
         companion: a part that runs beside the queue on the same store and tenants, such as
             notifications; started only where there are tenants.
         share: what this process does, where several are one receiver.
@@ -125,6 +127,7 @@ class WebhookReceiver:
         clock: Callable[[], float] = time.time,
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
+        quiescence: "Quiescence | None" = None,
         companion: BackgroundTask | None = None,
         share: Share = WHOLE,
     ) -> None:
@@ -141,6 +144,7 @@ class WebhookReceiver:
         self._clock = clock
         self._client_factory = client_factory
         self._host_upgrade = host_upgrade
+        self._quiescence = quiescence
         self._upgrader: Upgrader | None = None
         self._companion = companion
         self._share = share
@@ -404,8 +408,8 @@ class WebhookReceiver:
             after_crash = share.after_crash or self.recovered > 0
             running = self._last = self._assemble(inbox, tenancy, after_crash=after_crash)
             running.store = store
-            if share.deliveries and share.first:
-                self._tell_missing_handlers()
+            if share.deliveries and share.first and self._registry.warns_of_missing:
+                self._report_missing_handlers(running)
             try:
                 await self._run_parts(running, task_status=task_status)
                 await running.runner.land()
@@ -455,8 +459,8 @@ class WebhookReceiver:
         from ..tenants.upgrade import Quiescence
         from ..tenants.upgrade_run import Upgrader
 
-        quiescence = Quiescence()
-        quiescence.signal("the data directory is locked, and nothing is served yet")
+        quiescence = self._quiescence or Quiescence()
+        await trio.to_thread.run_sync(quiescence.directory_locked, self.settings)
         upgrader = Upgrader(
             self.settings,
             store,
@@ -584,16 +588,17 @@ class WebhookReceiver:
         self._endpoint.draining = draining
         return partial(TracedRunner, tracer=tracer, links=links)
 
-    def _tell_missing_handlers(self) -> None:
-        told = self._registry.incomplete()
-        if told is not None and not self.settings.forward.url:
-            # Info, because an application that wants two events of 28 is not at fault. An event
-            # that comes and has no handler is a warning of its own, webhook.parked.
-            _log.info(
-                "webhook.handlers_missing",
-                missing=told,
-                hint="such events are parked; doctor lists the types, handlers.ignore() settles "
-                "those left out on purpose",
+    def _report_missing_handlers(self, running: "_Running") -> None:
+        """Log a warning for each known type without a handler, as the specification asks (6.1)."""
+        routed = running.runner.handlers.routed_types
+        for each in self._registry.missing(routed=routed):
+            _log.warning(
+                "webhook.handler_missing",
+                missing=f"{each.count} known event types",
+                type=each.type,
+                event_class=each.event_class,
+                register=each.registration,
+                hint=f"its events are parked; handlers.ignore({each.event_class}) if that is meant",
             )
 
     async def _write_report(self, inbox: Inbox, running: "_Running") -> None:
