@@ -33,6 +33,7 @@ from ..webhooks.companion import Part, keep
 from ..webhooks.endpoint import LIVE_KEYS
 from ..webhooks.receiver import WHOLE, Share
 from ..webhooks.signed_request import own_url
+from .preflight import require_startable
 from .reload import Prepare, Reloaded, SettingsReload
 from .watchdog import Watchdog
 from .wiring import (
@@ -103,6 +104,9 @@ class Runtime:
         OptionsValidationError: the settings ask for a part that needs a client, an extra or
             tenants, and these are missing.
         MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
+        NotSupportedError: ``DefaultTenantStrategy`` is FirstUserOrganization.
+        DefaultTenantError: ``DefaultTenantStrategy`` is HostSupplied, and ``host_upgrade`` has no
+            resolver.
 
     It runs once; make another one to run again. No signal handler is installed.
     """
@@ -495,6 +499,8 @@ class Runtime:
         if self._used:
             raise NotRunningError("this runtime has been run already; make another one")
         self._used = True
+        # Before anything listens, also on the admin address.
+        await trio.to_thread.run_sync(require_startable, self.settings)
         try:
             async with trio.open_nursery(strict_exception_groups=True) as nursery:
                 try:

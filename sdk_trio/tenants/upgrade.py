@@ -42,7 +42,7 @@ from ..records.upgrades import UpgradeMarker, UpgradeState
 from ..storage.ports import TenantStore
 from .database_copy import is_open_elsewhere
 from .databases import databases_directory
-from .identity import check_identifier, check_name
+from .identity import check_identifier, check_name, is_organization_id
 from .service import TenantService
 
 DATABASE = "database"
@@ -220,6 +220,22 @@ class HostTenant:
     resolver: DefaultTenantResolver
 
 
+def require_choice(options: SingleTenantUpgradeOptions, host: HostUpgrade | None) -> None:
+    """Raise if a start with these settings could never choose the default tenant.
+
+    Raises:
+        NotSupportedError: the strategy is FirstUserOrganization.
+        DefaultTenantError: slug, name or organization cannot be used, or there is no resolver.
+        UpgradeError: the steps of the host have names that cannot be used.
+    """
+    host = host or HostUpgrade()
+    step_names(host.steps)
+    by_host = options.default_tenant_strategy is DefaultTenantStrategy.HOST_SUPPLIED
+    # Without the automatic upgrade only 'sdk-trio upgrade --host' asks the resolver.
+    if not by_host or options.enable_automatic_upgrade:
+        choose_tenant(options, host.resolver)
+
+
 def choose_tenant(
     options: SingleTenantUpgradeOptions, resolver: DefaultTenantResolver | None
 ) -> NewTenant | HostTenant:
@@ -227,7 +243,7 @@ def choose_tenant(
 
     Raises:
         NotSupportedError: the strategy is FirstUserOrganization.
-        DefaultTenantError: the slug or name cannot be used, or there is no resolver to ask.
+        DefaultTenantError: slug, name or organization cannot be used, or there is no resolver.
     """
     strategy = options.default_tenant_strategy
     # Which user was the first, only the host knows; the name is accepted in the settings and
@@ -245,6 +261,11 @@ def choose_tenant(
                 "'upgrade --host MODULE:ATTR'), or use LiteralDefault"
             )
         return HostTenant(resolver)
+    organization = options.literal_default_tenant_organization_id
+    if organization is not None and not is_organization_id(organization):
+        raise DefaultTenantError(
+            f"{KEY}:LiteralDefaultTenantOrganizationId must be 1 to 128 visible ASCII characters"
+        )
     slug, name = options.literal_default_tenant_slug, options.literal_default_tenant_name
     try:
         return NewTenant(check_identifier(slug), check_name(name))

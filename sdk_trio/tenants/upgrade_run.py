@@ -423,7 +423,7 @@ class Upgrader:
         named = self._options.literal_default_tenant_organization_id
         if named is not None:
             try:
-                await self._finder.give_organization(tenant, self._checked(named))
+                await self._finder.give_organization(tenant, named)
             except TenantExistsError as error:
                 raise DefaultTenantError(
                     f"{KEY}:LiteralDefaultTenantOrganizationId: {error}"
@@ -481,13 +481,6 @@ class Upgrader:
         """Say whether the upgrade sets the organization; a host's resolver has set its own."""
         literal = self._options.default_tenant_strategy is DefaultTenantStrategy.LITERAL_DEFAULT
         return literal and (tenant is None or tenant.organization_id is None)
-
-    def _checked(self, organization_id: str) -> str:
-        if is_organization_id(organization_id):
-            return organization_id
-        raise DefaultTenantError(
-            f"{KEY}:LiteralDefaultTenantOrganizationId must be 1 to 128 visible ASCII characters"
-        )
 
     async def _run_host_step(
         self, run: "_Run", step: UpgradeStep, tenant: Tenant, marker: UpgradeMarker
@@ -558,7 +551,7 @@ class Upgrader:
             return None
         named = self._options.literal_default_tenant_organization_id
         if named is not None:
-            return PlannedStep(step=ORGANIZATION, rows=1, remark=self._checked(named))
+            return PlannedStep(step=ORGANIZATION, rows=1, remark=named)
         found = KnownOrganizations()
         # While deliveries are still to be moved, those without a tenant are counted.
         moved = marker is not None and DELIVERIES in upgrade.finished_steps(marker)

@@ -115,6 +115,9 @@ class WebhookReceiver:
     Raises:
         OptionsValidationError: from the settings.
         MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
+        NotSupportedError: ``DefaultTenantStrategy`` is FirstUserOrganization.
+        DefaultTenantError: ``DefaultTenantStrategy`` is HostSupplied, and ``host_upgrade`` has no
+            resolver.
     """
 
     def __init__(
@@ -135,6 +138,10 @@ class WebhookReceiver:
             handlers.require_complete()
         if inbox is None:
             handlers.require_transactions(settings.storage.backend)
+        if settings.multi_tenant.enabled and share.singletons:
+            from ..tenants.upgrade import require_choice  # loads all of the tenants' modules
+
+            require_choice(settings.multi_tenant.single_tenant_upgrade, host_upgrade)
         self.settings = settings
         self.counters: Counters = Counters(row.event_class.wire_type for row in handlers.catalog)
         self._registry = handlers

@@ -107,7 +107,7 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
     tolerance_seconds: Annotated[
         int,
         about(
-            "Maximum age of the webhook timestamp, in either direction; more than 3600, or more than "
+            "Maximum age of the webhook timestamp, in either direction; more than 3600, or than "
             "DedupRetentionHours, is a warning.",
             minimum=1,
             unit="seconds",
