@@ -335,7 +335,8 @@ def _workers(
         forced_end_seconds=WORKER_FORCED_END_SECONDS,
         watchdog=manager.watchdog_seconds,
     )
-    return partial(Processes, settings, worker)
+    # The runtime may have added the simulator's secret to the settings.
+    return lambda receiver: Processes(receiver.settings, worker, receiver)
 
 
 def _work(arguments: Namespace) -> int:

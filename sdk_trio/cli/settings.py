@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from .._version import __version__
-from ..errors import EXIT_CONFIGURATION, OptionsValidationError, Problem
+from ..errors import EXIT_CONFIGURATION, Problem
 from .parse import REFERENCE, UsageError, add_dev, add_format, describing
 
 if not describing():

@@ -43,7 +43,9 @@ from .wiring import (
     make_client,
     make_companion,
     make_notifier,
+    make_simulator_secret,
     sample_client,
+    with_simulator_secret,
 )
 
 if TYPE_CHECKING:
@@ -131,6 +133,8 @@ class Runtime:
             raise OptionsValidationError(unmet_needs(settings))
         if settings.server.processes != 1 and workers is None and worker is None:
             raise OptionsValidationError([PROCESSES_NEED_COMMAND])
+        self._simulator_secret = make_simulator_secret()
+        settings = with_simulator_secret(settings, self._simulator_secret)
         self.settings: Settings = settings
         self._worker = worker
         self._share = WHOLE if worker is None else worker.share
@@ -410,6 +414,7 @@ class Runtime:
 
         Arguments, errors and result are those of :meth:`reload`. The call cannot fail.
         """
+        settings = with_simulator_secret(settings, self._simulator_secret)
         prepared = self._reloader.prepare(settings)
 
         def put_into_force() -> Reloaded:
@@ -428,6 +433,7 @@ class Runtime:
         if self.processes is None:
             await trio.lowlevel.checkpoint()
             return self.reload(settings)
+        settings = with_simulator_secret(settings, self._simulator_secret)
         commit = self.prepare_reload(settings)
         async with self.processes.prepared(settings) as processes_commit:
             # No checkpoint between the two: a process that begins now begins with the new ones.
