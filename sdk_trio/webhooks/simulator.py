@@ -38,7 +38,7 @@ PREFIX = "/test/webhook/simulate/"
 
 _UNABLE = (
     "the simulator has no secret of its own, and signs with none that another installation may "
-    "verify with: run 'dev', which makes one, or name a variable in Sdk:Simulator:SecretEnvVar"
+    "verify with: name a variable in Sdk:Simulator:SecretEnvVar"
 )
 
 

@@ -211,6 +211,6 @@ class SimulatorOptions(Section, frozen=True, kw_only=True):
             "Variable with the secret that the simulator signs with, and that the receiver "
             "accepts beside its own in Development. No other installation may verify with it.",
             form=Form.ENV_VAR,
-            default_note="the one that dev generates",
+            default_note="one that dev or this process generates",
         ),
     ] = None
