@@ -133,7 +133,7 @@ class Runtime:
             raise OptionsValidationError(unmet_needs(settings))
         if settings.server.processes != 1 and workers is None and worker is None:
             raise OptionsValidationError([PROCESSES_NEED_COMMAND])
-        self._simulator_secret = make_simulator_secret()
+        self._simulator_secret = make_simulator_secret(settings)
         settings = with_simulator_secret(settings, self._simulator_secret)
         self.settings: Settings = settings
         self._worker = worker
@@ -598,7 +598,8 @@ class Runtime:
                 admin = await start("the admin address", self._administrator.run)
             # The store is open before anything listens: the first delivery must not wait for a
             # migration.
-            await start("the receiver", self.receiver.run)
+            await stack.enter_async_context(self.receiver.opened())
+            await self.receiver.start_services(parts)
             replicates = self.settings.multi_tenant.file_db.replication.use_replication
             replicates = replicates and self._share.singletons
             # Several hosts may share the store: one of them does what one alone may do.
@@ -630,7 +631,7 @@ class Runtime:
             # Requests in progress first: an inline run ends in its request, and may still put an
             # event into the queue.
             await server.ended.wait()
-            await self.receiver.drain()
+            await self.receiver.finish()
             parts.cancel_scope.cancel()
 
     def _announce(self, started: Started, stack: AsyncExitStack) -> None:

@@ -122,17 +122,16 @@ def _make_simulator(settings: Settings) -> "Simulator":
     return Simulator(settings)
 
 
-def make_simulator_secret() -> Secret:
-    """Return a secret of this process alone, for a simulator that was given none."""
+def make_simulator_secret(settings: Settings) -> Secret | None:
+    """Return a secret of this process alone for a simulator that was given none; else None."""
+    if not settings.is_development or simulation_secret(settings) is not None:
+        return None
     return Secret(new_secret(secrets.token_bytes(NEW_SECRET_BYTES)), made_for_tests=True)
 
 
-def with_simulator_secret(settings: Settings, secret: Secret) -> Settings:
-    """Return settings with a secret for the simulator: ``secret``, if they have none.
-
-    Outside of Development there is no simulator, and the settings stay as they are.
-    """
-    if not settings.is_development or simulation_secret(settings) is not None:
+def with_simulator_secret(settings: Settings, secret: Secret | None) -> Settings:
+    """Return settings whose receiver accepts ``secret``, too, unless they name one of their own."""
+    if secret is None or simulation_secret(settings) is not None:
         return settings
     webhooks = settings.webhooks
     return msgspec.structs.replace(

@@ -1,8 +1,9 @@
 """The receiver as one ASGI application, with its inbox and workers.
 
-:class:`WebhookReceiver` opens the store, builds handlers, runner and queue, and starts them in
-one nursery. It answers 200 for an event only once the inbox has it, and closes the store only after
-the last run has recorded how it ended.
+:class:`WebhookReceiver` opens the store, builds handlers, runner and queue, and starts its services
+in the nursery that it is given: the runtime's, or its own where it is mounted. It answers 200 for
+an event only once the inbox has it, and closes the store only after the last run has recorded its
+end.
 """
 
 import json
@@ -107,7 +108,7 @@ class WebhookReceiver:
             notifications; started only where there are tenants.
         share: what this process does, where several are one receiver.
 
-    Its queue needs a task of its own: the ASGI lifespan starts and drains it. Servers pass none to
+    Its services need a nursery: the ASGI lifespan starts and drains it. Servers pass none to
     a mounted application: give :meth:`lifespan` to the application around it, or start it with
     ``await nursery.start(receiver.run)``. Until it runs, and after its end, deliveries are answered
     503. On an asyncio server, as uvicorn, it cannot run: ``sdk_trio.asgi.Threaded`` can.
@@ -154,6 +155,7 @@ class WebhookReceiver:
         self._quiescence = quiescence
         self._upgrader: Upgrader | None = None
         self._companion = companion
+        self._companion_ended: trio.Event | None = None
         self._share = share
         self._drain_wanted = trio.Event()
         #: The name that holds this process's leases in the store.
@@ -389,10 +391,8 @@ class WebhookReceiver:
         """Say whether no event waits in memory and no worker runs one."""
         return self._running is None or self._running.queue.idle
 
-    async def run(  # noqa: ASYNC128 - _run_parts calls it
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Open the store and run the queue; report the start once deliveries can be accepted.
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Open the store and run the services; report the start once deliveries can be accepted.
 
         With tenants, the first start runs the upgrade from a single tenant before that, and raises
         the upgrade's errors.
@@ -400,6 +400,25 @@ class WebhookReceiver:
         Returns after :meth:`drain`. Cancelled, it cancels running handlers and releases their
         events; :attr:`report` lists the unfinished ones. Inline runs belong to their requests: the
         store stays open until they have ended, for 5 s at most once this is cancelled.
+        """
+        async with self.opened(), trio.open_nursery() as nursery:
+            await self.start_services(nursery)
+            task_status.started()
+            await self._drain_wanted.wait()
+            await self.finish()
+            nursery.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Open the store for the block, in which :meth:`start_services` can be called.
+
+        At its end, inline runs may record their ends first, then :attr:`report` is written and the
+        store closed. Whoever calls this has ended the services by then.
+
+        Raises:
+            StoreLockedError: another process uses the data directory.
+            StorageError: the store cannot be opened.
+            UpgradeError: the upgrade from a single tenant cannot be done.
         """
         async with AsyncExitStack() as stack:
             inbox, tenancy, store = await self._open(stack)
@@ -418,7 +437,7 @@ class WebhookReceiver:
             if share.deliveries and share.first and self._registry.warns_of_missing:
                 self._report_missing_handlers(running)
             try:
-                await self._run_parts(running, task_status=task_status)
+                yield
                 await running.runner.land()
             finally:
                 self._running = self._endpoint.ways = None
@@ -479,34 +498,48 @@ class WebhookReceiver:
         self._upgrader = upgrader
         await upgrader.run_at_start()
 
-    async def _run_parts(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
-        async with trio.open_nursery() as nursery:
-            start = partial(_start, nursery, lambda: running.queue.closed)
-            if self._share.singletons:
-                await start("the janitor", running.janitor.run)
-            await start("the summary of refusals", self._rejections.run)
-            if running.forwarder is not None:
-                await start("the look for paused routes", running.forwarder.run)
-            if running.tenancy is not None:
-                await start("the watch over the tenants", running.tenancy.run)
-            # The companion has a nursery of its own inside the outer one, so that it ends by itself
-            # after the drain has closed it, while janitor and tenants' watch are simply cancelled.
-            async with trio.open_nursery() as beside:
-                if self._companion and running.store is not None and running.tenancy is not None:
-                    companion = partial(self._companion.run, running.store, running.tenancy)
-                    may_end = self._has_begun_to_drain
-                    await _start(beside, may_end, "the sending of notifications", companion)
-                if self._share.deliveries:
-                    await start("the queue", running.queue.run)
-                    self._endpoint.ways = Ways(
-                        running.runner, running.queue, running.runner.handlers.documents
-                    )
-                self._running = running
-                task_status.started()
-                await self._drain_wanted.wait()
-                if self._share.deliveries:
-                    await running.queue.ended.wait()
-            nursery.cancel_scope.cancel()
+    async def start_services(self, nursery: trio.Nursery) -> None:
+        """Start the tasks that work on the open store in ``nursery``, then accept deliveries.
+
+        Janitor, rejections, paused routes, tenants, notifications and queue become siblings there.
+        One that returns without having been asked to raises an error with its name. Cancel the
+        nursery once :meth:`finish` has returned.
+
+        Raises:
+            NotRunningError: the store is not open.
+        """
+        running = self._last
+        if running is None:
+            raise NotRunningError("the store is not open: enter receiver.opened() first")
+        start = partial(_start, nursery, lambda: running.queue.closed)
+        if self._share.singletons:
+            await start("the janitor", running.janitor.run)
+        await start("the summary of refusals", self._rejections.run)
+        if running.forwarder is not None:
+            await start("the poll for paused routes", running.forwarder.run)
+        if running.tenancy is not None:
+            await start("the watch over the tenants", running.tenancy.run)
+        if self._companion and running.store is not None and running.tenancy is not None:
+            companion = partial(self._run_companion, running.store, running.tenancy)
+            await _start(
+                nursery, self._has_begun_to_drain, "the sending of notifications", companion
+            )
+        if self._share.deliveries:
+            await start("the queue", running.queue.run)
+            self._endpoint.ways = Ways(
+                running.runner, running.queue, running.runner.handlers.documents
+            )
+        self._running = running
+
+    async def _run_companion(
+        self, store: Store, tenancy: "TenantRuntime", *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        assert self._companion is not None
+        self._companion_ended = trio.Event()
+        try:
+            await self._companion.run(store, tenancy, task_status=task_status)
+        finally:
+            self._companion_ended.set()
 
     def _has_begun_to_drain(self) -> bool:
         return self._endpoint.draining
@@ -516,13 +549,29 @@ class WebhookReceiver:
 
         Cancelling this call does not stop the drain; cancel :meth:`run` to cut it short.
         """
-        self.stop_accepting()
+        self._begin_drain()
         if self._running is None:
             await trio.lowlevel.checkpoint()
             return
-        self._running.queue.close()
-        self._drain_wanted.set()
         await self._drained.wait()
+
+    async def finish(self) -> None:
+        """Accept nothing new, and wait until queue and notifications have finished.
+
+        For whoever has called :meth:`start_services`: nothing but their nursery ends the others.
+        """
+        self._begin_drain()
+        if self._running is not None and self._share.deliveries:
+            await self._running.queue.ended.wait()
+        if self._companion_ended is not None:
+            await self._companion_ended.wait()
+        await trio.lowlevel.checkpoint()
+
+    def _begin_drain(self) -> None:
+        self.stop_accepting()
+        if self._running is not None:
+            self._running.queue.close()
+            self._drain_wanted.set()
 
     def stop_accepting(self) -> None:
         """Answer every further delivery 503; runs in progress go on."""
