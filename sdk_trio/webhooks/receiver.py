@@ -36,6 +36,7 @@ from .janitor import Janitor
 from .queue import WorkerPool
 from .registry import HandlerRegistry
 from .rejections import LINES, SECONDS, RejectionRing, Rejections
+from .routes import first_match, routes_of
 from .run import CLEANUP_SECONDS, DeliveryRunner
 from .services import Services
 
@@ -136,7 +137,7 @@ class WebhookReceiver:
         share: Share = WHOLE,
     ) -> None:
         if settings.webhooks.fail_on_missing_handlers and share.deliveries:
-            handlers.require_complete()
+            handlers.require_complete(routed=_routed_types(settings, handlers))
         if inbox is None:
             handlers.require_transactions(settings.storage.backend)
         if settings.multi_tenant.enabled and share.singletons:
@@ -435,7 +436,7 @@ class WebhookReceiver:
             running = self._last = self._assemble(inbox, tenancy, after_crash=after_crash)
             running.store = store
             if share.deliveries and share.first and self._registry.warns_of_missing:
-                self._report_missing_handlers(running)
+                self._report_missing_handlers()
             try:
                 yield
                 await running.runner.land()
@@ -644,9 +645,9 @@ class WebhookReceiver:
         self._endpoint.draining = draining
         return partial(TracedRunner, tracer=tracer, links=links)
 
-    def _report_missing_handlers(self, running: "_Running") -> None:
+    def _report_missing_handlers(self) -> None:
         """Log a warning for each known type without a handler, as the specification asks (6.1)."""
-        routed = running.runner.handlers.routed_types
+        routed = _routed_types(self.settings, self._registry)
         for each in self._registry.missing(routed=routed):
             _log.warning(
                 "webhook.handler_missing",
@@ -676,6 +677,13 @@ class WebhookReceiver:
 
 async def _start(nursery: trio.Nursery, may_end: Callable[[], bool], name: str, part: Part) -> None:
     await nursery.start(partial(keep, name, part, may_end=may_end))
+
+
+def _routed_types(settings: Settings, handlers: HandlerRegistry) -> tuple[str, ...]:
+    """Return the known types whose events a route of the gateway takes, whatever they hold."""
+    routes = routes_of(settings)
+    known = (row.wire_type for row in handlers.catalog.known)
+    return tuple(each for each in known if first_match(routes, each, None) is not None)
 
 
 def _forwarder(settings: Settings, inbox: Inbox, clock: Callable[[], float]) -> "Forwarder | None":

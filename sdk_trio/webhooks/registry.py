@@ -124,13 +124,6 @@ class BoundHandlers(msgspec.Struct, frozen=True):
         rows = (self.catalog.by_type(wire_type) for wire_type in inline)
         return Documents(row for row in rows if row is not None)
 
-    @property
-    def routed_types(self) -> tuple[str, ...]:
-        """Return the known types whose events a route takes, whatever their body holds."""
-        routes = [each.route for each in self.routed]
-        known = (row.wire_type for row in self.catalog.known)
-        return tuple(each for each in known if first_match(routes, each, None) is not None)
-
     def find(self, event_type: str, raw: bytes | None = None) -> BoundHandler | None:
         """Return the handler of ``event_type``, else of a route or the fallback, else None.
 
@@ -414,9 +407,13 @@ class HandlerRegistry:
             MissingHandler(count, row.wire_type, row.event_class.__name__) for row in lacking
         )
 
-    def require_complete(self) -> None:
-        """Raise :class:`MissingHandlersError`, with every missing type, if there is any."""
-        missing = self.missing()
+    def require_complete(self, *, routed: Collection[str] = ()) -> None:
+        """Raise :class:`MissingHandlersError`, with every missing type, if there is any.
+
+        Args:
+            routed: as of :meth:`missing`.
+        """
+        missing = self.missing(routed=routed)
         if missing:
             raise MissingHandlersError(
                 tuple(each.type for each in missing),

@@ -8,6 +8,7 @@ from support.deliveries import settings
 from support.serving import registry, running, works
 
 from sdk_trio import HandlerRegistry, Runtime
+from sdk_trio.errors import MissingHandlersError
 from sdk_trio.events import DEFAULT_CATALOG, OrderPaidEvent, SubscriptionActiveEvent
 from sdk_trio.testing import running_app
 from sdk_trio.webhooks.signature import new_secret
@@ -74,6 +75,12 @@ async def test_a_route_of_the_gateway_counts_as_the_handler_of_its_types(
     monkeypatch.setenv("SDK_FORWARD_SECRET", new_secret(token_bytes(32)))
     found = await warnings_of(caplog, HandlerRegistry(), **keys)
     assert len(found) == lines
+    strict = settings(Webhooks__FailOnMissingHandlers=True, **keys)
+    if lines:
+        with pytest.raises(MissingHandlersError, match=f"{lines} of 28"):
+            Runtime(strict, HandlerRegistry())
+    else:
+        Runtime(strict, HandlerRegistry())
 
 
 async def test_the_test_kit_does_not_report_what_a_test_has_left_out(caplog):
