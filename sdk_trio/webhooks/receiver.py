@@ -532,7 +532,7 @@ class WebhookReceiver:
             )
         self._running = running
 
-    async def _run_companion(
+    async def _run_companion(  # noqa: ASYNC128 - the companion calls it
         self, store: Store, tenancy: "TenantRuntime", *, task_status: trio.TaskStatus[None]
     ) -> None:
         assert self._companion is not None
