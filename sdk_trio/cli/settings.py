@@ -181,7 +181,7 @@ def check(arguments: Namespace) -> int:
     at_start = _unstartable(loaded, arguments)
     problems = [*loaded.problems, *loaded.unmet, *at_start]
     # An unset variable is a warning where nothing is started.
-    warnings = [w for w in loaded.warnings if w.key not in {told.key for told in at_start}]
+    warnings = [w for w in loaded.warnings if w.key not in {each.key for each in at_start}]
     rows: list[dict[str, Any]] = [
         {"level": level, **attrs.asdict(problem)}
         for level, found in (("error", problems), ("warning", warnings))
