@@ -11,6 +11,7 @@ import sdk_trio
 from sdk_trio.events import OrderPaidEvent
 
 handlers = sdk_trio.HandlerRegistry()
+handlers.ignore()  # the other event types are left out on purpose: no warnings at the start
 
 
 @handlers.on(OrderPaidEvent, enqueue=True)

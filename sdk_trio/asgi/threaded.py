@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..client.client import Client
     from ..runtime.notifications import ChannelFactory
     from ..tenants.tenancy import ClientFactory
-    from ..tenants.upgrade import HostUpgrade
+    from ..tenants.upgrade import HostUpgrade, Quiescence
 
 _log = get_logger("runtime")
 
@@ -47,7 +47,7 @@ class Threaded:
     Args:
         settings: validated settings of :func:`sdk_trio.load_settings`.
         handlers: the handlers by event type; those of ``asyncio=True`` run on the server's loop.
-        client, standalone, client_factory, host_upgrade, channels: as of
+        client, standalone, client_factory, host_upgrade, quiescence, channels: as of
             :class:`~sdk_trio.Runtime`.
     """
 
@@ -60,6 +60,7 @@ class Threaded:
         standalone: bool | None = None,
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
+        quiescence: "Quiescence | None" = None,
         channels: "ChannelFactory | None" = None,
     ) -> None:
         self.settings = settings
@@ -69,6 +70,7 @@ class Threaded:
             "standalone": standalone,
             "client_factory": client_factory,
             "host_upgrade": host_upgrade,
+            "quiescence": quiescence,
             "channels": channels,
         }
         self._thread: RuntimeThread | None = None

@@ -190,6 +190,7 @@ from sdk_trio import HandlerRegistry
 from sdk_trio.events import OrderPaidEvent
 
 handlers = HandlerRegistry()
+handlers.ignore()  # the other event types are left out on purpose: no warnings at the start
 
 
 @handlers.on(OrderPaidEvent, enqueue=True)

@@ -45,7 +45,7 @@ if not describing():
     from ..webhooks.simulator import PREFIX
     from .application import import_registry
     from .main import release_collector
-    from .run import announcement, begin_logs, serve, tell_console
+    from .run import announcement, begin_logs, own_process, serve, tell_console
     from .settings import DEV_DEFAULTS, assignments, read
     from .sign import DEV_SECRET_NAME, provide_dev_secret
     from .terminal import print_text, program_name, say
@@ -99,7 +99,7 @@ def dev(arguments: Namespace) -> int:
     # The handlers that log would take each event before a route does.
     plain = HandlerRegistry() if settings.forward.all_routes else logging_handlers()
     handlers = import_registry(arguments.app) if arguments.app else plain
-    runtime = Runtime(settings, handlers)
+    runtime = Runtime(settings, handlers, quiescence=own_process(settings))
     tell_console(runtime, loaded, arguments)
 
     @contextmanager

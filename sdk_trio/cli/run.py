@@ -63,7 +63,7 @@ if not describing():
 
 if TYPE_CHECKING:
     from ..runtime.processes import Processes
-    from ..tenants.upgrade import HostUpgrade
+    from ..tenants.upgrade import HostUpgrade, Quiescence
     from ..webhooks import WebhookReceiver
 
 # A file that is gone is refused at a reload: what it had set would silently become the default.
@@ -299,6 +299,7 @@ def run(arguments: Namespace) -> int:
         handlers,
         standalone=arguments.standalone or (None if is_gateway else False),
         host_upgrade=_host(arguments, settings),
+        quiescence=own_process(settings),
         workers=workers,
     )
     tell_console(runtime, loaded, arguments)
@@ -335,7 +336,8 @@ def _workers(
         forced_end_seconds=WORKER_FORCED_END_SECONDS,
         watchdog=manager.watchdog_seconds,
     )
-    return partial(Processes, settings, worker)
+    # The runtime may have added the simulator's secret to the settings.
+    return lambda receiver: Processes(receiver.settings, worker, receiver)
 
 
 def _work(arguments: Namespace) -> int:
@@ -382,6 +384,15 @@ def _host(arguments: Namespace, settings: Settings) -> HostUpgrade | None:
     from ..tenants.upgrade import HostUpgrade  # only here, because a lean start knows no tenants
 
     return import_part("--upgrade-host", arguments.upgrade_host, HostUpgrade, example="app:upgrade")
+
+
+def own_process(settings: Settings) -> Quiescence | None:
+    """Return the signal of a command that owns its process; None without tenants."""
+    if not settings.multi_tenant.enabled:
+        return None
+    from ..tenants.upgrade import OwnedProcess  # only here, because a lean start knows no tenants
+
+    return OwnedProcess()
 
 
 def _prepare_logs(settings: Settings) -> Callable[[], None]:

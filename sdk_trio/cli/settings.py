@@ -16,8 +16,8 @@ from typing import Any
 import attrs
 
 from .._version import __version__
-from ..errors import EXIT_CONFIGURATION, OptionsValidationError, Problem
-from .parse import UsageError, add_dev, add_format, describing
+from ..errors import EXIT_CONFIGURATION, Problem
+from .parse import REFERENCE, UsageError, add_dev, add_format, describing
 
 if not describing():
     import msgspec
@@ -26,7 +26,6 @@ if not describing():
         Loaded,
         Secret,
         Settings,
-        StorageBackend,
         describe,
         json_schema,
         read_settings,
@@ -166,6 +165,11 @@ def check_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--standalone", action="store_true", help="check for the receiver alone: no AccessToken"
     )
+    parser.add_argument(
+        "--upgrade-host",
+        metavar=REFERENCE,
+        help="the application's HostUpgrade, as of 'run': its resolver of the default tenant",
+    )
     add_dev(parser)
     add_format(parser)
 
@@ -174,10 +178,10 @@ def check(arguments: Namespace) -> int:
     """Print every problem and warning at once; 78 if there is a problem."""
     loaded = read_to_examine(arguments)
     # `run` refuses the unmet at its start only; a check before a deployment must not wait for that.
-    database = _unusable_database(loaded)
-    problems = [*loaded.problems, *loaded.unmet, *database]
+    at_start = _unstartable(loaded, arguments)
+    problems = [*loaded.problems, *loaded.unmet, *at_start]
     # An unset variable is a warning where nothing is started.
-    warnings = [w for w in loaded.warnings if w.key not in {told.key for told in database}]
+    warnings = [w for w in loaded.warnings if w.key not in {each.key for each in at_start}]
     rows: list[dict[str, Any]] = [
         {"level": level, **attrs.asdict(problem)}
         for level, found in (("error", problems), ("warning", warnings))
@@ -195,17 +199,21 @@ def check(arguments: Namespace) -> int:
     return EXIT_CONFIGURATION if problems else 0
 
 
-def _unusable_database(loaded: Loaded) -> Sequence[Problem]:
-    """Return what is wrong with the connection string of the store; nobody is connected to."""
-    if loaded.settings is None or loaded.settings.storage.backend is not StorageBackend.POSTGRES:
+def _unstartable(loaded: Loaded, arguments: Namespace) -> Sequence[Problem]:
+    """Return what a start with valid settings would be refused for; no one is connected to."""
+    if loaded.settings is None:
         return ()
-    from ..storage.open import postgres_address
+    from ..runtime.preflight import start_problems  # loads the store
 
-    try:
-        _ = postgres_address(loaded.settings).place  # reads the string
-    except OptionsValidationError as error:
-        return error.problems
-    return ()
+    host = None
+    if arguments.upgrade_host:
+        from ..tenants.upgrade import HostUpgrade  # loads all of the tenants' modules
+        from .application import import_part
+
+        host = import_part(
+            "--upgrade-host", arguments.upgrade_host, HostUpgrade, example="app:upgrade"
+        )
+    return start_problems(loaded.settings, host)
 
 
 def show_arguments(parser: ArgumentParser) -> None:

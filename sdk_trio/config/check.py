@@ -36,7 +36,6 @@ from .fields import (
 from .options import Settings, bundled_api_version, environment_meant
 from .options.client import ConnectionOptions
 from .options.forward import URL_ROUTE
-from .options.webhooks import MOST_TOLERANCE
 from .secret import PUBLIC_KEY_PREFIX, QUOTED, Secret, is_quoted, parse_secret
 from .table import FORWARD, SIMULATOR, Setting, full_key, is_below, used_settings
 
@@ -120,11 +119,11 @@ def check(
     problems += _processes(settings)
     problems += _connection(settings.connection)
     problems += _reconciliation(settings, standalone=standalone)
-    problems += _replay_window(settings)
     problems += _forwarding(settings)
     problems += notification_problems(settings.multi_tenant.notifications)
     warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
     warnings += _environment(settings)
+    warnings += _replay_window(settings)
     warnings += exposure_warnings(settings)
     warnings += notification_warnings(settings.multi_tenant.notifications)
     if settings.multi_tenant.file_db.replication.use_replication:
@@ -439,17 +438,30 @@ def _covers(one: str, other: str) -> bool:
     return same_port and hosts[0] != hosts[1] and not {"0.0.0.0", "[::]"}.isdisjoint(hosts)
 
 
+#: A larger ToleranceSeconds is a warning. Senders sign each attempt anew, so five minutes, the
+#: default, are enough for clocks that differ.
+USUAL_TOLERANCE = 3600
+
+
 def _replay_window(settings: Settings) -> Iterator[Problem]:
-    """Refuse a captured delivery that is still in time when its id has been forgotten."""
+    """Say what a large ToleranceSeconds lets a stranger do with a captured delivery."""
     webhooks = settings.webhooks
-    # A captured delivery stays valid for the tolerance. The memory of its id is what stops it, so
-    # it must last longer.
-    if webhooks.dedup_retention_hours * 3600 <= webhooks.tolerance_seconds <= MOST_TOLERANCE:
+    tolerance, hours = webhooks.tolerance_seconds, webhooks.dedup_retention_hours
+    key = full_key(("Webhooks", "ToleranceSeconds"))
+    # The memory of an id is what stops a captured delivery that is still in time.
+    if tolerance >= hours * 3600:
         yield Problem(
-            full_key(("Webhooks", "ToleranceSeconds")),
-            "must be less than DedupRetentionHours "
-            f"({webhooks.dedup_retention_hours}): a delivery that is sent again after its id has "
-            "been forgotten would be handled again",
+            key,
+            f"is not less than DedupRetentionHours ({hours}): a captured delivery that is sent "
+            "again after its id has been forgotten is handled again; lower it, or raise "
+            "DedupRetentionHours",
+        )
+    elif tolerance > USUAL_TOLERANCE:
+        yield Problem(
+            key,
+            f"is more than {USUAL_TOLERANCE}: a captured delivery can be sent again for "
+            f"{tolerance / 3600:.1f} hours, and only the memory of its id stops it; 300 is enough "
+            "for clocks that differ",
         )
 
 

@@ -14,8 +14,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from datetime import date
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -83,26 +82,12 @@ def about(doc: str, **details: Any) -> SettingMetadata:
     return SettingMetadata(doc, **details)
 
 
-class AttrsFields:
-    """The fields of a section as attrs names them, made when somebody asks for them.
-
-    So attrs' functions take sections: a program changes settings by ``attrs.evolve``.
-    """
-
-    def __get__(self, section: "Section | None", kind: type["Section"]) -> tuple[Any, ...]:
-        """Return as much of each field as these functions read."""
-        return tuple(
-            SimpleNamespace(name=name, alias=name, init=True) for name in kind.__struct_fields__
-        )
-
-
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one section; each class of them is one below this one.
 
-    Structs, because each class of attrs' own is written and compiled at every start.
+    Change a value with ``msgspec.structs.replace``. Structs, because attrs would write and compile
+    each class of its own at every start (docs/adr/0066-a-start-compiles-few-classes.md).
     """
-
-    __attrs_attrs__: ClassVar[Any] = AttrsFields()
 
 
 def fields_of(kind: type[Section]) -> Iterator[tuple[str, Any, SettingMetadata | None]]:

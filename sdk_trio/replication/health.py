@@ -1,8 +1,10 @@
 """The lag and health of replication: of each database, and of all of them together. Pure.
 
-No metric of the replicator shows a lag: with its target away for minutes, every error counter stays
-at 0. The time at which a database was last in step with its replica shows it. A control socket
-tells that time itself (:class:`SyncHistory`); without one it is concluded (:class:`LagBook`).
+No single metric of the replicator is the lag: with its target away for minutes, every error counter
+stays at 0. The metrics show that it goes on reading each database, by a count of syncs that grows
+while the database is idle, too. Its control socket reports when a database was last in step with
+its replica. The lag is counted from the earlier of the two (:class:`SyncHistory`). Without a socket
+the position in the metrics is compared with the target (:class:`LagBook`).
 """
 
 import enum
@@ -304,6 +306,8 @@ class SyncHistory:
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
+        #: The count of syncs in the metrics, and the time at which it was last another one.
+        self._syncs: dict[str, tuple[int, float]] = {}
         self._wanted_since: dict[str, float] | None = None
 
     def note(self, listed: Iterable[ReplicatedDatabase]) -> None:
@@ -312,9 +316,16 @@ class SyncHistory:
             if each.last_sync_at is not None:
                 self._last[each.path] = max(each.last_sync_at, self._last.get(each.path, 0.0))
 
+    def note_metrics(self, metrics: Mapping[str, DatabaseMetrics], now: float) -> None:
+        """Remember when the count of syncs in the metrics has changed; it grows while idle, too."""
+        for path, each in metrics.items():
+            if self._syncs.get(path, (None,))[0] != each.syncs:
+                self._syncs[path] = (each.syncs, now)
+
     def keep(self, wanted: Collection[str], now: float) -> None:
         """Forget all databases but these: one that comes back later starts anew."""
         self._last = {path: at for path, at in self._last.items() if path in wanted}
+        self._syncs = {path: seen for path, seen in self._syncs.items() if path in wanted}
         # Nobody knows since when the databases of the first look exist.
         since = float("-inf") if self._wanted_since is None else now
         before = self._wanted_since or {}
@@ -325,8 +336,15 @@ class SyncHistory:
         return (self._wanted_since or {}).get(path, float("-inf"))
 
     def last_sync_at(self, path: str) -> float | None:
-        """Return the time at which ``path`` was last seen in step, in Unix seconds; None: never."""
-        return self._last.get(path)
+        """Return the time at which ``path`` was last seen in step, in Unix seconds; None: never.
+
+        A database whose count of syncs in the metrics stands still is not in step, whatever the
+        control socket reports.
+        """
+        last = self._last.get(path)
+        if last is None or path not in self._syncs:
+            return last
+        return min(last, self._syncs[path][1])
 
 
 @attrs.frozen
@@ -344,6 +362,7 @@ def judge(
     rules: HealthRules,
     *,
     now: float,
+    metrics: Mapping[str, DatabaseMetrics] | None = None,
     problem: str = "",
 ) -> ReplicationHealth:
     """Compare the databases that the replicator reports with those that should be replicated.
@@ -357,11 +376,14 @@ def judge(
         history: of earlier calls.
         rules: the thresholds.
         now: Unix seconds.
+        metrics: of its metrics endpoint; None: it was not asked, or did not answer.
         problem: why it does not answer, or what else is wrong with it as a whole.
     """
     wanted = frozenset(wanted)
     history.keep(wanted, now)
     history.note(each for each in listed or () if each.path in wanted)
+    if metrics is not None:
+        history.note_metrics({path: metrics[path] for path in wanted & metrics.keys()}, now)
     statuses = {each.path: each.status for each in listed or ()}
     databases = []
     for path in wanted:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import attrs
 import trio
@@ -22,7 +23,7 @@ from ..config import Settings
 from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError, StorageError
 from ..storage.data_directory import create_data_directory
-from .control import ControlClient, ReplicatedDatabase, ask_local
+from .control import ANSWER_SECONDS, ControlClient, ReplicatedDatabase, ask_local
 from .health import (
     DatabaseMetrics,
     HealthRules,
@@ -177,18 +178,13 @@ _log = get_logger("replication")
 #: Time between two checks, in seconds.
 CHECK_SECONDS = 5.0
 
-#: Time for an answer of the metrics endpoint, in seconds, and its longest body, in bytes.
-_METRICS_SECONDS = 5.0
+#: The longest body of the metrics endpoint, in bytes.
 _METRICS_BYTES = 64 * 1024 * 1024
 
 _OK = 200
 
-#: Time for which an answer of the metrics endpoint is believed, in seconds. The replicator binds
-#: its port when it starts, or never, so there is no need to ask often.
-ENDPOINT_SECONDS = 60.0
-
 #: Tries to reach the endpoint: a starting replicator opens it a moment after its control socket.
-_ENDPOINT_LOOKS = 3
+_ENDPOINT_TRIES = 3
 _ENDPOINT_PAUSE_SECONDS = 0.3
 
 _NO_SOCKET = (
@@ -201,12 +197,18 @@ _WAITING = (
 )
 
 
+_Listed: TypeAlias = tuple[ReplicatedDatabase, ...]
+_Metrics: TypeAlias = Mapping[str, DatabaseMetrics]
+
+
 class HealthChecker:
     """Compares the databases that should be replicated with the replicator's answers.
 
-    The control socket gives the lag, and the metrics endpoint has to be served, too. If only the
-    endpoint answers, the transactions that it reports as read are compared with those that the
-    target holds. Without a surveyor the lag is unknown then: Degraded, never Healthy.
+    Each check asks the metrics endpoint and the control socket side by side; both give the lag. A
+    replicator that stands still answers neither, and is Unhealthy after the least of 5 seconds and
+    ``HealthCheckMaxLagSeconds``. If only the endpoint answers, the transactions that it
+    reports as read are compared with those that the target holds. Without a surveyor the lag is
+    unknown then: Degraded, never Healthy.
 
     Args:
         options: the replication's.
@@ -231,7 +233,9 @@ class HealthChecker:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._options = options
-        self._client = ControlClient(socket_path)
+        # A check must not outlast the lag that it has to notice.
+        self._patience = min(ANSWER_SECONDS, float(options.health_check_max_lag_seconds))
+        self._client = ControlClient(socket_path, answer_seconds=self._patience)
         self._wanted = wanted
         self._failure = failure
         self._reloading = reloading
@@ -239,7 +243,6 @@ class HealthChecker:
         self._listed: tuple[ReplicatedDatabase, ...] | None = None
         self._clock = clock
         self._history = SyncHistory()
-        self._endpoint_seen_at = -math.inf
         self._rules = HealthRules(
             options.sync_interval_seconds, options.health_check_max_lag_seconds
         )
@@ -291,26 +294,28 @@ class HealthChecker:
             await trio.sleep(math.inf if off else CHECK_SECONDS)
 
     async def _judge(self, wanted: Collection[str]) -> ReplicationHealth:
+        listed, metrics = await self._ask_both()
         unserved: str | None = None
-        try:
-            self._listed = await self._client.list_databases()
-        except ReplicatorError as error:
+        if isinstance(listed, ReplicatorError):
             # Its last list still counts while it restarts or waits for its target; the lag grows
             # with the time since then.
             known = {each.path for each in self._listed or ()}
             if self._listed is None or not self._reloading():
-                waits = await self._client.answers()
+                silent = isinstance(metrics, ReplicatorError)
+                waits = not silent and await self._client.answers()
                 if not (waits and known.issuperset(wanted)):
-                    return await self._judge_without_socket(wanted, str(error), waits)
+                    return await self._judge_without_socket(wanted, str(listed), waits, metrics)
         else:
+            self._listed = listed
             if not self._reloading():
-                unserved = await self._endpoint_problem(self._listed)
+                unserved, metrics = await self._endpoint_problem(listed, metrics)
         health = judge(
             wanted,
             self._listed or (),
             self._history,
             self._rules,
             now=self._clock(),
+            metrics=None if isinstance(metrics, ReplicatorError) else metrics,
             problem=unserved or self._failure() or "",
         )
         # Another program on the port means that nobody could ask for the lag when the socket fails.
@@ -318,35 +323,65 @@ class HealthChecker:
             health = attrs.evolve(health, state=HealthState.UNHEALTHY)
         return health
 
-    async def _endpoint_problem(self, listed: Collection[ReplicatedDatabase]) -> str | None:
-        """Return the problem of the metrics endpoint; None: this replicator serves it."""
+    async def _ask_both(self) -> tuple[_Listed | ReplicatorError, _Metrics | ReplicatorError]:
+        """Ask socket and endpoint side by side, so that a silent replicator costs one wait."""
+        listed: _Listed | ReplicatorError = ()
+        metrics: _Metrics | ReplicatorError = {}
+
+        async def ask_socket() -> None:
+            nonlocal listed
+            try:
+                listed = await self._client.list_databases()
+            except ReplicatorError as error:
+                listed = error
+
+        async def ask_endpoint() -> None:
+            nonlocal metrics
+            try:
+                metrics = await self._read_metrics()
+            except ReplicatorError as error:
+                metrics = error
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_socket)
+            nursery.start_soon(ask_endpoint)
+        return listed, metrics
+
+    async def _endpoint_problem(
+        self, listed: _Listed, metrics: _Metrics | ReplicatorError
+    ) -> tuple[str | None, _Metrics | ReplicatorError]:
+        """Return the problem of the metrics endpoint, None if it is served, and its metrics."""
         # The metrics name a database only after its first sync.
         synced = {each.path for each in listed if each.last_sync_at is not None}
-        if not synced or trio.current_time() - self._endpoint_seen_at < ENDPOINT_SECONDS:
-            return None
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(self._patience):
+            for _ in range(_ENDPOINT_TRIES):
+                if not synced or (isinstance(metrics, Mapping) and synced & metrics.keys()):
+                    return None, metrics
+                await trio.sleep(_ENDPOINT_PAUSE_SECONDS)
+                try:
+                    metrics = await self._read_metrics()
+                except ReplicatorError as error:
+                    metrics = error
         where = f"{METRICS_HOST}:{self._options.metrics_port}"
         problem = f"what serves {where} is another replicator"
-        for _ in range(_ENDPOINT_LOOKS):
-            try:
-                if synced & (await self._read_metrics()).keys():
-                    self._endpoint_seen_at = trio.current_time()
-                    return None
-            except ReplicatorError as error:
-                problem = str(error)
-            await trio.sleep(_ENDPOINT_PAUSE_SECONDS)
+        if isinstance(metrics, ReplicatorError):
+            problem = str(metrics)
         return (
             f"the replicator does not serve its metrics: {problem}; set MetricsPort to a port that "
             "no other program uses"
-        )
+        ), metrics
 
     async def _judge_without_socket(
-        self, wanted: Collection[str], error: str, waits: bool
+        self,
+        wanted: Collection[str],
+        error: str,
+        waits: bool,
+        metrics: _Metrics | ReplicatorError,
     ) -> ReplicationHealth:
-        """Ask the metrics endpoint, which names the databases, and the target for the lag."""
+        """Judge by the metrics, which name the databases, and by the target, which has the lag."""
         problem = self._failure()
-        try:
-            metrics = await self._read_metrics()
-        except ReplicatorError:
+        if isinstance(metrics, ReplicatorError):
             return judge(
                 wanted,
                 None,
@@ -377,7 +412,7 @@ class HealthChecker:
         answer = await ask_local(
             partial(trio.open_tcp_stream, METRICS_HOST, port, happy_eyeballs_delay=math.inf),
             "/metrics",
-            seconds=_METRICS_SECONDS,
+            seconds=self._patience,
             max_bytes=_METRICS_BYTES,
             where=f"{METRICS_HOST}:{port}",
         )

@@ -35,6 +35,7 @@ from ..webhooks.endpoint import LIVE_KEYS
 from ..webhooks.receiver import WHOLE, Share
 from ..webhooks.signed_request import own_url
 from .forks import children_ended
+from .preflight import require_startable
 from .reload import Prepare, Reloaded, SettingsReload
 from .watchdog import Watchdog
 from .wiring import (
@@ -44,7 +45,9 @@ from .wiring import (
     make_client,
     make_companion,
     make_notifier,
+    make_simulator_secret,
     sample_client,
+    with_simulator_secret,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
     from ..replication.verification_schedule import VerificationScheduler
     from ..storage.term import Leadership
     from ..tenants.tenancy import ClientFactory
-    from ..tenants.upgrade import HostUpgrade
+    from ..tenants.upgrade import HostUpgrade, Quiescence
     from .admin import AdminServer
     from .notifications import ChannelFactory
     from .presence import Presence
@@ -96,6 +99,8 @@ class Runtime:
         clock: returns Unix seconds.
         client_factory: makes the client of a tenant out of settings with its access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
+        quiescence: the host's signal that nothing writes its data. With
+            ``RequireGracefulQuiescence`` a host that has data to move does not start without it.
         channels: makes the channels of notifications; None: those of the settings.
         workers: makes what runs the processes of ``Server:Processes``; the command line has it.
         worker: makes this runtime one of these processes, with its share and its sockets.
@@ -106,6 +111,9 @@ class Runtime:
         OptionsValidationError: the settings ask for a part that needs a client, an extra or
             tenants, and these are missing.
         MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
+        NotSupportedError: ``DefaultTenantStrategy`` is FirstUserOrganization.
+        DefaultTenantError: ``DefaultTenantStrategy`` is HostSupplied, and ``host_upgrade`` has no
+            resolver.
 
     It runs once; make another one to run again. No signal handler is installed.
     """
@@ -120,6 +128,7 @@ class Runtime:
         clock: Callable[[], float] = time.time,
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
+        quiescence: "Quiescence | None" = None,
         channels: "ChannelFactory | None" = None,
         workers: "Callable[[WebhookReceiver], Processes] | None" = None,
         worker: "WorkerPlace | None" = None,
@@ -129,6 +138,8 @@ class Runtime:
             raise OptionsValidationError(unmet_needs(settings))
         if settings.server.processes != 1 and workers is None and worker is None:
             raise OptionsValidationError([PROCESSES_NEED_COMMAND])
+        self._simulator_secret = make_simulator_secret(settings)
+        settings = with_simulator_secret(settings, self._simulator_secret)
         self.settings: Settings = settings
         self._worker = worker
         self._share = WHOLE if worker is None else worker.share
@@ -158,6 +169,7 @@ class Runtime:
             clock=clock,
             client_factory=client_factory,
             host_upgrade=host_upgrade,
+            quiescence=quiescence,
             companion=(
                 make_companion(settings, self._notifier) if self._share.singletons else None
             ),
@@ -412,6 +424,7 @@ class Runtime:
 
         Arguments, errors and result are those of :meth:`reload`. The call cannot fail.
         """
+        settings = with_simulator_secret(settings, self._simulator_secret)
         prepared = self._reloader.prepare(settings)
 
         def put_into_force() -> Reloaded:
@@ -430,6 +443,7 @@ class Runtime:
         if self.processes is None:
             await trio.lowlevel.checkpoint()
             return self.reload(settings)
+        settings = with_simulator_secret(settings, self._simulator_secret)
         commit = self.prepare_reload(settings)
         async with self.processes.prepared(settings) as processes_commit:
             # No checkpoint between the two: a process that begins now begins with the new ones.
@@ -496,10 +510,13 @@ class Runtime:
             StoreLockedError: another process uses the data directory.
             StorageError: the store cannot be opened.
             NotRunningError: it was run before, or :meth:`force` came before it had started.
+            NotQuiescentError: there is single-tenant data to move, and no ``quiescence`` signal.
         """
         if self._used:
             raise NotRunningError("this runtime has been run already; make another one")
         self._used = True
+        # Before anything listens, also on the admin address.
+        await trio.to_thread.run_sync(require_startable, self.settings)
         try:
             async with trio.open_nursery(strict_exception_groups=True) as nursery:
                 try:
@@ -601,7 +618,8 @@ class Runtime:
                 admin = await start("the admin address", self._administrator.run)
             # The store is open before anything listens: the first delivery must not wait for a
             # migration.
-            await start("the receiver", self.receiver.run)
+            await stack.enter_async_context(self.receiver.opened())
+            await self.receiver.start_services(parts)
             replicates = self.settings.multi_tenant.file_db.replication.use_replication
             replicates = replicates and self._share.singletons
             # Several hosts may share the store: one of them does what one alone may do.
@@ -633,7 +651,7 @@ class Runtime:
             # Requests in progress first: an inline run ends in its request, and may still put an
             # event into the queue.
             await server.ended.wait()
-            await self.receiver.drain()
+            await self.receiver.finish()
             parts.cancel_scope.cancel()
 
     def _announce(self, started: Started, stack: AsyncExitStack) -> None:

@@ -7,15 +7,19 @@ so that a later start with notifications does not send a flood of old news
 (docs/adr/0013-messages-are-marked-before-they-are-sent.md).
 """
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import trio
 
 from ..base.http import App, DirectRequest, Receive, Scope, Send
 from ..base.telemetry import Sample
-from ..config import Settings
+from ..config import Secret, Settings
 from ..webhooks import WebhookReceiver
+from ..webhooks.signature import NEW_SECRET_BYTES, new_secret
+from ..webhooks.signed_request import simulation_secret
 
 if TYPE_CHECKING:
     from ..client.client import Client
@@ -116,6 +120,24 @@ def _make_simulator(settings: Settings) -> "Simulator":
     from ..webhooks.simulator import Simulator  # loads every sample
 
     return Simulator(settings)
+
+
+def make_simulator_secret(settings: Settings) -> Secret | None:
+    """Return a secret of this process alone for a simulator that was given none; else None."""
+    if not settings.is_development or simulation_secret(settings) is not None:
+        return None
+    return Secret(new_secret(secrets.token_bytes(NEW_SECRET_BYTES)), made_for_tests=True)
+
+
+def with_simulator_secret(settings: Settings, secret: Secret | None) -> Settings:
+    """Return settings whose receiver accepts ``secret``, too, unless they name one of their own."""
+    if secret is None or simulation_secret(settings) is not None:
+        return settings
+    webhooks = settings.webhooks
+    return msgspec.structs.replace(
+        settings,
+        webhooks=msgspec.structs.replace(webhooks, secrets=(*webhooks.secrets, secret)),
+    )
 
 
 class NotificationsOff:

@@ -85,14 +85,40 @@ def create_data_directory(path: str | os.PathLike[str]) -> Path:
         # In a call of its own: mkdir(parents=True) ignores the mode for the parents.
         directory.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise StoreUnavailableError(
-            f"the data directory {directory} cannot be created ({error.strerror}); create it for "
-            "this user, or set Sdk:Storage:Path to a directory that is writable"
-        ) from error
+        raise _not_created(directory, error.strerror) from error
     fault = exposure(directory)
     if fault is not None:
         raise ExposedDirectoryError(f"the data directory {directory} {fault}")
     return directory
+
+
+def require_usable(path: str | os.PathLike[str]) -> None:
+    """Raise the error with which :func:`create_data_directory` would refuse ``path``.
+
+    It changes nothing, and makes no directory.
+    """
+    directory = Path(path).absolute()
+    try:
+        if directory.exists():
+            if not directory.is_dir():
+                raise _not_created(path, "it is no directory")
+            fault = exposure(directory)
+            if fault is not None:
+                raise ExposedDirectoryError(f"the data directory {path} {fault}")
+        else:
+            above = next(each for each in directory.parents if each.exists())
+            if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+                raise _not_created(path, f"{above} is no directory that this user can write")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise _not_created(path, reason) from error
+
+
+def _not_created(path: str | os.PathLike[str], reason: str | None) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"the data directory {path} cannot be created ({reason}); create it for this user, or set "
+        "Sdk:Storage:Path to a directory that is writable"
+    )
 
 
 def exposure(directory: Path) -> str | None:

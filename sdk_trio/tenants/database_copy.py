@@ -67,6 +67,25 @@ def count_source(source: Path, pause: Pause) -> SourceCounts:
         return SourceCounts(len(names), rows, pages)
 
 
+def is_open_elsewhere(source: Path) -> bool:
+    """Return whether another process has a database open, or writes it at this moment.
+
+    Of a database without a write-ahead log only a transaction in progress shows. One that cannot be
+    read is not open; its copy will say what is wrong with it.
+    """
+    try:
+        with _opened(source) as connection:
+            # SQLite enters this mode on a write-ahead log only while no other connection is open.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("BEGIN EXCLUSIVE")
+            connection.execute("ROLLBACK")
+    except apsw.BusyError:
+        return True
+    except (apsw.Error, OSError):
+        return False
+    return False
+
+
 def copy_database(source: Path, partial: Path, pause: Pause, progress: CopyProgress) -> int:
     """Copy ``source`` to ``partial``, check the copy, sync it to disk, and return its pages.
 

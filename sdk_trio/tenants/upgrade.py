@@ -33,13 +33,16 @@ import attrs
 import msgspec
 import trio
 
+from ..config import Settings
 from ..config.fields import DefaultTenantStrategy
 from ..config.options.tenants import SingleTenantUpgradeOptions
 from ..errors import DefaultTenantError, InvalidTenantError, NotSupportedError, UpgradeError
 from ..records.tenants import Tenant
 from ..records.upgrades import UpgradeMarker, UpgradeState
 from ..storage.ports import TenantStore
-from .identity import check_identifier, check_name
+from .database_copy import is_open_elsewhere
+from .databases import databases_directory
+from .identity import check_identifier, check_name, is_organization_id
 from .service import TenantService
 
 DATABASE = "database"
@@ -125,10 +128,10 @@ class HostUpgrade:
 
 
 class Quiescence:
-    """The host's signal that no process works on the data: requests are refused, queues are empty.
+    """The host's signal that nothing writes its data: requests are refused, queues are empty.
 
-    In the daemon, the exclusive lock of the data directory, which is taken before anything is
-    served, is this signal.
+    The host makes one, stops its work, calls :meth:`signal`, and passes the object to
+    ``Runtime(quiescence=...)`` before the start. Any thread may signal or withdraw.
     """
 
     def __init__(self) -> None:
@@ -139,6 +142,14 @@ class Quiescence:
         """Return why the host is quiet; None while it is not."""
         return self._reason
 
+    @property
+    def remedy(self) -> str:
+        """Return what makes the upgrade possible, for the error that refuses it."""
+        return (
+            "stop everything that writes this host's data, call signal() of a Quiescence and pass "
+            "it to Runtime(quiescence=...)"
+        )
+
     def signal(self, reason: str) -> None:
         """Declare that the host is quiet from now on; ``reason`` goes into the log."""
         self._reason = reason
@@ -146,6 +157,52 @@ class Quiescence:
     def withdraw(self) -> None:
         """Declare that the host is no longer quiet; a running upgrade stops at its next batch."""
         self._reason = None
+
+    def directory_locked(self, settings: Settings) -> None:
+        """Do nothing: the lock of the data directory says nothing about what the host does.
+
+        Called in a thread once this process holds that lock, before anything is served.
+        """
+
+
+class OwnedProcess(Quiescence):
+    """The signal of a program that owns its process, as the daemon does.
+
+    It runs no code that writes before the upgrade has ended, so it may signal by itself where
+    nothing else can write: it holds the exclusive lock of the data directory, the single-tenant
+    database is in that directory, and no other process has that database open.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._in_the_way = ""
+
+    @property
+    def remedy(self) -> str:
+        """Return what makes the upgrade possible, for the error that refuses it."""
+        return f"{self._in_the_way}; stop every process that uses it"
+
+    def directory_locked(self, settings: Settings) -> None:
+        """Signal, unless another process may write the single-tenant database."""
+        source = source_database(settings)
+        directory = Path(settings.storage.path).resolve()
+        if source.exists():
+            if not source.resolve().is_relative_to(directory):
+                self._in_the_way = (
+                    f"the single-tenant database {source} is outside of the data directory, so the "
+                    "lock of that directory keeps no other process from writing it"
+                )
+                return
+            if is_open_elsewhere(source):
+                self._in_the_way = f"another process has the single-tenant database {source} open"
+                return
+        self.signal("the data directory is locked, and nothing is served yet")
+
+
+def source_database(settings: Settings) -> Path:
+    """Return where the single-tenant database is, or would be."""
+    named = settings.multi_tenant.single_tenant_upgrade.source_database
+    return databases_directory(settings) / SOURCE_NAME if named is None else Path(named)
 
 
 @attrs.frozen
@@ -163,6 +220,22 @@ class HostTenant:
     resolver: DefaultTenantResolver
 
 
+def require_choice(options: SingleTenantUpgradeOptions, host: HostUpgrade | None) -> None:
+    """Raise if a start with these settings could never choose the default tenant.
+
+    Raises:
+        NotSupportedError: the strategy is FirstUserOrganization.
+        DefaultTenantError: slug, name or organization cannot be used, or there is no resolver.
+        UpgradeError: the steps of the host have names that cannot be used.
+    """
+    host = host or HostUpgrade()
+    step_names(host.steps)
+    by_host = options.default_tenant_strategy is DefaultTenantStrategy.HOST_SUPPLIED
+    # Without the automatic upgrade only 'sdk-trio upgrade --host' asks the resolver.
+    if not by_host or options.enable_automatic_upgrade:
+        choose_tenant(options, host.resolver)
+
+
 def choose_tenant(
     options: SingleTenantUpgradeOptions, resolver: DefaultTenantResolver | None
 ) -> NewTenant | HostTenant:
@@ -170,7 +243,7 @@ def choose_tenant(
 
     Raises:
         NotSupportedError: the strategy is FirstUserOrganization.
-        DefaultTenantError: the slug or name cannot be used, or there is no resolver to ask.
+        DefaultTenantError: slug, name or organization cannot be used, or there is no resolver.
     """
     strategy = options.default_tenant_strategy
     # Which user was the first, only the host knows; the name is accepted in the settings and
@@ -188,6 +261,11 @@ def choose_tenant(
                 "'upgrade --host MODULE:ATTR'), or use LiteralDefault"
             )
         return HostTenant(resolver)
+    organization = options.literal_default_tenant_organization_id
+    if organization is not None and not is_organization_id(organization):
+        raise DefaultTenantError(
+            f"{KEY}:LiteralDefaultTenantOrganizationId must be 1 to 128 visible ASCII characters"
+        )
     slug, name = options.literal_default_tenant_slug, options.literal_default_tenant_name
     try:
         return NewTenant(check_identifier(slug), check_name(name))

@@ -101,6 +101,7 @@ class Upgrader:
     ) -> None:
         self._options = settings.multi_tenant.single_tenant_upgrade
         self._directory = databases_directory(settings)
+        self._source_path = upgrade.source_database(settings)
         self._partial = self._directory / upgrade.PARTIAL_NAME
         self._store = store
         self._tenants = tenants
@@ -159,7 +160,6 @@ class Upgrader:
         if (done := _done_before(names, marker)) is not None:
             return done
         chosen = self._choose(marker)
-        self._require_quiet()
         run = _Run(trio.current_time())
         with trio.move_on_after(self._options.max_run_duration.total_seconds()):
             return await self._run_in_turn(run, chosen, names)
@@ -282,9 +282,12 @@ class Upgrader:
         if marker is None or marker.tenant_id is None:
             if chosen is None or not await self._has_something_to_move(left):
                 return await self._end_with_nothing(run, marker, names)
+            # Asked only where there is something to move: a new host has nothing to be quiet about.
+            self._require_quiet()
             marker = await self._begin(run, chosen, marker, left)
             left = upgrade.remaining_steps(names, marker)
         elif left:
+            self._require_quiet()
             _log.info("upgrade.resumed", step=left[0], position=marker.position)
         tenant = await self._finder.stored(marker.tenant_id or "")
         for name in left:
@@ -420,7 +423,7 @@ class Upgrader:
         named = self._options.literal_default_tenant_organization_id
         if named is not None:
             try:
-                await self._finder.give_organization(tenant, self._checked(named))
+                await self._finder.give_organization(tenant, named)
             except TenantExistsError as error:
                 raise DefaultTenantError(
                     f"{KEY}:LiteralDefaultTenantOrganizationId: {error}"
@@ -479,13 +482,6 @@ class Upgrader:
         literal = self._options.default_tenant_strategy is DefaultTenantStrategy.LITERAL_DEFAULT
         return literal and (tenant is None or tenant.organization_id is None)
 
-    def _checked(self, organization_id: str) -> str:
-        if is_organization_id(organization_id):
-            return organization_id
-        raise DefaultTenantError(
-            f"{KEY}:LiteralDefaultTenantOrganizationId must be 1 to 128 visible ASCII characters"
-        )
-
     async def _run_host_step(
         self, run: "_Run", step: UpgradeStep, tenant: Tenant, marker: UpgradeMarker
     ) -> UpgradeMarker:
@@ -525,11 +521,10 @@ class Upgrader:
         Raises:
             SourceDatabaseError: the settings name one, and it does not exist.
         """
-        named = self._options.source_database
-        source = self._directory / upgrade.SOURCE_NAME if named is None else Path(named)
+        source = self._source_path
         if source.exists():
             return source
-        if named is None:
+        if self._options.source_database is None:
             return None
         raise SourceDatabaseError(
             f"{KEY}:SourceDatabase: there is no file {source.absolute()}; correct the path, or "
@@ -556,7 +551,7 @@ class Upgrader:
             return None
         named = self._options.literal_default_tenant_organization_id
         if named is not None:
-            return PlannedStep(step=ORGANIZATION, rows=1, remark=self._checked(named))
+            return PlannedStep(step=ORGANIZATION, rows=1, remark=named)
         found = KnownOrganizations()
         # While deliveries are still to be moved, those without a tenant are counted.
         moved = marker is not None and DELIVERIES in upgrade.finished_steps(marker)
@@ -595,8 +590,8 @@ class Upgrader:
     def _require_quiet(self) -> None:
         if self._options.require_graceful_quiescence and self._quiescence.reason is None:
             raise NotQuiescentError(
-                "the upgrade needs a host that is quiet, and it has not signalled that: stop its "
-                "work and call Quiescence.signal(), run 'sdk-trio upgrade' while it is stopped, or "
+                "the upgrade needs a quiet host, and this one has not signalled quiescence: "
+                f"{self._quiescence.remedy}, run 'sdk-trio upgrade' while the host is stopped, or "
                 f"set {KEY}:RequireGracefulQuiescence to false; the position is kept"
             )
 

@@ -1,8 +1,9 @@
 """The receiver as one ASGI application, with its inbox and workers.
 
-:class:`WebhookReceiver` opens the store, builds handlers, runner and queue, and starts them in
-one nursery. It answers 200 for an event only once the inbox has it, and closes the store only after
-the last run has recorded how it ended.
+:class:`WebhookReceiver` opens the store, builds handlers, runner and queue, and starts its services
+in the nursery that it is given: the runtime's, or its own where it is mounted. It answers 200 for
+an event only once the inbox has it, and closes the store only after the last run has recorded its
+end.
 """
 
 import json
@@ -35,12 +36,13 @@ from .janitor import Janitor
 from .queue import WorkerPool
 from .registry import HandlerRegistry
 from .rejections import LINES, SECONDS, RejectionRing, Rejections
+from .routes import first_match, routes_of
 from .run import CLEANUP_SECONDS, DeliveryRunner
 from .services import Services
 
 if TYPE_CHECKING:
     from ..tenants.tenancy import ClientFactory, TenantRuntime
-    from ..tenants.upgrade import HostUpgrade
+    from ..tenants.upgrade import HostUpgrade, Quiescence
     from ..tenants.upgrade_run import Upgrader
     from .forward import Forwarder
     from .tenant_keys import TenantKeys
@@ -105,11 +107,13 @@ class WebhookReceiver:
         client_factory: makes the client that ``services.client_for`` gives out for a tenant, out
             of settings with the tenant's access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
+        quiescence: the host's signal that nothing writes its data; with
+            ``RequireGracefulQuiescence`` the upgrade is refused without it.
         companion: a part that runs beside the queue on the same store and tenants, such as
             notifications; started only where there are tenants.
         share: what this process does, where several are one receiver.
 
-    Its queue needs a task of its own: the ASGI lifespan starts and drains it. Servers pass none to
+    Its services need a nursery: the ASGI lifespan starts and drains it. Servers pass none to
     a mounted application: give :meth:`lifespan` to the application around it, or start it with
     ``await nursery.start(receiver.run)``. Until it runs, and after its end, deliveries are answered
     503. On an asyncio server, as uvicorn, it cannot run: ``sdk_trio.asgi.Threaded`` can.
@@ -117,6 +121,9 @@ class WebhookReceiver:
     Raises:
         OptionsValidationError: from the settings.
         MissingHandlersError: ``FailOnMissingHandlers`` is true and a known type has no handler.
+        NotSupportedError: ``DefaultTenantStrategy`` is FirstUserOrganization.
+        DefaultTenantError: ``DefaultTenantStrategy`` is HostSupplied, and ``host_upgrade`` has no
+            resolver.
     """
 
     def __init__(
@@ -129,13 +136,18 @@ class WebhookReceiver:
         clock: Callable[[], float] = time.time,
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
+        quiescence: "Quiescence | None" = None,
         companion: BackgroundTask | None = None,
         share: Share = WHOLE,
     ) -> None:
         if settings.webhooks.fail_on_missing_handlers and share.deliveries:
-            handlers.require_complete()
+            handlers.require_complete(routed=_routed_types(settings, handlers))
         if inbox is None:
             handlers.require_transactions(settings.storage.backend)
+        if settings.multi_tenant.enabled and share.singletons:
+            from ..tenants.upgrade import require_choice  # loads all of the tenants' modules
+
+            require_choice(settings.multi_tenant.single_tenant_upgrade, host_upgrade)
         self.settings = settings
         self.counters: Counters = Counters(row.event_class.wire_type for row in handlers.catalog)
         self._registry = handlers
@@ -145,8 +157,10 @@ class WebhookReceiver:
         self._clock = clock
         self._client_factory = client_factory
         self._host_upgrade = host_upgrade
+        self._quiescence = quiescence
         self._upgrader: Upgrader | None = None
         self._companion = companion
+        self._companion_ended: trio.Event | None = None
         self._share = share
         self._drain_wanted = trio.Event()
         #: The name that holds this process's leases in the store.
@@ -398,10 +412,8 @@ class WebhookReceiver:
         """Say whether no event waits in memory and no worker runs one."""
         return self._running is None or self._running.queue.idle
 
-    async def run(  # noqa: ASYNC128 - _run_parts calls it
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Open the store and run the queue; report the start once deliveries can be accepted.
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Open the store and run the services; report the start once deliveries can be accepted.
 
         With tenants, the first start runs the upgrade from a single tenant before that, and raises
         the upgrade's errors.
@@ -409,6 +421,25 @@ class WebhookReceiver:
         Returns after :meth:`drain`. Cancelled, it cancels running handlers and releases their
         events; :attr:`report` lists the unfinished ones. Inline runs belong to their requests: the
         store stays open until they have ended, for 5 s at most once this is cancelled.
+        """
+        async with self.opened(), trio.open_nursery() as nursery:
+            await self.start_services(nursery)
+            task_status.started()
+            await self._drain_wanted.wait()
+            await self.finish()
+            nursery.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Open the store for the block, in which :meth:`start_services` can be called.
+
+        At its end, inline runs may record their ends first, then :attr:`report` is written and the
+        store closed. Whoever calls this has ended the services by then.
+
+        Raises:
+            StoreLockedError: another process uses the data directory.
+            StorageError: the store cannot be opened.
+            UpgradeError: the upgrade from a single tenant cannot be done.
         """
         async with AsyncExitStack() as stack:
             inbox, tenancy, store = await self._open(stack)
@@ -424,10 +455,10 @@ class WebhookReceiver:
             after_crash = share.after_crash or self.recovered > 0
             running = self._last = self._assemble(inbox, tenancy, after_crash=after_crash)
             running.store = store
-            if share.deliveries and share.first:
-                self._tell_missing_handlers()
+            if share.deliveries and share.first and self._registry.warns_of_missing:
+                self._report_missing_handlers()
             try:
-                await self._run_parts(running, task_status=task_status)
+                yield
                 await running.runner.land()
             finally:
                 self._running = self._endpoint.ways = None
@@ -475,8 +506,8 @@ class WebhookReceiver:
         from ..tenants.upgrade import Quiescence
         from ..tenants.upgrade_run import Upgrader
 
-        quiescence = Quiescence()
-        quiescence.signal("the data directory is locked, and nothing is served yet")
+        quiescence = self._quiescence or Quiescence()
+        await trio.to_thread.run_sync(quiescence.directory_locked, self.settings)
         upgrader = Upgrader(
             self.settings,
             store,
@@ -488,34 +519,48 @@ class WebhookReceiver:
         self._upgrader = upgrader
         await upgrader.run_at_start()
 
-    async def _run_parts(self, running: "_Running", *, task_status: trio.TaskStatus[None]) -> None:
-        async with trio.open_nursery() as nursery:
-            start = partial(_start, nursery, lambda: running.queue.closed)
-            if self._share.singletons:
-                await start("the janitor", running.janitor.run)
-            await start("the summary of refusals", self._rejections.run)
-            if running.forwarder is not None:
-                await start("the look for paused routes", running.forwarder.run)
-            if running.tenancy is not None:
-                await start("the watch over the tenants", running.tenancy.run)
-            # The companion has a nursery of its own inside the outer one, so that it ends by itself
-            # after the drain has closed it, while janitor and tenants' watch are simply cancelled.
-            async with trio.open_nursery() as beside:
-                if self._companion and running.store is not None and running.tenancy is not None:
-                    companion = partial(self._companion.run, running.store, running.tenancy)
-                    may_end = self._has_begun_to_drain
-                    await _start(beside, may_end, "the sending of notifications", companion)
-                if self._share.deliveries:
-                    await start("the queue", running.queue.run)
-                    self._endpoint.ways = Ways(
-                        running.runner, running.queue, running.runner.handlers.documents
-                    )
-                self._running = running
-                task_status.started()
-                await self._drain_wanted.wait()
-                if self._share.deliveries:
-                    await running.queue.ended.wait()
-            nursery.cancel_scope.cancel()
+    async def start_services(self, nursery: trio.Nursery) -> None:
+        """Start the tasks that work on the open store in ``nursery``, then accept deliveries.
+
+        Janitor, rejections, paused routes, tenants, notifications and queue become siblings there.
+        One that returns without having been asked to raises an error with its name. Cancel the
+        nursery once :meth:`finish` has returned.
+
+        Raises:
+            NotRunningError: the store is not open.
+        """
+        running = self._last
+        if running is None:
+            raise NotRunningError("the store is not open: enter receiver.opened() first")
+        start = partial(_start, nursery, lambda: running.queue.closed)
+        if self._share.singletons:
+            await start("the janitor", running.janitor.run)
+        await start("the summary of refusals", self._rejections.run)
+        if running.forwarder is not None:
+            await start("the poll for paused routes", running.forwarder.run)
+        if running.tenancy is not None:
+            await start("the watch over the tenants", running.tenancy.run)
+        if self._companion and running.store is not None and running.tenancy is not None:
+            companion = partial(self._run_companion, running.store, running.tenancy)
+            await _start(
+                nursery, self._has_begun_to_drain, "the sending of notifications", companion
+            )
+        if self._share.deliveries:
+            await start("the queue", running.queue.run)
+            self._endpoint.ways = Ways(
+                running.runner, running.queue, running.runner.handlers.documents
+            )
+        self._running = running
+
+    async def _run_companion(  # noqa: ASYNC128 - the companion calls it
+        self, store: Store, tenancy: "TenantRuntime", *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        assert self._companion is not None
+        self._companion_ended = trio.Event()
+        try:
+            await self._companion.run(store, tenancy, task_status=task_status)
+        finally:
+            self._companion_ended.set()
 
     def _has_begun_to_drain(self) -> bool:
         return self._endpoint.draining
@@ -525,13 +570,29 @@ class WebhookReceiver:
 
         Cancelling this call does not stop the drain; cancel :meth:`run` to cut it short.
         """
-        self.stop_accepting()
+        self._begin_drain()
         if self._running is None:
             await trio.lowlevel.checkpoint()
             return
-        self._running.queue.close()
-        self._drain_wanted.set()
         await self._drained.wait()
+
+    async def finish(self) -> None:
+        """Accept nothing new, and wait until queue and notifications have finished.
+
+        For whoever has called :meth:`start_services`: nothing but their nursery ends the others.
+        """
+        self._begin_drain()
+        if self._running is not None and self._share.deliveries:
+            await self._running.queue.ended.wait()
+        if self._companion_ended is not None:
+            await self._companion_ended.wait()
+        await trio.lowlevel.checkpoint()
+
+    def _begin_drain(self) -> None:
+        self.stop_accepting()
+        if self._running is not None:
+            self._running.queue.close()
+            self._drain_wanted.set()
 
     def stop_accepting(self) -> None:
         """Answer every further delivery 503; runs in progress go on."""
@@ -604,16 +665,17 @@ class WebhookReceiver:
         self._endpoint.draining = draining
         return partial(TracedRunner, tracer=tracer, links=links)
 
-    def _tell_missing_handlers(self) -> None:
-        told = self._registry.incomplete()
-        if told is not None and not self.settings.forward.url:
-            # Info, because an application that wants two events of 28 is not at fault. An event
-            # that comes and has no handler is a warning of its own, webhook.parked.
-            _log.info(
-                "webhook.handlers_missing",
-                missing=told,
-                hint="such events are parked; doctor lists the types, handlers.ignore() settles "
-                "those left out on purpose",
+    def _report_missing_handlers(self) -> None:
+        """Log a warning for each known type without a handler, as the specification asks (6.1)."""
+        routed = _routed_types(self.settings, self._registry)
+        for each in self._registry.missing(routed=routed):
+            _log.warning(
+                "webhook.handler_missing",
+                missing=f"{each.count} known event types",
+                type=each.type,
+                event_class=each.event_class,
+                register=each.registration,
+                hint=f"its events are parked; handlers.ignore({each.event_class}) if that is meant",
             )
 
     async def _write_report(self, inbox: Inbox, running: "_Running") -> None:
@@ -635,6 +697,13 @@ class WebhookReceiver:
 
 async def _start(nursery: trio.Nursery, may_end: Callable[[], bool], name: str, part: Part) -> None:
     await nursery.start(partial(keep, name, part, may_end=may_end))
+
+
+def _routed_types(settings: Settings, handlers: HandlerRegistry) -> tuple[str, ...]:
+    """Return the known types whose events a route of the gateway takes, whatever they hold."""
+    routes = routes_of(settings)
+    known = (row.wire_type for row in handlers.catalog.known)
+    return tuple(each for each in known if first_match(routes, each, None) is not None)
 
 
 def _forwarder(settings: Settings, inbox: Inbox, clock: Callable[[], float]) -> "Forwarder | None":

@@ -6,7 +6,7 @@ handler that cannot run would cost the sender's attempts.
 
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from types import FrameType, UnionType
 from typing import (
@@ -33,7 +33,7 @@ from ..errors import (
     OptionsValidationError,
     Problem,
 )
-from ..events import DEFAULT_CATALOG, Catalog, Event, EventType
+from ..events import DEFAULT_CATALOG, Catalog, Event
 from ..events.decoding import Documents
 from ..records.deliveries import Postponed
 from ..storage.effects import Transaction
@@ -65,9 +65,6 @@ E = TypeVar("E", bound=Event[Any])
 C = TypeVar("C", bound=WebhookHandlerBase[Any])
 H = TypeVar("H", bound=Handler[Any])
 R = TypeVar("R", bound=Awaitable[Any] | WebhookHandlerBase[Any] | None)
-
-#: The types without a handler that a start names; ``doctor`` lists all.
-_MOST_NAMED = 3
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -172,6 +169,28 @@ class Registrar(Protocol[E]):
     ) -> Callable[[E, Services[Any]], R]: ...
 
 
+class MissingHandler(msgspec.Struct, frozen=True):
+    """A known event type without a handler, as the completeness check reports it.
+
+    ``count`` is how many there are, as "N of 28".
+    """
+
+    count: str
+    type: str
+    event_class: str
+
+    @property
+    def registration(self) -> str:
+        """Return the suggested registration."""
+        return f"handlers.register({self.event_class}, YourHandler)"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count} known event types have no handler: {self.type} ({self.event_class}); "
+            f"register it with {self.registration}"
+        )
+
+
 class HandlerRegistry:
     """The handlers of an application, one for each event type.
 
@@ -185,6 +204,8 @@ class HandlerRegistry:
         self._fallback: Registration | None = None
         self._ignored: set[str] = set()
         self._around: list[Surrounding] = []
+        #: Whether a start logs a warning for each known type without a handler.
+        self.warns_of_missing: bool = True
         #: The loop of the handlers with ``asyncio=True``; ``sdk_trio.asgi.Threaded`` sets it.
         self.host_loop: ForeignLoop | None = None
 
@@ -348,13 +369,17 @@ class HandlerRegistry:
     def ignore(self, *event_classes: type[Event[Any]]) -> None:
         """Mark event types that are left without a handler on purpose.
 
-        The completeness check does not ask for them, and nothing is said of them at the start.
-        Their events are kept as parked, or go to the fallback, as those of any such type.
+        The completeness check no longer reports them. Their events are still parked, or go to the
+        fallback.
+
+        Args:
+            event_classes: classes of the catalogue; none: every known type.
 
         Raises:
             HandlerRegistrationError: a class is not in the catalogue.
         """
-        self._ignored.update(map(self._wire_type, event_classes))
+        chosen = event_classes or tuple(row.event_class for row in self.catalog.known)
+        self._ignored.update(map(self._wire_type, chosen))
 
     def around_threads(self, surrounding: Surrounding) -> Surrounding:
         """Enter a context manager around each run of a plain function, in its thread.
@@ -384,48 +409,34 @@ class HandlerRegistry:
     def __len__(self) -> int:
         return len(self._registrations)
 
-    def missing(self) -> tuple[str, ...]:
-        """Return a line for each known type without a handler, in catalogue order.
+    def missing(self, *, routed: Collection[str] = ()) -> tuple[MissingHandler, ...]:
+        """Return the known types without a handler, in catalogue order.
 
-        Types given to :meth:`ignore` are left out.
+        A fallback is no handler of a type. Types given to :meth:`ignore` are left out.
 
-        Each line has the count ("N of 28"), the type, its class and the suggested registration.
+        Args:
+            routed: types that routes of the gateway take, which count as handled.
         """
         known = self.catalog.known
-        lacking = self._lacking()
+        settled = self._registrations.keys() | self._ignored | set(routed)
+        lacking = [row for row in known if row.wire_type not in settled]
+        count = f"{len(lacking)} of {len(known)}"
         return tuple(
-            f"{len(lacking)} of {len(known)} known event types have no handler: {entry.wire_type} "
-            f"({entry.event_class.__name__}); "
-            f"register it with handlers.register({entry.event_class.__name__}, YourHandler)"
-            for entry in lacking
+            MissingHandler(count, row.wire_type, row.event_class.__name__) for row in lacking
         )
 
-    @property
-    def missing_types(self) -> tuple[str, ...]:
-        """The known types without a handler, but those given to :meth:`ignore`."""
-        return tuple(row.wire_type for row in self._lacking())
+    def require_complete(self, *, routed: Collection[str] = ()) -> None:
+        """Raise :class:`MissingHandlersError`, with every missing type, if there is any.
 
-    def incomplete(self) -> str | None:
-        """Say in one line how many known types nothing handles; None if there are none.
-
-        A fallback handles each type, so there are none with one.
+        Args:
+            routed: as of :meth:`missing`.
         """
-        lacking = self._lacking()
-        if not lacking or self._fallback is not None:
-            return None
-        if len(lacking) > _MOST_NAMED:
-            some = f"{', '.join(row.wire_type for row in lacking[:_MOST_NAMED])}, ..."
-        else:
-            some = ", ".join(row.wire_type for row in lacking)
-        return f"{len(lacking)} of {len(self.catalog.known)} known event types: {some}"
-
-    def require_complete(self) -> None:
-        """Raise :class:`MissingHandlersError`, with every missing type, if there is any."""
-        lines = self.missing()
-        if lines:
+        missing = self.missing(routed=routed)
+        if missing:
             raise MissingHandlersError(
-                self.missing_types,
-                "Sdk:Webhooks:FailOnMissingHandlers is true, and:\n  " + "\n  ".join(lines),
+                tuple(each.type for each in missing),
+                "Sdk:Webhooks:FailOnMissingHandlers is true, and:\n  "
+                + "\n  ".join(map(str, missing)),
             )
 
     @property
@@ -468,10 +479,6 @@ class HandlerRegistry:
             by_type={name: bind(each) for name, each in self._registrations.items()},
             fallback=bind(self._fallback) if self._fallback else None,
         )
-
-    def _lacking(self) -> list[EventType]:
-        settled = self._registrations.keys() | self._ignored
-        return [row for row in self.catalog.known if row.wire_type not in settled]
 
     def _wire_type(self, event_class: type[Event[Any]]) -> str:
         if isinstance(event_class, str):  # not typed so, but often tried

@@ -1,13 +1,15 @@
 """Signing and posting of deliveries, for the simulator, ``events trigger``, and tests."""
 
+import hmac
 import ssl
 from collections.abc import Mapping
+from hashlib import sha256
 from urllib.parse import urlsplit
 
 import attrs
 import trio
 
-from ..config import KeyDerivation, Secret
+from ..config import KeyDerivation, Secret, Settings
 from ..errors import EXIT_UNAVAILABLE, SdkError
 from ..records.deliveries import key_of
 from .signature import sign
@@ -49,6 +51,29 @@ class Posted:
 
     status: int
     body: bytes
+
+
+#: The header by which the receiver recognises a delivery of its own simulator.
+SIMULATION_HEADER = "sdk-simulated"
+
+
+def simulation_secret(settings: Settings) -> Secret | None:
+    """Return the secret that the simulator signs with; None outside of Development."""
+    if not settings.is_development:
+        return None
+    secrets = settings.webhooks.all_secrets
+    return next((secret for secret in secrets if secret.made_for_tests), None)
+
+
+def simulation_mark(settings: Settings) -> bytes | None:
+    """Return the value of :data:`SIMULATION_HEADER`; None where there is no simulator.
+
+    Only a holder of the simulator's secret can make it, and the processes of one receiver agree.
+    """
+    secret = simulation_secret(settings)
+    if secret is None:
+        return None
+    return hmac.new(secret.reveal().encode(), b"simulated", sha256).hexdigest().encode()
 
 
 def sign_body(

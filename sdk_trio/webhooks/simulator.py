@@ -18,11 +18,19 @@ import trio
 from ..base.http import PASSED_ON, Receive, Scope, Send
 from ..base.logs import get_logger
 from ..base.public_addresses import host_name, is_loopback
-from ..config import Secret, Settings
+from ..config import Settings
 from ..events.samples import UnknownEventTypeError, sample_body
 from .answers import METHOD_NOT_ALLOWED, NOT_FOUND, TOO_LARGE, UNSUPPORTED_MEDIA, Answer
 from .body import send_early
-from .signed_request import DeliveryFailedError, own_url, post, sign_body
+from .signed_request import (
+    SIMULATION_HEADER,
+    DeliveryFailedError,
+    own_url,
+    post,
+    sign_body,
+    simulation_mark,
+    simulation_secret,
+)
 
 _log = get_logger("webhooks")
 
@@ -30,7 +38,7 @@ PREFIX = "/test/webhook/simulate/"
 
 _UNABLE = (
     "the simulator has no secret of its own, and signs with none that another installation may "
-    "verify with: run 'dev', which makes one, or name a variable in Sdk:Simulator:SecretEnvVar"
+    "verify with: name a variable in Sdk:Simulator:SecretEnvVar"
 )
 
 
@@ -126,10 +134,6 @@ class Simulator:
             if not message.get("more_body", False):
                 return body
 
-    def _secret(self) -> Secret | None:
-        secrets = self.settings.webhooks.all_secrets
-        return next((secret for secret in secrets if secret.made_for_tests), None)
-
     async def simulate(self, event_type: str, overrides: dict[str, Any]) -> Answer:
         """Post one signed sample to the receiver and return the answer for who asked.
 
@@ -148,8 +152,8 @@ class Simulator:
         body = sample_body(
             event_type, now=datetime.fromtimestamp(now, UTC), overrides=overrides, seed=webhook_id
         )
-        secret = self._secret()
-        if secret is None:
+        secret, mark = simulation_secret(self.settings), simulation_mark(self.settings)
+        if secret is None or mark is None:
             await trio.lowlevel.checkpoint()
             return _json(409, {"error": _UNABLE})
         signed = sign_body(
@@ -160,7 +164,14 @@ class Simulator:
             derivation=webhooks.key_derivation,
         )
         url = own_url(self.address, webhooks.path)
-        posted = await post(url, signed, ca_file=self.settings.server.cert_file)
+        # The mark makes it count as a delivery by HTTPS from an allowed address, which this one
+        # need not be: https may end at a proxy in front.
+        posted = await post(
+            url,
+            signed,
+            ca_file=self.settings.server.cert_file,
+            headers={SIMULATION_HEADER: mark.decode()},
+        )
         _log.info("webhook.simulated", type=event_type, webhook_id=webhook_id, status=posted.status)
         return _json(
             200,

@@ -28,13 +28,7 @@ def keys(found, level):
 @pytest.mark.parametrize(
     ("settings", "environ", "key", "says"),
     [
-        (["Webhooks:ToleranceSeconds=3601"], {}, "Webhooks:ToleranceSeconds", "1 to 3600"),
-        (
-            ["Webhooks:ToleranceSeconds=3600", "Webhooks:DedupRetentionHours=1"],
-            {},
-            "Webhooks:ToleranceSeconds",
-            "handled again",
-        ),
+        (["Webhooks:ToleranceSeconds=0"], {}, "Webhooks:ToleranceSeconds", "must be 1 to"),
         (["Admin:Bind=0.0.0.0:0"], {"SDK_ADMIN_TOKEN": "a"}, "Admin:TokenEnvVar", "1 characters"),
         (
             ["Admin:Bind=0.0.0.0:0"],
@@ -93,7 +87,7 @@ def test_a_version_that_is_no_date_is_told_once(place):
 
 def test_all_of_it_is_told_at_once(place):
     found = place.checked(
-        *("Sdk:Webhooks:ToleranceSeconds=999999999", "Sdk:Admin:Bind=0.0.0.0:0"),
+        *("Sdk:Webhooks:ToleranceSeconds=0", "Sdk:Admin:Bind=0.0.0.0:0"),
         SDK_ADMIN_TOKEN="a",
         SDK__WEBHOOKS__SECRET=PUBLISHED,
     )
@@ -105,6 +99,14 @@ def test_all_of_it_is_told_at_once(place):
 @pytest.mark.parametrize(
     ("settings", "environ", "key", "says"),
     [
+        (["Webhooks:ToleranceSeconds=3601"], {}, "Webhooks:ToleranceSeconds", "for 1.0 hours"),
+        (["Webhooks:ToleranceSeconds=86400"], {}, "Webhooks:ToleranceSeconds", "for 24.0 hours"),
+        (
+            ["Webhooks:ToleranceSeconds=7200", "Webhooks:DedupRetentionHours=1"],
+            {},
+            "Webhooks:ToleranceSeconds",
+            "handled again",
+        ),
         (["Server:TrustedProxies=0.0.0.0/0"], {}, "Server:TrustedProxies:0", "holds strangers"),
         (["Server:TrustedProxies=10.0.0.1,::/0"], {}, "Server:TrustedProxies:1", "(::/0)"),
         (["Server:TrustedProxies=0.0.0.0/2"], {}, "Server:TrustedProxies:0", "holds strangers"),

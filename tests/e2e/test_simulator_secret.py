@@ -1,12 +1,17 @@
 """The simulator of a real process: whom it answers, and which secret it signs with."""
 
+import hmac
 import json
+import signal
 import socket
 
 import httpx
 import pytest
 from support.daemon import Place
 from support.deliveries import SECRET
+
+from sdk_trio.testing import sign_delivery
+from sdk_trio.webhooks.signature import sign
 
 SIMULATE = "/test/webhook/simulate/order.paid"
 OWN_SECRET = "whsec_ZYi2SptnRGqVWE69YmXzhwe3HB3GHULU"  # a test value
@@ -25,6 +30,10 @@ def own_secret(place):
     return place
 
 
+def simulation_mark_of(secret):
+    return hmac.new(secret.encode(), b"simulated", "sha256").hexdigest()
+
+
 def outer_address():
     """An address of this machine that is not its loopback, or a skip; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -35,12 +44,48 @@ def outer_address():
         return probe.getsockname()[0]
 
 
-def test_a_configured_secret_signs_nothing(place):
-    with place.daemon() as daemon:
-        answer = httpx.post(daemon.receiver + SIMULATE)
-        assert (answer.status_code, "signature" in answer.json()) == (409, False)
-        assert "Sdk:Simulator:SecretEnvVar" in answer.json()["error"]
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_simulator_that_was_given_no_secret_signs_with_one_of_its_own(place, processes):
+    reload = f"--set=Sdk:Server:Processes={processes}"
+    with place.daemon(reload) as daemon:
+        for _ in range(2):
+            told = [httpx.post(daemon.receiver + SIMULATE, timeout=60).json() for _ in range(6)]
+            assert [each["status"] for each in told] == [200] * 6
+            daemon.process.send_signal(signal.SIGHUP)
+            daemon.wait_for("runtime.reloaded")
         assert httpx.post(daemon.receiver + SIMULATE + "x").status_code == 404
+    # The configured secret has signed none of them.
+    shown = place.run("events", "show", told[0]["webhookId"], "--format", "json")
+    raw = json.loads(shown.stdout)["raw"].encode()
+    signature = sign(SECRET, told[0]["webhookId"], told[0]["timestamp"], raw)
+    assert told[0]["signature"] != signature
+
+
+@pytest.mark.parametrize("fast_path", ["true", "false"])
+def test_a_simulated_delivery_arrives_as_the_settings_demand_and_others_do_not(place, fast_path):
+    del place.environ["SDK__WEBHOOKS__REQUIREHTTPS"]
+    words = (
+        "--set=Sdk:Webhooks:AllowedSourceIpRanges=203.0.113.0/24",
+        f"--set=Sdk:Server:FastPath={fast_path}",
+    )
+    with own_secret(place).daemon(*words) as daemon, httpx.Client(timeout=60) as client:
+        assert client.post(daemon.receiver + SIMULATE).json()["status"] == 200
+        signed = sign_delivery("order.paid", secret=OWN_SECRET)
+        url = f"{daemon.receiver}/hooks/sdk"
+        mark = simulation_mark_of(OWN_SECRET)
+        for value in (None, "", "1", OWN_SECRET, mark[:-1], mark.upper()):
+            headers = {**signed.headers, **({} if value is None else {"sdk-simulated": value})}
+            answer = client.post(url, content=signed.body, headers=headers)
+            assert (answer.status_code, answer.text) == (400, '{"error":"invalid webhook"}')
+        # The exemption of one request on a connection is not the next one's.
+        headers = {**signed.headers, "sdk-simulated": mark}
+        assert client.post(url, content=signed.body, headers=headers).status_code == 200
+        assert client.post(url, content=signed.body, headers=signed.headers).status_code == 400
+    place.environ["SDK_ENVIRONMENT"] = "Production"
+    with place.daemon(*words) as daemon:
+        headers = {**signed.headers, "sdk-simulated": mark}
+        url = f"{daemon.receiver}/hooks/sdk"
+        assert httpx.post(url, content=signed.body, headers=headers).status_code == 400
 
 
 def test_a_secret_of_its_own_is_accepted_by_this_receiver_and_by_none_of_production(place):

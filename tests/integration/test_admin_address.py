@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import stat
+from contextlib import asynccontextmanager
 from functools import partial
 
 import httpx
@@ -212,13 +213,15 @@ async def test_a_store_that_hangs_holds_up_no_probe(monkeypatch):
 async def test_probes_see_a_long_start_and_metrics_work_meanwhile(monkeypatch):
     opened = trio.Event()
     runtime = Runtime(settings(Admin__Enabled=True, Admin__TokenEnvVar="SDK_TEST_ADMIN_TOKEN"))
-    run = runtime.receiver.run
+    open_store = runtime.receiver.opened
 
-    async def slowly(*, task_status):
+    @asynccontextmanager
+    async def slowly():
         await opened.wait()
-        await run(task_status=task_status)
+        async with open_store():
+            yield
 
-    monkeypatch.setattr(runtime.receiver, "run", slowly)
+    monkeypatch.setattr(runtime.receiver, "opened", slowly)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.run)

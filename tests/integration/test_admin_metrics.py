@@ -7,7 +7,7 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import attrs
+import msgspec
 import pytest
 import trio
 import trustme
@@ -211,8 +211,8 @@ async def test_the_end_of_the_certificate_is_that_of_the_one_that_is_shown(tmp_p
     async with administered(Server__CertFile=expired, Server__KeyFile=expired) as admin:
         assert (await admin.metrics())[name] == first
         settings = admin.runtime.settings
-        server = attrs.evolve(settings.server, cert_file=renewed, key_file=renewed)
-        admin.runtime.reload(attrs.evolve(settings, server=server))
+        server = msgspec.structs.replace(settings.server, cert_file=renewed, key_file=renewed)
+        admin.runtime.reload(msgspec.structs.replace(settings, server=server))
         assert (await admin.metrics())[name] == second
     async with administered() as admin:
         assert name not in await admin.metrics()

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-import attrs
+import msgspec
 import pytest
 import trustme
 from support.admin import TOKEN, administered
@@ -72,7 +72,7 @@ async def test_tenants_clients_change_beside_one_of_the_application(everything):
         await tenancy.service.add("acme", name="Acme")
         async with tenancy.client_for("acme") as client:
             done = runtime.reload(
-                attrs.evolve(everything, timeout_ms=4000, access_token=Secret("another"))
+                msgspec.structs.replace(everything, timeout_ms=4000, access_token=Secret("another"))
             )
             assert done.applied == ("Sdk:AccessToken", "Sdk:TimeoutMs")
             assert client.plan.attempt_timeout == 4
@@ -89,8 +89,8 @@ async def test_who_may_change_and_by_which_name_changes_with_a_reload(monkeypatc
         runtime = admin.runtime
 
         def reload(**changes):
-            options = attrs.evolve(runtime.settings.admin, **changes)
-            return runtime.reload(attrs.evolve(runtime.settings, admin=options))
+            options = msgspec.structs.replace(runtime.settings.admin, **changes)
+            return runtime.reload(msgspec.structs.replace(runtime.settings, admin=options))
 
         assert (await admin.get("/healthz", host="shop.internal")).status_code == 403
         assert (await admin.replay({"ids": ["x"]})).status_code == 200

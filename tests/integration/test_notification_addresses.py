@@ -3,7 +3,7 @@
 import time
 from functools import partial
 
-import attrs
+import msgspec
 import pytest
 import trio
 from support.notifications import fake_provider, http_answer, options, send
@@ -64,9 +64,9 @@ async def test_private_networks_are_refused_without_a_packet(address):
 async def test_a_private_address_can_be_allowed():
     async with fake_provider(http_answer(200)) as provider:
         chosen = options(provider.url)
-        chosen = attrs.evolve(
+        chosen = msgspec.structs.replace(
             chosen,
-            webhook=attrs.evolve(
+            webhook=msgspec.structs.replace(
                 chosen.webhook,
                 url=f"http://0.0.0.0:{provider.port}/in",
                 allow_private_addresses=True,
@@ -154,7 +154,7 @@ async def test_a_name_server_that_fails_is_asked_again_later():
 @pytest.mark.parametrize("public_only", [True, False])
 @pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example", "xn--zzzzzz99999999.example"])
 async def test_a_host_that_is_no_name_is_refused_for_good(host, public_only):
-    webhook = attrs.evolve(
+    webhook = msgspec.structs.replace(
         options("x", webhook_url=f"https://{host}/in").webhook,
         allow_private_addresses=not public_only,
     )

@@ -9,7 +9,7 @@ import time
 from email.utils import formatdate
 from urllib.parse import parse_qs
 
-import attrs
+import msgspec
 import pytest
 import trio
 from support.notifications import (
@@ -61,8 +61,10 @@ async def test_the_email_request():
 async def test_a_display_name_cannot_break_its_line():
     async with fake_provider(http_answer(202)) as provider:
         chosen = options(provider.url)
-        email = attrs.evolve(chosen.email, from_display_name="Us\r\nBcc: x@example.com\x00")
-        await send("email", attrs.evolve(chosen, email=email))
+        email = msgspec.structs.replace(
+            chosen.email, from_display_name="Us\r\nBcc: x@example.com\x00"
+        )
+        await send("email", msgspec.structs.replace(chosen, email=email))
     (request,) = provider.requests
     assert json.loads(request.body)["from"]["name"] == "Us Bcc: x@example.com"
 
@@ -340,8 +342,8 @@ async def test_a_timeout_before_sending_is_tried_again():
     # The connection is taken, and the agreement on TLS, which comes before the request, is not.
     async with fake_provider(behave=hang) as provider:
         chosen = options(provider.url.replace("http:", "https:"), timeout_seconds=2)
-        webhook = attrs.evolve(chosen.webhook, allow_private_addresses=True)
-        outcome = await send("webhook", attrs.evolve(chosen, webhook=webhook))
+        webhook = msgspec.structs.replace(chosen.webhook, allow_private_addresses=True)
+        outcome = await send("webhook", msgspec.structs.replace(chosen, webhook=webhook))
         # An attempt to connect that hangs is raced by another one; no request was in any of them.
         assert outcome == Again("no whole answer within 2 s")
 
@@ -396,8 +398,8 @@ async def test_the_query_of_the_url_arrives_as_it_was_written_and_nowhere_else(c
 async def test_the_patience_with_a_provider_is_a_setting(channel):
     async with fake_provider(behave=read_and_hang) as provider:
         chosen = options(provider.url)
-        impatient = attrs.evolve(getattr(chosen, channel), timeout_seconds=1)
-        outcome = await send(channel, attrs.evolve(chosen, **{channel: impatient}))
+        impatient = msgspec.structs.replace(getattr(chosen, channel), timeout_seconds=1)
+        outcome = await send(channel, msgspec.structs.replace(chosen, **{channel: impatient}))
     assert outcome == Ambiguous("no whole answer within 1 s")
 
 
@@ -526,7 +528,7 @@ async def test_unverified_email_concerns_email_alone_and_can_be_allowed():
     async with fake_provider(http_answer(202)) as provider:
         chosen = options(provider.url)
         assert isinstance(await send("webhook", chosen, what=unverified), Sent)
-        allowing = attrs.evolve(chosen, send_to_unverified_email=True)
+        allowing = msgspec.structs.replace(chosen, send_to_unverified_email=True)
         assert isinstance(await send("email", allowing, what=unverified), Sent)
         provider.answer = http_answer(201)
         assert isinstance(await send("sms", chosen, what=unverified), Sent)

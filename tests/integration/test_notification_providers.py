@@ -7,6 +7,7 @@ import time
 from contextlib import contextmanager
 
 import attrs
+import msgspec
 import pytest
 from support.notifications import EMAIL, PHONE, VARIABLES, options, record, send
 from support.programs import node_package, program
@@ -97,8 +98,8 @@ async def test_sms_is_accepted_and_its_id_kept(provider, transition):
 
 async def test_email_that_breaks_the_document_is_refused(provider):
     chosen = options(provider)
-    email = attrs.evolve(chosen.email, from_address="no address")
-    outcome = await send("email", attrs.evolve(chosen, email=email))
+    email = msgspec.structs.replace(chosen.email, from_address="no address")
+    outcome = await send("email", msgspec.structs.replace(chosen, email=email))
     assert outcome == Refused("answered 400: error message (field_name)")
 
 

@@ -7,7 +7,7 @@ stands every rule that could be forgotten by that.
 import random
 from functools import partial
 
-import attrs
+import msgspec
 import pytest
 from support.serving import (
     PATH,
@@ -154,10 +154,10 @@ async def test_new_rules_count_for_the_next_request_of_a_kept_connection(receive
             for _ in range(3):
                 await wire.send(plain())
                 assert (await wire.answer()).status == 200
-            webhooks = attrs.evolve(
+            webhooks = msgspec.structs.replace(
                 app.settings.webhooks, allowed_source_ip_ranges=("192.0.2.0/24",)
             )
-            app.runtime.reload(attrs.evolve(app.settings, webhooks=webhooks))
+            app.runtime.reload(msgspec.structs.replace(app.settings, webhooks=webhooks))
             await wire.send(plain())
             assert (await wire.answer()).status == 403
 

@@ -4,7 +4,7 @@ import signal
 import ssl
 from functools import partial
 
-import attrs
+import msgspec
 import pytest
 import trio
 import trustme
@@ -30,7 +30,9 @@ def wanted(running, **changes):
     """``running`` with the new secret instead of its own, and with ``changes``."""
     new = Secret(NEW_SECRET, made_for_tests=True)
     changes = {"secret": None, "secrets": (new,), **changes}
-    return attrs.evolve(running, webhooks=attrs.evolve(running.webhooks, **changes))
+    return msgspec.structs.replace(
+        running, webhooks=msgspec.structs.replace(running.webhooks, **changes)
+    )
 
 
 async def status_of(app, **options):
@@ -53,7 +55,7 @@ async def test_new_secrets_count_from_the_next_delivery_on():
         assert await status_of(app, secret=NEW_SECRET) == 200
         assert await status_of(app) == 400
         # A rate that has not changed goes on counting.
-        runtime.reload(attrs.evolve(runtime.settings))
+        runtime.reload(msgspec.structs.replace(runtime.settings))
         assert await status_of(app, secret=NEW_SECRET) == 200
         assert await status_of(app, secret=NEW_SECRET) == 429
         # The simulator signs with what is valid now.
@@ -160,12 +162,12 @@ async def test_calls_that_begin_after_a_reload_carry_the_new_access_token():
         with pytest.raises(sdk_trio.ApiError) as caught:
             await runtime.client.orders.get("ord_3")
         assert caught.value.status == 401
-        done = runtime.reload(attrs.evolve(runtime.settings, access_token=Secret(TOKEN)))
+        done = runtime.reload(msgspec.structs.replace(runtime.settings, access_token=Secret(TOKEN)))
         assert done == Reloaded(("Sdk:AccessToken",))
         assert (await runtime.client.orders.get("ord_3")).amount == 3
         for unusable in (None, Secret("two words\r\n")):
             with pytest.raises(OptionsValidationError, match="Sdk:AccessToken"):
-                runtime.reload(attrs.evolve(runtime.settings, access_token=unusable))
+                runtime.reload(msgspec.structs.replace(runtime.settings, access_token=unusable))
         assert (await runtime.client.orders.get("ord_3")).amount == 3
         runtime.shut_down("test")
 

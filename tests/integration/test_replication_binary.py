@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 from support.ports import free_port
 from support.programs import program
@@ -145,7 +146,9 @@ def listed(socket_path: Path) -> Any:
 
 def test_it_replicates_exactly_the_databases_of_the_file(directory: Path) -> None:
     options = options_for(ReplicaTargetType.LOCAL_DISK, directory)
-    options = attrs.evolve(options, local_disk=LocalDiskOptions(path=str(directory / "r $x 'y")))
+    options = msgspec.structs.replace(
+        options, local_disk=LocalDiskOptions(path=str(directory / "r $x 'y"))
+    )
     wanted = [database(directory / HOSTILE, name) for name in ("t1", "t2")]
     database(directory / HOSTILE, "t3")
     with replicating(options, directory, wanted) as running:

@@ -5,6 +5,7 @@ SDK_TEST_REPLICATION_FULL=1 runs the burst with 500 databases and the outage for
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -138,6 +139,32 @@ async def test_tenants_come_and_go_and_the_metrics_follow(tmp_path, caplog, monk
             write(str(second), 4)
     assert host.restored(second) == [1, 2, 3, 4, 5]
     assert said(caplog, "replication.stopped")
+
+
+async def test_a_replicator_that_stands_still_is_not_healthy_after_one_wait(tmp_path):
+    """Once stopped, neither its socket nor its metrics answer, and the lag must not be hidden."""
+    with trio.fail_after(120):
+        async with hosted(tmp_path, HealthCheckMaxLagSeconds=1) as host:
+            [database] = await host.add(1)
+            await until(lambda: host.synced([database]))
+            checker = host.runtime.replication._checker
+
+            async def state():
+                return (await checker.check()).state
+
+            await until(lambda: is_now(state, HealthState.HEALTHY))
+            os.kill(host.supervisor.pid, signal.SIGSTOP)
+            try:
+                stopped = trio.current_time()
+                health = await checker.check()
+                waited = trio.current_time() - stopped
+            finally:
+                os.kill(host.supervisor.pid, signal.SIGCONT)
+            assert health.state is HealthState.UNHEALTHY
+            assert not health.reachable
+            # One wait of HealthCheckMaxLagSeconds; three of 5 s, one after the other, took 15.
+            assert waited < 12
+            await until(lambda: is_now(state, HealthState.HEALTHY))
 
 
 async def watch_health(host, seen: set[HealthState]) -> None:

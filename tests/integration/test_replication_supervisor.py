@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import attrs
+import msgspec
 import pytest
 import trio
 from support.ports import free_port
@@ -61,7 +62,7 @@ async def supervised(supervisor, *, confirmed=True):
 
 
 def supervisor_of(fleet, patience=QUICK, **changes):
-    options = attrs.evolve(fleet.options, **changes)
+    options = msgspec.structs.replace(fleet.options, **changes)
     return Supervisor(options, fleet.directory, patience=patience, fraction=lambda: 0.1)
 
 
@@ -257,7 +258,7 @@ async def test_a_target_that_is_away_from_the_start_is_no_hanging_replicator(fle
     away = ObjectStoreOptions(
         bucket="b", endpoint_url=f"http://127.0.0.1:{free_port()}", force_path_style=True
     )
-    fleet.options = attrs.evolve(
+    fleet.options = msgspec.structs.replace(
         fleet.options,
         replica_target_type=ReplicaTargetType.OBJECT_STORE,
         object_store=away,

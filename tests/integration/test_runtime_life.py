@@ -33,7 +33,7 @@ from sdk_trio.runtime import BindError, Runtime
 from sdk_trio.runtime.admin import AdminServer
 from sdk_trio.server.serve import Server
 from sdk_trio.testing import AppUnderTest
-from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
+from sdk_trio.webhooks import HandlerRegistry
 from sdk_trio.webhooks.janitor import Janitor
 from sdk_trio.webhooks.queue import WorkerPool
 
@@ -398,7 +398,6 @@ async def test_a_part_that_crashes_ends_the_run_with_its_own_exception(store, fa
     [
         (WorkerPool, "the queue"),
         (Janitor, "the janitor"),
-        (WebhookReceiver, "the receiver"),
         (Server, "the server"),
         (AdminServer, "the admin address"),
     ],
@@ -414,6 +413,31 @@ async def test_a_part_that_returns_without_being_asked_to_ends_the_run_with_its_
             await nursery.start(runtime.run)
             fault.now.set()
     assert not runtime.ready
+
+
+async def test_all_parts_are_siblings_in_one_nursery(sqlite):
+    tenants = {"MultiTenant__Enabled": True, "MultiTenant__Notifications__Enabled": True}
+    tenants["MultiTenant__Notifications__EnabledChannels__Email"] = True
+    tenants["MultiTenant__Notifications__Email__FromAddress"] = "noreply@example.com"
+    admin = {"Admin__Enabled": True}
+    runtime = Runtime(settings(**sqlite, **admin, **tenants), registry(works, enqueue=True))
+    parts = {}
+
+    def look(task):
+        for nursery in task.child_nurseries:
+            for child in nursery.child_tasks:
+                if child.coro.__name__ == "keep":
+                    parts[child.coro.cr_frame.f_locals["name"]] = nursery
+                look(child)
+
+    async with running(runtime):
+        look(trio.lowlevel.current_root_task())
+    named = {
+        *("the admin address", "the server", "the queue", "the janitor"),
+        *("the sending of notifications", "the watch over the tenants"),
+    }
+    assert named <= parts.keys()
+    assert len({id(parts[name]) for name in named}) == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no replicator")

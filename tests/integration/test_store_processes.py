@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import apsw
-import attrs
+import msgspec
 import pytest
 import trio
 from support.daemon import Place
@@ -436,7 +436,9 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
 
 def settings(backend: StorageBackend, path: Path) -> Settings:
     settings = Settings.from_mapping({"AccessToken": "none"}, receiver=False)
-    return attrs.evolve(settings, storage=StorageOptions(backend=backend, path=str(path)))
+    return msgspec.structs.replace(
+        settings, storage=StorageOptions(backend=backend, path=str(path))
+    )
 
 
 @pytest.mark.parametrize("backend", [StorageBackend.SQLITE, StorageBackend.MEMORY])

@@ -15,7 +15,7 @@ from sdk_trio.cli.run import serve
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.runtime import Runtime, systemd
 from sdk_trio.runtime.systemd import ServiceEnvironment, SystemdNotifier
-from sdk_trio.tenants.upgrade import HostUpgrade
+from sdk_trio.tenants.upgrade import HostUpgrade, Quiescence
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a service manager's socket")
 
@@ -105,7 +105,11 @@ def test_a_long_upgrade_at_the_start_asks_for_time_until_it_is_ready(
 
     step = CountingStep(before=lambda _: takes_time())
     settings = host_settings(tmp_path)
-    runtime = Runtime(settings, standalone=True, host_upgrade=HostUpgrade(steps=(step,)))
+    quiet = Quiescence()
+    quiet.signal("test")
+    runtime = Runtime(
+        settings, standalone=True, host_upgrade=HostUpgrade(steps=(step,)), quiescence=quiet
+    )
 
     @contextlib.contextmanager
     def announce(started):

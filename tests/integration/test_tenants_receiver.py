@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 import trio
 from support.waiting import until
@@ -105,7 +106,7 @@ async def app_with_two_tenants(
 async def test_the_first_start_gives_what_came_before_to_the_default_tenant(
     tmp_path: Path,
 ) -> None:
-    alone = attrs.evolve(settings_in(tmp_path), multi_tenant=MultiTenantOptions())
+    alone = msgspec.structs.replace(settings_in(tmp_path), multi_tenant=MultiTenantOptions())
     async with running_app(None, alone) as app:
         before = await app.deliver("order.paid", {"customer": {"organization_id": "org_a"}})
         assert before.state is DeliveryState.PARKED
@@ -122,10 +123,9 @@ async def test_the_first_start_gives_what_came_before_to_the_default_tenant(
 
 async def test_a_start_is_refused_while_the_upgrade_cannot_be_done(tmp_path: Path) -> None:
     strategy = {"MultiTenant__SingleTenantUpgrade__DefaultTenantStrategy": "FirstUserOrganization"}
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(NotSupportedError):
         async with running_app(None, settings_in(tmp_path, **strategy)):
             raise AssertionError("started")
-    assert caught.group_contains(NotSupportedError)
 
 
 @pytest.fixture(params=["Sqlite", "Memory"])
@@ -263,8 +263,9 @@ async def test_a_variable_counts_from_the_next_reload_on(
 
 
 async def test_no_secret_of_the_host_is_needed_where_tenants_bring_theirs(tmp_path: Path) -> None:
-    settings = attrs.evolve(
-        settings_in(tmp_path), webhooks=attrs.evolve(settings_in(tmp_path).webhooks, secret=None)
+    settings = msgspec.structs.replace(
+        settings_in(tmp_path),
+        webhooks=msgspec.structs.replace(settings_in(tmp_path).webhooks, secret=None),
     )
     file = tmp_path / "key"
     file.write_text(fresh_secret())

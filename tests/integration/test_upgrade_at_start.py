@@ -14,12 +14,16 @@ from support.waiting import until
 
 from sdk_trio.errors import NotSupportedError, StoreLockedError, UpgradeTimedOutError
 from sdk_trio.records.upgrades import UpgradeState
-from sdk_trio.tenants.upgrade import HostUpgrade
+from sdk_trio.tenants.upgrade import HostUpgrade, Quiescence
 from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
 
 
 def receiver(settings, *steps):
-    return WebhookReceiver(settings, HandlerRegistry(), host_upgrade=HostUpgrade(steps=steps))
+    quiet = Quiescence()
+    quiet.signal("test")
+    return WebhookReceiver(
+        settings, HandlerRegistry(), host_upgrade=HostUpgrade(steps=steps), quiescence=quiet
+    )
 
 
 async def state_of(settings):

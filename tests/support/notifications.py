@@ -5,6 +5,7 @@ import time
 from contextlib import asynccontextmanager
 
 import attrs
+import msgspec
 import trio
 
 from sdk_trio.config.options.notifications import (
@@ -75,7 +76,7 @@ def options(base, *, webhook_url=None, timeout_seconds=60, **changes):
             url=webhook_url or f"{base}/in", timeout_seconds=timeout_seconds
         ),
     )
-    return attrs.evolve(known, **changes)
+    return msgspec.structs.replace(known, **changes)
 
 
 async def send(channel, chosen, *, variables=VARIABLES, poster=None, what=None):

@@ -9,6 +9,7 @@ from typing import Any
 
 import apsw
 import attrs
+import msgspec
 import trio
 
 from sdk_trio.config import Settings
@@ -33,9 +34,10 @@ def host_settings(data: Path, *, seconds: float | None = None, **keys: Any) -> S
     if seconds is None:
         return settings
     options = settings.multi_tenant.single_tenant_upgrade
-    options = attrs.evolve(options, max_run_duration=timedelta(seconds=seconds))
-    return attrs.evolve(
-        settings, multi_tenant=attrs.evolve(settings.multi_tenant, single_tenant_upgrade=options)
+    options = msgspec.structs.replace(options, max_run_duration=timedelta(seconds=seconds))
+    return msgspec.structs.replace(
+        settings,
+        multi_tenant=msgspec.structs.replace(settings.multi_tenant, single_tenant_upgrade=options),
     )
 
 

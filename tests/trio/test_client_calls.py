@@ -4,8 +4,8 @@ import itertools
 import json
 import logging
 
-import attrs
 import httpx
+import msgspec
 import pytest
 import trio
 
@@ -30,7 +30,9 @@ SETTINGS = Settings(
 
 
 def upstream_options(**options):
-    return attrs.evolve(SETTINGS, upstream=attrs.evolve(SETTINGS.upstream, **options))
+    return msgspec.structs.replace(
+        SETTINGS, upstream=msgspec.structs.replace(SETTINGS.upstream, **options)
+    )
 
 
 class Upstream(httpx.AsyncBaseTransport):

@@ -1,7 +1,7 @@
 """New settings for a client that makes calls: its rate, token, timeouts and retries."""
 
-import attrs
 import httpx
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -14,9 +14,9 @@ SETTINGS = Settings(access_token=Secret("not-a-real-token"))
 
 
 def limited(per_minute, **changes):
-    return attrs.evolve(
+    return msgspec.structs.replace(
         SETTINGS,
-        upstream=attrs.evolve(SETTINGS.upstream, requests_per_minute=per_minute),
+        upstream=msgspec.structs.replace(SETTINGS.upstream, requests_per_minute=per_minute),
         **changes,
     )
 
@@ -126,7 +126,7 @@ async def test_calls_from_then_on_carry_the_new_token_timeouts_and_retries(autoj
         max_retries=0,
         timeout_ms=2000,
         total_timeout_ms=5000,
-        resilience=attrs.evolve(SETTINGS.resilience, hedge_after_ms=50),
+        resilience=msgspec.structs.replace(SETTINGS.resilience, hedge_after_ms=50),
     )
     async with Client(SETTINGS, upstream) as client:
         with pytest.raises(Exception, match="503") as before:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 import trio
 import trio.lowlevel
@@ -24,7 +25,7 @@ from sdk_trio.records.tenants import (
 from sdk_trio.tenants.credentials import MAX_FILE_BYTES, CredentialReader
 from sdk_trio.tenants.tenancy import ClientPool
 
-SETTINGS = attrs.evolve(settings_of(), access_token=Secret("host-token"))
+SETTINGS = msgspec.structs.replace(settings_of(), access_token=Secret("host-token"))
 
 
 @attrs.define(eq=False)
@@ -279,7 +280,7 @@ async def test_a_reload_changes_open_clients_in_their_place(monkeypatch: Any) ->
     )
     a, b = kit.tenant("a", "token-a"), kit.tenant("b")
     async with kit.pool() as pool, pool.lease(a) as one, pool.lease(b) as two:
-        pool.prepare_reload(attrs.evolve(SETTINGS, max_retries=7))()
+        pool.prepare_reload(msgspec.structs.replace(SETTINGS, max_retries=7))()
         assert (one.retries, two.retries) == (7, 7)
         async with pool.lease(a) as again, pool.lease(b) as shared:
             assert (again, shared) == (one, two)
@@ -300,11 +301,11 @@ async def test_after_a_reload_a_client_that_cannot_change_gives_way_to_a_new_one
         await nursery.start(pool.run)
         async with pool.lease(tenant) as before:
             # Nothing that clients go by: the same one serves.
-            webhooks = attrs.evolve(SETTINGS.webhooks, tolerance_seconds=60)
-            pool.prepare_reload(attrs.evolve(SETTINGS, webhooks=webhooks))()
+            webhooks = msgspec.structs.replace(SETTINGS.webhooks, tolerance_seconds=60)
+            pool.prepare_reload(msgspec.structs.replace(SETTINGS, webhooks=webhooks))()
             async with pool.lease(tenant) as same:
                 assert same is before
-            pool.prepare_reload(attrs.evolve(SETTINGS, max_retries=7))()
+            pool.prepare_reload(msgspec.structs.replace(SETTINGS, max_retries=7))()
             async with pool.lease(tenant) as after:
                 assert after is not before
                 assert len(kit.open) == 2, "what is in use is not closed"

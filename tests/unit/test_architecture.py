@@ -83,7 +83,7 @@ IMPORTS = tuple(imports(FILES))
 DOORS = {
     "sdk_trio.__main__": "the command line, after the help has been printed",
     "sdk_trio.cli.doctor.store": "PostgreSQL, an extra",
-    "sdk_trio.cli.settings": "PostgreSQL, an extra",
+    "sdk_trio.cli.settings": "the store and tenants, for config check",
     "sdk_trio.cli.storage": "PostgreSQL, an extra",
     "sdk_trio.admin.app": "the feed, for the first listener",
     "sdk_trio.admin.console": "messages, where there are any",
@@ -97,6 +97,7 @@ DOORS = {
     "sdk_trio.client.pipeline": "tracing, an extra",
     "sdk_trio.net.http3_origins": "HTTP/3, an extra",
     "sdk_trio.runtime.console": "views, when somebody asks for them",
+    "sdk_trio.runtime.preflight": "tenants, ssl",
     "sdk_trio.runtime.runtime": "client, admin address, replication, data directory",
     "sdk_trio.runtime.wiring": "client, admin address, notifications, simulator",
     "sdk_trio.server.serve": "hypercorn",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import attrs
+import msgspec
 
 from sdk_trio.config.options.notifications import (
     EnabledChannelsOptions,
@@ -58,7 +58,7 @@ def test_the_ids_of_its_messages_can_be_typed() -> None:
 def test_the_enabled_channels_are_those_that_are_switched_on() -> None:
     none = EnabledChannelsOptions(**dict.fromkeys(CHANNELS, False))
     for name in CHANNELS:
-        one = attrs.evolve(none, **{name: True})
+        one = msgspec.structs.replace(none, **{name: True})
         assert enabled_channels(NotificationsOptions(enabled_channels=one)) == (name,)
 
 

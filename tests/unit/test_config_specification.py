@@ -12,6 +12,9 @@ import pytest
 
 from sdk_trio.config import Settings
 from sdk_trio.config.table import Setting, fold, full_key, sections, table
+from sdk_trio.events import DEFAULT_CATALOG
+from sdk_trio.webhooks.signed_request import SignedDelivery
+from sdk_trio.webhooks.simulator import PREFIX
 
 #: The specification is no part of the repository: a clone without it cannot be compared with it.
 pytestmark = pytest.mark.may_skip
@@ -117,6 +120,59 @@ def test_every_range_is_the_specified_one() -> None:
             ranges += 1
             assert setting(row.key).bounds == (int(found[1]), int(found[2])), row.key
     assert ranges == 8
+
+
+def test_a_key_without_a_range_has_no_upper_limit() -> None:
+    for row in specified():
+        known = setting(row.key)
+        if known.kind is int and not re.search(r"[Rr]ange", " ".join(row.columns.values())):
+            # A port has the limit that ports have.
+            limit = 65535 if row.key.endswith(":Port") else None
+            assert known.about.maximum == limit, row.key
+
+
+def lines_of(chapter: str) -> str:
+    specified()  # skips without the specification
+    text = SPECIFICATION.read_text("utf-8")
+    start = text.index(f"## {chapter}")
+    return text[start : text.find("\n## ", start)]
+
+
+def test_the_limits_of_chapter_8_are_those_of_the_settings() -> None:
+    limits = lines_of("8. Limits")
+    ranges = dict(re.findall(r"(\w+) (\d+-\d+)", limits))
+    ranges |= dict(re.findall(r"^\| (\w+) \| (\d+-\d+), default", limits, re.MULTILINE))
+    by_name = {s.path[-1]: s for s in table() if full_key(s.path) in {r.key for r in specified()}}
+    assert len(ranges) == 7
+    for name, written in ranges.items():
+        assert by_name[name].bounds == tuple(map(int, written.split("-"))), name
+    settings = Settings()
+    resilience = settings.resilience
+    assert "5 failures / 30 s window / 15 s open" in limits
+    assert resilience.circuit_breaker_failure_threshold == 5
+    assert resilience.circuit_breaker_sampling_seconds == 30
+    assert resilience.circuit_breaker_break_seconds == 15
+    assert "| Queue drain timeout | 30 s default |" in limits
+    assert settings.webhooks.graceful_drain_timeout_seconds == 30
+
+
+def test_the_named_event_types_have_their_classes() -> None:
+    events = lines_of("6. Events")
+    named = re.findall(r"`([a-z_]+\.[a-z_]+)` \(`(\w+)`\)", events)
+    assert len(named) == 4
+    known = {row.wire_type: row.event_class.__name__ for row in DEFAULT_CATALOG.known}
+    assert len(known) == 28
+    assert "There are 28 known event types" in events
+    for wire_type, name in named:
+        assert known[wire_type] == name
+
+
+def test_the_names_on_the_wire_are_the_specified_ones() -> None:
+    endpoints = lines_of("4. Endpoints")
+    assert f"POST `{PREFIX}{{eventType}}`" in endpoints
+    signed = SignedDelivery("msg_1", 1, "v1,AAAA", b"{}")
+    assert all(f"`{name}`" in endpoints for name in signed.headers.keys() - {"content-type"})
+    assert f"named `{Settings().upstream.version_header}`" in lines_of("9. Versioning")
 
 
 def test_every_required_sub_option_is_required() -> None:

@@ -4,6 +4,7 @@ import re
 import unicodedata
 
 import attrs
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -108,7 +109,9 @@ def test_a_missing_reason_reads_well(reason):
 
 @pytest.mark.parametrize("field", ["email_subject", "email_body", "sms_body"])
 def test_any_single_field_can_be_overridden(field):
-    message = render(attrs.evolve(SUSPENDED, **{field: "ours: {TenantIdentifier}"}), record())
+    message = render(
+        msgspec.structs.replace(SUSPENDED, **{field: "ours: {TenantIdentifier}"}), record()
+    )
     default = render(SUSPENDED, record())
     changed = [
         name

@@ -1,6 +1,6 @@
 """Which changes of settings come into force in a running program, and which wait."""
 
-import attrs
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,7 +61,9 @@ def test_a_key_of_a_section_covers_what_lies_below_it_and_nothing_beside_it():
 )
 def test_tls_is_on_or_off_from_the_start_and_its_files_may_change(before, after, applied):
     running, wanted = (
-        attrs.evolve(RUNNING, server=attrs.evolve(RUNNING.server, cert_file=path, key_file=path))
+        msgspec.structs.replace(
+            RUNNING, server=msgspec.structs.replace(RUNNING.server, cert_file=path, key_file=path)
+        )
         for path in (before, after)
     )
     keys = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
@@ -103,8 +105,8 @@ def test_what_is_valid_only_after_a_restart_is_refused_until_then():
     """Without a secret of the host's own only with tenants, and those come with a restart."""
     reloader = SettingsReload(RUNNING, standalone=True)
     reloader.subscribe(Part().prepare, LIVE_KEYS)
-    no_secret = attrs.evolve(RUNNING.webhooks, secret=None)
-    tenants = attrs.evolve(RUNNING.multi_tenant, enabled=True)
+    no_secret = msgspec.structs.replace(RUNNING.webhooks, secret=None)
+    tenants = msgspec.structs.replace(RUNNING.multi_tenant, enabled=True)
     with pytest.raises(OptionsValidationError, match="Sdk:Webhooks:Secret"):
-        reloader.reload(attrs.evolve(RUNNING, webhooks=no_secret, multi_tenant=tenants))
+        reloader.reload(msgspec.structs.replace(RUNNING, webhooks=no_secret, multi_tenant=tenants))
     assert reloader.settings is RUNNING

@@ -3,6 +3,7 @@
 import json
 
 import attrs
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,8 +70,8 @@ def test_another_file_in_ones_place_needs_a_restart():
 
 
 def test_another_setting_or_target_needs_a_restart():
-    other = attrs.evolve(OPTIONS, local_disk=LocalDiskOptions(path="/elsewhere"))
-    slower = attrs.evolve(OPTIONS, sync_interval_seconds=9)
+    other = msgspec.structs.replace(OPTIONS, local_disk=LocalDiskOptions(path="/elsewhere"))
+    slower = msgspec.structs.replace(OPTIONS, sync_interval_seconds=9)
     for changed in (other, slower):
         assert change(plan(FILES[:1]), plan(FILES, changed), changed) is None
     # What is registered is synced each second, whatever the configuration says.

@@ -48,6 +48,23 @@ def test_the_lag_is_what_is_older_than_the_sync_interval(last, state, lag):
     assert health.databases[0].lag_seconds == (None if lag is None else pytest.approx(lag))
 
 
+def test_a_count_of_syncs_that_stands_still_is_lag_whatever_the_socket_reports():
+    history = SyncHistory()
+
+    def judged_at(now, syncs):
+        metrics = {PATHS[0]: DatabaseMetrics(txid=1, syncs=syncs)}
+        return judge(PATHS[:1], [reported(PATHS[0], now)], history, RULES, now=now, metrics=metrics)
+
+    assert judged_at(1000.0, 5).state is HealthState.HEALTHY
+    assert judged_at(1031.0, 5).state is HealthState.HEALTHY
+    behind = judged_at(1032.0, 5)
+    assert (behind.state, behind.lag_seconds) == (HealthState.DEGRADED, pytest.approx(31.0))
+    # It grows while the database is idle, too, so one more sync is enough.
+    assert judged_at(1033.0, 6).state is HealthState.HEALTHY
+    # A restarted replicator counts from the beginning.
+    assert judged_at(1070.0, 0).state is HealthState.HEALTHY
+
+
 @pytest.mark.parametrize(
     ("listed", "reachable"),
     [(None, False), ([], True), ([reported(PATHS[0], 1000.0, "stopped")], True)],

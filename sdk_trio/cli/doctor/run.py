@@ -123,7 +123,7 @@ class _Handled:
         registry = import_registry(self.reference)
         self.types = tuple(registry)
         check_handlers(
-            registry.missing_types,
+            tuple(each.type for each in registry.missing()),
             len(registry.catalog.known),
             len(registry),
             required=settings.webhooks.fail_on_missing_handlers,

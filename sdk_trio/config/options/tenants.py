@@ -144,7 +144,8 @@ class ReplicationOptions(Section, frozen=True, kw_only=True):
     ] = "/var/run/replicator.pid"
     # Tenants often come in bursts, and a change may restart the replicator for all of them.
     auto_regenerate_debounce_window: Annotated[
-        timedelta, about("Collapses bursts of events into one regeneration.")
+        timedelta,
+        about("Collapses bursts of events into one regeneration; 00:00:00: one for each event."),
     ] = timedelta(seconds=2)
     # Less work than a process of its own, which goes on replicating while the daemon is restarted.
     supervise: Annotated[
@@ -255,7 +256,8 @@ class TenantStatusOptions(Section, frozen=True, kw_only=True):
     deleted_tenant_retention_days: Annotated[
         int,
         about(
-            "Retention of soft-deleted tenants before their data may be removed.",
+            "Retention of soft-deleted tenants before their data may be removed; 0: the next "
+            "purge may remove it, and a deleted tenant cannot be reactivated.",
             minimum=0,
             unit="days",
         ),

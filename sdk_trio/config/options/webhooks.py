@@ -5,10 +5,6 @@ from typing import Annotated
 from ..fields import Form, KeyDerivation, Section, about
 from ..secret import Secret
 
-#: For so long a captured delivery can be sent again, in seconds. Senders sign each attempt anew, so
-#: five minutes, the default, are enough for clocks that differ.
-MOST_TOLERANCE = 3600
-
 
 class QueueOptions(Section, frozen=True, kw_only=True):
     """The background queue."""
@@ -120,14 +116,12 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
     require_https: Annotated[
         bool, about("Requests that are not HTTPS are rejected with 400, not redirected.")
     ] = True
-    # A captured delivery stays valid for so long, and the memory of ids is what stops it: they have
-    # to be remembered for longer.
     tolerance_seconds: Annotated[
         int,
         about(
-            "Maximum age of the webhook timestamp, in either direction; below DedupRetentionHours.",
+            "Maximum age of the webhook timestamp, in either direction; more than 3600, or than "
+            "DedupRetentionHours, is a warning.",
             minimum=1,
-            maximum=MOST_TOLERANCE,
             unit="seconds",
             live=True,
         ),
@@ -135,8 +129,7 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
     fail_on_missing_handlers: Annotated[
         bool,
         about(
-            "Startup fails if any known event type has no handler; otherwise one line "
-            "says how many."
+            "Startup fails if any known event type has no handler; otherwise each one is a warning."
         ),
     ] = False
     # Senders do both: some sign with the decoded key, some with the text, and Auto accepts either.
@@ -230,6 +223,6 @@ class SimulatorOptions(Section, frozen=True, kw_only=True):
             "Variable with the secret that the simulator signs with, and that the receiver "
             "accepts beside its own in Development. No other installation may verify with it.",
             form=Form.ENV_VAR,
-            default_note="the one that dev generates",
+            default_note="one that dev or this process generates",
         ),
     ] = None

@@ -1,0 +1,81 @@
+"""Checks for what makes a start impossible, made before anything listens.
+
+``Runtime.run`` makes these checks first, and ``config check`` makes the same ones. They change
+nothing and connect to no one. Settings alone are checked in ``config/``, files that they name in
+``config/load.py``.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ..config import Settings, StorageBackend
+from ..errors import OptionsValidationError, Problem, SdkError
+from ..storage.data_directory import require_usable
+from ..storage.open import postgres_address
+
+if TYPE_CHECKING:
+    from ..tenants.upgrade import HostUpgrade
+
+STORAGE_PATH = "Sdk:Storage:Path"
+FILE_DB_DIRECTORY = "Sdk:MultiTenant:FileDb:Directory"
+STRATEGY = "Sdk:MultiTenant:SingleTenantUpgrade:DefaultTenantStrategy"
+
+
+def require_startable(settings: Settings) -> None:
+    """Raise the error with which a start would end.
+
+    It reads files, so it belongs in a thread.
+
+    Raises:
+        OptionsValidationError: a certificate, its key, or the connection string cannot be used.
+        StoreUnavailableError: the data directory cannot be created or written.
+        ExposedDirectoryError: other users can write a directory, or read what it holds.
+    """
+    for check in _checks(settings).values():
+        check()
+
+
+def start_problems(settings: Settings, host: "HostUpgrade | None") -> list[Problem]:
+    """Return all that a start would be refused for.
+
+    Args:
+        settings: validated settings.
+        host: the host's part of the upgrade from a single tenant.
+    """
+    checks = dict(_checks(settings))
+    if settings.multi_tenant.enabled:
+        from ..tenants.upgrade import require_choice  # loads all of the tenants' modules
+
+        options = settings.multi_tenant.single_tenant_upgrade
+        checks[STRATEGY] = lambda: require_choice(options, host)
+    problems: list[Problem] = []
+    for key, check in checks.items():
+        try:
+            check()
+        except OptionsValidationError as error:
+            problems += error.problems
+        except SdkError as error:
+            message = str(error).removeprefix(f"{key}: ").removeprefix(f"{key} ")
+            problems.append(Problem(key, message))
+    return problems
+
+
+def _checks(settings: Settings) -> Mapping[str, Callable[[], object]]:
+    checks: dict[str, Callable[[], object]] = {}
+    cert_file, key_file = settings.server.cert_file, settings.server.key_file
+    if cert_file is not None:
+        checks["Sdk:Server:CertFile"] = lambda: _load_certificate(cert_file, key_file)
+    if settings.storage.backend is StorageBackend.POSTGRES:
+        checks["Sdk:Storage:PostgresDsnEnvVar"] = lambda: postgres_address(settings).place
+    if settings.storage.backend is not StorageBackend.MEMORY:
+        checks[STORAGE_PATH] = lambda: require_usable(settings.storage.path)
+    databases = settings.multi_tenant.file_db.directory
+    if settings.multi_tenant.enabled and databases is not None:
+        checks[FILE_DB_DIRECTORY] = lambda: require_usable(databases)
+    return checks
+
+
+def _load_certificate(cert_file: str, key_file: str | None) -> None:
+    from ..server.tls import load_certificate  # loads ssl
+
+    load_certificate(cert_file, key_file)
