@@ -64,7 +64,7 @@ class ReconcileReport:
 
 @attrs.frozen
 class Survey:
-    """What the inbox lacks, the oldest first, and the ids of disabled endpoints that lead here.
+    """The events that the inbox lacks, the oldest first, and the ids of disabled endpoints.
 
     The upstream lists nothing that it skipped while an endpoint was disabled.
     """

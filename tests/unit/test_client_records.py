@@ -148,7 +148,7 @@ def test_every_model_that_is_named_is_known() -> None:
     for fields in model_fields.MODELS.values():
         for field in fields.split():
             held = field.partition(":")[2]
-            for name in held.split("|") if held else ():
+            for name in held.split("|") if held not in ("", "datetime") else ():
                 assert name in model_fields.MODELS | model_fields.UNIONS
     for names in [*model_fields.UNIONS.values(), *model_fields.RESULTS.values()]:
         assert set(names.split("|")) <= model_fields.MODELS.keys() | model_fields.UNIONS.keys()
