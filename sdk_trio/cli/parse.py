@@ -256,6 +256,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "events replay": (
         "events replay msg_2f0c",
         "events replay --state dead --since 1d --dry-run",
+        "events replay --state dead --error 'ValueError: no such product'",
         "events replay --state dead --route shop",
     ),
     "events trigger": (

@@ -35,10 +35,10 @@ _SHOWN_CHARACTERS = 64
 class Record:
     """One JSON object: ``record.status`` and ``record["status"]`` are the same.
 
-    Nested objects are records, lists of objects are lists of records. A time of the upstream's model
-    is an aware ``datetime``, as in events; a text that is none stays a text. The only name of our own is
-    ``raw``, the JSON object itself as a dict, so that fields named ``items`` or ``get`` are read
-    as the upstream means them; a field named ``raw`` is ``record["raw"]``.
+    Nested objects are records, lists of objects are lists of records. A time of the upstream's
+    model is an aware ``datetime``, as in events; a text that is no time stays a text. The only name
+    of our own is ``raw``, the JSON object itself as a dict, so that fields named ``items`` or
+    ``get`` are read as the upstream means them; a field named ``raw`` is ``record["raw"]``.
 
     A field of the upstream's model that this answer lacks reads as None, just as a null does;
     ``"seats" in order`` tells the two apart, and ``order["seats"]`` is a ``KeyError`` then. A name

@@ -17,7 +17,7 @@ from support.upstreams import Authority, Upstream
 from support.upstreams import serving as serving_upstream
 
 from sdk_trio.cli.doctor import run as doctor_command
-from sdk_trio.cli.doctor.store import PROBE_ID
+from sdk_trio.cli.doctor.network import PROBE_ID
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.runtime.presence import SETTINGS_SECRET, Presence, announced
 from sdk_trio.webhooks.signed_request import own_url
@@ -48,7 +48,7 @@ async def test_the_probe_goes_through_the_whole_pipeline_once(doctor):
             found = await doctor.beside("--standalone")
             found.one("receiver", "ok", "through the whole pipeline")
         (record,) = await app.store.find(limit=10)
-    assert (record.webhook_id, record.state) == (PROBE_ID, DeliveryState.PARKED)
+    assert (record.webhook_id, record.state) == (PROBE_ID, DeliveryState.DONE)
     assert found.status == 0
 
 

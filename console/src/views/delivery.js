@@ -132,7 +132,7 @@ function TimeLine({ event }) {
     ${event.state === "running" && html`<li><${When} at=${event.started_at} /> <b>running</b></li>`}
     ${event.state === "done" && html`<li class="good"><${When} at=${event.finished_at} /> <b>done</b>${event.started_at && event.finished_at ? ` after ${span(event.finished_at - event.started_at)}` : ""}</li>`}
     ${event.state === "dead" && html`<li class="bad"><${When} at=${event.finished_at} /> <b>dead letter</b>: no run follows by itself</li>`}
-    ${event.state === "parked" && html`<li class="warn"><b>parked</b>: no handler takes this type</li>`}
+    ${event.state === "parked" && html`<li class="warn"><b>parked</b>: ${visible(event.last_error) ?? "the reason is not kept"}</li>`}
     ${event.next_attempt_at && event.state === "retrying" && html`<li class="warn"><${When} at=${event.next_attempt_at} /> <b>next run</b></li>`}
   </ol>`;
 }

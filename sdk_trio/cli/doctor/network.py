@@ -20,6 +20,7 @@ from ...net.transport import Proxy, ignored_variable, proxy_of, tls_context
 from ...reconcile.plan import has_path
 from ...runtime.presence import Presence
 from ...webhooks.forward import dial_of
+from ...webhooks.registry import PROBE_TYPE
 from ...webhooks.screen import TrustedProxies
 from ...webhooks.signed_request import DeliveryFailedError, post, sign_body
 from ..receiver import reach
@@ -28,11 +29,14 @@ from ..sign import NoSecretError
 from ..trigger import secret_of
 from . import Report
 from .settings import ALLOWED_SOURCES, TRUSTED_PROXIES, check_endpoints
-from .store import PROBE_ID
 
-#: The body of the probe, with a type that no upstream sends. Its bytes are the same each time, so
-#: that the inbox holds one such event at most.
-PROBE_BODY = b'{"type":"sdk_trio.doctor","data":{"id":"doctor"}}'
+#: The body of the probe. Its bytes are the same each time, so that the inbox holds one such event
+#: at most.
+PROBE_BODY = b'{"type":"%s","data":{"id":"doctor"}}' % PROBE_TYPE.encode()
+
+#: The event that ``doctor`` delivers to the running receiver, always the same.
+# A known id is answered 200 without a handler, so that probing again does nothing.
+PROBE_ID = "msg_sdk_trio_doctor"
 
 #: The longest time of each attempt to reach the upstream, in seconds.
 STEP_SECONDS = 5.0
