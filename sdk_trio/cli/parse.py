@@ -78,6 +78,12 @@ COMMANDS = (
         "upstream:reconcile",
         "reconcile_arguments",
     ),
+    Command(
+        "events rejected",
+        "list requests that a running receiver refused",
+        "rejected:list_rejected",
+        "rejected_arguments",
+    ),
     Command("events tail", "print changes as they happen", "events:tail", "tail_arguments"),
     Command(
         "listen",
@@ -266,6 +272,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "events resend": ("events resend msg_2f0c --to http://localhost:3000/webhooks",),
     "events reconcile": ("events reconcile --since 2h --dry-run",),
+    "events rejected": ("events rejected --cause no_match",),
     "events tail": (
         "events tail --type 'order.*' --body",
         "events tail --from wss://hooks.example --state dead",

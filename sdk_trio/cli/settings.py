@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -178,6 +179,9 @@ def check(arguments: Namespace) -> int:
     problems = [*loaded.problems, *loaded.unmet, *database]
     # An unset variable is a warning where nothing is started.
     warnings = [w for w in loaded.warnings if w.key not in {told.key for told in database}]
+    unusable, ending = _certificate_faults(loaded)
+    problems += unusable
+    warnings += ending
     rows: list[dict[str, Any]] = [
         {"level": level, **attrs.asdict(problem)}
         for level, found in (("error", problems), ("warning", warnings))
@@ -206,6 +210,25 @@ def _unusable_database(loaded: Loaded) -> Sequence[Problem]:
     except OptionsValidationError as error:
         return error.problems
     return ()
+
+
+def _certificate_faults(loaded: Loaded) -> tuple[Sequence[Problem], Sequence[Problem]]:
+    """Return why the receiver's certificate cannot be used, and that it has expired or soon will.
+
+    The latter is a warning, as ``run`` starts all the same: a check before a restart must not keep
+    the receiver from working off what it has accepted.
+    """
+    server = None if loaded.settings is None else loaded.settings.server
+    if server is None or server.cert_file is None or server.key_file is None:
+        return (), ()
+    from ..server.tls import load_certificate, validity, validity_fault
+
+    try:
+        dates = validity(load_certificate(server.cert_file, server.key_file), server.cert_file)
+    except OptionsValidationError as error:
+        return error.problems, ()
+    fault = validity_fault(dates, time.time())
+    return (), () if fault is None else (Problem("Sdk:Server:CertFile", fault),)
 
 
 def show_arguments(parser: ArgumentParser) -> None:

@@ -190,6 +190,7 @@ def test_a_certificate_and_a_key_that_do_not_fit(doctor, tmp_path):
     doctor.set("Server__CertFile", tmp_path / "cert.pem")
     doctor.set("Server__KeyFile", tmp_path / "key.pem")
     doctor.alone().one("permissions", "problem", "cannot be used together")
+    assert doctor.command_line("config", "check", "--standalone").status == 78
     one.private_key_pem.write_to_path(tmp_path / "key.pem")
     assert doctor.alone().of("permissions", "problem") == []
 
@@ -222,6 +223,10 @@ def test_until_when_the_certificate_is_valid(doctor, tmp_path, begins, ends, lev
     doctor.set("Server__KeyFile", tmp_path / "key.pem")
     found = doctor.alone().one("permissions", level, what)
     assert str(tmp_path / "cert.pem") in found["where"]
+    # A warning at worst: `run` starts all the same, and a unit may check before each restart.
+    checked = doctor.command_line("config", "check", "--standalone", "--format", "json")
+    keys = [row["key"] for row in checked.document]
+    assert (checked.status, "Sdk:Server:CertFile" in keys) == (0, level in ("warning", "problem"))
 
 
 def test_a_data_directory_that_is_no_directory(doctor):

@@ -348,7 +348,9 @@ def test_replay_of_one_error_leaves_the_others_alone(command_line):
         )
         async with open_inbox(settings, owner="seed") as inbox:
             for webhook_id, error in errors.items():
-                await inbox.accept(NewDelivery(webhook_id, "order.paid", b"{}", 1, ARRIVAL), leased=True)
+                await inbox.accept(
+                    NewDelivery(webhook_id, "order.paid", b"{}", 1, ARRIVAL), leased=True
+                )
                 await inbox.start(webhook_id, now=ARRIVAL)
                 await inbox.finish(webhook_id, Dead(error), now=ARRIVAL + 1)
 
