@@ -197,7 +197,13 @@ export function Dialog({ title, onClose, children }) {
   useEffect(() => {
     const before = document.activeElement;
     element.current.showModal();
-    return () => (before?.isConnected ? before : document.getElementById("main"))?.focus();
+    const dialog = element.current;
+    return () => {
+      // The result of an action may have the focus already.
+      const { activeElement } = document;
+      if (activeElement !== document.body && !dialog.contains(activeElement)) return;
+      (before?.isConnected ? before : document.getElementById("main"))?.focus();
+    };
   }, []);
   return html`<dialog ref=${element} aria-label=${title} onClose=${onClose} onCancel=${(event) => { event.preventDefault(); onClose(); }}
     onClick=${(event) => event.target === element.current && onClose()}>

@@ -294,10 +294,10 @@ async def test_the_focus_stays_with_what_was_pressed_or_said(address):
         ledger.mended = True
         await console.view("dead")
         await press(page, "td button", "Replay")
-        await press(page, "dialog button", "Dry run")
+        await press(page, "dialog[open] button", "Dry run")
         await page.see("2 deliveries would run again")
         assert await page.evaluate(focused) == "Replay 2"
-        await press(page, "dialog button", "Replay 2")
+        await press(page, "dialog[open] button", "Replay 2")
         await page.see("in the queue again")
         await page.until(f"{focused}.includes('in the queue again')")
         ledger.mended = False
@@ -305,7 +305,7 @@ async def test_the_focus_stays_with_what_was_pressed_or_said(address):
         (event,) = await console.program.api("/events?state=dead")
         await console.view(f"deliveries/{event['key']}")
         await press(page, "main button", "Replay")
-        await press(page, "dialog button", "Replay")
+        await press(page, "dialog[open] button", "Replay")
         await page.until(f"{focused}.includes('in the queue again')")
 
 
