@@ -787,9 +787,17 @@ def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
         _check(chosen, [" ".join(command.split()[:depth]) for command in within])
 
 
+#: Words that people try first, for those of the commands.
+_MEANT = {"create": "add", "new": "add", "remove": "delete", "rm": "delete", "ls": "list"}
+
+
 def _check(chosen: str, candidates: Sequence[str]) -> None:
     if chosen in candidates:
         return
+    group, _, word = chosen.rpartition(" ")
+    meant = f"{group} {_MEANT.get(word, '')}".strip()
+    if word in _MEANT and meant in candidates:
+        raise UsageError(f"there is no command '{chosen}': did you mean '{meant}'?")
     # One suggestion: a list of guesses is a guess.
     import difflib  # on the path of a mistake only
 

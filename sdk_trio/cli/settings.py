@@ -32,6 +32,7 @@ if not describing():
         json_schema,
         read_settings,
     )
+    from ..config.bind import UNKNOWN_KEY
     from ..config.check import WEBHOOK_SECRET
     from ..config.options import DEVELOPMENT, environment_meant
     from ..config.show import DEFAULT_ORIGIN
@@ -56,7 +57,7 @@ def read(
         defaults: keys that the command sets; they win over files, a ``--set`` wins over them.
 
     Raises:
-        UsageError: a ``--set`` has no ``=``, or holds a secret.
+        UsageError: a ``--set`` has no ``=``, names no setting, or holds a secret.
     """
     given = assignments(arguments.set)
     paths = {_folded(key) for key in given}
@@ -66,6 +67,10 @@ def read(
     )
     # Known with invalid settings, too: main asks for it when it words the error.
     arguments.development = loaded.is_development
+    for warning in loaded.warnings:
+        # A file may have keys of a later version; what was typed for this command is meant for it.
+        if warning.message.startswith(UNKNOWN_KEY) and str(warning.origin).startswith("argument "):
+            raise UsageError(f"--set {warning.key} {warning.message}")
     return loaded
 
 
