@@ -54,7 +54,18 @@ _DATES = re.compile(r"(^|_)(at|after|before|date|timestamp|start|end)$")
 _IDS = re.compile(r"(?<!tax)(^|_)ids?(_path)?$")
 
 #: Names of the stubs' own that come from elsewhere than the models.
-_FOREIGN = {"Any", "Literal", "UUID", "date", "datetime", "Many", "Mapping", "None", "Unlisted", "Fields"}
+_FOREIGN = {
+    "Any",
+    "Literal",
+    "UUID",
+    "date",
+    "datetime",
+    "Many",
+    "Mapping",
+    "None",
+    "Unlisted",
+    "Fields",
+}
 _BUILTINS = {"str", "int", "float", "bool", "list", "dict", "tuple", "bytes"}
 
 

@@ -159,6 +159,7 @@ SHAPES = (
     Shape("Organization", ("Organization",), "The seller's own account.", "Payload"),
 )
 
+
 def files() -> dict[Path, str]:
     """Return the file and its text."""
     return {FILE: render(read_models())}

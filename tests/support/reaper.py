@@ -18,7 +18,8 @@ from pathlib import Path
 #: The seconds between two checks whether the parent has ended.
 _CHECK_SECONDS = 0.2
 
-_reaper: "subprocess.Popen[bytes] | None" = None
+#: The descriptor by which processes are registered; None: there is no reaper.
+_reaper: int | None = None
 _Popen = subprocess.Popen
 
 
@@ -35,24 +36,28 @@ def begin() -> None:
     global _reaper
     if _reaper is not None or not Path("/proc/self/stat").exists():
         return
-    _reaper = _Popen(
+    started = _Popen(
         [sys.executable, "-IS", __file__, str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches the whole group of a terminal
-        bufsize=0,
     )
+    assert started.stdin is not None
+    # A descriptor alone: an object that ends with the interpreter would warn of its process.
+    _reaper = os.dup(started.stdin.fileno())
+    started.stdin.close()
+    started.returncode = 0
     subprocess.Popen = RegisteredPopen  # type: ignore[misc]
 
 
 def register(pid: int) -> None:
     """Have a process end with this one, together with its descendants then."""
     started = _start_of(pid)
-    if _reaper is None or _reaper.stdin is None or started is None:
+    if _reaper is None or started is None:
         return
     # One write of less than PIPE_BUF bytes: threads do not mix their lines.
-    _reaper.stdin.write(f"{pid} {started}\n".encode())
+    os.write(_reaper, f"{pid} {started}\n".encode())
 
 
 def _stat(pid: int) -> list[str] | None:
