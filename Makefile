@@ -1,5 +1,5 @@
-# Three commands do everything: `make run` starts a receiver to try, `make check` answers within a
-# minute while one works, `make test` checks the project.
+# Three commands do everything: `make run` starts a receiver to try, `make check` answers within two
+# to three minutes on two cores while one works, `make test` checks the project.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -23,6 +23,7 @@ from upstream_models import (
     Field,
     Model,
     Models,
+    is_time,
     names_in,
     read_models,
     read_operations,
@@ -53,7 +54,18 @@ _DATES = re.compile(r"(^|_)(at|after|before|date|timestamp|start|end)$")
 _IDS = re.compile(r"(?<!tax)(^|_)ids?(_path)?$")
 
 #: Names of the stubs' own that come from elsewhere than the models.
-_FOREIGN = {"Any", "Literal", "UUID", "date", "Many", "Mapping", "None", "Unlisted", "Fields"}
+_FOREIGN = {
+    "Any",
+    "Literal",
+    "UUID",
+    "date",
+    "datetime",
+    "Many",
+    "Mapping",
+    "None",
+    "Unlisted",
+    "Fields",
+}
 _BUILTINS = {"str", "int", "float", "bool", "list", "dict", "tuple", "bytes"}
 
 
@@ -110,7 +122,13 @@ class _Sent(ast.NodeTransformer):
 
 
 class _Received(ast.NodeTransformer):
-    """What records hold: lists, records of free names, and texts that may be new."""
+    """What records hold: lists, records of free names, times, and texts that may be new."""
+
+    def __init__(self, *, is_time: bool) -> None:
+        self._is_time = is_time
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name("datetime") if node.id == "str" and self._is_time else node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         kind = ast.unparse(node.value)
@@ -132,7 +150,8 @@ def sent_type(text: str, name: str) -> str:
 
 def received_type(field: Field) -> str:
     """Return the type of a record's field; what may be absent reads as None."""
-    text = ast.unparse(_Received().visit(ast.parse(field.type, mode="eval").body))
+    visitor = _Received(is_time=is_time(field.name))
+    text = ast.unparse(visitor.visit(ast.parse(field.type, mode="eval").body))
     return union([text] if field.is_required else [text, "None"])
 
 
@@ -283,7 +302,7 @@ def operation_stubs(
 
 _MODELS_HEAD = '''\
 from collections.abc import Iterator, Mapping
-from datetime import date
+from datetime import date, datetime
 from typing import (
     Any,
     Generic,
@@ -422,7 +441,7 @@ def model_fields(models: Models, needed: set[str], described: Mapping[str, Descr
         )
     ]
     lines += [
-        "# Each field is name or name:Model|Model, by what it holds.",
+        "# Each field is name, name:datetime or name:Model|Model, by what it holds.",
         "MODELS: dict[str, str] = {",
     ]
     records = {n for n, m in models.models.items() if n in needed and not m.is_input}
@@ -438,6 +457,8 @@ def model_fields(models: Models, needed: set[str], described: Mapping[str, Descr
         fields = []
         for field in models.models[name].fields.values():
             held = sorted(names_in(field.type) & (records | unions.keys()))
+            if is_time(field.name) and "str" in names_in(field.type):
+                held = ["datetime"]
             fields.append(f"{field.name}:{'|'.join(held)}" if held else field.name)
         lines.append(f'    "{name}": "{" ".join(fields)}",')
     lines += ["}", "", "UNIONS: dict[str, str] = {"]

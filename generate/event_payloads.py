@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import attrs
-from upstream_models import Models, names_in, read_models
+from upstream_models import Models, is_time, names_in, read_models
 
 FILE = Path(__file__).parent.parent / "sdk_trio" / "events" / "payloads.py"
 
@@ -157,10 +157,6 @@ SHAPES = (
     Shape("Organization", ("Organization",), "The seller's own account.", "Payload"),
 )
 
-# The SDK has times as text; these are the names of its fields that hold one.
-_TIME_ENDINGS = ("_at", "_period_start", "_period_end", "_timestamp", "trial_start", "trial_end")
-_TIME_NAMES = ("timestamp", "evidence_due_by")
-
 
 def files() -> dict[Path, str]:
     """Return the file and its text."""
@@ -237,7 +233,7 @@ def _kind(name: str, node: ast.expr, models: Models, embedded: dict[str, str]) -
         return _kind(name, ast.parse(models.aliases[text], mode="eval").body, models, embedded)
     if text in models.models:
         return ["dict[str, Any]"]
-    if text == "str" and (name.endswith(_TIME_ENDINGS) or name in _TIME_NAMES):
+    if text == "str" and is_time(name):
         return ["Time"]
     return [text]
 

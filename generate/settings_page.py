@@ -66,8 +66,11 @@ start-up, with the key of the secret and never its text: empty or blank, white s
 break at an end, a quote at both ends, a prefix alone or in capitals, two prefixes, a private key
 (`whsk_`), fewer than {MINIMUM_KEY_BYTES} bytes of key (without the prefix), a public key without
 its prefix or one that nobody can own (of small order), and under `KeyDerivation` `Standard` what
-is not base64. Under `Auto` such a text is used as it is. A secret without a prefix, one with fewer
-than {ISSUED_KEY_BYTES} bytes of key, and one given twice are warnings.
+is not base64. Under `Auto` such a text is used unchanged. These are warnings: fewer than
+{ISSUED_KEY_BYTES} bytes of key, the same secret twice, and, except under `Utf8`, no prefix.
+
+`v1,whsec_...`, as Supabase shows it, is read without `v1,`. Under `Utf8` it ends the start-up,
+since such a sender signs with the decoded key. So do several secrets in one text.
 
 A secret that everybody can know ends the start-up, but for Development, where it is a warning: the
 examples of Standard Webhooks' documentation, and keys of equal, repeated or counting bytes.

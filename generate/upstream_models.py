@@ -23,6 +23,16 @@ VERSIONS = ("v2026_04", "v2026_10", "v2027_01")
 _SCOPES = re.compile(r"\*\*Scopes\*\*: ((?:`[\w:]+`\s*)+)")
 
 
+# The SDK has times as text; these are the names of its fields that hold one.
+_TIME_ENDINGS = ("_at", "_period_start", "_period_end", "_timestamp", "trial_start", "trial_end")
+_TIME_NAMES = ("timestamp", "evidence_due_by")
+
+
+def is_time(name: str) -> bool:
+    """Say whether a text field of that name holds a time, in events and in the client's records."""
+    return name.endswith(_TIME_ENDINGS) or name in _TIME_NAMES
+
+
 @attrs.frozen
 class Field:
     """One field or parameter: ``type`` is an expression of names, unions and subscripts.

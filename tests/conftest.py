@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support import reaper
 from support.command_line import CommandLine, clear_environment
 from support.postgres import remove_server, running_server
 
@@ -19,6 +20,9 @@ settings.register_profile(
 # While one works: `make check` looks at fewer examples, `make test` at all of them.
 settings.register_profile("check", settings.get_profile("default"), max_examples=20)
 settings.load_profile("default")
+
+# Before pytest-xdist starts its processes, so that they end with this one, too.
+reaper.begin()
 
 REQUIRE_ALL = "SDK_TEST_REQUIRE_ALL"
 

@@ -179,13 +179,31 @@ async function toClipboard(text) {
   }
 }
 
+// The result of an action. It takes the focus, because the button of the action may be gone by then.
+export function Said({ text, as = "p" }) {
+  const element = useRef(null);
+  useEffect(() => {
+    if (text) element.current.focus();
+  }, [text]);
+  return html`<${as} ref=${element} tabindex="-1" role="status" class="said">${text}<//>`;
+}
+
+// A button that acts. It keeps the focus while it does: one with `disabled` would lose it.
+export const Act = ({ busy, children, ...rest }) => html`<button class="strong" aria-disabled=${busy ? "true" : null} ...${rest}>${children}</button>`;
+
 // A question before something changes. `act` returns what to say afterwards.
 export function Dialog({ title, onClose, children }) {
   const element = useRef(null);
   useEffect(() => {
     const before = document.activeElement;
     element.current.showModal();
-    return () => before?.focus?.();
+    const dialog = element.current;
+    return () => {
+      // The result of an action may have the focus already.
+      const { activeElement } = document;
+      if (activeElement !== document.body && !dialog.contains(activeElement)) return;
+      (before?.isConnected ? before : document.getElementById("main"))?.focus();
+    };
   }, []);
   return html`<dialog ref=${element} aria-label=${title} onClose=${onClose} onCancel=${(event) => { event.preventDefault(); onClose(); }}
     onClick=${(event) => event.target === element.current && onClose()}>

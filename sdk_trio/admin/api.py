@@ -6,7 +6,6 @@ the same filter alone, and stands for exactly the events that were counted.
 """
 
 import json
-import re
 import secrets
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from ..storage.ports import Inbox
 from ..storage.replay import (
     ReplayCandidate,
     ambiguity,
+    error_group,
     find_meant,
     find_named,
     put_back,
@@ -53,23 +53,6 @@ KEPT_TRIALS = 8
 _PAGE = 500
 
 _log = get_logger("admin")
-
-
-#: The parts that differ between errors of one cause: UUIDs, long words that have digits or are of
-#: hexadecimal digits alone, and numbers.
-_IDS = re.compile(
-    r"\b(?:[0-9a-fA-F]+-){4}[0-9a-fA-F]+\b"
-    r"|\b(?=\w*[0-9])\w{8,}\b|\b[0-9a-fA-F]{8,}\b|0x[0-9a-fA-F]+|[0-9]+"
-)
-
-
-def error_group(text: str | None) -> str:
-    """Return the group of an error: its first line without the numbers and ids in it."""
-    first = (text or "").partition("\n")[0][:_GROUP_CHARACTERS]
-    return _IDS.sub("#", first)
-
-
-_GROUP_CHARACTERS = 200
 
 
 #: Headers of every answer: a browser may not store it, guess its type, or run it.

@@ -76,9 +76,9 @@ class ListQuery(msgspec.Struct, frozen=True):
 class ReplayOrder(msgspec.Struct, frozen=True):
     """The order of ``POST /api/events/replay``: events by id, or those of a state.
 
-    ``error`` is a group of :func:`.api.error_group`; ``after`` is where the last answer stopped;
-    ``confirm`` is the token of a dry run of the same filter. ``actor`` is who orders it, for the
-    log.
+    ``error`` is a group of ``storage.replay.error_group``; ``after`` is where the last answer
+    stopped; ``confirm`` is the token of a dry run of the same filter. ``actor`` is who orders it,
+    for the log.
     """
 
     ids: list[str] | None = None

@@ -140,16 +140,19 @@ def list_events(arguments: Namespace) -> int:
                     since=since,
                     subject=arguments.subject,
                     tenant_id=tenant_id,
-                    limit=limit,
+                    limit=limit + 1,
                 )
             )
 
-    records = trio.run(find)
+    found = trio.run(find)
+    records = found[:limit]
     as_json = arguments.format == "json"
     rows = [listed(r) if as_json else table_row(r) for r in records]
     print_rows(rows, LIST_COLUMNS, as_json=as_json)
     if not records:
         say("no events")
+    if len(found) > limit:
+        say(f"the newest {limit}; there are more: --limit N, or --since T, --state S, --type T")
     return 0
 
 
@@ -277,6 +280,12 @@ def replay_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--subject", metavar="ID", help="with --state: only what is about this")
     parser.add_argument("--tenant", metavar="T", help="with --state: only this tenant's")
     parser.add_argument("--since", metavar="T", help=f"with --state: only since: {MOMENT_HELP}")
+    parser.add_argument("--until", metavar="T", help="with --state: only before that moment")
+    parser.add_argument(
+        "--error",
+        metavar="TEXT",
+        help="with --state: only where the last error is this one; numbers and ids do not count",
+    )
     parser.add_argument(
         "--route", metavar="R", help="with --state: only what this route of the settings takes"
     )
@@ -296,17 +305,19 @@ def replay(arguments: Namespace) -> int:
     """
     if bool(arguments.ids) == bool(arguments.state):
         raise UsageError("give the ids of events, or --state dead, parked or retrying; not both")
-    choices = ("type", "subject", "tenant", "since", "route")
+    choices = ("type", "subject", "tenant", "since", "until", "error", "route")
     if arguments.ids and any(getattr(arguments, each) is not None for each in choices):
         raise UsageError(
-            "--type, --subject, --tenant, --since and --route choose among a --state; leave them "
-            "out with ids"
+            "--type, --subject, --tenant, --since, --until, --error and --route choose among a "
+            "--state; leave them out with ids"
         )
     if arguments.again and not arguments.ids:
         raise UsageError("--again is for events that are named by their ids")
-    since = _moment_of(arguments.since)
+    if arguments.error is not None and not arguments.error.strip():
+        raise UsageError("--error is empty: give the error's first line, as 'events list' shows it")
+    since, until = _moment_of(arguments.since), _moment_of(arguments.until)
     settings = load(arguments)
-    candidates = trio.run(_candidates, settings, arguments, since)
+    candidates = trio.run(_candidates, settings, arguments, since, until)
     possible = [candidate.key for candidate in candidates if candidate.reason is None]
     replayed: set[str] = set()
     if not arguments.dry_run:
@@ -331,7 +342,7 @@ def _question(candidates: Sequence[ReplayCandidate]) -> str:
 
 
 async def _candidates(
-    settings: Settings, arguments: Namespace, since: float | None
+    settings: Settings, arguments: Namespace, since: float | None, until: float | None
 ) -> list[ReplayCandidate]:
     """Return every requested event, also those that cannot be replayed."""
     tenant_id = await tenant_id_of(settings, arguments.tenant)
@@ -347,6 +358,8 @@ async def _candidates(
             state,
             type=arguments.type,
             since=since,
+            until=until,
+            error=arguments.error,
             subject=arguments.subject,
             tenant_id=tenant_id,
             wanted=wanted,

@@ -511,6 +511,11 @@ def test(arguments: Namespace) -> int:
 
 def _settings(arguments: Namespace) -> Settings:
     channel = CHANNELS[arguments.channel]
+    if arguments.to and channel.contact is None and channel.target is None:
+        raise UsageError(
+            f"notify test --channel {channel.name} takes no --to: the message goes where "
+            f"{NOTIFICATIONS}:{channel.key} says"
+        )
     own = {f"{NOTIFICATIONS}:Enabled": "true"} | {
         # The others are off, so that only this channel's settings have to be right.
         f"{NOTIFICATIONS}:EnabledChannels:{row.key}": str(row is channel).lower()

@@ -78,6 +78,12 @@ COMMANDS = (
         "upstream:reconcile",
         "reconcile_arguments",
     ),
+    Command(
+        "events rejected",
+        "list requests that a running receiver refused",
+        "rejected:list_rejected",
+        "rejected_arguments",
+    ),
     Command("events tail", "print changes as they happen", "events:tail", "tail_arguments"),
     Command(
         "listen",
@@ -256,6 +262,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "events replay": (
         "events replay msg_2f0c",
         "events replay --state dead --since 1d --dry-run",
+        "events replay --state dead --error 'ValueError: no such product'",
         "events replay --state dead --route shop",
     ),
     "events trigger": (
@@ -265,6 +272,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "events resend": ("events resend msg_2f0c --to http://localhost:3000/webhooks",),
     "events reconcile": ("events reconcile --since 2h --dry-run",),
+    "events rejected": ("events rejected --cause no_match",),
     "events tail": (
         "events tail --type 'order.*' --body",
         "events tail --from wss://hooks.example --state dead",
@@ -779,9 +787,17 @@ def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
         _check(chosen, [" ".join(command.split()[:depth]) for command in within])
 
 
+#: Words that people try first, for those of the commands.
+_MEANT = {"create": "add", "new": "add", "remove": "delete", "rm": "delete", "ls": "list"}
+
+
 def _check(chosen: str, candidates: Sequence[str]) -> None:
     if chosen in candidates:
         return
+    group, _, word = chosen.rpartition(" ")
+    meant = f"{group} {_MEANT.get(word, '')}".strip()
+    if word in _MEANT and meant in candidates:
+        raise UsageError(f"there is no command '{chosen}': did you mean '{meant}'?")
     # One suggestion: a list of guesses is a guess.
     import difflib  # on the path of a mistake only
 

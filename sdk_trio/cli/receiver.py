@@ -136,7 +136,7 @@ def check_health(arguments: Namespace) -> int:
     """
     path = READY if arguments.ready else LIVE
     url = arguments.url or admin_address(read(arguments).require())
-    status = _ask(url, path)
+    status, _ = fetch(url, path)
     print_text(f"{path} {status}")
     return 0 if status == 200 else EXIT_FAILURE
 
@@ -162,7 +162,13 @@ def admin_address(settings: Settings, *, option: str = "--url") -> str:
     return f"http://{admin.bind}"
 
 
-def _ask(url: str, path: str) -> int:
+def fetch(url: str, path: str) -> tuple[int, bytes]:
+    """Return the status and body that an admin address answers to a GET without a token.
+
+    Raises:
+        SilentError: there is no answer in time.
+        UsageError: it is no address.
+    """
     connection = _connection(url)
     try:
         if url.startswith("unix:"):
@@ -170,7 +176,8 @@ def _ask(url: str, path: str) -> int:
             connection.sock.settimeout(ANSWER_SECONDS)
             connection.sock.connect(url.removeprefix("unix:"))
         connection.request("GET", path)
-        return connection.getresponse().status
+        answer = connection.getresponse()
+        return answer.status, answer.read()
     except (OSError, HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise SilentError(

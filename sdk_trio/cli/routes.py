@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -14,10 +15,16 @@ if not describing():
 
     from ..config import Settings
     from ..storage.ports import Inbox
-    from ..webhooks.routes import Pause, checkpoint_of, pause_of, routes_of
+    from ..webhooks.routes import WAITING, Pause, checkpoint_of, pause_of, routes_of
+    from .receiver import admin_address, fetch
     from .settings import load
     from .store import actor_of, open_inbox, why_unreachable
     from .terminal import print_rows, say
+
+#: A sample of the metric, as a route's name is a label without escapes.
+_ROUTE_STATE = re.compile(
+    r'^sdk_forward_route_state\{[^}]*route="([^"]*)"[^}]*\} (\S+)', re.MULTILINE
+)
 
 COLUMNS = ("name", "state", "types", "where", "url")
 
@@ -37,12 +44,13 @@ def list_routes(arguments: Namespace) -> int:
     routes = routes_of(settings)
     as_json = arguments.format == "json"
     pauses = trio.run(pauses_of, settings)
+    waiting, unknown = _waiting_routes(settings) if routes else (set[str](), None)
     rows = []
     for route in routes:
         options, pause = route.options, pauses.get(route.name)
         row: dict[str, Any] = {
             "name": route.name,
-            "state": "paused" if pause else "open",
+            "state": "paused" if pause else "waiting" if route.name in waiting else "open",
             "types": list(options.types),
             "where": list(options.where),
             "url": options.url,
@@ -61,9 +69,31 @@ def list_routes(arguments: Namespace) -> int:
     print_rows(rows, COLUMNS, as_json=as_json)
     for name, pause in pauses.items():
         say(f"{name} is paused {pause}")
+    if waiting:
+        say(
+            f"{', '.join(sorted(waiting))}: the application fails or is away, so its events wait "
+            "and are tried again by themselves"
+        )
+    if unknown is not None:
+        say(f"open: not paused; whether the applications answer is not known: {unknown}")
     if not routes:
         say("no routes: set Sdk:Forward:Routes, or run with --forward-to URL")
     return 0
+
+
+def _waiting_routes(settings: Settings) -> tuple[set[str], str | None]:
+    """Return the routes that the running receiver has stopped for failures.
+
+    The second is the reason why it could not be asked, or None.
+    """
+    try:
+        status, metrics = fetch(admin_address(settings), "/metrics")
+    except SdkError as error:
+        return set(), str(error)
+    if status != 200:
+        return set(), f"the admin address answers /metrics with {status}"
+    found = _ROUTE_STATE.findall(metrics.decode("utf-8", "replace"))
+    return {name for name, state in found if float(state) == WAITING}, None
 
 
 def pause_arguments(parser: ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -16,7 +17,7 @@ from typing import Any
 import attrs
 
 from .._version import __version__
-from ..errors import EXIT_CONFIGURATION, Problem
+from ..errors import EXIT_CONFIGURATION, OptionsValidationError, Problem
 from .parse import REFERENCE, UsageError, add_dev, add_format, describing
 
 if not describing():
@@ -30,6 +31,7 @@ if not describing():
         json_schema,
         read_settings,
     )
+    from ..config.bind import UNKNOWN_KEY
     from ..config.check import WEBHOOK_SECRET
     from ..config.options import DEVELOPMENT, environment_meant
     from ..config.show import DEFAULT_ORIGIN
@@ -54,7 +56,7 @@ def read(
         defaults: keys that the command sets; they win over files, a ``--set`` wins over them.
 
     Raises:
-        UsageError: a ``--set`` has no ``=``, or holds a secret.
+        UsageError: a ``--set`` has no ``=``, names no setting, or holds a secret.
     """
     given = assignments(arguments.set)
     paths = {_folded(key) for key in given}
@@ -64,6 +66,10 @@ def read(
     )
     # Known with invalid settings, too: main asks for it when it words the error.
     arguments.development = loaded.is_development
+    for warning in loaded.warnings:
+        # A file may have keys of a later version; what was typed for this command is meant for it.
+        if warning.message.startswith(UNKNOWN_KEY) and str(warning.origin).startswith("argument "):
+            raise UsageError(f"--set {warning.key} {warning.message}")
     return loaded
 
 
@@ -182,6 +188,7 @@ def check(arguments: Namespace) -> int:
     problems = [*loaded.problems, *loaded.unmet, *at_start]
     # An unset variable is a warning where nothing is started.
     warnings = [w for w in loaded.warnings if w.key not in {each.key for each in at_start}]
+    warnings += _ending_certificate(loaded)
     rows: list[dict[str, Any]] = [
         {"level": level, **attrs.asdict(problem)}
         for level, found in (("error", problems), ("warning", warnings))
@@ -214,6 +221,25 @@ def _unstartable(loaded: Loaded, arguments: Namespace) -> Sequence[Problem]:
             "--upgrade-host", arguments.upgrade_host, HostUpgrade, example="app:upgrade"
         )
     return start_problems(loaded.settings, host)
+
+
+def _ending_certificate(loaded: Loaded) -> Sequence[Problem]:
+    """Return that the receiver's certificate has expired or soon will.
+
+    A warning, because ``run`` starts all the same: a check before a restart must not keep the
+    receiver from working off what it has accepted.
+    """
+    server = None if loaded.settings is None else loaded.settings.server
+    if server is None or server.cert_file is None:
+        return ()
+    from ..server.tls import load_certificate, validity, validity_fault
+
+    try:
+        dates = validity(load_certificate(server.cert_file, server.key_file), server.cert_file)
+    except OptionsValidationError:
+        return ()  # a reason for which a start is refused
+    fault = validity_fault(dates, time.time())
+    return () if fault is None else (Problem("Sdk:Server:CertFile", fault),)
 
 
 def show_arguments(parser: ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from ..errors import EXIT_FAILURE
 from .parse import (
     MOMENT_HELP,
     UsageError,
@@ -309,7 +310,8 @@ def reconcile(arguments: Namespace) -> int:
     """Ask for every event since ``--since`` that the inbox has no record of; print them.
 
     They arrive at the receiver as deliveries, so it has to run. With ``--dry-run`` none is
-    requested. Returns 1 when the upstream cannot deliver one of them any more.
+    requested. Returns 1 when the upstream cannot deliver one of them any more, or has disabled the
+    endpoint.
 
     Raises:
         UsageError: ``--since`` is no time, or further back than the inbox remembers.
@@ -322,7 +324,7 @@ def reconcile(arguments: Namespace) -> int:
     # Before the upstream is asked, because the events would be on their way with the first
     # question.
     _check_reach(settings, since, now)
-    actions = trio.run(_reconcile, settings, since, arguments.dry_run)
+    actions, disabled = trio.run(_reconcile, settings, since, arguments.dry_run)
     rows = [
         {
             "webhook_id": sighting.webhook_id,
@@ -336,8 +338,17 @@ def reconcile(arguments: Namespace) -> int:
     print_rows(rows, RECONCILED_COLUMNS, as_json=arguments.format == "json")
     lost = sum(action == "lost" for _, action in actions)
     verb = "would be asked for" if arguments.dry_run else "asked for"
+    for name in disabled:
+        say(
+            f"the upstream has disabled the webhook endpoint {name}: nothing was asked for it. "
+            "Enable it there"
+        )
+    say(
+        "the upstream lists no event that it skipped while an endpoint was disabled: compare "
+        "orders and subscriptions with 'call'"
+    )
     say(f"{len(actions) - lost} {verb}, {lost} cannot be had any more")
-    return 1 if lost else 0
+    return EXIT_FAILURE if lost or disabled else 0
 
 
 def _check_reach(settings: Settings, since: float, now: float) -> None:
@@ -356,13 +367,14 @@ def _check_reach(settings: Settings, since: float, now: float) -> None:
 
 async def _reconcile(
     settings: Settings, since: float, dry_run: bool
-) -> Sequence[tuple[Sighting, str]]:
+) -> tuple[Sequence[tuple[Sighting, str]], Sequence[str]]:
+    """Return each missing event with the action taken, and the ids of disabled endpoints."""
     actions: list[tuple[Sighting, str]] = []
     async with open_inbox(settings) as inbox, Client(settings) as client:
         reconciler = Reconciler(UpstreamDeliveries(client), inbox, settings)
-        missing = await reconciler.survey(since)
-        progress = Progress("asked for", len(missing), quiet_below=5)
-        for sighting in missing:
+        survey = await reconciler.survey(since)
+        progress = Progress("asked for", len(survey.missing), quiet_below=5)
+        for sighting in survey.missing:
             # The upstream has removed the body: asking again would change nothing.
             if sighting.archived:
                 actions.append((sighting, "lost"))
@@ -372,4 +384,4 @@ async def _reconcile(
                 agreed = await reconciler.ask(sighting)
                 actions.append((sighting, "asked" if agreed else "lost"))
             progress.advance()
-    return actions
+    return actions, survey.disabled

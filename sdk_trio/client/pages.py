@@ -121,9 +121,12 @@ class Listing(Generic[Item]):
     ``async for order in client.orders.list(): ...`` gives every record. Each loop starts anew from
     the query's ``page`` (1). A page holds ``limit`` records, 100 (the upstream's maximum) when the
     query does not say. The next page is asked for when the one before is used up, so a loop that
-    ends early costs no further request. Records that are created or deleted meanwhile can move
-    across a page's border and so appear twice or not at all: sort by ``created_at`` to see all of
-    those that were there.
+    ends early costs no further request.
+
+    Pages are numbered, so records that are created or deleted meanwhile move others across a page's
+    border. Sorted by ``created_at``, created records come at the end and repeat none. A deletion
+    still hides as many records as it moves: collect the ids first if the loop deletes what it
+    lists.
     """
 
     def __init__(self, sender: OperationSender, call: Call) -> None:

@@ -7,13 +7,21 @@ enumeration value that the upstream adds tomorrow is readable today.
 import difflib
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
+
+import msgspec
 
 from .model_fields import MODELS, RESULTS, UNIONS
 
 #: The kind of an object: an operation's or a model's name, or a field of another object; None when
 #: it is unknown.
 Origin = str | tuple["Origin", str] | None
+
+#: The mark of a field that holds a time, in :data:`MODELS`.
+_TIME = "datetime"
+
+_Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
 #: The fields whose values a repr shows. Any other value may be personal or secret (tokens, keys,
 #: addresses). The upstream may add such fields at any time, so a list of fields to hide would never
@@ -27,9 +35,10 @@ _SHOWN_CHARACTERS = 64
 class Record:
     """One JSON object: ``record.status`` and ``record["status"]`` are the same.
 
-    Nested objects are records, lists of objects are lists of records. The only name of our own is
-    ``raw``, the JSON object itself as a dict, so that fields named ``items`` or ``get`` are read
-    as the upstream means them; a field named ``raw`` is ``record["raw"]``.
+    Nested objects are records, lists of objects are lists of records. A time of the upstream's
+    model is an aware ``datetime``, as in events; a text that is no time stays a text. The only name
+    of our own is ``raw``, the JSON object itself as a dict, so that fields named ``items`` or
+    ``get`` are read as the upstream means them; a field named ``raw`` is ``record["raw"]``.
 
     A field of the upstream's model that this answer lacks reads as None, just as a null does;
     ``"seats" in order`` tells the two apart, and ``order["seats"]`` is a ``KeyError`` then. A name
@@ -61,7 +70,7 @@ class Record:
             if name.startswith("__"):
                 raise AttributeError(name)
             try:
-                return wrap(self._fields[name], (self._origin, name))
+                return self[name]
             except KeyError:
                 known = _known_fields(self._origin)
             if name in known:
@@ -71,7 +80,10 @@ class Record:
             raise AttributeError(f"the record has no field {name!r}{hint}")
 
     def __getitem__(self, name: str) -> Any:
-        return wrap(self._fields[name], (self._origin, name))
+        value = self._fields[name]
+        if isinstance(value, str):
+            return _read_time(value) if _is_time(self._origin, name) else value
+        return wrap(value, (self._origin, name))
 
     def __contains__(self, name: object) -> bool:
         return name in self._fields
@@ -139,6 +151,28 @@ def wrap(value: Any, origin: Origin = None) -> Any:
     return outermost
 
 
+def _is_time(origin: Origin, name: str) -> bool:
+    return name in _time_names() and any(
+        _fields_of(model).get(name) == _TIME for model in _models_of(origin)
+    )
+
+
+@functools.cache
+def _time_names() -> frozenset[str]:
+    """Return the names of all fields that hold a time in some model: few texts need more."""
+    return frozenset(
+        name for model in MODELS for name, kind in _fields_of(model).items() if kind == _TIME
+    )
+
+
+def _read_time(text: str) -> datetime | str:
+    try:
+        return msgspec.convert(text, _Time)
+    except msgspec.ValidationError:
+        # The upstream may send what it likes: no value is lost, and none ends the program.
+        return text
+
+
 def _known_fields(origin: Origin) -> set[str]:
     """Return the fields that the upstream's models have for an object from ``origin``."""
     return {name for model in _models_of(origin) for name in _fields_of(model)}
@@ -169,5 +203,5 @@ def _members(names: str) -> frozenset[str]:
 
 @functools.cache
 def _fields_of(model: str) -> dict[str, str]:
-    """Return the fields of a model with the models that each holds, ``"A|B"``."""
+    """Return the fields of a model with what each holds: ``"datetime"`` or models ``"A|B"``."""
     return {name: models for name, _, models in (f.partition(":") for f in MODELS[model].split())}

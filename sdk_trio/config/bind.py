@@ -47,6 +47,9 @@ _FALSE = frozenset({"false", "0", "no", "off"})
 #: Items of these forms hold no comma, so that a list may be written with commas.
 _COMMA_FORMS = frozenset({Form.BIND, Form.CIDR, Form.PROXY})
 
+#: The beginning of the message about a key that no setting has.
+UNKNOWN_KEY = "is not a known key"
+
 #: The least likeness of two names for a "did you mean", from 0 to 1 (difflib's ratio).
 SIMILARITY = 0.7
 
@@ -490,7 +493,7 @@ class _Binding:
         suggestion = _similar(paths, known, fold(entry.path)[depth - 1])
         advice = f": did you mean {suggestion}?" if suggestion else "; it is ignored"
         key = Entry(entry.path[:depth], None, None).key
-        return Problem(key, f"is not a known key{advice}", entry.origin)
+        return Problem(key, f"{UNKNOWN_KEY}{advice}", entry.origin)
 
 
 def _is_index(name: str) -> bool:

@@ -118,7 +118,7 @@ def check(
     problems += _addresses(settings)
     problems += _processes(settings)
     problems += _connection(settings.connection)
-    problems += _reconciliation(settings, standalone=standalone)
+    problems += _reconciliation(settings, lacks_client=standalone and receiver)
     problems += _forwarding(settings)
     problems += notification_problems(settings.multi_tenant.notifications)
     warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
@@ -465,11 +465,11 @@ def _replay_window(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _reconciliation(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
+def _reconciliation(settings: Settings, *, lacks_client: bool) -> Iterator[Problem]:
     options = settings.webhooks.reconciliation
     if not options.enabled:
         return
-    if standalone:
+    if lacks_client:
         yield RECONCILIATION_NEEDS_CLIENT
     if options.max_lookback_hours > settings.webhooks.dedup_retention_hours:
         # An id that the inbox has forgotten would be asked for, and its handler run again.

@@ -151,6 +151,9 @@ HMAC_PREFIX = "whsec_"
 PUBLIC_KEY_PREFIX = "whpk_"
 PRIVATE_KEY_PREFIX = "whsk_"
 
+#: A secret as Supabase shows it: with the version of its signatures. The key is base64.
+VERSIONED_PREFIX = f"v1,{HMAC_PREFIX}"
+
 #: 128 bits: below that a key can be searched for; the scheme itself issues 24 to 64 bytes.
 MINIMUM_KEY_BYTES = 16
 ED25519_KEY_BYTES = 32
@@ -213,7 +216,7 @@ def parse_secret(text: str, derivation: KeyDerivation) -> ParsedSecret:
 
     Args:
         text: ``whsec_`` + base64, ``whpk_`` + base64 of an ed25519 public key, or any text that
-            the upstream uses as a key as it is.
+            the upstream uses as a key. The version of ``v1,whsec_`` is dropped.
         derivation: which key a text stands for. Under ``AUTO`` the decoded key comes first,
             then the UTF-8 bytes of the whole text.
 
@@ -225,6 +228,7 @@ def parse_secret(text: str, derivation: KeyDerivation) -> ParsedSecret:
             a sentence that begins with the setting's key.
     """
     _check_text(text)
+    text = _without_version(text, derivation)
     if text.startswith(PRIVATE_KEY_PREFIX):
         raise ValueError(
             f"is a private signing key ({PRIVATE_KEY_PREFIX}...): a receiver takes the public "
@@ -258,6 +262,20 @@ def _check_text(text: str) -> None:
         raise ValueError("is not valid Unicode text: copy the secret again") from None
 
 
+def _without_version(text: str, derivation: KeyDerivation) -> str:
+    if text.startswith(("v1a,", f"v1,{PUBLIC_KEY_PREFIX}", f"v1,{PRIVATE_KEY_PREFIX}")):
+        raise ValueError("begins with the version of a signature: remove all up to its comma")
+    if text.startswith(VERSIONED_PREFIX):
+        if derivation is KeyDerivation.UTF8:
+            # Such a sender signs with the decoded key, never with the text.
+            raise ValueError(
+                f"begins with {VERSIONED_PREFIX}, which is followed by a base64 key: set "
+                "Sdk:Webhooks:KeyDerivation to Auto or Standard"
+            )
+        return text.removeprefix("v1,")
+    return text
+
+
 def _public_key(encoded: str) -> ParsedSecret:
     key = _decode(encoded)
     if key is None or len(key) != ED25519_KEY_BYTES:
@@ -281,6 +299,11 @@ def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
         raise ValueError(f"is the prefix {HMAC_PREFIX} alone: copy the whole secret")
     if body.startswith((HMAC_PREFIX, PUBLIC_KEY_PREFIX, PRIVATE_KEY_PREFIX)):
         raise ValueError("has two prefixes: remove the first one")
+    if prefixed and HMAC_PREFIX in body and derivation is not KeyDerivation.UTF8:
+        raise ValueError(
+            "holds several secrets: give each an item of its own, such as "
+            "Sdk:Webhooks:Secrets:0 and Sdk:Webhooks:Secrets:1"
+        )
     if not prefixed:
         _refuse_public_key(text, derivation)
     candidates: list[tuple[KeyDerivation, bytes]] = []
@@ -297,8 +320,11 @@ def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
         _check_length(len(body.encode()), "has")
         candidates.append((KeyDerivation.UTF8, text.encode()))
     warnings = []
-    if not prefixed:
-        warnings.append(f"does not begin with {HMAC_PREFIX}: check that it is complete")
+    if not prefixed and derivation is not KeyDerivation.UTF8:
+        warnings.append(
+            f"does not begin with {HMAC_PREFIX}: check that it is complete; if you chose it as a "
+            "text yourself, set Sdk:Webhooks:KeyDerivation to Utf8"
+        )
     elif derivation is KeyDerivation.AUTO and len(candidates) == 1:
         warnings.append(
             f"is no base64 behind {HMAC_PREFIX}, and taken as a text: check that it is complete"

@@ -53,13 +53,24 @@ class ReconcileReport:
 
     ``asked`` events were asked for in this pass, ``waiting`` ones in an earlier pass and have not
     arrived; ``lost`` ones cannot be delivered any more. ``until`` is the time (Unix seconds) up to
-    which nothing is missing.
+    which nothing that the upstream lists is missing.
     """
 
     asked: int
     waiting: int
     lost: int
     until: float
+
+
+@attrs.frozen
+class Survey:
+    """The events that the inbox lacks, the oldest first, and the ids of disabled endpoints.
+
+    The upstream lists nothing that it skipped while an endpoint was disabled.
+    """
+
+    missing: list[Sighting]
+    disabled: tuple[str, ...]
 
 
 class Upstream(Protocol):
@@ -162,22 +173,23 @@ class Reconciler:
         _log.info("reconciliation.finished", **attrs.asdict(report))
         return report
 
-    async def survey(self, since: float) -> list[Sighting]:
-        """Return every event since a time (Unix seconds) that the inbox has no record of.
+    async def survey(self, since: float) -> Survey:
+        """Find every listed event since a time (Unix seconds) that the inbox has no record of.
 
-        The oldest come first. The checkpoint plays no part, so events that another receiver
+        The checkpoint plays no part, so events that another receiver
         answered with success are among them. ``since`` must not lie further back than the inbox
         remembers ids: older ones would all seem to be missing.
 
         Raises:
             As :meth:`reconcile`.
         """
-        endpoints = await self._enabled_endpoints()
+        chosen = await self._endpoints()
+        enabled = tuple(endpoint for endpoint in chosen if endpoint.enabled)
         sightings: list[Sighting] = []
-        # Without an endpoint nothing was delivered here, and so nothing is missing.
-        for window in windows(since, self._clock()) if endpoints else ():
-            sightings += await self._missing(window, endpoints)
-        return merge(sightings)
+        for window in windows(since, self._clock()) if enabled else ():
+            sightings += await self._missing(window, enabled)
+        disabled = tuple(endpoint.id for endpoint in chosen if not endpoint.enabled)
+        return Survey(merge(sightings), disabled)
 
     async def ask(self, sighting: Sighting) -> bool:
         """Ask the upstream to deliver an event again; return whether it agreed.
@@ -258,14 +270,17 @@ class Reconciler:
         await self._upstream.read([endpoint.id for endpoint in endpoints], window.query(), visit)
         return merge(missing)
 
-    async def _enabled_endpoints(self) -> tuple[ReadEndpoint, ...]:
-        """Return the enabled endpoints that lead here.
+    async def _endpoints(self) -> tuple[ReadEndpoint, ...]:
+        """Return the endpoints that lead here; the caller leaves out those that are disabled.
 
-        For a disabled one the upstream would accept the request and skip the event, so nothing is
-        asked for it.
+        For a disabled one the upstream would accept a request and skip the event.
         """
         listed = await self._upstream.endpoints()
-        chosen = choose_endpoints(listed, configured=self._configured, path=self._path)
+        return choose_endpoints(listed, configured=self._configured, path=self._path)
+
+    async def _enabled_endpoints(self) -> tuple[ReadEndpoint, ...]:
+        """Return the enabled endpoints that lead here, and log each disabled one."""
+        chosen = await self._endpoints()
         for endpoint in chosen:
             if not endpoint.enabled:
                 _log.error(

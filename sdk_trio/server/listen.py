@@ -4,6 +4,7 @@ Either all addresses are opened or none: when one fails, the others are closed a
 names it.
 """
 
+import errno
 import os
 import socket
 import sys
@@ -53,10 +54,23 @@ def listen(addresses: Sequence[str], *, key: str) -> list[socket.socket]:
             for sock in sockets:
                 sock.close()
             raise BindError(
-                f"{key}: cannot listen on {address}: {error.strerror or error}. "
-                "Stop what uses the address, or choose another one (port 0 takes a free one)."
+                f"{key}: cannot listen on {address}: {error.strerror or error}. {_advice(error)}"
             ) from error
     return sockets
+
+
+def _advice(error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRNOTAVAIL:
+            return (
+                "No interface of this machine has that address: 'ip address' lists them; 0.0.0.0 "
+                "and [::] stand for all."
+            )
+        case errno.EACCES | errno.EPERM:
+            return "This user may not: take a port from 1024 on, or have systemd open the socket."
+        case errno.EADDRINUSE:
+            return "Stop what uses the address, or choose another one (port 0 takes a free one)."
+    return "Choose another address."
 
 
 def descriptor_limit() -> int:

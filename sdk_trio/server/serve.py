@@ -1,6 +1,7 @@
 """The server of one ASGI application: listens on addresses, serves, and drains in order."""
 
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from .accept import Acceptor
 from .limits import Limits, NoteRefusal
 from .listen import BindError, listen
 from .slots import ConnectionSlots, SourceOf
-from .tls import load_certificate, validity
+from .tls import load_certificate, validity, validity_fault
 
 __all__ = ["BindError", "Server"]
 
@@ -85,9 +86,15 @@ class Server:
         def commit() -> None:
             if self._tls is not None:
                 self._tls = context
-                self._certificate_end = dates and dates[1]
+                self._note_dates(cert_file, dates)
 
         return commit
+
+    def _note_dates(self, cert_file: str, dates: tuple[float, float] | None) -> None:
+        self._certificate_end = dates and dates[1]
+        # Served all the same: refusing to start would take away what handles the waiting events.
+        if (fault := validity_fault(dates, time.time())) is not None:
+            _log.warning("server.certificate", file=cert_file, fault=fault)
 
     async def run(
         self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED
@@ -104,8 +111,7 @@ class Server:
         cert_file, key_file = self._certificate
         if cert_file is not None:
             self._tls = load_certificate(cert_file, key_file)
-            dates = validity(self._tls, cert_file)
-            self._certificate_end = dates and dates[1]
+            self._note_dates(cert_file, validity(self._tls, cert_file))
         sockets = listen(self._bind, key=self._key)
         try:
             async with trio.open_nursery() as connections:

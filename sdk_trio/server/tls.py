@@ -8,9 +8,11 @@ such as the rest of a record, raises BlockingIOError.
 import socket
 import ssl
 from contextlib import suppress
+from typing import Final
 
 import trio
 
+from ..base.times import readable
 from ..errors import OptionsValidationError, Problem
 
 #: Time for the handshake, in seconds; an idle connection may not keep its place longer.
@@ -150,6 +152,30 @@ def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:
             ]
         ) from error
     return context
+
+
+#: The seconds before its end from which a certificate is a warning: seven days.
+URGENT_EXPIRY_SECONDS: Final = 7 * 86_400.0
+
+
+def validity_fault(dates: tuple[float, float] | None, now: float) -> str | None:
+    """Return the fault of a certificate and what to do, None if it is valid long enough. Pure.
+
+    Args:
+        dates: the result of :func:`validity`.
+        now: Unix seconds.
+    """
+    if dates is None:
+        return None
+    begin, end = dates
+    renew = "renew it, and put it in the place of the old one: the receiver notices by itself"
+    if now < begin:
+        return f"is not valid before {readable(begin)}, so no sender delivers: check the clock"
+    if now > end:
+        return f"has expired at {readable(end)}, so no sender delivers: {renew}"
+    if end - now < URGENT_EXPIRY_SECONDS:
+        return f"expires at {readable(end)}: {renew}"
+    return None
 
 
 def validity(context: ssl.SSLContext, cert_file: str) -> tuple[float, float] | None:

@@ -14,7 +14,6 @@ import attrs
 
 from ..errors import StoreVersionError
 from ..records.deliveries import DeliveryState
-from .sqlite.arrivals import sequence_of
 from .sqlite.connect import connect_reader, describe_failure
 from .sqlite.schema import (
     APPLICATION_ID,
@@ -34,7 +33,7 @@ _SAMPLE = 10_000
 
 @attrs.frozen(kw_only=True)
 class Examination:
-    """The findings; times are Unix seconds, sizes bytes.
+    """The findings; times are Unix seconds, sizes bytes. ``parked`` is by reason, then by type.
 
     ``damage`` is None when the check found none, or had no time to end (``checked`` is False
     then). What follows it is only looked at in a store of this version. ``growth_per_day`` is None
@@ -50,7 +49,7 @@ class Examination:
     damage: str | None
     states: dict[DeliveryState, int] = attrs.field(factory=dict)
     oldest_unfinished: float | None = None
-    parked_types: dict[str, int] = attrs.field(factory=dict)
+    parked: dict[str, dict[str, int]] = attrs.field(factory=dict)
     growth_per_day: float | None = None
 
     @property
@@ -64,14 +63,13 @@ class Examination:
         return self.is_ours and self.version == VERSION
 
 
-def examine(file: Path, *, now: float, check_seconds: float, besides: str = "") -> Examination:
+def examine(file: Path, *, now: float, check_seconds: float) -> Examination:
     """Examine the store in ``file``; blocks.
 
     Args:
         file: the database, which exists.
         now: Unix seconds.
         check_seconds: time for the check for damage, in seconds.
-        besides: the key of an event that is not counted, such as a probe's own.
 
     Raises:
         StoreUnavailableError: it cannot be opened or read.
@@ -87,7 +85,7 @@ def examine(file: Path, *, now: float, check_seconds: float, besides: str = "") 
             checked=checked,
             damage=damage,
         )
-        return _with_contents(connection, known, now, besides) if known.is_current else known
+        return _with_contents(connection, known, now) if known.is_current else known
 
 
 @contextmanager
@@ -123,21 +121,17 @@ def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | Non
     return True, None if answer == "ok" else answer
 
 
-def _with_contents(
-    connection: apsw.Connection, known: Examination, now: float, besides: str
-) -> Examination:
+def _with_contents(connection: apsw.Connection, known: Examination, now: float) -> Examination:
     # Finished deliveries may be millions: they are not counted.
-    sequence = sequence_of(connection, besides)
     states = connection.execute(
-        f"SELECT state, count(*) FROM ({NOT_DONE}) WHERE sequence IS NOT ? GROUP BY state",
-        (sequence,),
+        f"SELECT state, count(*) FROM ({NOT_DONE}) GROUP BY state"
     ).fetchall()
-    parked = connection.execute(
-        "SELECT type, count(*) FROM open JOIN arrival USING (sequence) "
-        "WHERE open.state = 'parked' AND sequence IS NOT ? "
-        "GROUP BY type ORDER BY 2 DESC LIMIT 20",
-        (sequence,),
-    ).fetchall()
+    parked: dict[str, dict[str, int]] = {}
+    for name, reason, count in connection.execute(
+        "SELECT type, open.last_error, count(*) FROM open JOIN arrival USING (sequence) "
+        "WHERE open.state = 'parked' GROUP BY 1, 2 ORDER BY 3 DESC LIMIT 20"
+    ):
+        parked.setdefault(str(reason or "the reason is not kept"), {})[str(name)] = int(str(count))
     oldest = connection.execute(
         "SELECT min(received_at) FROM arrival "
         f"WHERE sequence IN (SELECT sequence FROM ({NOT_DONE}) WHERE {UNFINISHED})"
@@ -145,7 +139,7 @@ def _with_contents(
     return attrs.evolve(
         known,
         states={DeliveryState(str(state)): int(str(count)) for state, count in states},
-        parked_types={str(name): int(str(count)) for name, count in parked},
+        parked=parked,
         oldest_unfinished=oldest if isinstance(oldest, float) else None,
         growth_per_day=_growth(connection, known.file_size, now),
     )

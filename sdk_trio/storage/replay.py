@@ -1,5 +1,6 @@
 """Replay: finds the deliveries that an operator names, and puts them back into the queue."""
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,21 @@ from .ports import Inbox
 
 #: Deliveries put back in one transaction: few enough that new deliveries do not wait for it.
 CHUNK = 200
+
+#: The parts that differ between errors of one cause: UUIDs, long words that have digits or are of
+#: hexadecimal digits alone, and numbers.
+_IDS = re.compile(
+    r"\b(?:[0-9a-fA-F]+-){4}[0-9a-fA-F]+\b"
+    r"|\b(?=\w*[0-9])\w{8,}\b|\b[0-9a-fA-F]{8,}\b|0x[0-9a-fA-F]+|[0-9]+"
+)
+
+_GROUP_CHARACTERS = 200
+
+
+def error_group(text: str | None) -> str:
+    """Return the group of an error: its first line without the numbers and ids in it."""
+    first = (text or "").partition("\n")[0][:_GROUP_CHARACTERS]
+    return _IDS.sub("#", first)
 
 
 class ReplayCandidate(msgspec.Struct, frozen=True):
@@ -82,6 +98,8 @@ async def find_chosen(
     *,
     type: str | None = None,
     since: float | None = None,
+    until: float | None = None,
+    error: str | None = None,
     subject: str | None = None,
     tenant_id: str | None = None,
     limit: int | None = None,
@@ -89,7 +107,7 @@ async def find_chosen(
 ) -> list[ReplayCandidate]:
     """Return the events of a state, oldest first, read page by page; at most ``limit``.
 
-    ``wanted`` chooses among them.
+    ``error`` is the text of an error of the wanted group; ``wanted`` chooses among the others.
     """
     await trio.lowlevel.checkpoint()
     found: list[ReplayCandidate] = []
@@ -99,6 +117,7 @@ async def find_chosen(
             type=type,
             state=state,
             since=since,
+            until=until,
             subject=subject,
             tenant_id=tenant_id,
             after_sequence=after,
@@ -107,7 +126,12 @@ async def find_chosen(
         if not page:
             break
         after = page[-1].sequence
-        chosen = page if wanted is None else [each for each in page if await wanted(each)]
+        alike = [
+            each
+            for each in page
+            if error is None or error_group(each.last_error) == error_group(error)
+        ]
+        chosen = alike if wanted is None else [each for each in alike if await wanted(each)]
         found += map(_candidate, chosen)
     return found
 

@@ -48,6 +48,7 @@ from ..records.deliveries import Postponed
 from ..storage.ports import Inbox
 from .registry import BoundHandler, RoutedHandler, WebhookHandlerBase
 from .routes import (
+    WAITING,
     Judgement,
     Pause,
     PostFailedError,
@@ -88,7 +89,7 @@ _POST_SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 RESULTS = ("done", "refused", "failed", "unavailable", "gone", "lost", "unreachable")
 
 #: Values of ``sdk_forward_route_state``.
-_STATES = {BreakerState.CLOSED: 0, BreakerState.OPEN: 1, BreakerState.PROBING: 1}
+_STATES = {BreakerState.CLOSED: 0, BreakerState.OPEN: WAITING, BreakerState.PROBING: WAITING}
 _PAUSED = 2
 
 ReadVariable = Callable[[str], str | None]
@@ -395,7 +396,7 @@ class ForwardHandler(WebhookHandlerBase[Any]):
                 labels = (label, ("result", result))
                 yield Sample("sdk_forward_attempts_total", labels, count)
         yield Sample("sdk_forward_put_off_total", (label,), self.counts["put_off"])
-        state = _PAUSED if self.paused is not None else _STATES.get(self.breaker.state, 1)
+        state = _PAUSED if self.paused is not None else _STATES.get(self.breaker.state, WAITING)
         yield Sample("sdk_forward_route_state", (label,), state)
         yield from self.seconds.samples("sdk_forward_seconds", (label,))
 

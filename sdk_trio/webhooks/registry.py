@@ -85,6 +85,17 @@ class Registration(msgspec.Struct, frozen=True):
     place: str = ""
 
 
+#: The type of the delivery by which ``doctor`` tries a running receiver; no upstream sends it.
+PROBE_TYPE = "sdk_trio.doctor"
+
+
+class _ProbeHandler(WebhookHandlerBase[Event[Any]]):
+    """Does nothing: a probe is done, and neither reaches a fallback or route nor is parked."""
+
+    async def handle_core(self, event: Event[Any]) -> None:
+        await trio.lowlevel.checkpoint()
+
+
 class Gate(Protocol):
     """The part of a handler that says when it takes events; only forwarding has one."""
 
@@ -476,7 +487,10 @@ class HandlerRegistry:
         )
         return BoundHandlers(
             catalog=self.catalog,
-            by_type={name: bind(each) for name, each in self._registrations.items()},
+            by_type={
+                PROBE_TYPE: BoundHandler("doctor", _ProbeHandler(), enqueue=False, ordered=False),
+                **{name: bind(each) for name, each in self._registrations.items()},
+            },
             fallback=bind(self._fallback) if self._fallback else None,
         )
 

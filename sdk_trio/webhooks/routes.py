@@ -202,6 +202,9 @@ def answer_text(status: int, body: bytes) -> str:
 
 # -- pauses --------------------------------------------------------------------------------------
 
+#: The value of ``sdk_forward_route_state`` for a route whose application fails or is away.
+WAITING = 1
+
 
 class Pause(msgspec.Struct, frozen=True):
     """A pause of a route: why, since when (Unix seconds), and who has paused it."""

@@ -276,6 +276,52 @@ async def test_dead_letters_are_counted_before_they_are_put_back(address):
         await until(done)
 
 
+async def test_the_focus_stays_with_what_was_pressed_or_said(address):
+    ledger, handlers = failing()
+    focused = "document.activeElement.innerText"
+
+    async def press(page, selector, text):
+        """Press a button as by the keyboard: it has the focus."""
+        buttons = f"[...document.querySelectorAll('{selector}')]"
+        button = f"{buttons}.find((one) => one.innerText.startsWith('{text}'))"
+        await page.until(button)
+        await page.evaluate(f"{button}.focus()")
+        await page.evaluate("document.activeElement.click()")
+
+    async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
+        page = console.page
+        await dead_letters(console.program, 2)
+        ledger.mended = True
+        await console.view("dead")
+        await press(page, "td button", "Replay")
+        await press(page, "dialog[open] button", "Dry run")
+        await page.see("2 deliveries would run again")
+        assert await page.evaluate(focused) == "Replay 2"
+        await press(page, "dialog[open] button", "Replay 2")
+        await page.see("in the queue again")
+        await page.until(f"{focused}.includes('in the queue again')")
+        ledger.mended = False
+        await dead_letters(console.program, 1)
+        (event,) = await console.program.api("/events?state=dead")
+        await console.view(f"deliveries/{event['key']}")
+        await press(page, "main button", "Replay")
+        await press(page, "dialog[open] button", "Replay")
+        await page.until(f"{focused}.includes('in the queue again')")
+
+
+async def test_the_overview_is_not_green_beside_dead_letters(address):
+    _, handlers = failing()
+    async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
+        await console.view("overview")
+        await console.page.until("document.querySelector('.card.ok')")
+        await dead_letters(console.program, 2)
+        await console.page.see("2 deliveries were given up")
+        assert not await console.page.evaluate("document.querySelector('.card.ok') !== null")
+        assert await console.page.evaluate(
+            "document.querySelector('.card.degraded').innerText.includes('2 dead')"
+        )
+
+
 async def test_a_tenant_is_suspended_and_the_audit_and_the_messages_say_so(address, monkeypatch):
     monkeypatch.setenv("EMAIL_API_KEY", "a-test-value")
     status = "MultiTenant__TenantStatus__SuspendUnverifiedTenantsAnyway"

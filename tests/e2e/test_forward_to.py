@@ -338,6 +338,21 @@ def test_the_application_is_told_the_attempt_the_tenant_and_the_span_of_each_pos
     assert len({trace for trace, _ in named}) == 4
 
 
+def test_a_route_whose_application_fails_is_listed_as_waiting(place, scripted):
+    place.environ["SDK__FORWARD__ROUTES"] = json.dumps([{"Name": "shop", "Url": scripted.url}])
+    place.environ["SDK__ADMIN__BIND"] = f"127.0.0.1:{free_port()}"
+    scripted.answer = 500
+    with place.daemon() as daemon:
+        for number in range(10):
+            deliver(daemon, number)
+        daemon.wait_for("forward.broken")
+        listed = place.run("routes", "list", "--format", "json")
+        assert [row["state"] for row in json.loads(listed.stdout)] == ["waiting"]
+        assert "shop: the application fails or is away" in listed.stderr
+    stopped = place.run("routes", "list")
+    assert "whether the applications answer is not known" in stopped.stderr
+
+
 def test_a_pause_of_the_application_or_of_a_command_survives_a_restart_until_it_is_resumed(
     place, scripted
 ):

@@ -165,6 +165,25 @@ async def test_reconcile_asks_for_what_is_missing_and_a_dry_run_does_not(run):
     assert json.dumps(TOKEN) not in asked.out
 
 
+async def test_reconcile_names_a_disabled_endpoint_and_fails(run):
+    await trio.to_thread.run_sync(run.command_line.seed, ("evt_seen", DeliveryState.DONE))
+    run.upstream.endpoints[0]["enabled"] = False
+    run.upstream.missed("evt_1", ago=3000)
+    answer = await run("events", "reconcile", "--since", "1h", "--format", "json")
+    assert (answer.status, answer.document) == (1, [])
+    assert "has disabled the webhook endpoint ep_here" in answer.err
+    assert "skipped while an endpoint was disabled" in answer.err
+    assert run.upstream.asked == []
+
+
+async def test_commands_on_the_store_run_where_reconciliation_is_enabled(run, monkeypatch):
+    await trio.to_thread.run_sync(run.command_line.seed, ("evt_seen", DeliveryState.DONE))
+    monkeypatch.setenv("SDK__WEBHOOKS__RECONCILIATION__ENABLED", "true")
+    answer = await run("events", "list", "--format", "json")
+    assert answer.status == 0
+    assert [row["webhook_id"] for row in answer.document] == ["evt_seen"]
+
+
 async def test_reconcile_without_an_inbox_creates_none(run):
     answer = await run("events", "reconcile", "--since", "1h")
     assert answer.status == 69

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from support.notifications import EMAIL, PHONE, SECRET, VARIABLES
 
+from sdk_trio.records.channels import CHANNELS
 from sdk_trio.testing import verify_notification
 
 NOTIFICATIONS = "Sdk:MultiTenant:Notifications"
@@ -169,6 +170,13 @@ def test_test_of_a_private_address_names_the_key_that_allows_it(command_line, mo
     answer = command_line("notify", "test", "--channel", "webhook", "--to", "https://10.0.0.1/in")
     assert answer.status == 1
     assert f"{NOTIFICATIONS}:Webhook:AllowPrivateAddresses" in answer.out
+
+
+def test_an_address_that_a_channel_cannot_take_is_refused(command_line, monkeypatch):
+    monkeypatch.setitem(CHANNELS, "webhook", CHANNELS["webhook"]._replace(target=None))
+    answer = command_line("notify", "test", "--channel", "webhook", "--to", "https://x.example")
+    assert answer.status == 2
+    assert "takes no --to" in answer.err
 
 
 @pytest.mark.parametrize(

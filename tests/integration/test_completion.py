@@ -9,7 +9,7 @@ import pytest
 
 CASES = [
     (["ev"], {"events"}),
-    (["events", "re"], {"replay", "resend", "reconcile"}),
+    (["events", "re"], {"replay", "resend", "reconcile", "rejected"}),
     (["help", "ver"], {"verify", "version"}),
     (["events", "list", "--ty"], {"--type"}),
     (["events", "list", "--state", "de"], {"dead"}),

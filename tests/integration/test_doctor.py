@@ -2,11 +2,13 @@
 
 import os
 import stat
+import uuid
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import apsw
+import attrs
 import pytest
 import trio
 import trustme
@@ -16,9 +18,12 @@ from support.doctor import Doctor
 from sdk_trio.cli.doctor import Report, machine, store
 from sdk_trio.cli.sign import provide_dev_secret
 from sdk_trio.config import Settings
-from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState, NewDelivery
+from sdk_trio.records.tenants import Tenant, TenantStatus
 from sdk_trio.runtime.presence import SETTINGS_SECRET, Presence, announced
 from sdk_trio.storage.examine import examine
+from sdk_trio.storage.open import open_inbox
+from sdk_trio.webhooks.outcomes import parked_reason
 
 
 @pytest.fixture
@@ -185,6 +190,7 @@ def test_a_certificate_and_a_key_that_do_not_fit(doctor, tmp_path):
     doctor.set("Server__CertFile", tmp_path / "cert.pem")
     doctor.set("Server__KeyFile", tmp_path / "key.pem")
     doctor.alone().one("permissions", "problem", "cannot be used together")
+    assert doctor.command_line("config", "check", "--standalone").status == 78
     one.private_key_pem.write_to_path(tmp_path / "key.pem")
     assert doctor.alone().of("permissions", "problem") == []
 
@@ -217,6 +223,10 @@ def test_until_when_the_certificate_is_valid(doctor, tmp_path, begins, ends, lev
     doctor.set("Server__KeyFile", tmp_path / "key.pem")
     found = doctor.alone().one("permissions", level, what)
     assert str(tmp_path / "cert.pem") in found["where"]
+    # A warning at worst: `run` starts all the same, and a unit may check before each restart.
+    checked = doctor.command_line("config", "check", "--standalone", "--format", "json")
+    keys = [row["key"] for row in checked.document]
+    assert (checked.status, "Sdk:Server:CertFile" in keys) == (0, level in ("warning", "problem"))
 
 
 def test_a_data_directory_that_is_no_directory(doctor):
@@ -297,8 +307,31 @@ def test_a_store_with_work_for_somebody(doctor):
     found.one("store", "ok", "no damage")
     found.one("store", "warning", "1 dead letters")
     found.one("store", "warning", "order.paid (1)")
+    assert "--error TEXT" in found.one("store", "warning", "1 dead letters")["remedy"]
     found.one("store", "warning", "oldest unfinished event came")
     assert found.status == 0
+
+
+def test_each_reason_for_parking_is_named(doctor):
+    doctor.command_line.seed(("msg_done", DeliveryState.DONE))
+
+    async def park():
+        settings = Settings.from_mapping(
+            {"Storage:Path": str(doctor.data)}, standalone=True, receiver=False
+        )
+        async with open_inbox(settings, owner="seed") as inbox:
+            tenant = Tenant(id=str(uuid.uuid4()), identifier="acme", name="Acme", created_at=0.0)
+            suspended = attrs.evolve(tenant, status=TenantStatus.SUSPENDED)
+            for webhook_id, reason in (("a", parked_reason(None)), ("b", parked_reason(suspended))):
+                delivery = NewDelivery(webhook_id, "order.paid", b"{}", 1, 1.0)
+                await inbox.park(delivery, reason)
+
+    trio.run(park)
+    found = doctor.alone()
+    none = found.one("store", "warning", "no handler for this type")
+    assert none["remedy"].startswith("register one")
+    held = found.one("store", "warning", "its tenant acme is Suspended")
+    assert held["remedy"].startswith("reactivate the tenant")
 
 
 def test_a_queue_that_is_nearly_full_is_a_warning(doctor, monkeypatch):

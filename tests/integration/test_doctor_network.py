@@ -6,20 +6,24 @@ from contextlib import asynccontextmanager
 from email.utils import formatdate
 from functools import partial
 
+import httpx
 import pytest
 import trio
 from support.connect_proxies import proxying
+from support.daemon import Place
 from support.deliveries import SECRET
 from support.doctor import Doctor
+from support.ports import free_port
 from support.scripted_upstream import TOKEN, scripted_upstream
 from support.serving import serving
 from support.upstreams import Authority, Upstream
 from support.upstreams import serving as serving_upstream
 
 from sdk_trio.cli.doctor import run as doctor_command
-from sdk_trio.cli.doctor.store import PROBE_ID
+from sdk_trio.cli.doctor.network import PROBE_ID
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.runtime.presence import SETTINGS_SECRET, Presence, announced
+from sdk_trio.testing import sign_delivery
 from sdk_trio.webhooks.signed_request import own_url
 
 OTHER_SECRET = "whsec_" + "A" * 32
@@ -48,7 +52,7 @@ async def test_the_probe_goes_through_the_whole_pipeline_once(doctor):
             found = await doctor.beside("--standalone")
             found.one("receiver", "ok", "through the whole pipeline")
         (record,) = await app.store.find(limit=10)
-    assert (record.webhook_id, record.state) == (PROBE_ID, DeliveryState.PARKED)
+    assert (record.webhook_id, record.state) == (PROBE_ID, DeliveryState.DONE)
     assert found.status == 0
 
 
@@ -58,6 +62,23 @@ async def test_the_probe_is_no_parked_event_that_somebody_has_to_look_at(doctor)
         await doctor.beside("--standalone")
         found = await doctor.beside("--standalone")
     found.one("store", "ok", "none is dead, parked or old")
+
+
+def test_a_secret_that_differs_from_the_senders_is_explained(tmp_path):
+    place = Place(tmp_path)
+    place.environ["SDK__ADMIN__BIND"] = f"127.0.0.1:{free_port()}"
+    with place.daemon() as daemon:
+        forged = sign_delivery("order.paid", secret=OTHER_SECRET)
+        url = f"{daemon.receiver}/hooks/sdk"
+        answer = httpx.post(url, content=forged.body, headers=forged.headers)
+        assert answer.status_code == 400
+        ran = place.run("doctor", "--standalone", "--format", "json")
+    (found,) = (row for row in json.loads(ran.stdout) if row["where"] == "rejected requests")
+    assert (found["level"], found["what"]) == (
+        "warning",
+        "1 since the receiver started: no_match",
+    )
+    assert "signs with another secret" in found["remedy"]
 
 
 @pytest.mark.parametrize(

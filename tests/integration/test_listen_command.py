@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from functools import partial
 
 import pytest
 import trio
@@ -349,6 +350,28 @@ async def test_the_secret_is_for_those_with_the_token_on_this_machine_or_with_th
         source = FeedSource(admin.runtime.started.admin[0], TOKEN)
         with pytest.raises(RelayError, match="ReadOnly"):
             await ask(source, "POST", "/api/relay/secret", body={})
+
+
+async def test_rejected_requests_are_listed_with_their_causes(command_line, monkeypatch):
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)  # the fixture has removed it
+    async with administered(registry(works), **STORED) as admin:
+        command = ("events", "rejected", "--from", admin.runtime.started.admin[0])
+
+        async def run(*words):
+            words = (*command, "--token-env", "SDK_TEST_ADMIN_TOKEN", *words)
+            return await trio.to_thread.run_sync(partial(command_line, *words))
+
+        assert "nothing was rejected" in (await run()).err
+        for number in range(3):
+            forged = signed("order.paid", webhook_id=f"msg_{number}", secret=OTHER_SECRET)
+            await admin.app.deliver(forged, settle=False)
+        answer = await run("--limit", "2", "--format", "json")
+        assert [row["webhook_id"] for row in answer.document] == ["msg_2", "msg_1"]
+        assert {row["cause"] for row in answer.document} == {"no_match"}
+        assert "3 since the receiver started: no_match 3" in answer.err
+        assert "signs with another secret" in answer.err
+        assert (await run("--cause", "too_old", "--format", "json")).document == []
+        assert "msg_2" in (await run()).out
 
 
 async def test_tail_follows_a_receiver_elsewhere(monkeypatch, capsys):

@@ -235,7 +235,7 @@ async def test_a_survey_changes_nothing():
         await upstream.deliver("evt_seen")
         upstream.missed("evt_1", ago=30 * HOUR, succeeded=True)
         upstream.missed("evt_2", ago=HOUR)
-        found = await place.reconciler().survey(time.time() - 31 * HOUR)
+        found = (await place.reconciler().survey(time.time() - 31 * HOUR)).missing
         assert [sighting.webhook_id for sighting in found] == ["evt_1", "evt_2"]
         assert upstream.asked == []
         assert await place.inbox.read_checkpoint(CHECKPOINT_NAME) is None

@@ -3,6 +3,7 @@
 import socket
 import ssl
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import trio
@@ -17,6 +18,7 @@ from sdk_trio.server import tls
 from sdk_trio.server.tls import load_certificate
 
 AUTHORITY = trustme.CA()
+DAY = timedelta(days=1)
 
 
 @pytest.fixture(scope="module")
@@ -287,3 +289,16 @@ async def test_hypercorn_serves_tls_where_the_fast_path_is_off(files):
     async with http_server(False, certificate=files) as server:
         assert (await exchange(server, LAST)).startswith(b"HTTP/1.1 200")
     assert server.observer.seen[0].scope["scheme"] == "https"
+
+
+async def test_an_expired_certificate_is_logged_and_served_all_the_same(tmp_path, caplog):
+    now = datetime.now(UTC)
+    issued = AUTHORITY.issue_cert("localhost", not_before=now - DAY * 2, not_after=now - DAY)
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
+    certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
+    async with http_server(True, certificate=(certificate, key)) as served:
+        assert "has expired" in caplog.text
+        caplog.clear()
+        served.server.prepare_certificate(certificate, key)()
+        assert "has expired" in caplog.text

@@ -59,9 +59,12 @@ class ForkedProgram:
     """A process of the program, with the part of ``subprocess.Popen`` that tests use."""
 
     def __init__(self, connection: socket.socket) -> None:
+        from . import reaper  # the server, which runs this file by itself, has no package
+
         self.returncode: int | None = None
         self._connection = connection
         self.pid = self._read()
+        reaper.register(self.pid)
 
     def _read(self) -> int:
         content = self._connection.recv(_NUMBER.size, socket.MSG_WAITALL)

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from . import reaper
 from .ports import free_port
 from .waiting import wait_until
 
@@ -112,6 +113,7 @@ class PostgresServer:
         options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
         log = str(self.directory / "log")
         self._run("pg_ctl", "start", "-w", "-D", str(self.data), "-l", log, "-o", options)
+        reaper.register(self.pid)  # pg_ctl has made a daemon of it
 
     def stop(self, mode: str = "immediate") -> None:
         self._run("pg_ctl", "stop", "-w", "-D", str(self.data), "-m", mode)

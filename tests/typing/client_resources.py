@@ -3,6 +3,7 @@
 A line with an ignore must be an error: mypy reports ignores that nothing needs.
 """
 
+from datetime import datetime
 from typing import assert_type
 
 import httpx
@@ -56,6 +57,8 @@ async def check_fields(client: Client) -> None:
     assert_type(known.status, OrderStatus)
     assert_type(known.customer.email, str | None)
     assert_type(known.seats, int | None)
+    assert_type(known.created_at, datetime)
+    assert_type(known.modified_at, datetime | None)
     assert_type(known.metadata["plan"], str | int | float | bool)
     known["brand_new"]
     known.satus  # type: ignore[attr-defined]  # noqa: B018 - misspelt

@@ -330,6 +330,50 @@ def test_replay_since_leaves_older_ones_alone(command_line):
     assert states(command_line) == {"old": "dead", "new": "received"}
 
 
+def test_replay_until_leaves_later_ones_alone(command_line):
+    command_line.seed(("old", DEAD), ("new", DEAD))
+    until = "2027-01-15T08:00:01Z"
+    assert command_line("events", "replay", "--state", "dead", "--until", until).status == 0
+    assert states(command_line) == {"old": "received", "new": "dead"}
+
+
+def test_replay_of_one_error_leaves_the_others_alone(command_line):
+    errors = {
+        "a": "KeyError: order 17 of 3f2b1c9d8e7a is gone",
+        "b": "KeyError: order 4 of 99aa88bb77cc is gone\nsecond line",
+        "c": "TimeoutError: the bank",
+    }
+    command_line.seed(("old", DEAD))
+
+    async def fail():
+        settings = Settings.from_mapping(
+            {"Storage:Path": str(command_line.data)}, standalone=True, receiver=False
+        )
+        async with open_inbox(settings, owner="seed") as inbox:
+            for webhook_id, error in errors.items():
+                await inbox.accept(
+                    NewDelivery(webhook_id, "order.paid", b"{}", 1, ARRIVAL), leased=True
+                )
+                await inbox.start(webhook_id, now=ARRIVAL)
+                await inbox.finish(webhook_id, Dead(error), now=ARRIVAL + 1)
+
+    trio.run(fail)
+    chosen = ("events", "replay", "--state", "dead", "--error")
+    # As it is shown for one of them, or as the console shows the group.
+    for text in (errors["a"], "KeyError: order # of # is gone"):
+        rows = command_line(*chosen, text, "--dry-run", "--format", "json").document
+        assert [row["webhook_id"] for row in rows] == ["a", "b"]
+    assert command_line(*chosen, errors["c"]).status == 0
+    assert states(command_line)["c"] == "received"
+    assert states(command_line)["old"] == "dead"
+
+
+def test_a_list_that_stops_at_its_limit_says_that_there_are_more(command_line):
+    command_line.seed(*((f"msg_{n}", DONE) for n in range(51)))
+    assert "the newest 50; there are more" in command_line("events", "list").err
+    assert "there are more" not in command_line("events", "list", "--limit", "51").err
+
+
 def test_replay_of_a_subject_leaves_the_others_alone(command_line):
     command_line.seed(("a", DEAD), ("b", DEAD), ("c", PARKED))
     chosen = ("events", "replay", "--state", "dead", "--subject", "order-of-b", "--format", "json")
@@ -341,7 +385,9 @@ def test_replay_of_a_subject_leaves_the_others_alone(command_line):
     assert (both.status, "--subject" in both.err) == (2, True)
 
 
-@pytest.mark.parametrize("option", ["--since", "--route", "--subject", "--type", "--tenant"])
+@pytest.mark.parametrize(
+    "option", ["--since", "--until", "--error", "--route", "--subject", "--type", "--tenant"]
+)
 def test_replay_by_a_variable_that_is_not_set_replays_nothing(command_line, option):
     command_line.seed(("a", DEAD))
     command_line("events", "replay", "--state", "dead", option, "")

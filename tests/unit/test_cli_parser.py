@@ -39,6 +39,11 @@ def test_nothing_that_is_printed_names_a_page_which_an_installed_package_lacks(w
         (["rnu"], "there is no command 'rnu': did you mean 'run'?"),
         (["evnts", "list"], "there is no command 'evnts': did you mean 'events'?"),
         (["events", "lst"], "there is no command 'events lst': did you mean 'events list'?"),
+        (["tenant", "create"], "there is no command 'tenant create': did you mean 'tenant add'?"),
+        (
+            ["run", "--standalone", "--set", "Sdk:Webhoks:Path=/x"],
+            "--set Sdk:Webhoks is not a known key: did you mean Sdk:Webhooks?",
+        ),
         (["zzz"], "there is no command 'zzz': choose from run, health, dev"),
         (
             ["events", "list", "--stat", "dead"],

@@ -385,5 +385,8 @@ def test_reconciliation_needs_the_client_and_a_memory_that_reaches_as_far() -> N
         "Webhooks:Reconciliation:MaxLookbackHours": 25,
     }
     assert keys({**on, **soon_forgotten}) == ["Webhooks:Reconciliation:MaxLookbackHours"]
-    alone = check(bind([read_section(on, None)]).settings, standalone=True, receiver=False)
+    settings = bind([read_section({**on, "Webhooks:Secret": SECRET}, None)]).settings
+    alone = check(settings, standalone=True)
     assert [p.key for p in alone.problems] == ["Sdk:Webhooks:Reconciliation:Enabled"]
+    # A command on the store runs no receiver, and so no reconciliation.
+    assert not check(settings, standalone=True, receiver=False).problems

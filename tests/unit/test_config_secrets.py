@@ -60,6 +60,36 @@ def test_a_missing_prefix_is_a_warning() -> None:
     assert "whsec_" in parse_secret("an-old-secret-of-some-length", AUTO).warnings[0]
 
 
+@pytest.mark.parametrize("derivation", [AUTO, STANDARD])
+def test_a_version_before_the_prefix_is_dropped(derivation: KeyDerivation) -> None:
+    shown = parse_secret(f"v1,{SECRET}", derivation)
+    assert shown == parse_secret(SECRET, derivation)
+    assert not shown.warnings
+
+
+@pytest.mark.parametrize(
+    ("text", "derivation", "reason"),
+    [
+        (f"v1,{SECRET}", UTF8, "KeyDerivation to Auto or Standard"),
+        (f"v1a,{PUBLIC_KEY}", AUTO, "version"),
+        (f"v1,{PUBLIC_KEY}", AUTO, "version"),
+        (f"v1,{SECRET}|v1,{SECRET}", AUTO, "several secrets"),
+        (f"{SECRET},{SECRET}", AUTO, "several secrets"),
+    ],
+)
+def test_a_version_that_would_spoil_the_key_is_named(
+    text: str, derivation: KeyDerivation, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_secret(text, derivation)
+
+
+def test_a_text_of_the_merchants_own_is_no_warning_under_utf8() -> None:
+    assert not parse_secret("an-old-secret-of-some-length", UTF8).warnings
+    (warning,) = parse_secret("an-old-secret-of-some-length", AUTO).warnings
+    assert "KeyDerivation to Utf8" in warning
+
+
 def test_a_plain_word_that_happens_to_be_base64_is_the_key_itself() -> None:
     assert parse_secret("correcthorsebattery", AUTO).hmac_keys == ((UTF8, b"correcthorsebattery"),)
 

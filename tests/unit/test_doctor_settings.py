@@ -201,7 +201,7 @@ def test_missing_handlers(missing, registered, required, level):
     ("endpoint", "level", "what"),
     [
         (None, PROBLEM, "nothing arrives"),
-        ({"enabled": False}, PROBLEM, "switched it off"),
+        ({"enabled": False}, PROBLEM, "disabled it"),
         ({"format": "slack"}, PROBLEM, "its format is slack"),
         ({"url": "http://shop.example/hooks"}, WARNING, "no HTTPS"),
         ({"events": []}, WARNING, "does not send what has a handler: order.paid"),

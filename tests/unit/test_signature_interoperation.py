@@ -92,3 +92,12 @@ def test_same_verdict_as_standardwebhooks_on_well_formed_deliveries(
         theirs = False
     ours = verdict(sent, body.encode(), [configured], now) is not None
     assert ours == theirs == (abs(age) <= 300 and not changed and configured in signers)
+
+
+def test_a_secret_as_supabase_shows_it_verifies_what_its_key_signed() -> None:
+    now = time.time()
+    signature = standardwebhooks.Webhook(NEW).sign(
+        "msg_1", datetime.fromtimestamp(int(now), UTC), BODY
+    )
+    sent = headers("msg_1", int(now), signature)
+    assert verdict(sent, BODY.encode(), [f"v1,{NEW}"], now)

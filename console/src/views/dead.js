@@ -3,7 +3,7 @@
 import { useRef, useState } from "preact/hooks";
 import { post } from "../api.js";
 import { count, visible, visibleLines } from "../format.js";
-import { Dialog, Failure, Loaded, When, html, useAct, useData } from "../parts.js";
+import { Act, Dialog, Failure, Loaded, Said, When, html, useAct, useData } from "../parts.js";
 import { address } from "../route.js";
 
 export function Dead({ overview }) {
@@ -12,7 +12,7 @@ export function Dead({ overview }) {
   const [chosen, setChosen] = useState(null);
   const [said, say] = useState("");
   return html`<h1>Dead letters</h1>
-    <p role="status" class="said">${said}</p>
+    <${Said} text=${said} />
     <${Loaded} of=${dead}>${(data) => data.groups.length === 0 ? html`<p class="empty">There are no dead letters.</p>` : html`
       <p class="faint">${count(data.counted)} dead letters${data.more ? ", the newest ones; there are more" : ""}.${" "}
         <button type="button" disabled=${overview?.read_only} onClick=${() => setChosen({})}>Replay all…</button></p>
@@ -39,6 +39,7 @@ function Bulk({ choice, onClose }) {
   const end = (gone = 0) => onClose(replayed.current || gone ? [`${count(replayed.current)} deliveries are in the queue again.`,
     gone && `Left out, as no dead letters any more: ${count(gone)} of ${count(trial.count)}.`, trial.more && "There are more."].filter(Boolean).join(" ") : "");
   const [act, acting] = useAct(async () => {
+    if (trial?.count === 0) return;
     setError(null);
     try {
       if (!tried) {
@@ -77,5 +78,5 @@ function Bulk({ choice, onClose }) {
       <ul class="sample">${trial.events.slice(0, 5).map((event) => html`<li class="mono">${event.webhook_id}</li>`)}${trial.count > 5 && html`<li class="faint">and others</li>`}</ul>` : html`<p>A dry run counts them and changes nothing.</p>`}
     <p role="status" class="said">${done > 0 && `${count(done)} put back so far.`}</p>
     <p class="buttons"><button type="button" onClick=${leave}>${tried && (acting || done) ? "Stop" : "Cancel"}</button>
-      <button type="button" class="strong" disabled=${acting || trial?.count === 0} onClick=${act}>${!tried ? "Dry run" : done ? "Go on" : `Replay ${count(trial.count)}`}</button></p><//>`;
+      <${Act} type="button" busy=${acting || trial?.count === 0} onClick=${act}>${!tried ? "Dry run" : done ? "Go on" : `Replay ${count(trial.count)}`}<//></p><//>`;
 }

@@ -4,7 +4,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { get, post } from "../api.js";
 import { base64, bytes, clock, count, exact, sizeOf, span, visible, visibleLines } from "../format.js";
 import { difference, parse } from "../json.js";
-import { Copy, Dialog, Empty, Failure, Loaded, State, Tree, When, html, useAct, useData } from "../parts.js";
+import { Act, Copy, Dialog, Empty, Failure, Loaded, Said, State, Tree, When, html, useAct, useData } from "../parts.js";
 import { address, back } from "../route.js";
 
 const AGAIN = ["dead", "parked", "retrying"];
@@ -134,7 +134,7 @@ function TimeLine({ event }) {
     ${event.state === "running" && html`<li><${When} at=${event.started_at} /> <b>running</b></li>`}
     ${event.state === "done" && html`<li class="good"><${When} at=${event.finished_at} /> <b>done</b>${event.started_at && event.finished_at ? ` after ${span(event.finished_at - event.started_at)}` : ""}</li>`}
     ${event.state === "dead" && html`<li class="bad"><${When} at=${event.finished_at} /> <b>dead letter</b>: no run follows by itself</li>`}
-    ${event.state === "parked" && html`<li class="warn"><b>parked</b>: no handler takes this type</li>`}
+    ${event.state === "parked" && html`<li class="warn"><b>parked</b>: ${visible(event.last_error) ?? "the reason is not kept"}</li>`}
     ${event.next_attempt_at && event.state === "retrying" && html`<li class="warn"><${When} at=${event.next_attempt_at} /> <b>next run</b></li>`}
   </ol>`;
 }
@@ -153,11 +153,11 @@ function Replay({ event, again, readOnly }) {
     setOpen(false);
   });
   // What was said stays when the state, and with it the button, has changed.
-  return html`<span role="status">${said}</span>
+  return html`<${Said} as="span" text=${said} />
     ${AGAIN.includes(event.state) && html`<button type="button" disabled=${readOnly} title=${readOnly ? "Admin:ReadOnly is set" : ""} onClick=${() => setOpen(true)}>Replay</button>`}
     ${open && html`<${Dialog} title="Replay this delivery?" onClose=${() => setOpen(false)}>
       <p>Its handlers run again with the same bytes.</p>
-      <p class="buttons"><button type="button" onClick=${() => setOpen(false)}>Cancel</button><button type="button" class="strong" disabled=${acting} onClick=${act}>Replay</button></p><//>`}`;
+      <p class="buttons"><button type="button" onClick=${() => setOpen(false)}>Cancel</button><${Act} type="button" busy=${acting} onClick=${act}>Replay<//></p><//>`}`;
 }
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;

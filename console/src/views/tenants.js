@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { post } from "../api.js";
-import { Choice, Dialog, Failure, Loaded, State, When, html, useAct, useData } from "../parts.js";
+import { Act, Choice, Dialog, Failure, Loaded, Said, State, When, html, useAct, useData } from "../parts.js";
 import { address, back, refine } from "../route.js";
 import { More, useMore } from "./more.js";
 
@@ -39,7 +39,7 @@ function One({ tenant, again, readOnly }) {
       <span class="actions">${TRANSITIONS[tenant.status].map((transition) => html`
         <button type="button" disabled=${readOnly} onClick=${() => ask(transition)}>${VERBS[transition]}…</button>`)}
         <a class="button" href=${address("deliveries", null, { tenant: tenant.identifier })}>Its deliveries</a></span></header>
-    <p role="status" class="said">${said}</p>
+    <${Said} text=${said} />
     <dl class="facts"><div><dt>Identifier</dt><dd class="mono">${tenant.identifier}</dd></div><div><dt>Id</dt><dd class="mono">${tenant.id}</dd></div>
       <div><dt>Email</dt><dd>${tenant.site_manager_email ?? "-"}${tenant.site_manager_email && (tenant.site_manager_email_verified ? " (verified)" : " (not verified)")}</dd></div>
       <div><dt>Phone</dt><dd>${tenant.site_manager_phone ?? "-"}</dd></div><div><dt>Organization</dt><dd class="mono">${tenant.organization_id ?? "-"}</dd></div>
@@ -65,5 +65,5 @@ function Change({ tenant, transition, onClose }) {
     ${error && html`<${Failure} error=${error} />`}
     <label class="field wide">Reason<input name="reason" value=${reason} maxlength="500" autocomplete="off" onInput=${(event) => setReason(event.currentTarget.value)} /></label>
     ${transition === "Suspended" && !tenant.site_manager_email_verified && html`<label class="check"><input type="checkbox" name="bypass" checked=${bypass} onChange=${(event) => setBypass(event.currentTarget.checked)} /> although its email is not verified</label>`}
-    <p class="buttons"><button type="button" onClick=${() => onClose("")}>Cancel</button><button class="strong" disabled=${acting}>${VERBS[transition]}</button></p></form><//>`;
+    <p class="buttons"><button type="button" onClick=${() => onClose("")}>Cancel</button><${Act} busy=${acting}>${VERBS[transition]}<//></p></form><//>`;
 }

@@ -3,6 +3,7 @@
 import socket
 import ssl
 import time
+from argparse import Namespace
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
@@ -13,26 +14,32 @@ from ...client.client import Client
 from ...client.errors import CallError
 from ...config import Settings
 from ...config.fields import ForwardedHeaders
-from ...errors import OptionsValidationError
+from ...errors import OptionsValidationError, SdkError
 from ...net.poster import NoAllowedAddressError
 from ...net.transport import URL_KEY as PROXY_URL
 from ...net.transport import Proxy, ignored_variable, proxy_of, tls_context
 from ...reconcile.plan import has_path
 from ...runtime.presence import Presence
 from ...webhooks.forward import dial_of
+from ...webhooks.registry import PROBE_TYPE
 from ...webhooks.screen import TrustedProxies
 from ...webhooks.signed_request import DeliveryFailedError, post, sign_body
+from ..listen import feed_source
 from ..receiver import reach
+from ..rejected import ADVICE, rejections
 from ..routes import pauses_of
 from ..sign import NoSecretError
 from ..trigger import secret_of
 from . import Report
 from .settings import ALLOWED_SOURCES, TRUSTED_PROXIES, check_endpoints
-from .store import PROBE_ID
 
-#: The body of the probe, with a type that no upstream sends. Its bytes are the same each time, so
-#: that the inbox holds one such event at most.
-PROBE_BODY = b'{"type":"sdk_trio.doctor","data":{"id":"doctor"}}'
+#: The body of the probe. Its bytes are the same each time, so that the inbox holds one such event
+#: at most.
+PROBE_BODY = b'{"type":"%s","data":{"id":"doctor"}}' % PROBE_TYPE.encode()
+
+#: The event that ``doctor`` delivers to the running receiver, always the same.
+# A known id is answered 200 without a handler, so that probing again does nothing.
+PROBE_ID = "msg_sdk_trio_doctor"
 
 #: The longest time of each attempt to reach the upstream, in seconds.
 STEP_SECONDS = 5.0
@@ -74,6 +81,25 @@ async def check_receiver(settings: Settings, report: Report) -> None:
         )
     else:
         _explain(posted.status, where, settings, report)
+    await _check_rejections(settings, report)
+
+
+async def _check_rejections(settings: Settings, report: Report) -> None:
+    """Report why the running receiver has refused what senders delivered."""
+    where = "rejected requests"
+    try:
+        source = feed_source(settings, Namespace(from_=None, token_env=None))
+        answer = await rejections(source, limit="1")
+    except SdkError as error:
+        report.note(where, f"they were not read: {error}")
+        await trio.lowlevel.checkpoint()
+        return
+    for cause in sorted(answer["causes"].keys() & ADVICE.keys()):
+        report.warning(
+            where,
+            f"{answer['causes'][cause]} since the receiver started: {cause}",
+            f"{ADVICE[cause]}; 'events rejected --cause {cause}' lists the newest",
+        )
 
 
 async def check_routes(settings: Settings, report: Report) -> None:

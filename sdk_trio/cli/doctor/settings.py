@@ -267,8 +267,10 @@ def check_endpoints(
         if endpoint.get("enabled") is False:
             report.problem(
                 where,
-                "the upstream has switched it off, as it does after many failures",
-                "enable it there, then 'events reconcile' fetches what was missed",
+                "the upstream has disabled it, as it does after many failures, and lists nothing "
+                "that it skips until it is enabled",
+                "enable it there; 'events reconcile' fetches only what it tried to deliver before: "
+                "compare orders and subscriptions with 'call'",
             )
         if str(endpoint.get("url")).startswith("http:"):
             report.warning(where, "its URL is no HTTPS", "give it an https:// URL")

@@ -36,10 +36,6 @@ from .machine import STORAGE_PATH
 if TYPE_CHECKING:
     from ...storage.postgres.examine import PostgresExamination
 
-#: The event that ``doctor`` delivers to the running receiver, always the same.
-# A known id is answered 200 without a handler, so that probing again does nothing.
-PROBE_ID = "msg_sdk_trio_doctor"
-
 #: The longest time that SQLite looks for damage, in seconds: it reads the whole file.
 CHECK_SECONDS = 5.0
 
@@ -74,7 +70,7 @@ async def examine_store(settings: Settings) -> Examination | None:
         await trio.lowlevel.checkpoint()
         return None
     return await trio.to_thread.run_sync(
-        lambda: examine(file, now=time.time(), check_seconds=CHECK_SECONDS, besides=PROBE_ID),
+        lambda: examine(file, now=time.time(), check_seconds=CHECK_SECONDS),
         abandon_on_cancel=True,
     )
 
@@ -264,14 +260,19 @@ def _describe_contents(found: Examination, report: Report) -> None:
         report.warning(
             "inbox",
             f"{dead} dead letters: their handlers failed for good",
-            "'events list --state dead' shows why; 'events replay --state dead' once it is mended",
+            "'events list --state dead' shows why; once a cause is fixed, 'events replay --state "
+            "dead --error TEXT' runs those with that error, and --type, --since and --until narrow "
+            "it; --dry-run shows which",
         )
-    if found.parked_types:
-        types = ", ".join(f"{name} ({count})" for name, count in found.parked_types.items())
+    for reason, types in found.parked.items():
+        # The reason is written as `fault; advice`.
+        fault, _, advice = reason.partition("; ")
+        named = ", ".join(f"{name} ({count})" for name, count in types.items())
         report.warning(
             "inbox",
-            f"parked, because no handler took them: {types}",
-            "register handlers or a fallback, then 'events replay --state parked'",
+            f"parked: {named}: {fault}",
+            f"{advice or 'see them'}: 'events list --state parked', 'events replay --state parked "
+            "--type T'",
         )
     age = 0.0 if found.oldest_unfinished is None else time.time() - found.oldest_unfinished
     if age > OLD_EVENT_SECONDS:
@@ -280,7 +281,7 @@ def _describe_contents(found: Examination, report: Report) -> None:
             f"the oldest unfinished event came {age / 3600:.0f} hours ago",
             "start a receiver if none runs; 'events list --state retrying' shows what fails",
         )
-    if not dead and not found.parked_types and age <= OLD_EVENT_SECONDS:
+    if not dead and not found.parked and age <= OLD_EVENT_SECONDS:
         waiting = sum(found.states.values())
         report.ok("inbox", f"{waiting} events wait, none is dead, parked or old")
 

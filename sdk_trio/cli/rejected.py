@@ -1,0 +1,97 @@
+"""``events rejected``: the requests that a running receiver did not answer 200."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from .parse import add_feed, add_format, describing, moment_text, parse_count
+
+if not describing():
+    import trio
+
+    from .listen import FeedSource, ask, feed_source
+    from .settings import load
+    from .terminal import print_rows, say
+
+COLUMNS = ("at", "status", "cause", "address", "webhook_id", "type", "detail")
+
+#: The most rows of one answer of the API.
+_PAGE = 200
+
+#: The advice for the causes of a sender's 400s that an operator can do something about.
+ADVICE = {
+    "no_match": "the sender signs with another secret: compare Sdk:Webhooks:Secret with the one "
+    "that it shows for this endpoint, and see Sdk:Webhooks:KeyDerivation",
+    "too_old": "the sender's timestamp is too old: compare both clocks, or it is a replay",
+    "too_new": "the sender's timestamp lies ahead: compare both clocks",
+    "not_https": "no trusted proxy says that it was reached by HTTPS: see "
+    "Sdk:Server:TrustedProxies",
+    "own_secrets": "the tenant has secrets of its own, and the host's signed: see "
+    "Sdk:MultiTenant:OwnSecretsOnly",
+    "bad_signature_header": "the signature is in another format: the endpoint has to send the "
+    "format of Standard Webhooks",
+    "missing_header": "it is no delivery, or a proxy removes the webhook- headers",
+}
+
+
+def rejected_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events rejected``."""
+    parser.add_argument("--cause", metavar="C", help="only this cause, such as no_match")
+    parser.add_argument(
+        "--limit", metavar="N", default="50", help="at most this many, newest first (default 50)"
+    )
+    add_feed(parser)
+    add_format(parser)
+
+
+def list_rejected(arguments: Namespace) -> int:
+    """Print the newest requests that were rejected or refused, newest first.
+
+    The receiver keeps the last 500 in memory, without their bodies, and is asked for them.
+
+    Raises:
+        RelayError: it does not answer, or refuses.
+        UsageError: there is no token, or the address is unknown.
+    """
+    limit = parse_count(arguments.limit, option="--limit")
+    source = feed_source(load(arguments), arguments)
+    rows, answer = trio.run(_find, source, arguments.cause, limit)
+    as_json = arguments.format == "json"
+    shown = rows if as_json else [{**row, "at": moment_text(row["at"])} for row in rows]
+    print_rows(shown, COLUMNS, as_json=as_json)
+    causes: Mapping[str, int] = answer["causes"]
+    if not answer["total"]:
+        say("nothing was rejected since the receiver started")
+        return 0
+    counts = ", ".join(f"{cause} {causes[cause]}" for cause in sorted(causes))
+    say(f"{answer['total']} since the receiver started: {counts}")
+    for cause in sorted(causes.keys() & ADVICE.keys()):
+        say(f"{cause}: {ADVICE[cause]}")
+    return 0
+
+
+async def _find(
+    source: FeedSource, cause: str | None, limit: int
+) -> tuple[list[dict[str, Any]], Mapping[str, Any]]:
+    """Return the newest rows, and the last answer with its counts."""
+    found: list[dict[str, Any]] = []
+    query = {} if cause is None else {"cause": cause}
+    while True:
+        size = min(_PAGE, limit - len(found))
+        answer = await rejections(source, limit=str(size), **query)
+        found += answer["rejections"]
+        if len(found) == limit or len(answer["rejections"]) < size:
+            return found, answer
+        query["before"] = str(found[-1]["seq"])
+
+
+async def rejections(source: FeedSource, **query: str) -> Mapping[str, Any]:
+    """Return the receiver's newest rejections, and how many there were of each cause.
+
+    Raises:
+        RelayError: it does not answer, or refuses.
+    """
+    answer: Mapping[str, Any] = await ask(source, "GET", "/api/rejections", query=query)
+    return answer
