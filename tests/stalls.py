@@ -53,8 +53,8 @@ from sdk_trio.events import *
 if lease := os.environ.get("STALLS_LEASE"):
     from sdk_trio.storage import open as opening
     from sdk_trio.webhooks import queue
-    opening.LEASE_SECONDS = float(lease)
-    queue.RENEW_SECONDS = float(lease) / 5
+    opening.open_store.__wrapped__.__kwdefaults__["lease_seconds"] = float(lease)
+    queue.LEASE_SECONDS, queue.RENEW_SECONDS = float(lease), float(lease) / 5
 
 handlers = sdk_trio.HandlerRegistry()
 ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from .postgres.inbox import PostgresInbox
     from .sqlite.inbox import SqliteInbox
 
-#: Duration of a lease without renewal, in seconds, unless the caller gives another.
-LEASE_SECONDS = 75.0
+#: Duration of a lease without renewal, in seconds, unless the caller gives another. It is longer
+#: than most stalls of a store or of a process, after which the runs of a process go on. It is as
+#: long as an event may wait whose lease no one holds.
+LEASE_SECONDS = 45.0
 
 # Longer than the store's own waits for a hanging disk, so that the store words the error and not
 # this scope. A shield without a deadline could never be ended.

@@ -2,13 +2,14 @@
 
 Every ``async`` method is a checkpoint, but for ``finish`` of an inline run in memory. One that
 writes returns after the change is durable (SQLite: synced to disk; memory: kept by this process),
-and is *not* undone by cancellation: the write is finished, then ``Cancelled`` is raised. A lease or
-claim that such a call has taken is given up, because its caller never learns of it and will not run
-it; the same holds after the error that the store does not answer. Every ``async`` method raises
-:class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do it at present.
+and is *not* undone by cancellation: the write is finished, then ``Cancelled`` is raised. After
+that, or after the error that the store does not answer, it may have taken leases that its caller
+does not know of. They end, because only those that the caller names are renewed. Every ``async``
+method raises :class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do it at
+present.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ..records.deliveries import (
@@ -21,6 +22,7 @@ from ..records.deliveries import (
     NewDelivery,
     Outcome,
     Purged,
+    Renewed,
 )
 
 if TYPE_CHECKING:
@@ -60,9 +62,10 @@ class Inbox(Protocol):
     A different body under the same key changes no answer: it is kept beside the first one as
     evidence, see :meth:`evidence`.
 
-    An inbox acts for one *owner*, named when it is opened. An owner holds a lease up to a deadline.
-    Owners never take over their own leases, only those of others that have expired (``take_due``)
-    or whose owners are known to be dead (``recover``).
+    An inbox acts for one *owner*, named when it is opened. An owner has a lease up to a deadline,
+    and *holds* it as long as it is going to run that delivery, or runs it. ``renew`` extends what
+    is held, and gives up what has ended and is not. Leases of other owners are taken over when they
+    have ended (``take_due``), or when their owners are known to be dead (``recover``).
     """
 
     @property
@@ -119,10 +122,11 @@ class Inbox(Protocol):
         """
         ...
 
-    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
+    async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
         """Start a run by a worker: ``running``, one more attempt, the lease is ours.
 
-        A start that is repeated, as nobody knows whether it was committed, counts once.
+        False, and no change, when another owner has taken the delivery over, or it is finished or
+        gone. A start that is repeated, because its commit is unknown, counts once.
         ``alone``: no other run is in progress, so if the process ends, this one is the cause.
         """
         ...
@@ -217,8 +221,12 @@ class Inbox(Protocol):
         """
         ...
 
-    async def renew(self, *, now: float) -> None:
-        """Extend all of our leases."""
+    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
+        """Extend those of our leases that are held, by their ``keys``, and give up ended others.
+
+        An owner has one lease of a delivery, and runs it once at a time, so the key names it. What
+        is given up is as after ``Released``: due for everyone, or the sender's to deliver again.
+        """
         ...
 
     async def replay(self, keys: Sequence[str]) -> Sequence[str]:

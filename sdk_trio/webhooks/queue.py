@@ -7,14 +7,15 @@ events, events of an earlier process, and ordered events wait in the store; the 
 when they are due and a place is free.
 
 Invariants: every event in the channel or in a worker has a lease of this process in the store, so
-nothing is lost by a crash; and ``_places_taken`` never exceeds the channel's size, so that
-``send_nowait`` cannot fail.
+nothing is lost by a crash; only these leases are renewed, so nothing else keeps one; and
+``_places_taken`` never exceeds the channel's size, so that ``send_nowait`` cannot fail.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
+import msgspec
 import trio
 
 from ..base.bell import Bell
@@ -22,19 +23,24 @@ from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
 from ..records.deliveries import Admission, Dead, DeliveryRecord, Postponed, Retry
+from ..storage.open import LEASE_SECONDS
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
 from .arrival import VerifiedDelivery, arrival_of, resumed
 from .counters import Counters
 from .rejections import LINES, SECONDS
-from .run import CLEANUP_SECONDS, STORE_RETRY_SECONDS, DeliveryRunner
+from .run import CLEANUP_SECONDS, STORE_RETRY_SECONDS, DeliveryRunner, HeldLease
 
 _log = get_logger("webhooks")
 
-#: The interval at which the feeder looks for changes of other processes (``events replay``), in
+#: The interval at which the feeder asks for changes of other processes (``events replay``), in
 #: seconds. It costs no disk access, because SQLite keeps a counter of changes in memory.
 POLL_SECONDS = 0.5
+
+#: The longest time between two fetches, in seconds: whatever is due is found without any sign of
+#: it. A lease that ends gives none, and a sign may be missed.
+FETCH_SECONDS = 5.0
 
 #: The most records that the feeder fetches at once, which bounds the memory of their bodies.
 FEED_LIMIT = 100
@@ -42,9 +48,13 @@ FEED_LIMIT = 100
 #: The Retry-After, in seconds, when the queue is full.
 FULL_RETRY_SECONDS = 5.0
 
-#: The seconds after which leases are renewed. ``storage.LEASE_SECONDS`` allows for two missed
-#: renewals, so that a short fault of the disk hands no running event to another process.
-RENEW_SECONDS = 20.0
+#: The seconds after which held leases are renewed, and ended others given up. A stall of the store
+#: may last for ``LEASE_SECONDS`` less this before another process takes running events over.
+RENEW_SECONDS = 10.0
+
+#: How long a due event waits at most after a stall of the store or of this process, in seconds, as
+#: long as there is a free worker: a lease that no one holds ends, is given up, and is fetched.
+PICK_UP_SECONDS = LEASE_SECONDS + RENEW_SECONDS + FETCH_SECONDS
 
 #: The seconds that other runs wait for a suspect that runs alone. A handler that ends the process
 #: does so early as a rule, and one that never returns must not hold up all others for ever.
@@ -65,6 +75,15 @@ SUSPECTS_LIMIT = 100
 #: The smallest step of the wall clock against the monotonic one, in seconds, that counts as a clock
 #: that was set; time services correct smaller ones all the time.
 STEP_SECONDS = 2.0
+
+
+class _Queued(msgspec.Struct):
+    """An event in the channel: the number of its next run, whether that is surely its first."""
+
+    arrival: VerifiedDelivery
+    attempt: int
+    fresh: bool
+    lease: HeldLease
 
 
 class WorkerPool:
@@ -99,9 +118,8 @@ class WorkerPool:
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._capacity = options.capacity
         self._workers = options.workers
-        # An event, the number of its next run, and whether that is surely its first.
-        self._send: trio.MemorySendChannel[tuple[VerifiedDelivery, int, bool]]
-        self._receive: trio.MemoryReceiveChannel[tuple[VerifiedDelivery, int, bool]]
+        self._send: trio.MemorySendChannel[_Queued]
+        self._receive: trio.MemoryReceiveChannel[_Queued]
         self._send, self._receive = trio.open_memory_channel(options.capacity)
         self._places_taken = 0
         self._running = 0
@@ -117,6 +135,8 @@ class WorkerPool:
         # plain function is in its thread nobody else may take its event.
         self._renewing = trio.CancelScope(shield=True)
         self.ended: trio.Event = trio.Event()
+        #: Leases of this process without a run, by the last renewal; they end by themselves.
+        self.stray: int = 0
 
     @property
     def depth(self) -> int:
@@ -158,7 +178,10 @@ class WorkerPool:
         direct = not (arrival.delivery.ordered or self._behind)
         queued = False
         try:
-            admitted = await self._inbox.accept(arrival.delivery, leased=direct)
+            # A sender that hangs up does not end the call, so that its event is run at once. The
+            # call ends by itself: the store has a limit of time for its callers.
+            with trio.CancelScope(shield=True):
+                admitted = await self._inbox.accept(arrival.delivery, leased=direct)
             if admitted.admission is not Admission.NEW:
                 return self._runner.answer_known(arrival.delivery, admitted)
             if not admitted.same_body:
@@ -167,17 +190,22 @@ class WorkerPool:
             if direct and not self._closed:
                 if admitted.earlier:
                     arrival = resumed(arrival, admitted)
-                fresh = admitted.attempts == 0
-                self._send.send_nowait((arrival, admitted.attempts + 1, fresh))
-                queued = True
+                queued = self._enqueue(arrival, admitted.attempts, fresh=admitted.attempts == 0)
             return answers.OK
         finally:
-            # A commit that was cancelled, or not confirmed in time, may still succeed; the sender
-            # learns that from its redelivery. The store drops our lease then, so the feeder finds
+            # A commit that was not confirmed in time may still succeed; the sender learns that from
+            # its redelivery. Our lease ends then, because nothing renews it, and the feeder finds
             # the event. The place goes back in any case.
             if not queued:
                 self._free_place()
                 self._want_feed()
+
+    def _enqueue(self, arrival: VerifiedDelivery, attempts: int, *, fresh: bool) -> bool:
+        """Queue an event that is leased, for a place that is taken; False: it has a run already."""
+        lease = self._runner.hold(arrival.delivery.key)
+        if lease is not None:
+            self._send.send_nowait(_Queued(arrival, attempts + 1, fresh, lease))
+        return lease is not None
 
     def _refuse(self, arrival: VerifiedDelivery) -> Answer:
         self._counters.count("full")
@@ -256,39 +284,41 @@ class WorkerPool:
         all, they must not have run beside it once more.
         docs/adr/0023-an-event-that-ends-the-process.md says why one crash alone proves nothing.
         """
-        waiting: list[str] = []
+        waiting: dict[str, HeldLease] = {}
         lasting: trio.Event | None = None
         until = trio.current_time() + QUARANTINE_SECONDS
         try:
-            suspects = await self._inbox.take_suspects(limit=SUSPECTS_LIMIT, now=self._clock())
-            waiting += [record.key for record in suspects]
+            with trio.CancelScope(shield=True):  # as for take_due
+                suspects = await self._inbox.take_suspects(limit=SUSPECTS_LIMIT, now=self._clock())
+            waiting = self._hold(suspects)
             for record in suspects:
                 if self._closed or lasting is not None or trio.current_time() >= until:
                     break
-                if not await self._bury(record):
-                    if not self._runner.isolates(record):
-                        continue  # one crash proves little: it takes its turn with all others
-                    lasting = await self._isolate(record, workers)
-                waiting.remove(record.key)
+                lease = waiting[record.key]
+                if await self._bury(record):
+                    self._runner.leases.drop(lease)
+                elif self._runner.isolates(record):
+                    lasting = await self._isolate(record, lease, workers)
+                else:
+                    continue  # one crash proves little: it runs like all others
+                del waiting[record.key]
         except StoreUnavailableError as error:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
         finally:
             self._runner.quarantined = False
-            if waiting and lasting is None:
-                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await self._release(waiting)
+            if lasting is None:
+                await self._release(waiting)
         if waiting and lasting is not None:
             background.start_soon(self._keep_apart, waiting, lasting)
 
-    async def _keep_apart(self, waiting: Sequence[str], lasting: trio.Event) -> None:
+    async def _keep_apart(self, waiting: Mapping[str, HeldLease], lasting: trio.Event) -> None:
         """Release ``waiting`` once the suspect before them has ended, or after the bound."""
         try:
             with trio.move_on_after(APART_SECONDS):
                 await lasting.wait()
         finally:
-            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                await self._release(waiting)
+            await self._release(waiting)
         self._want_feed()
 
     async def _bury(self, record: DeliveryRecord) -> bool:
@@ -311,7 +341,9 @@ class WorkerPool:
         self._runner.bury(delivery, record.attempts, dead)
         return True
 
-    async def _isolate(self, record: DeliveryRecord, workers: trio.Nursery) -> trio.Event | None:
+    async def _isolate(
+        self, record: DeliveryRecord, lease: HeldLease, workers: trio.Nursery
+    ) -> trio.Event | None:
         """Run one event alone, for ``ALONE_SECONDS`` at most.
 
         Returns None when it has ended, else an event that is set when it ends.
@@ -325,7 +357,7 @@ class WorkerPool:
         )
         self._runner.quarantined = True
         ended = trio.Event()
-        workers.start_soon(self._run_alone, record, ended)
+        workers.start_soon(self._run_alone, record, lease, ended)
         with trio.move_on_after(ALONE_SECONDS):
             await ended.wait()
         if ended.is_set():
@@ -334,26 +366,35 @@ class WorkerPool:
         await self._inbox.join(record.key)
         return ended
 
-    async def _run_alone(self, record: DeliveryRecord, ended: trio.Event) -> None:
+    async def _run_alone(self, record: DeliveryRecord, lease: HeldLease, ended: trio.Event) -> None:
         self._running += 1
         try:
             arrival = await arrival_of(record)
             await self._runner.run_queued(arrival, attempt=record.attempts + 1, alone=True)
         finally:
             self._running -= 1
+            self._runner.leases.drop(lease)
             ended.set()
         self._want_feed()
 
     # -- workers -----------------------------------------------------------------------------
 
     async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
-        async for arrival, attempt, fresh in self._receive:
+        async for queued in self._receive:
+            arrival, lease = queued.arrival, queued.lease
             self._running += 1
             self._free_place()
             try:
-                outcome = await self._runner.run_queued(arrival, attempt=attempt, fresh=fresh)
+                if lease.lost:
+                    continue
+                # A lease that may have ended is tried first, by a start that is waited for.
+                fresh = queued.fresh and self._clock() - lease.since < LEASE_SECONDS
+                outcome = await self._runner.run_queued(
+                    arrival, attempt=queued.attempt, fresh=fresh
+                )
             finally:
                 self._running -= 1
+                self._runner.leases.drop(lease)
             # The next event of an ordered lane may run now, a retry has a due time that the feeder
             # must know, and a free place is of use only while events wait on disk.
             if arrival.delivery.ordered or self._behind or isinstance(outcome, Retry | Postponed):
@@ -385,26 +426,31 @@ class WorkerPool:
             self._feeder_blocked = False
 
     async def _fetch(self) -> None:
-        due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
+        # Cancelled, it would leave leases behind. It ends by itself: the store has a limit of time.
+        with trio.CancelScope(shield=True):
+            due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
-        waiting = [record.key for record in due.records]
-        for key in waiting:
-            self._runner.note_given_out(key)
+        waiting = self._hold(due.records)
         try:
             for record in due.records:
-                if await self._queue(record, fresh=record.key in due.unbegun):
-                    waiting.pop(0)
-                else:
+                lease = waiting.get(record.key)
+                if lease is None:
+                    continue  # a run of it has its lease already
+                if not await self._queue(record, lease, fresh=record.key in due.unbegun):
                     break
+                del waiting[record.key]
         finally:
-            if waiting:
-                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await self._release(waiting)
+            await self._release(waiting)
         self._behind = due.more
         if due.more:
             self._want_feed()
 
-    async def _queue(self, record: DeliveryRecord, *, fresh: bool) -> bool:
+    def _hold(self, records: Sequence[DeliveryRecord]) -> dict[str, HeldLease]:
+        """Hold the leases of fetched events, except of those of which a run has them already."""
+        held = {record.key: self._runner.hold(record.key) for record in records}
+        return {key: lease for key, lease in held.items() if lease is not None}
+
+    async def _queue(self, record: DeliveryRecord, lease: HeldLease, *, fresh: bool) -> bool:
         """Queue one fetched record when there is a place; False when the queue has closed."""
         if self._closed:
             await trio.lowlevel.checkpoint()
@@ -412,29 +458,41 @@ class WorkerPool:
         try:
             arrival = await arrival_of(record)
         except DeliveryDecodingError:
-            return await self._bury(record)
-        if record.process_ends and await self._bury(record):
+            arrival = None
+        if (arrival is None or record.process_ends) and await self._bury(record):
+            self._runner.leases.drop(lease)
             return True
+        assert arrival is not None
         self._behind = self._feeder_blocked = self._places_taken >= self._capacity
         await self._wait_for_place()
         if self._closed:
             return False
         # No checkpoint from here on: the place would be somebody else's.
         self._places_taken += 1
-        self._send.send_nowait((arrival, record.attempts + 1, fresh))
+        self._send.send_nowait(_Queued(arrival, record.attempts + 1, fresh, lease))
         return True
 
-    async def _release(self, keys: Sequence[str]) -> None:
-        try:
-            await self._inbox.release(keys)
-        except StoreUnavailableError as error:
-            # Our leases end with this process, and the next start takes the events over.
-            _log.store_unavailable(error, ids=keys)
-            await trio.lowlevel.checkpoint()
+    async def _release(self, leases: Mapping[str, HeldLease]) -> None:
+        """Give up leases of events that do not run; within ``CLEANUP_SECONDS`` if cancelled."""
+        for lease in leases.values():
+            self._runner.leases.drop(lease)
+        if not leases:
+            return  # noqa: ASYNC910 - nothing to wait for
+        with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+            try:
+                await self._inbox.release([*leases])
+            except StoreUnavailableError as error:
+                # They end by themselves.
+                _log.store_unavailable(error, ids=[*leases])
+                await trio.lowlevel.checkpoint()
 
     async def _wait_for_work(self) -> None:
-        """Wait until the feeder was asked to look, a retry is due, or another process wrote."""
-        while True:
+        """Wait until the feeder is woken, a retry is due, or another process wrote.
+
+        At most ``FETCH_SECONDS``.
+        """
+        latest = trio.current_time() + FETCH_SECONDS
+        while trio.current_time() < latest:
             pause = min(POLL_SECONDS, max(0.0, self._next_due_at - self._clock()))
             with trio.move_on_after(pause) as scope:
                 await self._feed_wanted.wait()
@@ -470,7 +528,7 @@ class WorkerPool:
             _log.warning("runtime.clock_stepped", seconds=round(step, 3))
             try:
                 # Leases first: by the new time, ours may look expired, or as if they never ended.
-                await self._inbox.renew(now=self._clock())
+                await self._runner.renew()
                 await self._inbox.reschedule(now=self._clock())
             except StoreUnavailableError as error:
                 _log.store_unavailable(error)
@@ -478,12 +536,19 @@ class WorkerPool:
 
     async def _keep_leases(self) -> None:
         with self._renewing:
+            pause = RENEW_SECONDS
             while True:
-                await trio.sleep(RENEW_SECONDS)
+                await trio.sleep(pause)
                 try:
-                    await self._inbox.renew(now=self._clock())
+                    renewed = await self._runner.renew()
                 except StoreUnavailableError as error:
-                    _log.store_unavailable(error, retry_in=RENEW_SECONDS)
+                    pause = STORE_RETRY_SECONDS
+                    _log.store_unavailable(error, retry_in=pause)
+                    continue
+                pause = RENEW_SECONDS
+                self.stray = renewed.stray
+                if renewed.given_up:
+                    self._want_feed()
 
     async def _watch_threads(self) -> None:
         """Name the plain functions that are still at work when the drain is cut short."""

@@ -15,7 +15,7 @@ that asks: most receivers have no tenants, and start without them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import islice
@@ -46,6 +46,7 @@ from ...records.deliveries import (
     Postponed,
     Purged,
     Released,
+    Renewed,
     Retry,
 )
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker
@@ -386,10 +387,10 @@ class MemoryInbox(MemoryBackend):
 
     # -- runs ------------------------------------------------------------------------------------
 
-    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
-        """See :meth:`Inbox.start`. Nothing while another owner holds a live lease."""
+    async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
+        """See :meth:`Inbox.start`."""
         await self._begin()
-        self._start(key, now, alone)
+        return self._start(key, now, alone)
 
     def begin(self, key: str, *, now: float) -> None:
         """See :meth:`Inbox.begin`."""
@@ -403,22 +404,24 @@ class MemoryInbox(MemoryBackend):
             self._rows.change(row, row.state, ran_alone=False)
             self._own_changes += 1
 
-    def _start(self, key: str, now: float, alone: bool) -> None:
+    def _start(self, key: str, now: float, alone: bool) -> bool:
         row = self._rows.by_key.get(key)
         if row is None or row.state not in UNFINISHED:
-            return
+            return False
         ours = row.owner == self._terms.owner
-        if row.owner is None or ours or row.until <= now:
-            counted = ours and row.state is DeliveryState.RUNNING
-            self._write(
-                row,
-                DeliveryState.RUNNING,
-                lease_from=now,
-                attempts=row.attempts + (not counted),
-                started_at=now,
-                ran_alone=alone,
-                next_attempt_at=None,
-            )
+        if not (row.owner is None or ours or row.until <= now):
+            return False
+        counted = ours and row.state is DeliveryState.RUNNING
+        self._write(
+            row,
+            DeliveryState.RUNNING,
+            lease_from=now,
+            attempts=row.attempts + (not counted),
+            started_at=now,
+            ran_alone=alone,
+            next_attempt_at=None,
+        )
+        return True
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
@@ -648,12 +651,34 @@ class MemoryInbox(MemoryBackend):
                 self._write(row, row.state)
         return len(taken)
 
-    async def renew(self, *, now: float) -> None:
+    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
         """See :meth:`Inbox.renew`."""
         await self._begin()
+        held = frozenset(keys)
+        given_up = stray = 0
+        lost = set()
         for row in self._rows.unfinished.values():
-            if row.owner == self._terms.owner:
+            if row.owner is None:
+                continue
+            if row.owner != self._terms.owner:
+                if row.key in held:
+                    lost.add(row.key)
+            elif row.key in held:
                 row.until = now + self._terms.lease_seconds
+            elif self._terms.live(row.until, now=now) is None:
+                self._give_up(row)
+                given_up += 1
+            else:
+                stray += 1
+        return Renewed(frozenset(lost), given_up, stray)
+
+    def _give_up(self, row: MemoryRow) -> None:
+        """Free a delivery of ours whose run was never begun, or whose end could not be recorded."""
+        if row.state is DeliveryState.RUNNING:
+            values = {"attempts": row.attempts - 1, "started_at": None}
+            self._write(row, DeliveryState.RECEIVED, **values)
+        else:
+            self._write(row, row.state)
 
     # -- reading ---------------------------------------------------------------------------------
 

@@ -196,15 +196,6 @@ def claim_all(
     return _admit_all(connection, terms, brought, CLAIMING, running, True, alone=alone)
 
 
-def is_of(connection: StoreConnection, delivery: NewDelivery) -> bool:
-    """Return whether the record of its key was made by this very delivery and not by another."""
-    found = connection.execute(
-        "SELECT 1 FROM arrival WHERE delivery_key = %s AND received_at = %s",
-        (delivery.key, float(delivery.received_at)),
-    )
-    return found.fetchone() is not None
-
-
 def park(
     connection: StoreConnection, terms: SharedTerms, delivery: NewDelivery, reason: str | None
 ) -> Admitted:
@@ -411,9 +402,9 @@ UPDATE work SET state = 'running', attempts = work.attempts
 FROM unnest(%(keys)s::text[], %(times)s::float8[], %(alone)s::boolean[])
     AS each (delivery_key, now, alone) JOIN arrival USING (delivery_key)
 WHERE work.sequence = arrival.sequence AND {_FREE_FOR_US.format(clock=lease_clock("each.now"))}
-RETURNING 1
+RETURNING each.delivery_key
 ), {COUNTED.format(done=0, rows="started")}
-SELECT count(*) FROM started
+SELECT delivery_key FROM started
 """
 
 _STATE = (
@@ -542,12 +533,18 @@ Run = tuple[str, float, float, bool]
 
 def start_all(
     terms: SharedTerms, connection: StoreConnection, starts: Sequence[Start], alone: bool
-) -> list[None]:
-    """Begin runs: one more attempt. Nothing when another owner holds a live lease."""
+) -> Iterable[bool]:
+    """Begin runs: one more attempt. False: nothing has changed, the run is not ours."""
     keys, times, without_others = (list(column) for column in zip(*starts, strict=True))
     values = terms.values(0.0, keys=keys, times=times, alone=without_others, node=connection.node)
-    connection.execute(_START_ALL, values)
-    return [None] * len(starts)
+    return _tell_started(connection.execute(_START_ALL, values), keys)
+
+
+def _tell_started(started: Iterable[tuple[Any, ...]], keys: Sequence[str]) -> Iterator[bool]:
+    # A generator, as for arrivals.
+    ours = {key for (key,) in started}
+    for key in keys:
+        yield key in ours
 
 
 def run_all(
@@ -724,10 +721,10 @@ def erase_evidence(connection: StoreConnection, tenant_id: str, limit: int | Non
 
 _LEFT_LONG_AGO = """
 WITH gone AS (
-    DELETE FROM node WHERE id <> '' AND seen_at < now() - interval '1 day' RETURNING done
-)
-UPDATE node SET done = done + (SELECT sum(gone.done) FROM gone)
-WHERE id = '' AND EXISTS (SELECT 1 FROM gone)
+    DELETE FROM node WHERE id <> '' AND seen_at < now() - interval '1 day' RETURNING changes, done
+), total AS (SELECT sum(changes) AS changes, sum(done) AS done FROM gone)
+UPDATE node SET changes = node.changes + total.changes, done = node.done + total.done
+FROM total WHERE id = '' AND total.done IS NOT NULL
 """
 
 

@@ -404,11 +404,11 @@ def _open_row_of(connection: apsw.Connection, key: str) -> int | None:
 
 def start(
     connection: apsw.Connection, terms: LeaseTerms, key: str, now: float, alone: bool = False
-) -> None:
-    """Begin a run: one more attempt. Nothing when another owner holds a live lease."""
+) -> bool:
+    """Begin a run: one more attempt. False: nothing has changed, the run is not ours."""
     place = _place_of(connection, key)
     if place is None or (place.is_fresh and not place.may_start(terms.owner, now)):
-        return
+        return False
     connection.execute(
         _START_FRESH if place.is_fresh else _START,
         {
@@ -419,6 +419,7 @@ def start(
             "alone": alone,
         },
     )
+    return connection.changes() > 0
 
 
 def join(connection: apsw.Connection, terms: LeaseTerms, key: str) -> None:
