@@ -184,14 +184,12 @@ class Due(msgspec.Struct, frozen=True):
 class Renewed(msgspec.Struct, frozen=True):
     """The result of ``renew``.
 
-    ``lost`` are the keys that another owner has taken over. ``given_up`` is the number of our
-    leases that had ended although no one ran their deliveries, ``stray`` that of those which have
-    not ended yet: a call is on its way that has taken them, or its caller has left without them.
+    ``lost`` are the keys that another owner has taken over; ``given_up`` is the number of leases
+    that the store had for this owner although it did not hold them.
     """
 
     lost: frozenset[str] = frozenset()
     given_up: int = 0
-    stray: int = 0
 
 
 class Done(msgspec.Struct, frozen=True):

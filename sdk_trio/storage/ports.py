@@ -4,9 +4,8 @@ Every ``async`` method is a checkpoint, but for ``finish`` of an inline run in m
 writes returns after the change is durable (SQLite: synced to disk; memory: kept by this process),
 and is *not* undone by cancellation: the write is finished, then ``Cancelled`` is raised. After
 that, or after the error that the store does not answer, it may have taken leases that its caller
-does not know of. They end, because only those that the caller names are renewed. Every ``async``
-method raises :class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do it at
-present.
+does not know of. The next ``renew`` gives them up, or they expire. Every ``async`` method raises
+:class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do it at present.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -64,8 +63,9 @@ class Inbox(Protocol):
 
     An inbox acts for one *owner*, named when it is opened. An owner has a lease up to a deadline,
     and *holds* it as long as it is going to run that delivery, or runs it. ``renew`` extends what
-    is held, and gives up what has ended and is not. Leases of other owners are taken over when they
-    have ended (``take_due``), or when their owners are known to be dead (``recover``).
+    is held, and gives up what is not: the call that has taken it was abandoned, or an outcome could
+    not be recorded. Leases of other owners are taken over when they have expired (``take_due``), or
+    when their owners are known to be dead (``recover``).
     """
 
     @property
@@ -222,10 +222,13 @@ class Inbox(Protocol):
         ...
 
     async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
-        """Extend those of our leases that are held, by their ``keys``, and give up ended others.
+        """Extend those of our leases that are held, by their ``keys``, and give up all others.
 
-        An owner has one lease of a delivery, and runs it once at a time, so the key names it. What
-        is given up is as after ``Released``: due for everyone, or the sender's to deliver again.
+        An owner has one lease of a delivery, and runs it once at a time, so the key names it.
+        ``keys`` include the deliveries of calls of ``accept`` and ``claim`` that are in progress,
+        and no call of ``take_due`` or ``take_suspects`` is. An abandoned call is done before: an
+        inbox writes in the order of its calls. What is given up is as after ``Released``: due for
+        every owner, or, if it was inline, the sender's to deliver again.
         """
         ...
 

@@ -39,7 +39,7 @@ _log = get_logger("webhooks")
 POLL_SECONDS = 0.5
 
 #: The longest time between two fetches, in seconds: whatever is due is found without any sign of
-#: it. A lease that ends gives none, and a sign may be missed.
+#: it. A lease that expires gives none, and a sign may be missed.
 FETCH_SECONDS = 5.0
 
 #: The most records that the feeder fetches at once, which bounds the memory of their bodies.
@@ -48,13 +48,16 @@ FEED_LIMIT = 100
 #: The Retry-After, in seconds, when the queue is full.
 FULL_RETRY_SECONDS = 5.0
 
-#: The seconds after which held leases are renewed, and ended others given up. A stall of the store
-#: may last for ``LEASE_SECONDS`` less this before another process takes running events over.
-RENEW_SECONDS = 10.0
+#: The seconds after which held leases are renewed, and others given up. A stall may last for
+#: ``LEASE_SECONDS`` less this before another process takes running events over.
+RENEW_SECONDS = 5.0
 
-#: How long a due event waits at most after a stall of the store or of this process, in seconds, as
-#: long as there is a free worker: a lease that no one holds ends, is given up, and is fetched.
-PICK_UP_SECONDS = LEASE_SECONDS + RENEW_SECONDS + FETCH_SECONDS
+#: How long a due event waits at most after a stall of the store or of this process, in seconds,
+#: where a worker is free: a lease without a run is given up, and its event fetched.
+PICK_UP_SECONDS = RENEW_SECONDS + FETCH_SECONDS
+
+#: The same where the process that had the lease does not come back.
+TAKE_OVER_SECONDS = LEASE_SECONDS + FETCH_SECONDS
 
 #: The seconds that other runs wait for a suspect that runs alone. A handler that ends the process
 #: does so early as a rule, and one that never returns must not hold up all others for ever.
@@ -135,8 +138,8 @@ class WorkerPool:
         # plain function is in its thread nobody else may take its event.
         self._renewing = trio.CancelScope(shield=True)
         self.ended: trio.Event = trio.Event()
-        #: Leases of this process without a run, by the last renewal; they end by themselves.
-        self.stray: int = 0
+        # Leases are taken from the store and compared with it one after the other.
+        self._taking = trio.Lock()
 
     @property
     def depth(self) -> int:
@@ -176,7 +179,9 @@ class WorkerPool:
         # (docs/adr/0004-ordered-events-go-through-the-store.md). So does any event while older ones
         # wait on disk: it would overtake them.
         direct = not (arrival.delivery.ordered or self._behind)
-        queued = False
+        key, queued = arrival.delivery.key, False
+        # Held from now on, so that a renewal in between does not give it up.
+        lease = self._runner.leases.hold(key, now=self._clock()) if direct else None
         try:
             # A sender that hangs up does not end the call, so that its event is run at once. The
             # call ends by itself: the store has a limit of time for its callers.
@@ -190,22 +195,20 @@ class WorkerPool:
             if direct and not self._closed:
                 if admitted.earlier:
                     arrival = resumed(arrival, admitted)
-                queued = self._enqueue(arrival, admitted.attempts, fresh=admitted.attempts == 0)
+                lease = lease or self._runner.hold(key)
+                fresh, queued = admitted.attempts == 0, lease is not None
+                if lease is not None:
+                    self._send.send_nowait(_Queued(arrival, admitted.attempts + 1, fresh, lease))
             return answers.OK
         finally:
             # A commit that was not confirmed in time may still succeed; the sender learns that from
-            # its redelivery. Our lease ends then, because nothing renews it, and the feeder finds
-            # the event. The place goes back in any case.
+            # its redelivery. The next renewal gives our lease up then, and the feeder finds the
+            # event. The place goes back in any case.
             if not queued:
+                if lease is not None:
+                    self._runner.leases.drop(lease)
                 self._free_place()
                 self._want_feed()
-
-    def _enqueue(self, arrival: VerifiedDelivery, attempts: int, *, fresh: bool) -> bool:
-        """Queue an event that is leased, for a place that is taken; False: it has a run already."""
-        lease = self._runner.hold(arrival.delivery.key)
-        if lease is not None:
-            self._send.send_nowait(_Queued(arrival, attempts + 1, fresh, lease))
-        return lease is not None
 
     def _refuse(self, arrival: VerifiedDelivery) -> Answer:
         self._counters.count("full")
@@ -288,9 +291,12 @@ class WorkerPool:
         lasting: trio.Event | None = None
         until = trio.current_time() + QUARANTINE_SECONDS
         try:
-            with trio.CancelScope(shield=True):  # as for take_due
-                suspects = await self._inbox.take_suspects(limit=SUSPECTS_LIMIT, now=self._clock())
-            waiting = self._hold(suspects)
+            async with self._taking:
+                with trio.CancelScope(shield=True):  # as for take_due
+                    suspects = await self._inbox.take_suspects(
+                        limit=SUSPECTS_LIMIT, now=self._clock()
+                    )
+                waiting = self._hold(suspects)
             for record in suspects:
                 if self._closed or lasting is not None or trio.current_time() >= until:
                     break
@@ -426,11 +432,13 @@ class WorkerPool:
             self._feeder_blocked = False
 
     async def _fetch(self) -> None:
-        # Cancelled, it would leave leases behind. It ends by itself: the store has a limit of time.
-        with trio.CancelScope(shield=True):
-            due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
+        async with self._taking:
+            # Cancelled, it would leave leases behind. It ends by itself: the store has a limit of
+            # time for its callers.
+            with trio.CancelScope(shield=True):
+                due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
+            waiting = self._hold(due.records)
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
-        waiting = self._hold(due.records)
         try:
             for record in due.records:
                 lease = waiting.get(record.key)
@@ -528,7 +536,7 @@ class WorkerPool:
             _log.warning("runtime.clock_stepped", seconds=round(step, 3))
             try:
                 # Leases first: by the new time, ours may look expired, or as if they never ended.
-                await self._runner.renew()
+                await self._renew()
                 await self._inbox.reschedule(now=self._clock())
             except StoreUnavailableError as error:
                 _log.store_unavailable(error)
@@ -539,16 +547,18 @@ class WorkerPool:
             pause = RENEW_SECONDS
             while True:
                 await trio.sleep(pause)
+                pause = RENEW_SECONDS
                 try:
-                    renewed = await self._runner.renew()
+                    await self._renew()
                 except StoreUnavailableError as error:
                     pause = STORE_RETRY_SECONDS
                     _log.store_unavailable(error, retry_in=pause)
-                    continue
-                pause = RENEW_SECONDS
-                self.stray = renewed.stray
-                if renewed.given_up:
-                    self._want_feed()
+
+    async def _renew(self) -> None:
+        async with self._taking:
+            renewed = await self._runner.renew()
+        if renewed.given_up:
+            self._want_feed()
 
     async def _watch_threads(self) -> None:
         """Name the plain functions that are still at work when the drain is cut short."""

@@ -118,10 +118,10 @@ class HeldLease(msgspec.Struct, eq=False):
 
 
 class HeldLeases:
-    """The leases of queued events that this process holds; no other lease of its own is renewed.
+    """The leases of queued events that this process holds.
 
-    What the store has leased to this process and is not in here has no run: the call that took it
-    was given up. Its lease ends, and the event is fetched again.
+    What the store has leased to this process and is not in here, or an inline run, has no run: the
+    call that took it was abandoned. It is given up at the next renewal, and fetched again.
     """
 
     def __init__(self) -> None:
@@ -670,7 +670,9 @@ class DeliveryRunner:
         return self.leases.hold(key, now=self._clock(), again=end is not None)
 
     async def renew(self) -> Renewed:
-        """Renew the leases of the events that wait in memory or run, and give up ended others.
+        """Renew the leases of the events that wait in memory or run, and give up all others.
+
+        No call that fetches events is in progress meanwhile: nothing names its events yet.
 
         Raises:
             StoreUnavailableError: the store cannot do it at present.

@@ -655,7 +655,7 @@ class MemoryInbox(MemoryBackend):
         """See :meth:`Inbox.renew`."""
         await self._begin()
         held = frozenset(keys)
-        given_up = stray = 0
+        given_up = 0
         lost = set()
         for row in self._rows.unfinished.values():
             if row.owner is None:
@@ -665,12 +665,10 @@ class MemoryInbox(MemoryBackend):
                     lost.add(row.key)
             elif row.key in held:
                 row.until = now + self._terms.lease_seconds
-            elif self._terms.live(row.until, now=now) is None:
+            else:
                 self._give_up(row)
                 given_up += 1
-            else:
-                stray += 1
-        return Renewed(frozenset(lost), given_up, stray)
+        return Renewed(frozenset(lost), given_up)
 
     def _give_up(self, row: MemoryRow) -> None:
         """Free a delivery of ours whose run was never begun, or whose end could not be recorded."""

@@ -12,8 +12,8 @@ But a server that does not answer must not make a task uncancellable: a cancelle
 A server that is away. A transaction that has not reached its COMMIT is run again on a new
 connection, once. If the connection breaks during the COMMIT, or during a statement that commits
 itself, it is unknown whether it was made: the callers get an error, so that their senders deliver
-again, and the leases that it may have taken end by themselves. Until the server answers, calls are
-refused at once, and it is asked again after pauses that double up to 5 s.
+again, and the next renewal gives up the leases that it may have taken. Until the server answers,
+calls are refused at once, and it is asked again after pauses that double up to 5 s.
 """
 
 import math

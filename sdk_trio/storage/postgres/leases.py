@@ -107,9 +107,8 @@ FROM arrival WHERE arrival.sequence = work.sequence AND delivery_key = ANY(%s::t
 # A handler whose effects are one transaction with the end of its event has locked the row, and
 # no one else takes it. To wait for such a row would hold up every commit of this process.
 _OURS = f"""
-SELECT sequence, delivery_key,
-    lease_until <= {CLOCK} OR lease_until > {CLOCK} + %(seconds)s + {CLOCK_SLACK_SECONDS}
-FROM work JOIN arrival USING (sequence) WHERE lease_owner = %(owner)s AND {UNFINISHED}
+SELECT sequence, delivery_key FROM work JOIN arrival USING (sequence)
+WHERE lease_owner = %(owner)s AND {UNFINISHED}
 FOR NO KEY UPDATE OF work SKIP LOCKED
 """
 
@@ -313,21 +312,21 @@ def release(connection: StoreConnection, terms: SharedTerms, keys: Sequence[str]
 def renew(
     connection: StoreConnection, terms: SharedTerms, held: Collection[str], now: float
 ) -> Renewed:
-    """Extend the leases of ours with the keys ``held``, and give up the others that have ended."""
+    """Extend the leases of ours with the keys ``held``, and give up all others."""
     ours = connection.execute(_OURS, terms.values(now)).fetchall()
-    kept = [sequence for sequence, key, _ in ours if key in held]
-    ended = [sequence for sequence, key, has_ended in ours if has_ended and key not in held]
+    kept = [sequence for sequence, key in ours if key in held]
+    stray = [sequence for sequence, key in ours if key not in held]
     if kept:
         # Not a change that others have to look for.
         connection.execute(_LEASE, terms.values(now, sequences=kept))
-    if ended:
-        connection.write(_GIVE_UP, (ended,))
-    missing = sorted(set(held).difference(key for _, key, _ in ours))
+    if stray:
+        connection.write(_GIVE_UP, (stray,))
+    missing = sorted(set(held).difference(key for _, key in ours))
     lost: list[str] = []
     if missing:
         found = connection.execute(_HELD_BY_OTHERS, (missing, terms.lease.owner))
         lost = [key for (key,) in found]
-    return Renewed(frozenset(lost), given_up=len(ended), stray=len(ours) - len(kept) - len(ended))
+    return Renewed(frozenset(lost), given_up=len(stray))
 
 
 def recover(connection: StoreConnection, terms: SharedTerms, dead: str | None) -> int:

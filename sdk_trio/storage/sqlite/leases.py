@@ -106,7 +106,7 @@ WHERE sequence = ? AND lease_owner = ? AND state IN ('received', 'retrying')
 """
 
 _OURS = f"""
-SELECT sequence, lease_until,
+SELECT sequence,
     (SELECT delivery_key FROM arrival WHERE arrival.sequence = open.sequence)
 FROM open INDEXED BY open_due
 WHERE {UNFINISHED} AND queued IN (0, 1) AND lease_owner = ?
@@ -291,19 +291,18 @@ def release(connection: apsw.Connection, terms: LeaseTerms, keys: Sequence[str])
 def renew(
     connection: apsw.Connection, terms: LeaseTerms, held: Collection[str], now: float
 ) -> Renewed:
-    """Extend the leases of ours with the keys ``held``, and give up the others that have ended."""
+    """Extend the leases of ours with the keys ``held``, and give up all others."""
     arrivals.settle(connection)
     ours: list[Any] = connection.execute(_OURS, (terms.owner,)).fetchall()
-    kept = [sequence for sequence, _, key in ours if key in held]
-    stray = [(sequence, until) for sequence, until, key in ours if key not in held]
-    ended = [sequence for sequence, until in stray if terms.live(until, now=now) is None]
+    kept = [sequence for sequence, key in ours if key in held]
+    stray = [sequence for sequence, key in ours if key not in held]
     for piece in arrivals.in_pieces(kept):
         connection.execute(_LEASE[len(piece)], (terms.owner, now + terms.lease_seconds, *piece))
-    for piece in arrivals.in_pieces(ended):
+    for piece in arrivals.in_pieces(stray):
         connection.execute(_GIVE_UP[len(piece)], piece)
-    missing = set(held).difference(key for _, _, key in ours)
+    missing = set(held).difference(key for _, key in ours)
     lost = [key for key in missing if _is_of_another(connection, terms, key)]
-    return Renewed(frozenset(lost), given_up=len(ended), stray=len(stray) - len(ended))
+    return Renewed(frozenset(lost), given_up=len(stray))
 
 
 def _is_of_another(connection: apsw.Connection, terms: LeaseTerms, key: str) -> bool:
