@@ -298,14 +298,13 @@ async def _bench(directory: Path, options: "Options") -> AsyncIterator[Bench]:
     settings: dict[str, object] = dict(SETTINGS)
     with contextlib.ExitStack() as stack:
         if options.store == "postgres":
-            dsn, proxied, freeze = _database(stack, options.kind)
-            environment["SDK_STORAGE_POSTGRES_DSN"] = proxied
+            dsn, through, freeze = _database(stack, options.kind)
+            environment["SDK_STORAGE_POSTGRES_DSN"] = through
             settings |= {
                 "Storage:Backend": "Postgres",
                 "Storage:PostgresDsnEnvVar": "SDK_STORAGE_POSTGRES_DSN",
             }
-            freezes: dict[str, Stall] = {"lock": partial(_locked, dsn), options.kind: freeze}
-            freezes["lock"] = partial(_locked, dsn)
+            freezes: dict[str, Stall] = {options.kind: freeze, "lock": partial(_locked, dsn)}
             count = options.processes
         else:
             scratch = directory / "scratch"
@@ -409,14 +408,15 @@ class Report:
     took: float
 
     def row(self) -> str:
+        """Return the report as a row of :data:`HEAD`."""
         kind = self.options
         answers = ", ".join(f"{number} x {name}" for name, number in sorted(self.answers.items()))
         longest = " ".join(f"{wait:.1f}" for wait in self.longest)
         return (
             f"| {kind.store} {kind.processes} | {kind.kind} | "
             f"{kind.times} x {'/'.join(f'{each:g}' for each in kind.seconds)} s | "
-            f"{self.acknowledged} | {self.runs} | {len(self.stranded)} | {longest} | {answers} | "
-            f"{self.took:.0f} s |"
+            f"{self.acknowledged} | {self.runs} | {len(self.stranded)} | {longest} | {answers} "
+            f"| {self.took:.0f} s |"
         )
 
 
@@ -450,7 +450,7 @@ async def experiment(directory: Path, options: Options) -> Report:
             while ledger.unhandled():
                 await trio.sleep(0.1)
         stranded = ledger.unhandled()
-        report = Report(
+        return Report(
             options,
             len(ledger.acknowledged),
             ledger.runs(),
@@ -459,7 +459,6 @@ async def experiment(directory: Path, options: Options) -> Report:
             sorted(ledger.waits(), reverse=True)[:4],
             time.monotonic() - begun,
         )
-    return report
 
 
 def _entered(stall: Stall) -> contextlib.ExitStack:

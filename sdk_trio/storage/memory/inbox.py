@@ -657,7 +657,7 @@ class MemoryInbox(MemoryBackend):
         held = frozenset(keys)
         given_up = 0
         lost = set()
-        for row in self._rows.unfinished.values():
+        for row in [*self._rows.unfinished.values()]:
             if row.owner is None:
                 continue
             if row.owner != self._terms.owner:
