@@ -19,6 +19,7 @@ answered 200 has not been handled within --wait seconds after the last answer an
 """
 
 import argparse
+import collections
 import contextlib
 import itertools
 import os
@@ -121,8 +122,10 @@ class Ledger:
             first.setdefault(webhook_id, int(stamp))
         return first
 
-    def runs(self) -> int:
-        return len(self.handled.read_text().splitlines())
+    def repeated(self) -> list[str]:
+        """Return what was handled more than once, as it may be where an outcome was not stored."""
+        ran = collections.Counter(line.split()[1] for line in self.handled.read_text().splitlines())
+        return sorted(one for one, times in ran.items() if times > 1)
 
     def unhandled(self) -> list[str]:
         handled = self.first_runs()
@@ -401,7 +404,7 @@ class Report:
 
     options: Options
     acknowledged: int
-    runs: int
+    repeated: Sequence[str]
     answers: Mapping[str, int]
     stranded: Sequence[str]
     longest: Sequence[float]
@@ -412,17 +415,22 @@ class Report:
         kind = self.options
         answers = ", ".join(f"{number} x {name}" for name, number in sorted(self.answers.items()))
         longest = " ".join(f"{wait:.1f}" for wait in self.longest)
-        return (
-            f"| {kind.store} {kind.processes} | {kind.kind} | "
-            f"{kind.times} x {'/'.join(f'{each:g}' for each in kind.seconds)} s | "
-            f"{self.acknowledged} | {self.runs} | {len(self.stranded)} | {longest} | {answers} "
-            f"| {self.took:.0f} s |"
+        cells = (
+            f"{kind.store} {kind.processes}",
+            kind.kind,
+            f"{kind.times} x {'/'.join(f'{each:g}' for each in kind.seconds)} s",
+            self.acknowledged,
+            len(self.stranded),
+            len(self.repeated),
+            longest,
+            answers,
+            f"{self.took:.0f} s",
         )
+        return f"| {' | '.join(map(str, cells))} |"
 
 
 HEAD = """\
-| store, processes | stall | times | answered 200 | runs | not handled | longest waits (s) | answers \
-| took |
+| store, processes | stall | times | 200 | not run | run twice | longest waits (s) | answers | |
 |---|---|---|---|---|---|---|---|---|"""
 
 
@@ -453,7 +461,7 @@ async def experiment(directory: Path, options: Options) -> Report:
         return Report(
             options,
             len(ledger.acknowledged),
-            ledger.runs(),
+            ledger.repeated(),
             ledger.answers,
             stranded,
             sorted(ledger.waits(), reverse=True)[:4],
@@ -491,6 +499,8 @@ async def _main(options: Options, keep: Path | None) -> int:
         print(HEAD, report.row(), sep="\n")
         if report.stranded:
             print("not handled:", " ".join(report.stranded[:20]))
+        if report.repeated:
+            print("run twice:", " ".join(report.repeated[:20]))
         return 1 if report.stranded else 0
 
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-import msgspec
 import trio
 
 from ..base.bell import Bell
@@ -80,13 +79,8 @@ SUSPECTS_LIMIT = 100
 STEP_SECONDS = 2.0
 
 
-class _Queued(msgspec.Struct):
-    """An event in the channel: the number of its next run, whether that is surely its first."""
-
-    arrival: VerifiedDelivery
-    attempt: int
-    fresh: bool
-    lease: HeldLease
+#: An event in the channel, the number of its next run, whether that is surely its first, its lease.
+_Queued = tuple[VerifiedDelivery, int, bool, HeldLease]
 
 
 class WorkerPool:
@@ -179,14 +173,12 @@ class WorkerPool:
         # (docs/adr/0004-ordered-events-go-through-the-store.md). So does any event while older ones
         # wait on disk: it would overtake them.
         direct = not (arrival.delivery.ordered or self._behind)
-        key, queued = arrival.delivery.key, False
+        delivery, queued = arrival.delivery, False
+        key = delivery.key
         # Held from now on, so that a renewal in between does not give it up.
-        lease = self._runner.leases.hold(key, now=self._clock()) if direct else None
+        lease = self._runner.leases.hold(key, since=delivery.received_at) if direct else None
         try:
-            # A sender that hangs up does not end the call, so that its event is run at once. The
-            # call ends by itself: the store has a limit of time for its callers.
-            with trio.CancelScope(shield=True):
-                admitted = await self._inbox.accept(arrival.delivery, leased=direct)
+            admitted = await self._inbox.accept(arrival.delivery, leased=direct)
             if admitted.admission is not Admission.NEW:
                 return self._runner.answer_known(arrival.delivery, admitted)
             if not admitted.same_body:
@@ -198,12 +190,12 @@ class WorkerPool:
                 lease = lease or self._runner.hold(key)
                 fresh, queued = admitted.attempts == 0, lease is not None
                 if lease is not None:
-                    self._send.send_nowait(_Queued(arrival, admitted.attempts + 1, fresh, lease))
+                    self._send.send_nowait((arrival, admitted.attempts + 1, fresh, lease))
             return answers.OK
         finally:
-            # A commit that was not confirmed in time may still succeed; the sender learns that from
-            # its redelivery. The next renewal gives our lease up then, and the feeder finds the
-            # event. The place goes back in any case.
+            # A commit that was cancelled, or not confirmed in time, may still succeed; the sender
+            # learns that from its redelivery. The next renewal gives our lease up then, and the
+            # feeder finds the event. The place goes back in any case.
             if not queued:
                 if lease is not None:
                     self._runner.leases.drop(lease)
@@ -386,18 +378,15 @@ class WorkerPool:
     # -- workers -----------------------------------------------------------------------------
 
     async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
-        async for queued in self._receive:
-            arrival, lease = queued.arrival, queued.lease
+        async for arrival, attempt, fresh, lease in self._receive:
             self._running += 1
             self._free_place()
             try:
                 if lease.lost:
                     continue
                 # A lease that may have ended is tried first, by a start that is waited for.
-                fresh = queued.fresh and self._clock() - lease.since < LEASE_SECONDS
-                outcome = await self._runner.run_queued(
-                    arrival, attempt=queued.attempt, fresh=fresh
-                )
+                first = fresh and self._clock() - lease.since < LEASE_SECONDS
+                outcome = await self._runner.run_queued(arrival, attempt=attempt, fresh=first)
             finally:
                 self._running -= 1
                 self._runner.leases.drop(lease)
@@ -477,7 +466,7 @@ class WorkerPool:
             return False
         # No checkpoint from here on: the place would be somebody else's.
         self._places_taken += 1
-        self._send.send_nowait(_Queued(arrival, record.attempts + 1, fresh, lease))
+        self._send.send_nowait((arrival, record.attempts + 1, fresh, lease))
         return True
 
     async def _release(self, leases: Mapping[str, HeldLease]) -> None:

@@ -127,17 +127,17 @@ class HeldLeases:
     def __init__(self) -> None:
         self._by_key: dict[str, HeldLease] = {}
 
-    def hold(self, key: str, *, now: float, again: bool = False) -> HeldLease | None:
+    def hold(self, key: str, *, since: float, again: bool = False) -> HeldLease | None:
         """Hold the lease of an event; None: a run of it holds one already.
 
         Args:
             key: the event's.
-            now: Unix seconds.
+            since: when the lease began, in Unix seconds.
             again: the end of that run is in the store, so this is another claim.
         """
         if key in self._by_key and not again:
             return None
-        lease = self._by_key[key] = HeldLease(key, now)
+        lease = self._by_key[key] = HeldLease(key, since)
         return lease
 
     def drop(self, lease: HeldLease) -> None:
@@ -667,7 +667,7 @@ class DeliveryRunner:
         end = self._unsure.pop(key, None)
         if end is not None:
             end.recorded = True
-        return self.leases.hold(key, now=self._clock(), again=end is not None)
+        return self.leases.hold(key, since=self._clock(), again=end is not None)
 
     async def renew(self) -> Renewed:
         """Renew the leases of the events that wait in memory or run, and give up all others.

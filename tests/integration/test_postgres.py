@@ -600,7 +600,7 @@ def test_each_outage_is_told_of_also_by_a_part_that_has_not_dialled_since_the_on
 
 
 @pytest.mark.parametrize("call", ["accept", "claim"])
-async def test_a_claim_whose_commit_nobody_has_heard_of_is_given_up(
+async def test_a_lease_whose_commit_was_not_confirmed_is_given_up_at_the_next_renewal(
     database: Database, call: str
 ) -> None:
     async with database.open() as inbox:
@@ -617,7 +617,7 @@ async def test_a_claim_whose_commit_nobody_has_heard_of_is_given_up(
                 await database.cut_commit()
         kept = await inbox.get("m1")
         assert kept is not None
-        await inbox.write_checkpoint("next", "transaction")
+        await inbox.renew([], now=1000)
         async with database.open("two") as two:
             if call == "accept":
                 (record,) = (await two.take_due(limit=9, now=1001)).records
@@ -708,8 +708,7 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_not_acknowle
                 # As an operator does who wonders about a statement that takes so long: the server
                 # answers that it has committed, and warns that no standby has it.
                 await database.cut_commit("pg_cancel_backend")
-        # The claims that nobody knows of are given up, so that a redelivery finds them free.
-        await inbox.write_checkpoint("next", "transaction")
+        await inbox.renew([], now=1000)
         async with database.open("two") as two:
             assert len((await two.take_due(limit=9, now=1001)).records) == 2
 
@@ -906,10 +905,10 @@ async def test_jobs_that_are_sent_together_are_made_together_or_not_at_all(
                 nursery.start_soon(fail)
                 # The one commit of both has begun, and its answer never comes.
                 await database.cut_commit()
-        await inbox.write_checkpoint("next", "transaction")
+        await inbox.renew([], now=1000)
         async with database.open("two") as two:
             (record,) = (await two.take_due(limit=9, now=1001)).records
-            assert record.key == "m2", "the claim that nobody has heard of was given up"
+            assert record.key == "m2", "the lease that no one holds was given up"
             assert (await two.get("m1")).state is DeliveryState.DONE
 
 

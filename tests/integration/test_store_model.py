@@ -110,6 +110,8 @@ class Model:
         elif row.state == "parked" or (row.state == "dead" and verb == "accept"):
             row.earlier += row.attempts
             row.attempts, row.error, row.ends = 0, None, 0
+        if row.state == "running" and row.owner == owner:
+            row.attempts -= 1  # it was never begun, or its end could not be recorded
         row.alone = False
         before = row.attempts
         row.ordered = d.ordered

@@ -265,10 +265,15 @@ class MemoryInbox(MemoryBackend):
                 return _DONE
             self._insert(delivery, key, state, leased)
             return _NEW
+        attempts = row.attempts
+        if row.state is DeliveryState.RUNNING and not row.queued:
+            # An inline run of this owner's that is claimed once more was never begun, or its end
+            # could not be recorded: it does not count.
+            attempts -= row.owner == self._terms.owner
         known = Known(
             row.state,
             row.queued,
-            row.attempts,
+            attempts,
             row.finished_at,
             self._held_until(row, now),
             row.process_ends,
@@ -280,10 +285,10 @@ class MemoryInbox(MemoryBackend):
         if not same_body:
             self._keep_other(row, delivery)
         if ruling.change is Change.NOTHING:
-            return Admitted(ruling.admission, row.attempts, same_body)
+            return Admitted(ruling.admission, attempts, same_body)
         restart = ruling.change is Change.RESTART
-        before = 0 if restart else row.attempts
-        earlier = row.earlier_attempts + row.attempts - before
+        before = 0 if restart else attempts
+        earlier = row.earlier_attempts + attempts - before
         running = state is DeliveryState.RUNNING
         self._write(
             row,

@@ -138,8 +138,12 @@ WITH brought AS (
 SELECT delivery_key FROM kept
 """
 
+# An inline run of this owner's that is claimed once more was never begun, or its end could not be
+# recorded: it does not count.
 _KNOWN = f"""
-SELECT sequence, state, queued, attempts, finished_at,
+SELECT sequence, state, queued, attempts
+        - (state = 'running' AND NOT queued AND lease_owner IS NOT DISTINCT FROM %(owner)s)::int,
+    finished_at,
     CASE WHEN lease_owner <> %(owner)s THEN lease_until END, process_ends, earlier_attempts,
     generation, raw, {CLOCK}::float8
 FROM delivery WHERE delivery_key = %(key)s OR (%(signer)s <> '' AND delivery_key = %(id)s

@@ -47,11 +47,14 @@ from .schema import UNFINISHED
 
 # -- admission ---------------------------------------------------------------------------------
 
+# An inline run of this owner's that is claimed once more was never begun, or its end could not be
+# recorded: it does not count.
 _KNOWN = """
-SELECT state, queued, attempts, finished_at, CASE WHEN lease_owner <> ? THEN lease_until END,
+SELECT state, queued, attempts - (state = 'running' AND queued = 0 AND lease_owner IS ?1),
+    finished_at, CASE WHEN lease_owner <> ?1 THEN lease_until END,
     process_ends, earlier_attempts, generation,
     (SELECT raw FROM body WHERE body.sequence = inbox.sequence)
-FROM inbox WHERE sequence = ?
+FROM inbox WHERE sequence = ?2
 """
 
 _READMIT = """
