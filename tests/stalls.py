@@ -255,6 +255,7 @@ class Proxy:
         self.flows = threading.Event()
         self.flows.set()
         self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._sockets = [self._listener]
         threading.Thread(target=self._accept, daemon=True).start()
 
     @contextmanager
@@ -266,10 +267,22 @@ class Proxy:
         finally:
             self.flows.set()
 
+    def close(self) -> None:
+        """End all connections, and take no more."""
+        self.flows.set()
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
     def _accept(self) -> None:
         while True:
-            client, _ = self._listener.accept()
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return  # closed
             server = socket.socket(socket.AF_UNIX)
+            self._sockets += [client, server]
             server.connect(self.target)
             for pair in ((client, server), (server, client)):
                 threading.Thread(target=self._pump, args=pair, daemon=True).start()
@@ -361,6 +374,7 @@ def _database(stack: contextlib.ExitStack, kind: str) -> tuple[str, str, Stall]:
         return dsn, through, partial(stopped, poolers)
     if kind == "blackhole":
         proxy = Proxy(f"{server.directory}/.s.PGSQL.5432")
+        stack.callback(proxy.close)
         database = dsn.rpartition("dbname=")[2]
         through = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database}"
         return dsn, through, proxy.frozen

@@ -639,8 +639,12 @@ class NotificationStore(Protocol):
         """
         ...
 
-    async def renew(self, *, now: float) -> None:
-        """Extend all of our leases."""
+    async def renew(self, ids: "Collection[NotificationId]", *, now: float) -> "Recovered":
+        """Extend those of our leases that are held, by their ``ids``, and give up all others.
+
+        As :meth:`Inbox.renew`. A message that may have been sent is due again if it is repeatable,
+        else ``unknown``.
+        """
         ...
 
     async def retry(self, ids: "Sequence[NotificationId]") -> "Sequence[NotificationId]":
