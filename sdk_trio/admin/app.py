@@ -521,7 +521,11 @@ class AdminApp:
         return await self._observed.stores()[0].last_sequence()
 
     def _checks(self) -> list[Check]:
-        return [self._store.check(), *map(self._ask, self._sources.checks)]
+        return [
+            self._store.check(),
+            self._store.check_leases(),
+            *map(self._ask, self._sources.checks),
+        ]
 
     def _ask(self, source: CheckSource) -> Check:
         """Return the check of a part; a check that raises is a failed one."""

@@ -14,8 +14,10 @@ import attrs
 
 from ..errors import StoreVersionError
 from ..records.deliveries import DeliveryState
+from .admission import TAKEN_OVER_SECONDS
 from .sqlite.arrivals import sequence_of
 from .sqlite.connect import connect_reader, describe_failure
+from .sqlite.reads import expired_leases
 from .sqlite.schema import (
     APPLICATION_ID,
     BUCKET_BITS,
@@ -52,6 +54,7 @@ class Examination:
     oldest_unfinished: float | None = None
     parked_types: dict[str, int] = attrs.field(factory=dict)
     growth_per_day: float | None = None
+    expired_leases: int = 0
 
     @property
     def is_ours(self) -> bool:
@@ -148,6 +151,7 @@ def _with_contents(
         parked_types={str(name): int(str(count)) for name, count in parked},
         oldest_unfinished=oldest if isinstance(oldest, float) else None,
         growth_per_day=_growth(connection, known.file_size, now),
+        expired_leases=expired_leases(connection, now - TAKEN_OVER_SECONDS),
     )
 
 

@@ -321,6 +321,14 @@ class Inbox(Protocol):
         """
         ...
 
+    async def expired_leases(self, *, before: float) -> int:
+        """Return how many unfinished deliveries have a lease that expired before that time.
+
+        In a store that other hosts share, by its own clock: ``before`` is told by the caller's, and
+        counts as that long ago.
+        """
+        ...
+
     async def changed_elsewhere(self) -> bool:
         """Return whether another process, or another inbox of this one, has changed the store.
 

@@ -477,7 +477,7 @@ class DeliveryRunner:
             self._report(delivery, attempt, outcome)
             return outcome
         if not ours:
-            _log_lost([delivery.key])
+            self._note_lost([delivery.key])
             return outcome
         # The tenant counts as it is now: time has passed since the event was accepted.
         if delivery.tenant_id is not None and self._is_orphan(delivery, tenant):
@@ -669,6 +669,16 @@ class DeliveryRunner:
             end.recorded = True
         return self.leases.hold(key, since=self._clock(), again=end is not None)
 
+    def _note_lost(self, keys: Sequence[str]) -> None:
+        self._counters.count("lease_lost", len(keys))
+        _log.warning(
+            "webhook.lease_lost",
+            keys=keys[:_NAMED],
+            events=len(keys),
+            hint="another process has taken these events over, because this one stood still for "
+            "longer than a lease; outcomes of their runs in this process are not recorded",
+        )
+
     async def renew(self) -> Renewed:
         """Renew the leases of the events that wait in memory or run, and give up all others.
 
@@ -680,8 +690,9 @@ class DeliveryRunner:
         renewed = await self._inbox.renew([*self._flights, *self.leases], now=self._clock())
         lost = self.leases.lose(renewed.lost)
         if lost:
-            _log_lost(lost)
+            self._note_lost(lost)
         if renewed.given_up:
+            self._counters.count("lease_given_up", renewed.given_up)
             _log.warning(
                 "webhook.lease_given_up",
                 events=renewed.given_up,
@@ -912,16 +923,6 @@ def _ask_again(failure: Failure | None) -> Answer:
     """Ask the sender to deliver again, after the delay that the handler asked for."""
     asked = None if failure is None else failure.retry_after
     return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)
-
-
-def _log_lost(keys: Sequence[str]) -> None:
-    _log.warning(
-        "webhook.lease_lost",
-        keys=keys[:_NAMED],
-        events=len(keys),
-        hint="another process has taken these events over, because this one stood still for longer "
-        "than a lease; outcomes of their runs in this process are not recorded",
-    )
 
 
 def _names_of(delivery: NewDelivery) -> dict[str, Any]:

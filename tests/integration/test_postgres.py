@@ -16,7 +16,7 @@ from support.postgres_work import add_finished, blocks, forget_blocks, work
 from support.waiting import until
 
 from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, StoreVersionError
-from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.records.tenants import AuditAction, AuditRecord
 from sdk_trio.storage import term
 from sdk_trio.storage.admission import LeaseTerms
@@ -232,6 +232,29 @@ async def test_a_start_takes_what_its_dead_predecessor_and_the_processes_of_that
         assert await two.recover(dead="dead") == 3
         left = database.execute("SELECT lease_owner FROM sdk_trio.work ORDER BY lease_owner")
         assert [owner for (owner,) in left if owner] == ["deader", "other.dead.1"]
+
+
+async def test_what_a_command_puts_back_between_two_polls_is_noticed(database: Database) -> None:
+    """The command opens the store, replays and closes, all between two polls of an idle host."""
+    async with database.open("host") as host, database.open("third") as third:
+        await host.accept(delivery("m1"), leased=True)
+        await host.start("m1", now=1000)
+        await host.finish("m1", Dead("no"), now=1001)
+        for inbox in (host, third):
+            await inbox.changed_elsewhere()
+        for again in range(3):
+            async with database.open(f"command-{again}") as command:
+                assert await command.replay(["m1"]) == ["m1"]
+            assert await third.changed_elsewhere()
+            assert not await third.changed_elsewhere()
+            assert await host.changed_elsewhere()
+            (record,) = (await host.take_due(limit=9, now=1002)).records
+            await host.start(record.key, now=1002)
+            await host.finish(record.key, Dead("no"), now=1003)
+            for inbox in (host, third):
+                await inbox.changed_elsewhere()
+        await host.purge(now=1004)
+        assert (await host.counts())[DeliveryState.DEAD] == 1
 
 
 async def test_what_a_dead_host_held_is_noticed_and_run_by_another(database: Database) -> None:

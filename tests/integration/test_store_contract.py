@@ -399,6 +399,20 @@ async def test_a_renewal_gives_up_whatever_is_not_held(stores: Stores) -> None:
     assert (await other.claim(delivery("foreign"))).admission is Admission.NEW, "the other's own"
 
 
+async def test_leases_that_no_one_has_taken_over_are_counted(stores: Stores) -> None:
+    inbox, other = await stores.open("one"), await stores.open("other")
+    for name in ("a", "b", "free"):
+        await inbox.accept(delivery(name), leased=name != "free")
+    await inbox.start("b", now=1000)
+    assert await other.expired_leases(before=1009) == 0
+    assert await other.expired_leases(before=1010) == 2
+    await inbox.renew(["b"], now=1005)
+    assert await other.expired_leases(before=1014) == 0
+    assert await other.expired_leases(before=1015) == 1
+    await other.take_due(limit=9, now=1015)
+    assert await inbox.expired_leases(before=1015) == 0
+
+
 async def test_an_ordered_event_behind_a_stray_lease_runs_after_a_renewal(stores: Stores) -> None:
     inbox = await stores.open("one")
     for name in ("first", "second"):

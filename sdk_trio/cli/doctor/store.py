@@ -116,11 +116,23 @@ async def check_database(settings: Settings, report: Report) -> None:
             "rows wait for its end: looking for due events costs more with each of them",
             "end it (pg_terminate_backend, ROLLBACK PREPARED), or let it read a standby",
         )
+    _describe_leases(where, found.expired_leases, report)
     what = f"PostgreSQL {found.server}, {size_text(found.size)}"
     if found.is_current:
         report.ok(where, f"{what}, the schema {address.schema} is that of this version")
     else:
         report.note(where, f"{what}: the next start brings the schema {address.schema} up to date")
+
+
+def _describe_leases(where: str, expired: int, report: Report) -> None:
+    if expired:
+        report.warning(
+            where,
+            f"{expired} events belong to a process that stands still or is gone, and no other one "
+            "has taken them over",
+            "start a receiver if none runs; if one does, see in its log and /readyz what keeps its "
+            "workers busy, or from the store",
+        )
 
 
 def _compare_with_receiver(settings: Settings, report: Report) -> None:
@@ -217,6 +229,7 @@ def _describe_contents(found: Examination, report: Report) -> None:
             f"parked, because no handler took them: {types}",
             "register handlers or a fallback, then 'events replay --state parked'",
         )
+    _describe_leases("inbox", found.expired_leases, report)
     age = 0.0 if found.oldest_unfinished is None else time.time() - found.oldest_unfinished
     if age > OLD_EVENT_SECONDS:
         report.warning(
@@ -224,7 +237,7 @@ def _describe_contents(found: Examination, report: Report) -> None:
             f"the oldest unfinished event came {age / 3600:.0f} hours ago",
             "start a receiver if none runs; 'events list --state retrying' shows what fails",
         )
-    if not dead and not found.parked_types and age <= OLD_EVENT_SECONDS:
+    if not (dead or found.parked_types or found.expired_leases) and age <= OLD_EVENT_SECONDS:
         waiting = sum(found.states.values())
         report.ok("inbox", f"{waiting} events wait, none is dead, parked or old")
 

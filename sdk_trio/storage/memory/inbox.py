@@ -753,6 +753,13 @@ class MemoryInbox(MemoryBackend):
         await self._begin()
         return self._rows.oldest_waiting()
 
+    async def expired_leases(self, *, before: float) -> int:
+        """See :meth:`Inbox.expired_leases`."""
+        await self._begin()
+        return sum(
+            row.owner is not None and row.until <= before for row in self._rows.unfinished.values()
+        )
+
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""
         await self._begin()

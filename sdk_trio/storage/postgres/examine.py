@@ -7,8 +7,10 @@ import attrs
 import psycopg
 
 from ...errors import StoreVersionError
+from ..admission import TAKEN_OVER_SECONDS
 from ..examine import CheckResult, StoreStatus
 from .connect import PostgresAddress, StoreConnection
+from .reads import expired_leases
 from .schema import VERSION, SchemaStep
 from .writes import lane
 
@@ -61,6 +63,7 @@ class PostgresExamination:
     dead: dict[str, int] = attrs.field(factory=dict)
     sizes: dict[str, int] = attrs.field(factory=dict)
     holder: tuple[str, float] | None = None
+    expired_leases: int = 0
 
 
 @contextmanager
@@ -104,6 +107,7 @@ def _examine(
         dead={name: dead for name, _, dead, _ in tables},
         sizes={name: bytes_ for name, _, _, bytes_ in tables},
         holder=connection.execute(_HOLDERS).fetchone(),
+        expired_leases=expired_leases(connection, 0.0, TAKEN_OVER_SECONDS) if is_current else 0,
     )
 
 

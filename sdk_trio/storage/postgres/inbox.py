@@ -1,5 +1,6 @@
 """The inbox in PostgreSQL, which several processes and hosts may have open at the same time."""
 
+import time
 import uuid
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
@@ -335,6 +336,11 @@ class PostgresInbox:
     async def oldest_waiting(self) -> float | None:
         """See :meth:`Inbox.oldest_waiting`."""
         return await self._queries.run(reads.oldest_waiting)
+
+    async def expired_leases(self, *, before: float) -> int:
+        """See :meth:`Inbox.expired_leases`."""
+        ago = time.time() - before if self._terms.server_clock else None
+        return await self._queries.run(lambda c: reads.expired_leases(c, before, ago))
 
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""

@@ -575,6 +575,10 @@ class SqliteInbox:
         """See :meth:`Inbox.oldest_waiting`."""
         return await self._read(reader.oldest_waiting)
 
+    async def expired_leases(self, *, before: float) -> int:
+        """See :meth:`Inbox.expired_leases`."""
+        return await self._read(lambda c: reader.expired_leases(c, before))
+
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""
         # On the writing connection, because the number counts the changes of all *others*.
