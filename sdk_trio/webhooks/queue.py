@@ -51,8 +51,8 @@ FULL_RETRY_SECONDS = 5.0
 #: ``LEASE_SECONDS`` less this before another process takes running events over.
 RENEW_SECONDS = 5.0
 
-#: How long a due event waits at most after a stall of the store or of this process, in seconds,
-#: where a worker is free: a lease without a run is given up, and its event fetched.
+#: The longest wait of a due event after a stall of the store or of this process, in seconds, where
+#: a worker is free: a lease without a run is given up, and its event fetched.
 PICK_UP_SECONDS = RENEW_SECONDS + FETCH_SECONDS
 
 #: The same where the process that had the lease does not come back.
@@ -305,8 +305,9 @@ class WorkerPool:
             await trio.lowlevel.checkpoint()
         finally:
             self._runner.quarantined = False
-            if lasting is None:
-                await self._release(waiting)
+            if waiting and lasting is None:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._release(waiting)
         if waiting and lasting is not None:
             background.start_soon(self._keep_apart, waiting, lasting)
 
@@ -316,7 +317,8 @@ class WorkerPool:
             with trio.move_on_after(APART_SECONDS):
                 await lasting.wait()
         finally:
-            await self._release(waiting)
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                await self._release(waiting)
         self._want_feed()
 
     async def _bury(self, record: DeliveryRecord) -> bool:
@@ -437,7 +439,9 @@ class WorkerPool:
                     break
                 del waiting[record.key]
         finally:
-            await self._release(waiting)
+            if waiting:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._release(waiting)
         self._behind = due.more
         if due.more:
             self._want_feed()
@@ -455,11 +459,12 @@ class WorkerPool:
         try:
             arrival = await arrival_of(record)
         except DeliveryDecodingError:
-            arrival = None
-        if (arrival is None or record.process_ends) and await self._bury(record):
+            await self._bury(record)
             self._runner.leases.drop(lease)
             return True
-        assert arrival is not None
+        if record.process_ends and await self._bury(record):
+            self._runner.leases.drop(lease)
+            return True
         self._behind = self._feeder_blocked = self._places_taken >= self._capacity
         await self._wait_for_place()
         if self._closed:
@@ -470,18 +475,15 @@ class WorkerPool:
         return True
 
     async def _release(self, leases: Mapping[str, HeldLease]) -> None:
-        """Give up leases of events that do not run; within ``CLEANUP_SECONDS`` if cancelled."""
+        """Give up leases of events that do not run."""
         for lease in leases.values():
             self._runner.leases.drop(lease)
-        if not leases:
-            return  # noqa: ASYNC910 - nothing to wait for
-        with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-            try:
-                await self._inbox.release([*leases])
-            except StoreUnavailableError as error:
-                # They end by themselves.
-                _log.store_unavailable(error, ids=[*leases])
-                await trio.lowlevel.checkpoint()
+        try:
+            await self._inbox.release([*leases])
+        except StoreUnavailableError as error:
+            # The next renewal gives them up, or they expire.
+            _log.store_unavailable(error, ids=[*leases])
+            await trio.lowlevel.checkpoint()
 
     async def _wait_for_work(self) -> None:
         """Wait until the feeder is woken, a retry is due, or another process wrote.
