@@ -491,11 +491,13 @@ class WorkerPool:
         At most ``FETCH_SECONDS``.
         """
         latest = trio.current_time() + FETCH_SECONDS
-        while trio.current_time() < latest:
+        while True:
             pause = min(POLL_SECONDS, max(0.0, self._next_due_at - self._clock()))
             with trio.move_on_after(pause) as scope:
                 await self._feed_wanted.wait()
             if not scope.cancelled_caught or self._clock() >= self._next_due_at:
+                return
+            if trio.current_time() >= latest:
                 return
             if await self._inbox.changed_elsewhere():
                 return
