@@ -569,7 +569,9 @@ class AdminApp:
 
     def _checks(self) -> list[Check]:
         clock = self._store.clock_check(self._tolerance())
-        own = [self._store.check()] if clock is None else [self._store.check(), clock]
+        own = [self._store.check(), self._store.check_leases()]
+        if clock is not None:
+            own.append(clock)
         return [*own, *map(self._ask, self._sources.checks)]
 
     def _ask(self, source: CheckSource) -> Check:

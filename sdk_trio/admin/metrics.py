@@ -135,6 +135,12 @@ METRICS: Final = (
         "out; 0 when there is none.",
     ),
     Metric(
+        "sdk_leases_expired",
+        "gauge",
+        "Events whose process stands still or is gone, and that no other one has taken over; above "
+        "0 only for a moment.",
+    ),
+    Metric(
         "sdk_certificate_end_time_seconds",
         "gauge",
         "When the certificate that the receiver shows ends, in seconds since 1970; of several "

@@ -21,6 +21,7 @@ from ..base.logs import get_logger
 from ..base.telemetry import Check, CheckSource, Sample, SampleSource
 from ..errors import NotRunningError, StoreUnavailableError
 from ..records.deliveries import DeliveryState
+from ..storage.admission import TAKEN_OVER_SECONDS
 from ..storage.ports import Inbox
 
 if TYPE_CHECKING:
@@ -110,11 +111,15 @@ class StatusProviders(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     """Counts: events by state, arrival of the oldest waiting event, tenants by status.
 
+    ``expired_leases`` are events whose process stands still or is gone, and that no other process
+    has taken over.
+
     ``disk`` has the free bytes of the store's file system and all of them, None without a disk.
     """
 
     events: Mapping[DeliveryState, int]
     oldest_at: float | None
+    expired_leases: int
     tenants: "Mapping[TenantStatus, int] | None"
     disk: tuple[int, int] | None = None
 
@@ -190,6 +195,28 @@ class StoreObserver:
             return Check("clock", False, f"{detail}, so every delivery is refused; {remedy}")
         return Check("clock", True, f"{detail}; {remedy}", degraded=True)
 
+    def check_leases(self) -> Check:
+        """Return whether events wait that no process runs, by the last count; never unready.
+
+        Other processes take deliveries as before, and one that is taken out of a load balancer
+        would not run these events either.
+        """
+        if self.figures is None:
+            return Check("leases", True, "not counted yet")
+        expired = self.figures.expired_leases
+        if not expired:
+            oldest = self.oldest_seconds()
+            return Check(
+                "leases", True, f"none is overdue; the oldest event came {oldest:.0f} s ago"
+            )
+        return Check(
+            "leases",
+            True,
+            f"{expired} events belong to processes that stand still or are gone, and no other one "
+            "has taken them over: the workers are busy, or cannot reach the store",
+            degraded=True,
+        )
+
     def samples(self) -> Iterator[Sample]:
         """Return the metrics of the store: its events, its oldest one, its tenants, its disk."""
         if self._clock_offset is not None:
@@ -200,6 +227,7 @@ class StoreObserver:
         for state, count in figures.events.items():
             yield Sample("sdk_inbox_events", (("state", str(state)),), count)
         yield Sample("sdk_queue_oldest_seconds", (), self.oldest_seconds())
+        yield Sample("sdk_leases_expired", (), figures.expired_leases)
         for status, count in (figures.tenants or {}).items():
             yield Sample("sdk_tenants", (("status", str(status)),), count)
         if figures.disk is not None:
@@ -255,6 +283,7 @@ class StoreObserver:
         self.figures = Figures(
             await inbox.counts(),
             await inbox.oldest_waiting(),
+            await inbox.expired_leases(before=self._clock() - TAKEN_OVER_SECONDS),
             None if tenants is None else await tenants(),
             await self._measure(),
         )

@@ -24,7 +24,13 @@ from ..base.bell import Flag
 from ..base.logs import get_logger
 from ..base.throttle import TokenBucket
 from ..errors import StoreUnavailableError
-from ..records.notifications import NotificationRecord, NotificationState, SendResult
+from ..records.notifications import (
+    NotificationId,
+    NotificationRecord,
+    NotificationState,
+    Recovered,
+    SendResult,
+)
 from ..storage.ports import NotificationStore
 from .send import (
     Again,
@@ -72,8 +78,8 @@ _LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
 #: Time between two looks for changes of other processes, in seconds; a look reads a few pages.
 POLL_SECONDS = 0.5
 
-#: Time between two renewals of leases, in seconds; storage.LEASE_SECONDS allows two missed ones.
-RENEW_SECONDS = 20.0
+#: Time between two renewals of leases, in seconds. Leases without an attempt are given up then.
+RENEW_SECONDS = 5.0
 
 #: An older transition, in seconds, is stale and its messages are skipped: a host that comes back
 #: after a week must not send a week's messages.
@@ -144,6 +150,7 @@ class ChannelRunner:
         limits: its own.
         clock: returns Unix seconds.
         count: is told the channel and the result of every attempt.
+        taking: is locked while messages are claimed, and while leases are renewed.
         fraction: returns a random number from 0 to 1.
     """
 
@@ -156,6 +163,7 @@ class ChannelRunner:
         limits: ChannelLimits,
         clock: Callable[[], float],
         count: Count,
+        taking: trio.Lock,
         fraction: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
@@ -166,7 +174,10 @@ class ChannelRunner:
         self._clock = clock
         self._count = count
         self._fraction = fraction
-        self._busy = 0
+        #: The messages whose leases this process holds: they are being sent.
+        self.held: set[NotificationId] = set()
+        # Leases are taken from the store and compared with it one after the other.
+        self._taking = taking
         self._closed = False
         self._wanted = Flag()
 
@@ -191,11 +202,11 @@ class ChannelRunner:
                 now = trio.current_time()
                 # No more is claimed than can be sent at once: what is claimed and waits would be
                 # nobody's for a lease after a crash.
-                free = min(self._limits.concurrency - self._busy, pace.allowed(now))
+                free = min(self._limits.concurrency - len(self.held), pace.allowed(now))
                 pause = LOOK_SECONDS if free else max(pace.wait(now), 0.001)
                 if free:
                     pause = await self._claim(free, pace, attempts)
-                elif self._busy == self._limits.concurrency:
+                elif len(self.held) == self._limits.concurrency:
                     pause = LOOK_SECONDS
                 with trio.move_on_after(pause):
                     await self._wanted.wait()
@@ -203,16 +214,18 @@ class ChannelRunner:
     async def _claim(self, free: int, pace: Pace, attempts: trio.Nursery) -> float:
         """Begin up to ``free`` attempts; return the seconds until there may be more."""
         try:
-            due = await self._store.take_due(self.name, limit=free, now=self._clock())
+            async with self._taking:
+                due = await self._store.take_due(self.name, limit=free, now=self._clock())
+                claimed = [record for record in due.records if record.id not in self.held]
+                self.held.update(record.id for record in claimed)
         except StoreUnavailableError as error:
             _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
             return STORE_RETRY_SECONDS
         for record in due.lost:
             lost = SendResult(NotificationState.UNKNOWN, record.reason)
             self._report(record, lost, attempt=record.attempts)
-        pace.take(len(due.records), trio.current_time())
-        for record in due.records:
-            self._busy += 1
+        pace.take(len(claimed), trio.current_time())
+        for record in claimed:
             attempts.start_soon(self._deliver, record, pace)
         if due.more or (due.records and len(due.records) == free):
             self._wanted.up()
@@ -227,7 +240,7 @@ class ChannelRunner:
             if await self._begin(record):
                 await self._send(record, pace)
         finally:
-            self._busy -= 1
+            self.held.discard(record.id)
             self._wanted.up()
 
     async def _begin(self, record: NotificationRecord) -> bool:
@@ -380,6 +393,7 @@ class NotificationPump:
         self._store = store
         self._clock = clock
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._taking = trio.Lock()
         self._repeatable = {name: channel.repeatable for name, channel in channels.items()}
         self._runners = {
             name: ChannelRunner(
@@ -389,6 +403,7 @@ class NotificationPump:
                 limits=(limits or {}).get(name, ChannelLimits()),
                 clock=clock,
                 count=self._count,
+                taking=self._taking,
                 fraction=fraction,
             )
             for name, channel in channels.items()
@@ -434,12 +449,16 @@ class NotificationPump:
         """
         now = self._clock()
         recovered = await self._store.recover(now=now)
+        self._report_lost(recovered, now)
+        if recovered.resumed:
+            _log.info("notification.recovered", messages=recovered.resumed)
+
+    def _report_lost(self, recovered: Recovered, now: float) -> None:
+        """Report messages of which it is not known whether they were sent."""
         for record in recovered.lost:
             self._count(record.id.channel, RESULTS[NotificationState.UNKNOWN])
             ending = SendResult(NotificationState.UNKNOWN, record.reason)
             log_result(record, "unknown", attempt=record.attempts, ending=ending, now=now)
-        if recovered.resumed:
-            _log.info("notification.recovered", messages=recovered.resumed)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send until :meth:`close`, then finish what was begun.
@@ -511,7 +530,14 @@ class NotificationPump:
             await trio.sleep(seconds)
 
     async def _renew(self) -> None:
-        await self._store.renew(now=self._clock())
+        now = self._clock()
+        async with self._taking:
+            held = [id for runner in self._runners.values() for id in runner.held]
+            given_up = await self._store.renew(held, now=now)
+        self._report_lost(given_up, now)
+        if given_up.resumed:
+            for runner in self._runners.values():
+                runner.wake()
 
     async def _purge(self) -> None:
         removed = await self._store.purge(before=self._clock() - RETENTION_SECONDS)

@@ -181,6 +181,17 @@ class Due(msgspec.Struct, frozen=True):
     unbegun: frozenset[str] = frozenset()
 
 
+class Renewed(msgspec.Struct, frozen=True):
+    """The result of ``renew``.
+
+    ``lost`` are the keys that another owner has taken over; ``given_up`` is the number of leases
+    that the store had for this owner although it did not hold them.
+    """
+
+    lost: frozenset[str] = frozenset()
+    given_up: int = 0
+
+
 class Done(msgspec.Struct, frozen=True):
     """The handler finished. ``answer`` is what an application answered to a forwarded event."""
 

@@ -14,6 +14,10 @@ from ..records.deliveries import Admission, DeliveryState
 #: wrong clock: small corrections of a clock must not make anything due early.
 CLOCK_SLACK_SECONDS = 60.0
 
+#: A lease that expired longer ago, in seconds, should have been taken over: workers ask the store
+#: every 5 s.
+TAKEN_OVER_SECONDS = 15.0
+
 
 class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The owner and the periods, in seconds, that an open inbox applies to every change."""

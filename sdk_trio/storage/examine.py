@@ -14,7 +14,9 @@ import attrs
 
 from ..errors import StoreVersionError
 from ..records.deliveries import DeliveryState
+from .admission import TAKEN_OVER_SECONDS
 from .sqlite.connect import connect_reader, describe_failure
+from .sqlite.reads import expired_leases
 from .sqlite.schema import (
     APPLICATION_ID,
     BUCKET_BITS,
@@ -51,6 +53,7 @@ class Examination:
     oldest_unfinished: float | None = None
     parked: dict[str, dict[str, int]] = attrs.field(factory=dict)
     growth_per_day: float | None = None
+    expired_leases: int = 0
 
     @property
     def is_ours(self) -> bool:
@@ -142,6 +145,7 @@ def _with_contents(connection: apsw.Connection, known: Examination, now: float) 
         parked=parked,
         oldest_unfinished=oldest if isinstance(oldest, float) else None,
         growth_per_day=_growth(connection, known.file_size, now),
+        expired_leases=expired_leases(connection, now - TAKEN_OVER_SECONDS),
     )
 
 

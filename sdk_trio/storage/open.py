@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from .postgres.inbox import PostgresInbox
     from .sqlite.inbox import SqliteInbox
 
-#: Duration of a lease without renewal, in seconds, unless the caller gives another.
+#: Duration of a lease without renewal, in seconds, unless the caller gives another. It is longer
+#: than most stalls of a store or of a process, after which its runs go on. The events of a process
+#: that is gone wait for its end where no one knows that it is gone.
 LEASE_SECONDS = 75.0
 
 # Longer than the store's own waits for a hanging disk, so that the store words the error and not

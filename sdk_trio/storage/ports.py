@@ -2,13 +2,13 @@
 
 Every ``async`` method is a checkpoint, but for ``finish`` of an inline run in memory. One that
 writes returns after the change is durable (SQLite: synced to disk; memory: kept by this process),
-and is *not* undone by cancellation: the write is finished, then ``Cancelled`` is raised. A lease or
-claim that such a call has taken is given up, because its caller never learns of it and will not run
-it; the same holds after the error that the store does not answer. Every ``async`` method raises
+and is *not* undone by cancellation: the write is finished, then ``Cancelled`` is raised. After
+that, or after the error that the store does not answer, it may have taken leases that its caller
+does not know of. The next ``renew`` gives them up, or they expire. Every ``async`` method raises
 :class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do it at present.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ..records.deliveries import (
@@ -21,6 +21,7 @@ from ..records.deliveries import (
     NewDelivery,
     Outcome,
     Purged,
+    Renewed,
 )
 
 if TYPE_CHECKING:
@@ -60,9 +61,11 @@ class Inbox(Protocol):
     A different body under the same key changes no answer: it is kept beside the first one as
     evidence, see :meth:`evidence`.
 
-    An inbox acts for one *owner*, named when it is opened. An owner holds a lease up to a deadline.
-    Owners never take over their own leases, only those of others that have expired (``take_due``)
-    or whose owners are known to be dead (``recover``).
+    An inbox acts for one *owner*, named when it is opened. An owner has a lease up to a deadline,
+    and *holds* it as long as it is going to run that delivery, or runs it. ``renew`` extends what
+    is held, and gives up what is not: the call that has taken it was abandoned, or an outcome could
+    not be recorded. Leases of other owners are taken over when they have expired (``take_due``), or
+    when their owners are known to be dead (``recover``).
     """
 
     @property
@@ -141,10 +144,11 @@ class Inbox(Protocol):
         """
         ...
 
-    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
+    async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
         """Start a run by a worker: ``running``, one more attempt, the lease is ours.
 
-        A start that is repeated, as nobody knows whether it was committed, counts once.
+        False, and no change, when another owner has taken the delivery over, or it is finished or
+        gone. A start that is repeated, because its commit is unknown, counts once.
         ``alone``: no other run is in progress, so if the process ends, this one is the cause.
         """
         ...
@@ -240,8 +244,15 @@ class Inbox(Protocol):
         """
         ...
 
-    async def renew(self, *, now: float) -> None:
-        """Extend all of our leases."""
+    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
+        """Extend those of our leases that are held, by their ``keys``, and give up all others.
+
+        An owner has one lease of a delivery, and runs it once at a time, so the key names it.
+        ``keys`` include the deliveries of calls of ``accept`` and ``claim`` that are in progress,
+        and no call of ``take_due`` or ``take_suspects`` is. An abandoned call is done before: an
+        inbox writes in the order of its calls. What is given up is as after ``Released``: due for
+        every owner, or, if it was inline, the sender's to deliver again.
+        """
         ...
 
     async def replay(self, keys: Sequence[str]) -> Sequence[str]:
@@ -330,6 +341,14 @@ class Inbox(Protocol):
         """Return the arrival time of the oldest queued delivery that waits or runs, or None.
 
         Deliveries that wait for the time of a retry do not count: they wait on purpose.
+        """
+        ...
+
+    async def expired_leases(self, *, before: float) -> int:
+        """Return how many unfinished deliveries have a lease that expired before that time.
+
+        In a store that other hosts share, by its own clock: ``before`` is told by the caller's, and
+        counts as that long ago.
         """
         ...
 
@@ -652,8 +671,12 @@ class NotificationStore(Protocol):
         """
         ...
 
-    async def renew(self, *, now: float) -> None:
-        """Extend all of our leases."""
+    async def renew(self, ids: "Collection[NotificationId]", *, now: float) -> "Recovered":
+        """Extend those of our leases that are held, by their ``ids``, and give up all others.
+
+        As :meth:`Inbox.renew`. A message that may have been sent is due again if it is repeatable,
+        else ``unknown``.
+        """
         ...
 
     async def retry(self, ids: "Sequence[NotificationId]") -> "Sequence[NotificationId]":

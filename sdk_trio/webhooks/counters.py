@@ -26,6 +26,8 @@ RESULTS: Final = (
     "full",
     "unavailable",
     "drift",
+    "lease_given_up",
+    "lease_lost",
 )
 
 #: Every cause of an answer other than 200, also a closed set. In the order of the lines: failed
@@ -63,9 +65,9 @@ class Counters:
         self._inline: dict[str, Histogram] = {}
         self._queued: dict[str, Histogram] = {}
 
-    def count(self, result: str) -> None:
-        """Count one more ``result``."""
-        self._counts[result] += 1
+    def count(self, result: str, number: int = 1) -> None:
+        """Count ``number`` more of ``result``."""
+        self._counts[result] += number
 
     def count_refusal(self, cause: str) -> None:
         """Count one more request that was not answered 200; ``cause`` is one of ``CAUSES``."""

@@ -7,12 +7,12 @@ events, events of an earlier process, and ordered events wait in the store; the 
 when they are due and a place is free.
 
 Invariants: every event in the channel or in a worker has a lease of this process in the store, so
-nothing is lost by a crash; and ``_places_taken`` never exceeds the channel's size, so that
-``send_nowait`` cannot fail.
+nothing is lost by a crash; only these leases are renewed, so nothing else keeps one; and
+``_places_taken`` never exceeds the channel's size, so that ``send_nowait`` cannot fail.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 
 import trio
@@ -22,6 +22,7 @@ from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
 from ..records.deliveries import Admission, Dead, DeliveryRecord, Postponed, Retry
+from ..storage.open import LEASE_SECONDS
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
@@ -29,13 +30,17 @@ from .arrival import VerifiedDelivery, arrival_of, resumed
 from .counters import Counters
 from .invocation import Run
 from .rejections import LINES, SECONDS
-from .run import CLEANUP_SECONDS, STORE_RETRY_SECONDS, DeliveryRunner
+from .run import CLEANUP_SECONDS, STORE_RETRY_SECONDS, DeliveryRunner, HeldLease
 
 _log = get_logger("webhooks")
 
-#: The interval at which the feeder looks for changes of other processes (``events replay``), in
+#: The interval at which the feeder asks for changes of other processes (``events replay``), in
 #: seconds. It costs no disk access, because SQLite keeps a counter of changes in memory.
 POLL_SECONDS = 0.5
+
+#: The longest time between two fetches, in seconds: whatever is due is found without any sign of
+#: it. A lease that expires gives none, and a sign may be missed.
+FETCH_SECONDS = 5.0
 
 #: The most records that the feeder fetches at once, which bounds the memory of their bodies.
 FEED_LIMIT = 100
@@ -43,9 +48,16 @@ FEED_LIMIT = 100
 #: The Retry-After, in seconds, when the queue is full.
 FULL_RETRY_SECONDS = 5.0
 
-#: The seconds after which leases are renewed. ``storage.LEASE_SECONDS`` allows for two missed
-#: renewals, so that a short fault of the disk hands no running event to another process.
-RENEW_SECONDS = 20.0
+#: The seconds after which held leases are renewed, and others given up. A stall may last for
+#: ``LEASE_SECONDS`` less this before another process takes running events over.
+RENEW_SECONDS = 5.0
+
+#: The longest wait of a due event after a stall of the store or of this process, in seconds, where
+#: a worker is free: a lease without a run is given up, and its event fetched.
+PICK_UP_SECONDS = RENEW_SECONDS + FETCH_SECONDS
+
+#: The same where the process that had the lease does not come back.
+TAKE_OVER_SECONDS = LEASE_SECONDS + FETCH_SECONDS
 
 #: The seconds that other runs wait for a suspect that runs alone. A handler that ends the process
 #: does so early as a rule, and one that never returns must not hold up all others for ever.
@@ -75,6 +87,10 @@ STEP_SECONDS = 2.0
 
 #: Pause between two comparisons of this host's clock with the store's, in seconds.
 COMPARE_SECONDS = 20.0
+
+
+#: An event in the channel, the number of its next run, whether that is surely its first, its lease.
+_Queued = tuple[VerifiedDelivery, int, bool, HeldLease]
 
 
 class WorkerPool:
@@ -109,9 +125,8 @@ class WorkerPool:
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._capacity = options.capacity
         self._workers = options.workers
-        # An event, the number of its next run, and whether that is surely its first.
-        self._send: trio.MemorySendChannel[tuple[VerifiedDelivery, int, bool]]
-        self._receive: trio.MemoryReceiveChannel[tuple[VerifiedDelivery, int, bool]]
+        self._send: trio.MemorySendChannel[_Queued]
+        self._receive: trio.MemoryReceiveChannel[_Queued]
         self._send, self._receive = trio.open_memory_channel(options.capacity)
         self._places_taken = 0
         self._running = 0
@@ -133,6 +148,8 @@ class WorkerPool:
         # plain function is in its thread nobody else may take its event.
         self._renewing = trio.CancelScope(shield=True)
         self.ended: trio.Event = trio.Event()
+        # Leases are taken from the store and compared with it one after the other.
+        self._taking = trio.Lock()
 
     @property
     def depth(self) -> int:
@@ -183,7 +200,10 @@ class WorkerPool:
         # (docs/adr/0004-ordered-events-go-through-the-store.md). So does any event while older ones
         # wait on disk: it would overtake them.
         direct = not (arrival.delivery.ordered or self._behind)
-        queued = False
+        delivery, queued = arrival.delivery, False
+        key = delivery.key
+        # Held from now on, so that a renewal in between does not give it up.
+        lease = self._runner.leases.hold(key, since=delivery.received_at) if direct else None
         try:
             admitted = await self._inbox.accept(arrival.delivery, leased=direct)
             if admitted.admission is not Admission.NEW:
@@ -194,15 +214,18 @@ class WorkerPool:
             if direct and not self._closed:
                 if admitted.earlier:
                     arrival = resumed(arrival, admitted)
-                fresh = admitted.attempts == 0
-                self._send.send_nowait((arrival, admitted.attempts + 1, fresh))
-                queued = True
+                lease = lease or self._runner.hold(key)
+                fresh, queued = admitted.attempts == 0, lease is not None
+                if lease is not None:
+                    self._send.send_nowait((arrival, admitted.attempts + 1, fresh, lease))
             return answers.OK
         finally:
             # A commit that was cancelled, or not confirmed in time, may still succeed; the sender
-            # learns that from its redelivery. The store drops our lease then, so the feeder finds
-            # the event. The place goes back in any case.
+            # learns that from its redelivery. The next renewal gives our lease up then, and the
+            # feeder finds the event. The place goes back in any case.
             if not queued:
+                if lease is not None:
+                    self._runner.leases.drop(lease)
                 self._free_place()
                 self._want_feed()
 
@@ -284,20 +307,27 @@ class WorkerPool:
         all, they must not have run beside it once more.
         docs/adr/0023-an-event-that-ends-the-process.md says why one crash alone proves nothing.
         """
-        waiting: list[str] = []
+        waiting: dict[str, HeldLease] = {}
         lasting: trio.Event | None = None
         until = trio.current_time() + QUARANTINE_SECONDS
         try:
-            suspects = await self._inbox.take_suspects(limit=SUSPECTS_LIMIT, now=self._clock())
-            waiting += [record.key for record in suspects]
+            async with self._taking:
+                with trio.CancelScope(shield=True):  # as for take_due
+                    suspects = await self._inbox.take_suspects(
+                        limit=SUSPECTS_LIMIT, now=self._clock()
+                    )
+                waiting = self._hold(suspects)
             for record in suspects:
                 if self._closed or lasting is not None or trio.current_time() >= until:
                     break
-                if not await self._bury(record):
-                    if not self._runner.isolates(record):
-                        continue  # one crash proves little: it takes its turn with all others
-                    lasting = await self._isolate(record, workers)
-                waiting.remove(record.key)
+                lease = waiting[record.key]
+                if await self._bury(record):
+                    self._runner.leases.drop(lease)
+                elif self._runner.isolates(record):
+                    lasting = await self._isolate(record, lease, workers)
+                else:
+                    continue  # one crash proves little: it runs like all others
+                del waiting[record.key]
         except StoreUnavailableError as error:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
@@ -309,7 +339,7 @@ class WorkerPool:
         if waiting and lasting is not None:
             background.start_soon(self._keep_apart, waiting, lasting)
 
-    async def _keep_apart(self, waiting: Sequence[str], lasting: trio.Event) -> None:
+    async def _keep_apart(self, waiting: Mapping[str, HeldLease], lasting: trio.Event) -> None:
         """Release ``waiting`` once the suspect before them has ended, or after the bound."""
         try:
             with trio.move_on_after(APART_SECONDS):
@@ -339,7 +369,9 @@ class WorkerPool:
         self._runner.bury(delivery, record.attempts, dead)
         return True
 
-    async def _isolate(self, record: DeliveryRecord, workers: trio.Nursery) -> trio.Event | None:
+    async def _isolate(
+        self, record: DeliveryRecord, lease: HeldLease, workers: trio.Nursery
+    ) -> trio.Event | None:
         """Run one event alone, for ``ALONE_SECONDS`` at most.
 
         Returns None when it has ended, else an event that is set when it ends.
@@ -353,7 +385,7 @@ class WorkerPool:
         )
         self._runner.quarantined = True
         ended = trio.Event()
-        workers.start_soon(self._run_in_cell, self._run_alone, record, ended)
+        workers.start_soon(self._run_in_cell, self._run_alone, record, lease, ended)
         with trio.move_on_after(ALONE_SECONDS):
             await ended.wait()
         if ended.is_set():
@@ -363,7 +395,7 @@ class WorkerPool:
         return ended
 
     async def _run_alone(
-        self, cell: trio.Nursery, record: DeliveryRecord, ended: trio.Event
+        self, cell: trio.Nursery, record: DeliveryRecord, lease: HeldLease, ended: trio.Event
     ) -> None:
         self._running += 1
         try:
@@ -371,6 +403,7 @@ class WorkerPool:
             await self._runner.run_queued(arrival, attempt=record.attempts + 1, alone=True)
         finally:
             self._running -= 1
+            self._runner.leases.drop(lease)
             ended.set()
         self._want_feed()
 
@@ -400,15 +433,20 @@ class WorkerPool:
         return cell.cancel_scope.cancel_called
 
     async def _work(self, cell: trio.Nursery) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
-        async for arrival, attempt, fresh in self._receive:
+        async for arrival, attempt, fresh, lease in self._receive:
             self._running += 1
             self._held[cell] = arrival
             self._free_place()
             try:
-                outcome = await self._runner.run_queued(arrival, attempt=attempt, fresh=fresh)
+                if lease.lost:
+                    continue
+                # A lease that may have ended is tried first, by a start that is waited for.
+                first = fresh and self._clock() - lease.since < LEASE_SECONDS
+                outcome = await self._runner.run_queued(arrival, attempt=attempt, fresh=first)
             finally:
                 self._running -= 1
                 del self._held[cell]
+                self._runner.leases.drop(lease)
             # The next event of an ordered lane may run now, a retry has a due time that the feeder
             # must know, and a free place is of use only while events wait on disk.
             if arrival.delivery.ordered or self._behind or isinstance(outcome, Retry | Postponed):
@@ -440,17 +478,21 @@ class WorkerPool:
             self._feeder_blocked = False
 
     async def _fetch(self) -> None:
-        due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
+        async with self._taking:
+            # Cancelled, it would leave leases behind. It ends by itself: the store has a limit of
+            # time for its callers.
+            with trio.CancelScope(shield=True):
+                due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
+            waiting = self._hold(due.records)
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
-        waiting = [record.key for record in due.records]
-        for key in waiting:
-            self._runner.note_given_out(key)
         try:
             for record in due.records:
-                if await self._queue(record, fresh=record.key in due.unbegun):
-                    waiting.pop(0)
-                else:
+                lease = waiting.get(record.key)
+                if lease is None:
+                    continue  # a run of it has its lease already
+                if not await self._queue(record, lease, fresh=record.key in due.unbegun):
                     break
+                del waiting[record.key]
         finally:
             if waiting:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
@@ -459,7 +501,12 @@ class WorkerPool:
         if due.more:
             self._want_feed()
 
-    async def _queue(self, record: DeliveryRecord, *, fresh: bool) -> bool:
+    def _hold(self, records: Sequence[DeliveryRecord]) -> dict[str, HeldLease]:
+        """Hold the leases of fetched events, except of those of which a run has them already."""
+        held = {record.key: self._runner.hold(record.key) for record in records}
+        return {key: lease for key, lease in held.items() if lease is not None}
+
+    async def _queue(self, record: DeliveryRecord, lease: HeldLease, *, fresh: bool) -> bool:
         """Queue one fetched record when there is a place; False when the queue has closed."""
         if self._closed:
             await trio.lowlevel.checkpoint()
@@ -467,8 +514,11 @@ class WorkerPool:
         try:
             arrival = await arrival_of(record)
         except DeliveryDecodingError:
-            return await self._bury(record)
+            await self._bury(record)
+            self._runner.leases.drop(lease)
+            return True
         if record.process_ends and await self._bury(record):
+            self._runner.leases.drop(lease)
             return True
         self._behind = self._feeder_blocked = self._places_taken >= self._capacity
         await self._wait_for_place()
@@ -476,24 +526,33 @@ class WorkerPool:
             return False
         # No checkpoint from here on: the place would be somebody else's.
         self._places_taken += 1
-        self._send.send_nowait((arrival, record.attempts + 1, fresh))
+        self._send.send_nowait((arrival, record.attempts + 1, fresh, lease))
         return True
 
-    async def _release(self, keys: Sequence[str]) -> None:
+    async def _release(self, leases: Mapping[str, HeldLease]) -> None:
+        """Give up leases of events that do not run."""
+        for lease in leases.values():
+            self._runner.leases.drop(lease)
         try:
-            await self._inbox.release(keys)
+            await self._inbox.release([*leases])
         except StoreUnavailableError as error:
-            # Our leases end with this process, and the next start takes the events over.
-            _log.store_unavailable(error, ids=keys)
+            # The next renewal gives them up, or they expire.
+            _log.store_unavailable(error, ids=[*leases])
             await trio.lowlevel.checkpoint()
 
     async def _wait_for_work(self) -> None:
-        """Wait until the feeder was asked to look, a retry is due, or another process wrote."""
+        """Wait until the feeder is woken, a retry is due, or another process wrote.
+
+        At most ``FETCH_SECONDS``.
+        """
+        latest = trio.current_time() + FETCH_SECONDS
         while True:
             pause = min(POLL_SECONDS, max(0.0, self._next_due_at - self._clock()))
             with trio.move_on_after(pause) as scope:
                 await self._feed_wanted.wait()
             if not scope.cancelled_caught or self._clock() >= self._next_due_at:
+                return
+            if trio.current_time() >= latest:
                 return
             if await self._inbox.changed_elsewhere():
                 return
@@ -529,7 +588,7 @@ class WorkerPool:
             _log.warning("runtime.clock_stepped", seconds=round(step, 3))
             try:
                 # Leases first: by the new time, ours may look expired, or as if they never ended.
-                await self._inbox.renew(now=self._clock())
+                await self._renew()
                 await self._inbox.reschedule(now=self._clock())
             except StoreUnavailableError as error:
                 _log.store_unavailable(error)
@@ -557,12 +616,21 @@ class WorkerPool:
 
     async def _keep_leases(self) -> None:
         with self._renewing:
+            pause = RENEW_SECONDS
             while True:
-                await trio.sleep(RENEW_SECONDS)
+                await trio.sleep(pause)
+                pause = RENEW_SECONDS
                 try:
-                    await self._inbox.renew(now=self._clock())
+                    await self._renew()
                 except StoreUnavailableError as error:
-                    _log.store_unavailable(error, retry_in=RENEW_SECONDS)
+                    pause = STORE_RETRY_SECONDS
+                    _log.store_unavailable(error, retry_in=pause)
+
+    async def _renew(self) -> None:
+        async with self._taking:
+            renewed = await self._runner.renew()
+        if renewed.given_up:
+            self._want_feed()
 
     async def _watch_threads(self) -> None:
         """Name the plain functions that are still at work when the drain is cut short."""

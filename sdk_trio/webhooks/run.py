@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from math import inf
@@ -27,6 +27,7 @@ from ..records.deliveries import (
     Parked,
     Postponed,
     Released,
+    Renewed,
     Retry,
 )
 from ..storage.ports import Inbox
@@ -79,6 +80,9 @@ _STILL_THREADED = (
 )
 _STILL_RUNNING = "it holds a worker; set a timeout on each call that it makes"
 
+#: The most events that one line of the log names.
+_NAMED = 20
+
 _DONE = Done()
 
 _BUSY = answers.unavailable(BUSY_RETRY_SECONDS)
@@ -105,6 +109,56 @@ class _End(msgspec.Struct):
     """The end of a run, and whether the store is known to have it although it has failed."""
 
     recorded: bool = False
+
+
+class HeldLease(msgspec.Struct, eq=False):
+    """One claim of a queued event: it waits in memory or runs.
+
+    ``lost``: another process has taken the event over.
+    """
+
+    key: str
+    since: float
+    lost: bool = False
+
+
+class HeldLeases:
+    """The leases of queued events that this process holds.
+
+    What the store has leased to this process and is not in here, or an inline run, has no run: the
+    call that took it was abandoned. It is given up at the next renewal, and fetched again.
+    """
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, HeldLease] = {}
+
+    def hold(self, key: str, *, since: float, again: bool = False) -> HeldLease | None:
+        """Hold the lease of an event; None: a run of it holds one already.
+
+        Args:
+            key: the event's.
+            since: when the lease began, in Unix seconds.
+            again: the end of that run is in the store, so this is another claim.
+        """
+        if key in self._by_key and not again:
+            return None
+        lease = self._by_key[key] = HeldLease(key, since)
+        return lease
+
+    def drop(self, lease: HeldLease) -> None:
+        """Stop renewing a lease; a later one of the same event is kept."""
+        if self._by_key.get(lease.key) is lease:
+            del self._by_key[lease.key]
+
+    def lose(self, keys: Iterable[str]) -> list[str]:
+        """Drop the leases that others have taken over; return the keys that were held."""
+        lost = [lease for key in keys if (lease := self._by_key.pop(key, None)) is not None]
+        for lease in lost:
+            lease.lost = True
+        return [lease.key for lease in lost]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_key)
 
 
 class RunPolicy(msgspec.Struct, frozen=True):
@@ -201,8 +255,10 @@ class DeliveryRunner:
         #: answered 503 meanwhile, so that nothing else can end the process.
         self.quarantined = False
         self._drifted: set[str] = set()
-        # Ends that the store has failed to record, by key; it may have recorded them all the same.
+        # Ends that the store is asked to record, by key; it may have recorded them already.
         self._unsure: dict[str, _End] = {}
+        #: The leases of the queue's events.
+        self.leases: HeldLeases = HeldLeases()
 
     # -- inline ------------------------------------------------------------------------------
 
@@ -419,11 +475,14 @@ class DeliveryRunner:
                 handler.threads.release()
         outcome: Outcome = Released()
         try:
-            tenant = await self._start(delivery, fresh=fresh, alone=alone)
+            ours, tenant = await self._start(delivery, fresh=fresh, alone=alone)
         except StoreLostError as error:  # it cannot be known whose event it is
             _log.store_unavailable(error, webhook_id=delivery.webhook_id)
             await trio.lowlevel.checkpoint()
             self._report(delivery, attempt, outcome)
+            return outcome
+        if not ours:
+            self._note_lost([delivery.key])
             return outcome
         # The tenant counts as it is now: time has passed since the event was accepted.
         if delivery.tenant_id is not None and self._is_orphan(delivery, tenant):
@@ -450,41 +509,46 @@ class DeliveryRunner:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._release(delivery.key)
 
-    async def _start(self, delivery: NewDelivery, *, fresh: bool, alone: bool) -> "Tenant | None":
-        """Record that a run of a queued event begins, and return its tenant as it is now.
+    async def _start(
+        self, delivery: NewDelivery, *, fresh: bool, alone: bool
+    ) -> "tuple[bool, Tenant | None]":
+        """Record that a run of a queued event begins.
+
+        Returns whether the event is still this process's, and its tenant as it is now.
 
         Raises:
             StoreLostError: the store cannot say whose it is, and never will; it is released.
         """
         started = False
+        ours: bool | None = True
         tenant = None
         try:
             if fresh:
                 self._inbox.begin(delivery.key, now=self._clock())
             else:
-                await self._keep(
+                ours = await self._keep(
                     lambda: self._inbox.start(delivery.key, now=self._clock(), alone=alone)
                 )
-            if delivery.tenant_id is not None:
+            if ours is not False and delivery.tenant_id is not None:
                 tenant = await self._retry_until_stored(lambda: self.tenant_of(delivery))
             started = True
         finally:
             if not started:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._release(delivery.key)
-        return tenant  # noqa: ASYNC910 - the run that follows is a checkpoint
+        return ours is not False, tenant  # noqa: ASYNC910 - the run that follows is a checkpoint
 
-    async def _keep(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Repeat ``write`` as :meth:`_retry_until_stored` does, and go on without it when the
-        store is lost.
+    async def _keep(self, write: Callable[[], Awaitable[T]]) -> T | None:
+        """Repeat ``write`` as :meth:`_retry_until_stored` does; None when the store is lost.
 
         A lost store has no later start that would find this event, so it is handled nevertheless.
         """
         try:
-            await self._retry_until_stored(write)
+            return await self._retry_until_stored(write)
         except StoreLostError as error:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
+            return None
 
     async def _retry_until_stored(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Repeat ``ask`` until the store answers, so that no run is forgotten.
@@ -596,23 +660,53 @@ class DeliveryRunner:
         if end.recorded:
             await trio.lowlevel.checkpoint()
             return
-        try:
-            await self._finish(key, outcome)
-        except StoreUnavailableError:
-            self._unsure[key] = end
-            raise
+        self._unsure[key] = end
+        await self._finish(key, outcome)
         if self._unsure.get(key) is end:
             del self._unsure[key]
 
-    def note_given_out(self, key: str) -> None:
-        """Note that the store has given an event out to be run.
+    def hold(self, key: str) -> HeldLease | None:
+        """Hold the lease of an event that the store has given out; None: it has a run already.
 
-        So it has the end of the run before, even if it could not say so. Recorded once more, that
-        end would be the next run's.
+        If a run of it is being recorded, the store has the end of that run, although this process
+        has not heard of it yet. Recorded once more, that end would be the next run's.
         """
         end = self._unsure.pop(key, None)
         if end is not None:
             end.recorded = True
+        return self.leases.hold(key, since=self._clock(), again=end is not None)
+
+    def _note_lost(self, keys: Sequence[str]) -> None:
+        self._counters.count("lease_lost", len(keys))
+        _log.warning(
+            "webhook.lease_lost",
+            keys=keys[:_NAMED],
+            events=len(keys),
+            hint="another process has taken these events over, because this one stood still for "
+            "longer than a lease; outcomes of their runs in this process are not recorded",
+        )
+
+    async def renew(self) -> Renewed:
+        """Renew the leases of the events that wait in memory or run, and give up all others.
+
+        No call that fetches events is in progress meanwhile: nothing names its events yet.
+
+        Raises:
+            StoreUnavailableError: the store cannot do it at present.
+        """
+        renewed = await self._inbox.renew([*self._flights, *self.leases], now=self._clock())
+        lost = self.leases.lose(renewed.lost)
+        if lost:
+            self._note_lost(lost)
+        if renewed.given_up:
+            self._counters.count("lease_given_up", renewed.given_up)
+            _log.warning(
+                "webhook.lease_given_up",
+                events=renewed.given_up,
+                hint="the store did not answer in time when this process accepted or fetched these "
+                "events; they are due again",
+            )
+        return renewed
 
     def _after_inline(self, failure: Failure, attempt: int) -> Retry | Dead:
         return after_inline_failure(

@@ -334,6 +334,14 @@ def test_each_reason_for_parking_is_named(doctor):
     assert held["remedy"].startswith("reactivate the tenant")
 
 
+def test_leases_that_no_process_has_taken_over_are_a_warning(doctor):
+    doctor.command_line.seed(("msg_waits", DeliveryState.RECEIVED))
+    connection = apsw.Connection(str(doctor.data / "inbox.db"))
+    connection.execute("UPDATE arrival SET lease_owner = 'gone', lease_until = 1e9")
+    connection.close()
+    doctor.alone().one("store", "warning", "1 events belong to a process that stands still")
+
+
 def test_a_queue_that_is_nearly_full_is_a_warning(doctor, monkeypatch):
     doctor.command_line.seed(*((f"msg_{n}", DeliveryState.RECEIVED) for n in range(8)))
     monkeypatch.setenv("SDK__WEBHOOKS__QUEUE__CAPACITY", "10")

@@ -475,7 +475,7 @@ async def test_a_long_transaction_holds_up_nobody_and_is_taken_by_nobody(
         nursery.start_soon(conclude)
         await trio.to_thread.run_sync(inside.wait, 30)
         # Past the end of its lease: the locked row is passed over, and not waited for.
-        await first.renew(now=1100)
+        await first.renew(["m1"], now=1100)
         assert (await second.take_due(limit=9, now=1100)).records == []
         assert await second.recover() == 0
         await first.accept(delivery("m2"), leased=True)

@@ -410,9 +410,9 @@ async def test_leases_are_renewed_for_as_long_as_a_thread_runs(monkeypatch, held
     renewals = []
     renew = inbox.renew
 
-    async def counted(*, now):
+    async def counted(keys, *, now):
         renewals.append(now)
-        await renew(now=now)
+        return await renew(keys, now=now)
 
     monkeypatch.setattr(inbox, "renew", counted)
     bench = Bench.of(registry(held, enqueue=True), inbox)

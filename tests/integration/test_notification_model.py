@@ -210,12 +210,18 @@ class NotificationMachine(RuleBasedStateMachine):
                 row.owner = row.until = row.due = None
                 row.state = "pending"
 
-    @rule(by=who)
-    def renew(self, by: int) -> None:
-        self.loop(lambda: self.store(by).renew(now=self.now))
-        for row in self.rows.values():
-            if row.owner == self.owners[by]:
-                row.until = self.now + LEASE
+    @rule(by=who, keeps=st.integers(0, 7))
+    def renew(self, by: int, keeps: int) -> None:
+        """Renew some leases: the others were taken by calls whose callers gave up."""
+        ours = [id for id in sorted(self.rows) if self.rows[id].owner == self.owners[by]]
+        held = [id for number, id in enumerate(ours) if keeps >> number & 1]
+        found = self.loop(lambda: self.store(by).renew(held, now=self.now))
+        for id in held:
+            self.rows[id].until = self.now + LEASE
+        stray = [id for id in ours if id not in held]
+        lost = [id for id in stray if self.free(id)]
+        assert sorted(record.id for record in found.lost) == lost
+        assert found.resumed == len(stray) - len(lost)
 
     @rule(by=who)
     def recover(self, by: int) -> None:

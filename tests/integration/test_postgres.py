@@ -16,7 +16,7 @@ from support.postgres_work import add_finished, blocks, forget_blocks, work
 from support.waiting import until
 
 from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, StoreVersionError
-from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
+from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.records.tenants import AuditAction, AuditRecord
 from sdk_trio.storage import term
 from sdk_trio.storage.admission import LeaseTerms
@@ -232,6 +232,29 @@ async def test_a_start_takes_what_its_dead_predecessor_and_the_processes_of_that
         assert await two.recover(dead="dead") == 3
         left = database.execute("SELECT lease_owner FROM sdk_trio.work ORDER BY lease_owner")
         assert [owner for (owner,) in left if owner] == ["deader", "other.dead.1"]
+
+
+async def test_what_a_command_puts_back_between_two_polls_is_noticed(database: Database) -> None:
+    """The command opens the store, replays and closes, all between two polls of an idle host."""
+    async with database.open("host") as host, database.open("third") as third:
+        await host.accept(delivery("m1"), leased=True)
+        await host.start("m1", now=1000)
+        await host.finish("m1", Dead("no"), now=1001)
+        for inbox in (host, third):
+            await inbox.changed_elsewhere()
+        for again in range(3):
+            async with database.open(f"command-{again}") as command:
+                assert await command.replay(["m1"]) == ["m1"]
+            assert await third.changed_elsewhere()
+            assert not await third.changed_elsewhere()
+            assert await host.changed_elsewhere()
+            (record,) = (await host.take_due(limit=9, now=1002)).records
+            await host.start(record.key, now=1002)
+            await host.finish(record.key, Dead("no"), now=1003)
+            for inbox in (host, third):
+                await inbox.changed_elsewhere()
+        await host.purge(now=1004)
+        assert (await host.counts())[DeliveryState.DEAD] == 1
 
 
 async def test_what_a_dead_host_held_is_noticed_and_run_by_another(database: Database) -> None:
@@ -603,7 +626,7 @@ def test_each_outage_is_told_of_also_by_a_part_that_has_not_dialled_since_the_on
 
 
 @pytest.mark.parametrize("call", ["accept", "claim"])
-async def test_a_claim_whose_commit_nobody_has_heard_of_is_given_up(
+async def test_a_lease_whose_commit_was_not_confirmed_is_given_up_at_the_next_renewal(
     database: Database, call: str
 ) -> None:
     async with database.open() as inbox:
@@ -620,7 +643,7 @@ async def test_a_claim_whose_commit_nobody_has_heard_of_is_given_up(
                 await database.cut_commit()
         kept = await inbox.get("m1")
         assert kept is not None
-        await inbox.write_checkpoint("next", "transaction")
+        await inbox.renew([], now=1000)
         async with database.open("two") as two:
             if call == "accept":
                 (record,) = (await two.take_due(limit=9, now=1001)).records
@@ -711,8 +734,7 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_not_acknowle
                 # As an operator does who wonders about a statement that takes so long: the server
                 # answers that it has committed, and warns that no standby has it.
                 await database.cut_commit("pg_cancel_backend")
-        # The claims that nobody knows of are given up, so that a redelivery finds them free.
-        await inbox.write_checkpoint("next", "transaction")
+        await inbox.renew([], now=1000)
         async with database.open("two") as two:
             assert len((await two.take_due(limit=9, now=1001)).records) == 2
 
@@ -909,10 +931,10 @@ async def test_jobs_that_are_sent_together_are_made_together_or_not_at_all(
                 nursery.start_soon(fail)
                 # The one commit of both has begun, and its answer never comes.
                 await database.cut_commit()
-        await inbox.write_checkpoint("next", "transaction")
+        await inbox.renew([], now=1000)
         async with database.open("two") as two:
             (record,) = (await two.take_due(limit=9, now=1001)).records
-            assert record.key == "m2", "the claim that nobody has heard of was given up"
+            assert record.key == "m2", "the lease that no one holds was given up"
             assert (await two.get("m1")).state is DeliveryState.DONE
 
 

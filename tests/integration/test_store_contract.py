@@ -25,6 +25,7 @@ from sdk_trio.records.deliveries import (
     Postponed,
     Purged,
     Released,
+    Renewed,
     Retry,
 )
 from sdk_trio.records.tenants import EnvironmentVariable
@@ -123,8 +124,9 @@ async def test_a_running_claim_is_protected_from_other_owners_but_not_from_its_o
     ours, theirs = await stores.open("ours"), await stores.open("theirs")
     assert (await ours.claim(delivery("m"))).admission is Admission.NEW
     assert (await theirs.claim(delivery("m"))).admission is Admission.RUNNING
+    # Its owner does not run it, so the call that claimed it was abandoned, and does not count.
     again = await ours.claim(delivery("m"))
-    assert (again.admission, again.attempts) == (Admission.NEW, 1)
+    assert (again.admission, again.attempts) == (Admission.NEW, 0)
 
 
 async def test_each_of_many_workers_gets_deliveries_of_its_own(stores: Stores) -> None:
@@ -356,15 +358,70 @@ async def test_a_lease_is_another_s_until_it_expires(stores: Stores) -> None:
         assert record is not None
         return record.attempts
 
-    await other.start("m1", now=1009)
+    assert not await other.start("m1", now=1009)
     assert await attempts() == 0
-    await inbox.renew(now=1009)
-    await other.start("m1", now=1015)
+    await inbox.renew(["m1"], now=1009)
+    assert not await other.start("m1", now=1015)
     assert await attempts() == 0
-    await other.start("m1", now=1019)
+    assert await other.start("m1", now=1019)
     assert await attempts() == 1
+    assert await inbox.renew(["m1"], now=1020) == Renewed(lost=frozenset({"m1"}))
+    assert not await inbox.start("m1", now=1020)
     await inbox.finish("m1", Done(), now=1020)
     assert (await inbox.counts())[DeliveryState.RUNNING] == 1, "the run of the other goes on"
+    await other.finish("m1", Done(), now=1021)
+    assert not await inbox.start("m1", now=1021), "it is finished"
+    assert not await inbox.start("gone", now=1021)
+    assert await inbox.renew(["m1", "gone"], now=1021) == Renewed()
+
+
+async def test_a_renewal_gives_up_whatever_is_not_held(stores: Stores) -> None:
+    """What a caller that has left took is due at once, and no attempt of it counts."""
+    inbox, other = await stores.open("one"), await stores.open("other")
+    for name in ("held", "stray", "started", "waits"):
+        await inbox.accept(delivery(name), leased=True)
+    for name in ("held", "started", "waits"):
+        await inbox.start(name, now=1001)
+    await inbox.finish("waits", Retry(1002, "no"), now=1001)
+    await inbox.claim(delivery("inline"))
+    await other.claim(delivery("foreign"))
+    fetched = (await inbox.take_due(limit=9, now=1002)).records
+    assert [record.key for record in fetched] == ["waits"]
+    assert await inbox.renew(["held"], now=1003) == Renewed(given_up=4)
+    assert await inbox.renew(["held"], now=1003) == Renewed()
+    due = (await other.take_due(limit=9, now=1003)).records
+    found = [(record.key, record.attempts, record.process_ends) for record in due]
+    assert found == [("stray", 0, 0), ("started", 0, 0), ("waits", 1, 0)]
+    record = await inbox.get("inline")
+    assert record is not None
+    assert (record.state, record.queued, record.attempts) == ("received", False, 0)
+    assert (await inbox.claim(delivery("inline"))).admission is Admission.NEW
+    assert await inbox.start("held", now=1004)
+    assert (await other.claim(delivery("foreign"))).admission is Admission.NEW, "the other's own"
+
+
+async def test_leases_that_no_one_has_taken_over_are_counted(stores: Stores) -> None:
+    inbox, other = await stores.open("one"), await stores.open("other")
+    for name in ("a", "b", "free"):
+        await inbox.accept(delivery(name), leased=name != "free")
+    await inbox.start("b", now=1000)
+    assert await other.expired_leases(before=1009) == 0
+    assert await other.expired_leases(before=1010) == 2
+    await inbox.renew(["b"], now=1005)
+    assert await other.expired_leases(before=1014) == 0
+    assert await other.expired_leases(before=1015) == 1
+    await other.take_due(limit=9, now=1015)
+    assert await inbox.expired_leases(before=1015) == 0
+
+
+async def test_an_ordered_event_behind_a_stray_lease_runs_after_a_renewal(stores: Stores) -> None:
+    inbox = await stores.open("one")
+    for name in ("first", "second"):
+        await inbox.accept(delivery(name, subject="lane", ordered=True), leased=name == "first")
+    assert (await inbox.take_due(limit=9, now=1001)).records == []
+    await inbox.renew([], now=1001)
+    (record,) = (await inbox.take_due(limit=9, now=1001)).records
+    assert record.key == "first"
 
 
 async def test_giving_up_a_lease_neither_stops_a_run_nor_uncounts_one(stores: Stores) -> None:
@@ -469,7 +526,7 @@ CALLS: dict[str, Callable[[Inbox], Awaitable[Any]]] = {
     "take_due": lambda inbox: inbox.take_due(limit=5, now=1001),
     "recover": lambda inbox: inbox.recover(),
     "take_over": lambda inbox: inbox.take_over("nobody", heir="heir", now=1001),
-    "renew": lambda inbox: inbox.renew(now=1001),
+    "renew": lambda inbox: inbox.renew(["running"], now=1001),
     "replay": lambda inbox: inbox.replay(["dead"]),
     "repeat": lambda inbox: inbox.repeat(["dead"]),
     "get": lambda inbox: inbox.get("leased"),
@@ -518,10 +575,6 @@ async def test_a_call_cancelled_at_any_step_is_undone_or_done(
     before = await everything(whole)
     await CALLS[call](whole)
     ends = [before, await everything(whole)]
-    if call == "claim":
-        # Nobody knows of it, so nobody will run it: it is given up, as after a run cut short.
-        await whole.finish("new", Released(), now=1000)
-        ends.append(await everything(whole))
     await whole.close()
 
     inbox = await stores.open()

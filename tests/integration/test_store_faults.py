@@ -386,7 +386,7 @@ async def test_many_finished_deliveries_do_not_slow_the_search_for_due_ones(
         nonlocal steps
         steps = 0
         assert len((await inbox.take_due(limit=5, now=1001)).records) == 0
-        await inbox.renew(now=1001)
+        await inbox.renew([f"m{n}" for n in range(5)], now=1001)
         await inbox.recover()
         return steps
 

@@ -110,6 +110,8 @@ class Model:
         elif row.state == "parked" or (row.state == "dead" and verb == "accept"):
             row.earlier += row.attempts
             row.attempts, row.error, row.ends = 0, None, 0
+        if row.state == "running" and row.owner == owner:
+            row.attempts -= 1  # it was never begun, or its end could not be recorded
         row.alone = False
         before = row.attempts
         row.ordered = d.ordered
@@ -123,16 +125,17 @@ class Model:
             row.owner, row.until = owner, now + LEASE
         return Admission.NEW, before
 
-    def start(self, id_: str, owner: str, now: float, alone: bool) -> None:
+    def start(self, id_: str, owner: str, now: float, alone: bool) -> bool:
         row = self.rows.get(id_)
         if row is None or row.state not in OPEN:
-            return
+            return False
         if row.owner is not None and row.owner != owner and row.until > now:
-            return
+            return False
         # A start that is repeated, since nobody knows whether it was committed, counts once.
         row.attempts += (row.state, row.owner) != ("running", owner)
         row.state, row.started, row.due, row.alone = "running", now, None, alone
         row.owner, row.until = owner, now + LEASE
+        return True
 
     def finish(self, id_: str, owner: str, outcome: tuple[Any, ...], now: float) -> None:
         row = self.rows.get(id_)
@@ -245,10 +248,22 @@ class Model:
         if row is not None and row.owner == owner and row.state in ("received", "retrying"):
             row.owner = row.until = None
 
-    def renew(self, owner: str, now: float) -> None:
-        for row in self.rows.values():
-            if row.owner == owner:
+    def renew(self, owner: str, held: list[str], now: float) -> tuple[set[str], int]:
+        given_up, lost = 0, set()
+        for id_, row in self.rows.items():
+            if row.owner not in (None, owner) and row.state in OPEN and id_ in held:
+                lost.add(id_)
+            if row.owner != owner:
+                continue
+            if id_ in held:
                 row.until = now + LEASE
+                continue
+            given_up += 1
+            row.owner = row.until = None
+            if row.state == "running":
+                row.state, row.started = "received", None
+                row.attempts -= 1
+        return lost, given_up
 
     def replay(self, id_: str) -> bool:
         row = self.rows.get(id_)
@@ -301,6 +316,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.now = 1000.0
         self.owners = ["a0", "b0"]
         self.inboxes: list[Any] = []
+        # What each owner knows to be leased to it; a caller that gives up never learns of it.
+        self.held: list[set[str]] = [set(), set()]
         for owner in self.owners:
             self.inboxes.append(self.open(owner))
 
@@ -335,13 +352,30 @@ class StoreMachine(RuleBasedStateMachine):
         body=st.sampled_from((1, 1, 2)),
         ordered=st.booleans(),
         leased=st.booleans(),
+        gives_up=st.booleans(),
     )
     def admit_another(
-        self, by: int, verb: str, id_: str, body: int, ordered: bool, leased: bool
+        self,
+        by: int,
+        verb: str,
+        id_: str,
+        body: int,
+        ordered: bool,
+        leased: bool,
+        gives_up: bool,
     ) -> None:
-        self.admit(by, verb, id_, body, ordered, leased)
+        self.admit(by, verb, id_, body, ordered, leased, gives_up)
 
-    def admit(self, by: int, verb: str, id_: str, body: int, ordered: bool, leased: bool) -> None:
+    def admit(
+        self,
+        by: int,
+        verb: str,
+        id_: str,
+        body: int,
+        ordered: bool,
+        leased: bool,
+        gives_up: bool = False,
+    ) -> None:
         delivery = self.delivery(id_, body, ordered)
         known = self.model.rows.get(id_)
         first = None if known is None else known.raw or getattr(known, "gone", None)
@@ -350,6 +384,10 @@ class StoreMachine(RuleBasedStateMachine):
         admitted = self.loop(lambda: getattr(self.inboxes[by], verb)(delivery, **options))
         expected = self.model.admit(verb, delivery, self.owners[by], leased)
         assert (admitted.admission, admitted.attempts) == expected
+        if admitted.admission is Admission.NEW:
+            self.held[by].discard(id_)
+            if not gives_up and (leased or verb == "claim"):
+                self.held[by].add(id_)
         if self.model.rows[id_] is known:
             assert admitted.same_body == (first is None or first == delivery.raw)
         else:
@@ -366,8 +404,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(by=who, id_=ids, stray=strays, alone=st.booleans())
     def start(self, by: int, id_: str, stray: int, alone: bool) -> None:
         by, id_ = self.aim(by, id_, stray)
-        self.loop(lambda: self.inboxes[by].start(id_, now=self.now, alone=alone))
-        self.model.start(id_, self.owners[by], self.now, alone)
+        started = self.loop(lambda: self.inboxes[by].start(id_, now=self.now, alone=alone))
+        assert started == self.model.start(id_, self.owners[by], self.now, alone)
+        if started:
+            self.held[by].add(id_)
 
     @rule(by=who, id_=ids, stray=strays)
     def join(self, by: int, id_: str, stray: int) -> None:
@@ -380,6 +420,7 @@ class StoreMachine(RuleBasedStateMachine):
         found = self.loop(lambda: self.inboxes[by].take_suspects(limit=limit, now=self.now))
         expected = self.model.suspects(self.owners[by], limit, self.now)
         assert [record.webhook_id for record in found] == expected
+        self.held[by] |= set(expected)
 
     @rule(by=who, back=st.sampled_from((0, 50, 70)))
     def reschedule(self, by: int, back: int) -> None:
@@ -408,20 +449,31 @@ class StoreMachine(RuleBasedStateMachine):
                 told = Retry(None if wait is None else self.now + wait, error, "a.py:1", "T")
         self.loop(lambda: self.inboxes[by].finish(id_, told, now=self.now))
         self.model.finish(id_, self.owners[by], outcome, self.now)
+        self.held[by].discard(id_)
 
-    @rule(by=who, limit=st.integers(1, 4))
-    def take_due(self, by: int, limit: int) -> None:
+    @rule(by=who, limit=st.integers(1, 4), gives_up=st.booleans())
+    def take_due(self, by: int, limit: int, gives_up: bool) -> None:
+        taken = self.take(by, limit)
+        if gives_up:
+            self.held[by] -= set(taken)
+
+    def take(self, by: int, limit: int) -> list[str]:
         due = self.loop(lambda: self.inboxes[by].take_due(limit=limit, now=self.now))
         expected = self.model.take(self.owners[by], limit, self.now)
         assert ([r.webhook_id for r in due.records], due.more, due.next_due_at) == expected
         for record in due.records:
             assert record.raw == self.model.rows[record.webhook_id].raw is not None
+        self.held[by] |= set(expected[0])
+        return expected[0]
 
     @rule(by=who, id_=ids, stray=strays)
     def release(self, by: int, id_: str, stray: int) -> None:
         by, id_ = self.aim(by, id_, stray)
         self.loop(lambda: self.inboxes[by].release([id_]))
         self.model.release(id_, self.owners[by])
+        row = self.model.rows.get(id_)
+        if row is None or row.owner != self.owners[by]:
+            self.held[by].discard(id_)
 
     @rule(by=who)
     def recover(self, by: int) -> None:
@@ -429,8 +481,32 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(by=who)
     def renew(self, by: int) -> None:
-        self.loop(lambda: self.inboxes[by].renew(now=self.now))
-        self.model.renew(self.owners[by], self.now)
+        held = sorted(self.held[by])
+        renewed = self.loop(lambda: self.inboxes[by].renew(held, now=self.now))
+        expected = self.model.renew(self.owners[by], held, self.now)
+        assert (set(renewed.lost), renewed.given_up) == expected
+        self.held[by] -= renewed.lost
+        for id_, row in self.model.rows.items():
+            assert row.owner != self.owners[by] or id_ in held
+
+    @rule(by=who, lasts=st.booleans())
+    def nothing_stays_leased_without_a_run(self, by: int, lasts: bool) -> None:
+        """Whatever no owner holds is taken after a lease, whoever has left it and whoever asks.
+
+        ``lasts``: the other owner lives and renews; otherwise it stands still.
+        """
+        self.now += LEASE + 1
+        self.renew(by)
+        if lasts:
+            self.renew(1 - by)
+        else:
+            self.held[1 - by].clear()
+        while self.take(by, 4):
+            pass
+        for id_, row in self.model.rows.items():
+            if row.state in OPEN and row.queued and row.owner is not None:
+                owner = self.owners.index(row.owner)
+                assert id_ in self.held[owner], "leased to an owner that does not run it"
 
     @rule(by=who, chosen=st.lists(ids, max_size=3))
     def replay(self, by: int, chosen: list[str]) -> None:
@@ -456,6 +532,7 @@ class StoreMachine(RuleBasedStateMachine):
     def reopen_with_another_owner(self, by: int) -> None:
         self.loop(self.inboxes[by].close)
         self.owners[by] += "'"
+        self.held[by].clear()
         self.inboxes[by] = self.open(self.owners[by])
 
     @invariant()

@@ -73,7 +73,7 @@ async def work(inbox: Any, name: str, rounds: int, last: int) -> None:
         await inbox.replay(keys)
         await inbox.take_suspects(limit=5, now=now)
         await inbox.release(keys)
-        await inbox.renew(now=now)
+        await inbox.renew(keys[:1], now=now)
         await inbox.recover()
         await inbox.reschedule(now=now)
         await inbox.counts()

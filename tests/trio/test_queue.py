@@ -13,8 +13,9 @@ from support.serving import registry
 
 from sdk_trio.errors import RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderCreatedEvent
-from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.records.deliveries import DeliveryState, Done
 from sdk_trio.webhooks import arrival as arrival_module
+from sdk_trio.webhooks import queue
 
 queued = partial(registry, enqueue=True)
 
@@ -675,3 +676,134 @@ async def test_a_quarantine_is_bounded_altogether(autojump_clock):
         await settled(bench)
         bench.queue.close()
     assert await states(bench) == {DeliveryState.DONE: 8}
+
+
+@pytest.mark.parametrize("call", ["accept", "take_due"])
+async def test_an_event_that_an_abandoned_call_has_leased_is_run_after_the_next_renewal(
+    autojump_clock, monkeypatch, call
+):
+    """The commit comes after its caller has given up: 503, and 200 for the redelivery."""
+    handled = []
+
+    async def handle(event):
+        handled.append((event.webhook_id, trio.current_time(), event.attempt))
+
+    inbox = memory_inbox()
+    bench = Bench.of(registry(handle, enqueue=True), inbox)
+    original = getattr(inbox, call)
+    late = [True]
+
+    async def committed_late(*arguments, **options):
+        result = await original(*arguments, **options)
+        if late:
+            late.clear()
+            raise StoreUnavailableError("the store has not answered for 5 s")
+        return result
+
+    if call == "take_due":
+        await inbox.accept(arrival(webhook_id="a").delivery, leased=False)
+    monkeypatch.setattr(inbox, call, committed_late)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        if call == "accept":
+            with pytest.raises(StoreUnavailableError):
+                await bench.queue.accept(arrival(webhook_id="a"))
+            # The event is in the store, so its sender is told that it is taken care of.
+            assert (await bench.queue.accept(arrival(webhook_id="a"))).status == 200
+        begun = trio.current_time()
+        with trio.move_on_after(2 * queue.PICK_UP_SECONDS):
+            while not handled:
+                await trio.sleep(0.1)
+        bench.queue.close()
+    ((webhook_id, at, attempt),) = handled
+    assert (webhook_id, attempt) == ("a", 1)
+    assert at - begun <= queue.PICK_UP_SECONDS
+    assert not [*bench.runner.leases], "no lease is held any more"
+
+
+async def test_a_lane_goes_on_behind_an_event_that_an_abandoned_call_has_leased(autojump_clock):
+    handled = []
+
+    async def handle(event):
+        handled.append(event.webhook_id)
+
+    inbox = memory_inbox()
+    bench = Bench.of(registry(handle, enqueue=True, ordered=True), inbox)
+    for name in ("first", "second"):
+        await inbox.accept(arrival(webhook_id=name, ordered=True).delivery, leased=False)
+    await inbox.take_due(limit=1, now=0.0)  # whoever has called this has given up
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        with trio.fail_after(2 * queue.PICK_UP_SECONDS):
+            while len(handled) < 2:
+                await trio.sleep(0.1)
+        assert trio.current_time() <= queue.PICK_UP_SECONDS
+        bench.queue.close()
+    assert handled == ["first", "second"]
+
+
+async def test_what_becomes_due_without_a_sign_is_fetched_all_the_same(autojump_clock, monkeypatch):
+    """Every notification has a poll behind it, of which it only shortens the wait."""
+    handled = []
+
+    async def handle(event):
+        handled.append(event.webhook_id)
+
+    inbox = memory_inbox()
+    other = memory_inbox(owner="other", shares=inbox)
+
+    async def silent():
+        await trio.lowlevel.checkpoint()
+        return False
+
+    monkeypatch.setattr(inbox, "changed_elsewhere", silent)
+    bench = Bench.of(registry(handle, enqueue=True), inbox)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(1)
+        await other.accept(arrival(webhook_id="a").delivery, leased=False)
+        # And one whose process stands still: nothing tells that its lease has expired.
+        leased = arrival(webhook_id="b", now=bench.queue._clock())
+        await other.accept(leased.delivery, leased=True)
+        with trio.fail_after(2 * queue.TAKE_OVER_SECONDS + 75):
+            while len(handled) < 2:
+                await trio.sleep(0.1)
+        bench.queue.close()
+    assert handled == ["a", "b"]
+
+
+@pytest.mark.parametrize("noticed", ["at the renewal", "at the start"])
+async def test_an_event_that_another_process_has_taken_over_is_not_run(
+    autojump_clock, monkeypatch, caplog, noticed
+):
+    """This process stood still for longer than a lease while an event waited in its memory."""
+    handled = []
+    goes_on = trio.Event()
+
+    async def handle(event):
+        handled.append(event.webhook_id)
+        await goes_on.wait()
+
+    inbox = memory_inbox(lease_seconds=3)
+    other = memory_inbox(owner="other", shares=inbox, lease_seconds=60)
+    bench = Bench.of(queued(handle), inbox, Webhooks__Queue__Workers=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(1)
+        for name in ("runs", "waits"):
+            await bench.queue.accept(arrival(webhook_id=name, now=trio.current_time()))
+        await trio.sleep(3.5)  # past the lease, and before the next renewal
+        taken = (await other.take_due(limit=9, now=trio.current_time())).records
+        assert [record.key for record in taken] == ["runs", "waits"]
+        if noticed == "at the renewal":
+            await trio.sleep(queue.RENEW_SECONDS)
+        else:
+            monkeypatch.setattr(queue, "LEASE_SECONDS", 0.0)  # it may have ended, so it is tried
+        goes_on.set()
+        bench.queue.close()
+    assert handled == ["runs"]
+    assert any("webhook.lease_lost" in record.message for record in caplog.records)
+    for name in ("runs", "waits"):
+        assert await other.start(name, now=11.0)
+        await other.finish(name, Done(), now=12.0)
+    assert (await inbox.counts())[DeliveryState.DONE] == 2

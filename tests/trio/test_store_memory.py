@@ -47,7 +47,7 @@ async def test_every_method_is_a_checkpoint() -> None:
         lambda: inbox.release([]),
         lambda: inbox.take_due(limit=1, now=1),
         inbox.recover,
-        lambda: inbox.renew(now=1),
+        lambda: inbox.renew([], now=1),
         lambda: inbox.replay([]),
         lambda: inbox.get("m"),
         lambda: inbox.attempts("m"),

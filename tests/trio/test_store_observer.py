@@ -4,7 +4,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from support.deliveries import memory_inbox
+from support.deliveries import arrival, memory_inbox
 
 from sdk_trio.admin.access import Pacer
 from sdk_trio.admin.status import (
@@ -54,6 +54,9 @@ class Store:
 
     async def clock_offset(self):
         return await self.inbox.clock_offset()
+
+    async def expired_leases(self, *, before):
+        return await self.inbox.expired_leases(before=before)
 
 
 @pytest.fixture
@@ -160,6 +163,24 @@ async def test_a_store_that_is_not_open_is_no_fault_of_the_observer(store, nurse
     values = {(s.name, *(v for _, v in s.labels)): s.value for s in observer.samples()}
     assert values["sdk_tenants", "Active"] == 3
     assert values["sdk_inbox_events", "done"] == 0
+
+
+async def test_leases_that_no_process_takes_over_are_degraded_and_stay_ready(autojump_clock):
+    inbox = memory_inbox(owner="gone")
+    begun = trio.current_time()
+    await inbox.accept(arrival(now=begun).delivery, leased=True)
+    observer = StoreObserver(lambda: (inbox, None), clock=trio.current_time)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(observer.run)
+        assert observer.check_leases().ok
+        for seconds, overdue in ((0, 0), (75 + 20, 1)):
+            await trio.sleep(seconds)
+            await observer.wait_for_figures()
+            check = observer.check_leases()
+            assert (check.ok, check.degraded) == (True, overdue > 0), check
+            values = {sample.name: sample.value for sample in observer.samples()}
+            assert values["sdk_leases_expired"] == overdue
+        nursery.cancel_scope.cancel()
 
 
 async def test_waiting_is_a_checkpoint_even_when_nothing_has_to_be_waited_for(

@@ -122,10 +122,14 @@ class Writes(RuleBasedStateMachine):
         due = leases.take_due(self.connection, terms, BacklogWalk(), limit, self.now)
         assert all(self.row(record.key)["lease_owner"] == terms.owner for record in due.records)
 
-    @rule(terms=OWNERS, what=st.sampled_from([leases.renew, leases.take_suspects]))
-    def leases_change(self, terms: LeaseTerms, what: object) -> None:
+    @rule(
+        terms=OWNERS,
+        what=st.sampled_from([leases.renew, leases.take_suspects]),
+        held=st.sets(KEYS),
+    )
+    def leases_change(self, terms: LeaseTerms, what: object, held: set[str]) -> None:
         if what is leases.renew:
-            leases.renew(self.connection, terms, self.now)
+            leases.renew(self.connection, terms, frozenset(held), self.now)
         else:
             leases.take_suspects(self.connection, terms, 9, self.now)
 

@@ -131,6 +131,7 @@ async def check_database(settings: Settings, report: Report) -> None:
         )
     _describe_replication(where, found, report)
     _compare_clocks(settings, found.clock_offset, report)
+    _describe_leases(where, found.expired_leases, report)
     what = f"PostgreSQL {found.server}, {size_text(found.size)}"
     if found.is_current:
         report.ok(where, f"{what}, the schema {address.schema} is that of this version")
@@ -173,6 +174,17 @@ def _compare_clocks(settings: Settings, offset: float, report: Report) -> None:
         report.problem("clock", what, remedy)
     else:
         report.warning("clock", what, remedy)
+
+
+def _describe_leases(where: str, expired: int, report: Report) -> None:
+    if expired:
+        report.warning(
+            where,
+            f"{expired} events belong to a process that stands still or is gone, and no other one "
+            "has taken them over",
+            "start a receiver if none runs; if one does, see in its log and /readyz what keeps its "
+            "workers busy, or from the store",
+        )
 
 
 def _compare_with_receiver(settings: Settings, report: Report) -> None:
@@ -274,6 +286,7 @@ def _describe_contents(found: Examination, report: Report) -> None:
             f"{advice or 'see them'}: 'events list --state parked', 'events replay --state parked "
             "--type T'",
         )
+    _describe_leases("inbox", found.expired_leases, report)
     age = 0.0 if found.oldest_unfinished is None else time.time() - found.oldest_unfinished
     if age > OLD_EVENT_SECONDS:
         report.warning(
@@ -281,7 +294,7 @@ def _describe_contents(found: Examination, report: Report) -> None:
             f"the oldest unfinished event came {age / 3600:.0f} hours ago",
             "start a receiver if none runs; 'events list --state retrying' shows what fails",
         )
-    if not dead and not found.parked and age <= OLD_EVENT_SECONDS:
+    if not (dead or found.parked or found.expired_leases) and age <= OLD_EVENT_SECONDS:
         waiting = sum(found.states.values())
         report.ok("inbox", f"{waiting} events wait, none is dead, parked or old")
 

@@ -15,7 +15,7 @@ that asks: most receivers have no tenants, and start without them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import islice
@@ -46,6 +46,7 @@ from ...records.deliveries import (
     Postponed,
     Purged,
     Released,
+    Renewed,
     Retry,
 )
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker
@@ -278,10 +279,15 @@ class MemoryInbox(MemoryBackend):
                 return _DONE
             self._insert(delivery, key, state, leased)
             return _NEW
+        attempts = row.attempts
+        if row.state is DeliveryState.RUNNING and not row.queued:
+            # An inline run of this owner's that is claimed once more was never begun, or its end
+            # could not be recorded: it does not count.
+            attempts -= row.owner == self._terms.owner
         known = Known(
             row.state,
             row.queued,
-            row.attempts,
+            attempts,
             row.finished_at,
             self._held_until(row, now),
             row.process_ends,
@@ -293,10 +299,10 @@ class MemoryInbox(MemoryBackend):
         if not same_body:
             self._keep_other(row, delivery)
         if ruling.change is Change.NOTHING:
-            return Admitted(ruling.admission, row.attempts, same_body)
+            return Admitted(ruling.admission, attempts, same_body)
         restart = ruling.change is Change.RESTART
-        before = 0 if restart else row.attempts
-        earlier = row.earlier_attempts + row.attempts - before
+        before = 0 if restart else attempts
+        earlier = row.earlier_attempts + attempts - before
         running = state is DeliveryState.RUNNING
         self._write(
             row,
@@ -400,10 +406,10 @@ class MemoryInbox(MemoryBackend):
 
     # -- runs ------------------------------------------------------------------------------------
 
-    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
-        """See :meth:`Inbox.start`. Nothing while another owner holds a live lease."""
+    async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
+        """See :meth:`Inbox.start`."""
         await self._begin()
-        self._start(key, now, alone)
+        return self._start(key, now, alone)
 
     def begin(self, key: str, *, now: float) -> None:
         """See :meth:`Inbox.begin`."""
@@ -417,22 +423,24 @@ class MemoryInbox(MemoryBackend):
             self._rows.change(row, row.state, ran_alone=False)
             self._own_changes += 1
 
-    def _start(self, key: str, now: float, alone: bool) -> None:
+    def _start(self, key: str, now: float, alone: bool) -> bool:
         row = self._rows.by_key.get(key)
         if row is None or row.state not in UNFINISHED:
-            return
+            return False
         ours = row.owner == self._terms.owner
-        if row.owner is None or ours or row.until <= now:
-            counted = ours and row.state is DeliveryState.RUNNING
-            self._write(
-                row,
-                DeliveryState.RUNNING,
-                lease_from=now,
-                attempts=row.attempts + (not counted),
-                started_at=now,
-                ran_alone=alone,
-                next_attempt_at=None,
-            )
+        if not (row.owner is None or ours or row.until <= now):
+            return False
+        counted = ours and row.state is DeliveryState.RUNNING
+        self._write(
+            row,
+            DeliveryState.RUNNING,
+            lease_from=now,
+            attempts=row.attempts + (not counted),
+            started_at=now,
+            ran_alone=alone,
+            next_attempt_at=None,
+        )
+        return True
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
@@ -662,12 +670,32 @@ class MemoryInbox(MemoryBackend):
                 self._write(row, row.state)
         return len(taken)
 
-    async def renew(self, *, now: float) -> None:
+    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
         """See :meth:`Inbox.renew`."""
         await self._begin()
-        for row in self._rows.unfinished.values():
-            if row.owner == self._terms.owner:
+        held = frozenset(keys)
+        given_up = 0
+        lost = set()
+        for row in [*self._rows.unfinished.values()]:
+            if row.owner is None:
+                continue
+            if row.owner != self._terms.owner:
+                if row.key in held:
+                    lost.add(row.key)
+            elif row.key in held:
                 row.until = now + self._terms.lease_seconds
+            else:
+                self._give_up(row)
+                given_up += 1
+        return Renewed(frozenset(lost), given_up)
+
+    def _give_up(self, row: MemoryRow) -> None:
+        """Free a delivery of ours whose run was never begun, or whose end could not be recorded."""
+        if row.state is DeliveryState.RUNNING:
+            values = {"attempts": row.attempts - 1, "started_at": None}
+            self._write(row, DeliveryState.RECEIVED, **values)
+        else:
+            self._write(row, row.state)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -738,6 +766,13 @@ class MemoryInbox(MemoryBackend):
         """See :meth:`Inbox.oldest_waiting`."""
         await self._begin()
         return self._rows.oldest_waiting()
+
+    async def expired_leases(self, *, before: float) -> int:
+        """See :meth:`Inbox.expired_leases`."""
+        await self._begin()
+        return sum(
+            row.owner is not None and row.until <= before for row in self._rows.unfinished.values()
+        )
 
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""

@@ -3,7 +3,7 @@
 Cancellation: every method is one checkpoint, *before* anything is looked at or changed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -193,12 +193,16 @@ class MemoryNotifications:
         others = (None, self._terms.owner)
         return self._free([r for _, r in sorted(self._open.items()) if r.owner not in others], now)
 
-    async def renew(self, *, now: float) -> None:
+    async def renew(self, ids: Collection[NotificationId], *, now: float) -> Recovered:
         """See :meth:`NotificationStore.renew`."""
         await self._begin()
-        for row in self._open.values():
-            if row.owner == self._terms.owner:
+        ours = [
+            (id, row) for id, row in sorted(self._open.items()) if row.owner == self._terms.owner
+        ]
+        for id, row in ours:
+            if id in ids:
                 row.until = now + self._terms.lease_seconds
+        return self._free([row for id, row in ours if id not in ids], now)
 
     # -- attempts --------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ But a server that does not answer must not make a task uncancellable: a cancelle
 
 A server that is away. A transaction that has not reached its COMMIT is run again on a new
 connection, once. If the connection breaks during the COMMIT, or during a statement that commits
-itself, nobody knows whether it was made: the callers get an error, so that their senders deliver
-again, and whatever claims they may have are given up by the next transaction. Until the server
-answers, calls are refused at once, and it is asked again after pauses that double up to 5 s.
+itself, it is unknown whether it was made: the callers get an error, so that their senders deliver
+again, and the next renewal gives up the leases that it may have taken. Until the server answers,
+calls are refused at once, and it is asked again after pauses that double up to 5 s.
 """
 
 import math
@@ -84,10 +84,12 @@ ON CONFLICT (id) DO UPDATE SET changes = node.changes + 1, done = node.done + ex
     seen_at = now()
 """
 
-# A store that closes leaves its count to the common row.
+# A store that closes leaves its counts to the common row. The sum of the changes must not become
+# smaller: a store that opens, changes something and closes would be noticed by no one.
 _LEAVE = """
-WITH gone AS (DELETE FROM node WHERE id = %s RETURNING done)
-UPDATE node SET done = done + (SELECT coalesce(sum(gone.done), 0) FROM gone) WHERE id = ''
+WITH gone AS (DELETE FROM node WHERE id = %s RETURNING changes, done)
+UPDATE node SET changes = node.changes + gone.changes, done = node.done + gone.done
+FROM gone WHERE node.id = ''
 """
 
 
@@ -99,7 +101,6 @@ class _Entry:
     group: Group | None = None
     key: Hashable = None
     argument: Any = None
-    undo: Callable[[StoreConnection, Any], object] | None = None
     fence: Job[None] | None = None
     posted: bool = False
     handed_over: bool = False
@@ -130,8 +131,6 @@ class GroupCommit:
         self._limiter = trio.CapacityLimiter(1)
         self._connection: StoreConnection | None = None
         self._redial = Redial(address.outage)
-        # Claims of callers that never learned of them, to be given up by the next transaction.
-        self._owed: list[Job[Any]] = []
         #: Runs at the beginning of the transaction of each job that is submitted from now on, and
         #: raises if it must not be made. A job keeps it, whenever its turn comes.
         self.fence: Job[None] | None = None
@@ -142,19 +141,12 @@ class GroupCommit:
         trio.lowlevel.spawn_system_task(self._run)
         trio.lowlevel.spawn_system_task(self._watch)
 
-    async def submit(
-        self,
-        job: Job[T],
-        *,
-        undo: Callable[[StoreConnection, T], object] | None = None,
-        patient: bool = False,
-    ) -> T:
+    async def submit(self, job: Job[T], *, patient: bool = False) -> T:
         """Run ``job`` in a transaction, and return its result once that is committed.
 
         Args:
             job: runs in a thread, within a transaction that it neither begins nor ends; it may run
                 twice, the first time without effect.
-            undo: called with the result in a later transaction, if the caller does not get it.
             patient: wait without the limit of :data:`ANSWER_SECONDS`.
 
         Raises:
@@ -164,25 +156,17 @@ class GroupCommit:
         If it is cancelled before the job is handed over, nothing happens; later, the job is
         finished first.
         """
-        return cast("T", await self._submit(_Entry(job=job, undo=undo), patient=patient))
+        return cast("T", await self._submit(_Entry(job=job), patient=patient))
 
-    async def gather(
-        self,
-        group: Group,
-        key: Hashable,
-        argument: object,
-        *,
-        undo: Callable[[StoreConnection, Any], object] | None = None,
-    ) -> Any:
+    async def gather(self, group: Group, key: Hashable, argument: object) -> Any:
         """Run ``group`` with this and other arguments; otherwise as :meth:`submit`.
 
         Args:
             group: always the same object for the same kind of job.
             key: jobs of the same key run in the order of their arrival.
             argument: one of those that ``group`` gets.
-            undo: as for :meth:`submit`.
         """
-        return await self._submit(_Entry(group=group, key=key, argument=argument, undo=undo))
+        return await self._submit(_Entry(group=group, key=key, argument=argument))
 
     def post(self, group: Group, key: Hashable, argument: object) -> Hashable:
         """Have a grouped job done without waiting; an error is logged. Returns its handle."""
@@ -223,10 +207,8 @@ class GroupCommit:
             with trio.CancelScope(shield=True):
                 # It ends by itself, because _wait has a deadline.
                 await _wait(entry.finished, STALL_SECONDS)
-            self._take_back(entry)
             raise
         if not answered:
-            self._take_back(entry)
             raise StoreUnavailableError(
                 f"the database {self._address.place} has not answered for {ANSWER_SECONDS:g} s; "
                 "it goes on by itself when the server answers"
@@ -234,19 +216,6 @@ class GroupCommit:
         if entry.error is not None:
             raise entry.error
         return entry.value
-
-    def _take_back(self, entry: _Entry) -> None:
-        """Give up the claim of ``entry``, whose caller has left without it."""
-        undo = entry.undo
-        if undo is None or self._closed:
-            return
-
-        def job(connection: StoreConnection) -> None:
-            if entry.committed:
-                undo(connection, entry.value)
-
-        # After the entry itself, which may be on its way still.
-        self._ask(_Entry(job=job, posted=True))
 
     def _ask(self, entry: _Entry) -> None:
         self._asked.append(entry)
@@ -352,7 +321,7 @@ class GroupCommit:
         groups = {entry.group for entry in batch}
         keys = {entry.key for entry in batch}
         fenced = any(entry.fence is not None for entry in batch)
-        if None in groups or self._owed or fenced or len(keys) < len(batch):
+        if None in groups or fenced or len(keys) < len(batch):
             return batch
         if len(groups) > 1 and not psycopg.Pipeline.is_supported():
             return batch
@@ -405,10 +374,6 @@ class GroupCommit:
         )
 
     def _fail(self, batch: Sequence[_Entry], error: Exception) -> None:
-        if isinstance(error, _CommitUnknownError):
-            for entry in batch:
-                if entry.undo is not None:
-                    self._owed.append(partial(_undo, entry.undo, entry.value))
         if isinstance(error, psycopg.Error):
             error = self._address.describe(error)
         kind = TermEndedError if isinstance(error, TermEndedError) else StoreUnavailableError
@@ -433,8 +398,6 @@ class GroupCommit:
                 connection.changed, connection.done = False, 0
                 for fence in {entry.fence for entry in batch if entry.fence is not None}:
                     fence(connection)
-                for job in self._owed:
-                    job(connection)
                 _perform(connection, batch)
                 if connection.changed:
                     connection.execute(_COUNT, (self._node, connection.done))
@@ -449,7 +412,6 @@ class GroupCommit:
             elif isinstance(error, psycopg.errors.LockNotAvailable) and len(batch) == 1:
                 return self._address.describe_lock(connection)
             return error
-        self._owed.clear()
         for entry in batch:
             entry.committed = True
         return None
@@ -492,12 +454,6 @@ class GroupCommit:
         except psycopg.Error as error:
             _log.store_unavailable(error)
         connection.close()
-
-
-def _undo(
-    undo: Callable[[StoreConnection, Any], object], value: object, connection: StoreConnection
-) -> None:
-    undo(connection, value)
 
 
 def _send(

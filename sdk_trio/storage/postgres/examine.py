@@ -7,10 +7,11 @@ import attrs
 import psycopg
 
 from ...errors import StoreVersionError
+from ..admission import TAKEN_OVER_SECONDS
 from ..examine import CheckResult, StoreStatus
 from .connect import PostgresAddress, StoreConnection
 from .failover import TIMELINE, Timeline
-from .reads import clock_offset, read_checkpoint
+from .reads import clock_offset, expired_leases, read_checkpoint
 from .schema import VERSION, SchemaStep
 from .writes import lane
 
@@ -82,6 +83,7 @@ class PostgresExamination:
     clock_offset: float = 0.0
     standbys: int = 0
     timeline: Timeline | None = None
+    expired_leases: int = 0
 
 
 @contextmanager
@@ -130,6 +132,7 @@ def _examine(
         clock_offset=clock_offset(connection),
         standbys=(connection.execute(_STANDBYS).fetchone() or (0,))[0],
         timeline=Timeline.read(read_checkpoint(connection, TIMELINE)) if made else None,
+        expired_leases=expired_leases(connection, 0.0, TAKEN_OVER_SECONDS) if is_current else 0,
     )
 
 

@@ -1,7 +1,8 @@
 """The inbox in PostgreSQL, which several processes and hosts may have open at the same time."""
 
+import time
 import uuid
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -9,7 +10,6 @@ import trio
 
 from ...errors import StoreUnavailableError
 from ...records.deliveries import (
-    Admission,
     Admitted,
     AttemptRecord,
     DeliveryRecord,
@@ -20,7 +20,7 @@ from ...records.deliveries import (
     NewDelivery,
     Outcome,
     Purged,
-    Released,
+    Renewed,
 )
 from ..admission import LeaseTerms
 from ..backlog import BacklogWalk
@@ -155,20 +155,13 @@ class PostgresInbox:
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
         """See :meth:`Inbox.accept`."""
         admitted: Admitted = await self._commits.gather(
-            self._accept[leased],
-            delivery.key,
-            delivery,
-            # A caller that is cancelled, or hears of no answer in time, will not run it: with the
-            # lease kept, nobody else would either.
-            undo=partial(self._give_up, delivery) if leased else None,
+            self._accept[leased], delivery.key, delivery
         )
         return admitted
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`Inbox.claim`."""
-        admitted: Admitted = await self._commits.gather(
-            self._claim, delivery.key, delivery, undo=partial(self._give_up, delivery)
-        )
+        admitted: Admitted = await self._commits.gather(self._claim, delivery.key, delivery)
         return admitted
 
     def claim_new(self, delivery: NewDelivery) -> bool:
@@ -184,28 +177,13 @@ class PostgresInbox:
         """See :meth:`Inbox.keep_other`."""
         await self._commits.submit(lambda c: writes.keep_other(c, delivery))
 
-    def _give_up(
-        self, delivery: NewDelivery, connection: StoreConnection, admitted: Admitted | None
-    ) -> None:
-        """Release a claim whose caller was cancelled or got an error, and so will not run it.
-
-        ``admitted`` is None where the answer never came.
-        """
-        ours = (
-            writes.is_of(connection, delivery)
-            if admitted is None
-            else admitted.admission is Admission.NEW
-        )
-        if ours:
-            now = delivery.received_at
-            writes.finish(connection, self._terms, delivery.key, Released(), now)
-
     # -- runs ------------------------------------------------------------------------------------
 
-    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
-        """See :meth:`Inbox.start`. Nothing while another owner holds a live lease."""
+    async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
+        """See :meth:`Inbox.start`."""
         self._begun.pop(key, None)  # of a run before, whose end was made and never heard of
-        await self._commits.gather(self._start, key, (key, now, alone))
+        started: bool = await self._commits.gather(self._start, key, (key, now, alone))
+        return started
 
     async def join(self, key: str) -> None:
         """See :meth:`Inbox.join`."""
@@ -279,23 +257,12 @@ class PostgresInbox:
     async def take_due(self, *, limit: int, now: float) -> Due:
         """See :meth:`Inbox.take_due`."""
         terms, walk = self._terms, self._walk
-        return await self._commits.submit(
-            lambda c: leases.take_due(c, terms, walk, limit, now), undo=self._give_back
-        )
+        return await self._commits.submit(lambda c: leases.take_due(c, terms, walk, limit, now))
 
     async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
         """See :meth:`Inbox.take_suspects`."""
         terms = self._terms
-        return await self._commits.submit(
-            lambda c: leases.take_suspects(c, terms, limit, now), undo=self._give_back
-        )
-
-    def _give_back(
-        self, connection: StoreConnection, taken: "Due | Sequence[DeliveryRecord]"
-    ) -> None:
-        """Release what a caller that has left would have run."""
-        records = taken.records if isinstance(taken, Due) else taken
-        leases.release(connection, self._terms, [record.key for record in records])
+        return await self._commits.submit(lambda c: leases.take_suspects(c, terms, limit, now))
 
     async def reschedule(self, *, now: float) -> int:
         """See :meth:`Inbox.reschedule`."""
@@ -312,10 +279,10 @@ class PostgresInbox:
         terms = self._terms
         return await self._commits.submit(lambda c: leases.take_over(c, terms, owner, heir, now))
 
-    async def renew(self, *, now: float) -> None:
+    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
         """See :meth:`Inbox.renew`."""
-        terms = self._terms
-        await self._commits.submit(lambda c: leases.renew(c, terms, now))
+        terms, held = self._terms, frozenset(keys)
+        return await self._commits.submit(lambda c: leases.renew(c, terms, held, now))
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -381,6 +348,11 @@ class PostgresInbox:
     async def oldest_waiting(self) -> float | None:
         """See :meth:`Inbox.oldest_waiting`."""
         return await self._queries.run(reads.oldest_waiting)
+
+    async def expired_leases(self, *, before: float) -> int:
+        """See :meth:`Inbox.expired_leases`."""
+        ago = time.time() - before if self._terms.server_clock else None
+        return await self._queries.run(lambda c: reads.expired_leases(c, before, ago))
 
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""

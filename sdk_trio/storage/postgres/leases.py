@@ -5,9 +5,9 @@ another process is just taking is passed over and not waited for (``SKIP LOCKED`
 processes take different deliveries at the same time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, DeliveryState, Due
+from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, DeliveryState, Due, Renewed
 from .. import backlog
 from ..admission import CLOCK_SLACK_SECONDS
 from ..backlog import BacklogWalk
@@ -105,11 +105,25 @@ FROM arrival WHERE arrival.sequence = work.sequence AND delivery_key = ANY(%s::t
 """
 
 # A handler whose effects are one transaction with the end of its event has locked the row, and
-# nobody else takes it. To wait for such a row would hold up every commit of this process.
-_RENEW = f"""
-UPDATE work SET lease_until = {CLOCK} + %(seconds)s WHERE sequence IN (
-    SELECT sequence FROM work WHERE lease_owner = %(owner)s AND {UNFINISHED}
-    FOR NO KEY UPDATE SKIP LOCKED)
+# no one else takes it. To wait for such a row would hold up every commit of this process.
+_OURS = f"""
+SELECT sequence, delivery_key FROM work JOIN arrival USING (sequence)
+WHERE lease_owner = %(owner)s AND {UNFINISHED}
+FOR NO KEY UPDATE OF work SKIP LOCKED
+"""
+
+# The run was never begun, or its end could not be recorded: the attempt does not count.
+_GIVE_UP = """
+UPDATE work SET attempts = attempts - (state = 'running')::int,
+    started_at = CASE WHEN state = 'running' THEN NULL ELSE started_at END,
+    state = CASE WHEN state = 'running' THEN 'received' ELSE state END,
+    lease_owner = NULL, lease_until = NULL
+WHERE sequence = ANY(%s::bigint[])
+"""
+
+_HELD_BY_OTHERS = f"""
+SELECT delivery_key FROM arrival JOIN work USING (sequence)
+WHERE delivery_key = ANY(%s::text[]) AND lease_owner <> %s AND {UNFINISHED}
 """
 
 _HELD = f"""
@@ -296,10 +310,24 @@ def release(connection: StoreConnection, terms: SharedTerms, keys: Sequence[str]
     connection.write(_RELEASE, (list(keys), terms.lease.owner))
 
 
-def renew(connection: StoreConnection, terms: SharedTerms, now: float) -> None:
-    """Extend all leases of ours."""
-    # Not a change that others have to look for.
-    connection.execute(_RENEW, terms.values(now))
+def renew(
+    connection: StoreConnection, terms: SharedTerms, held: Collection[str], now: float
+) -> Renewed:
+    """Extend the leases of ours with the keys ``held``, and give up all others."""
+    ours = connection.execute(_OURS, terms.values(now)).fetchall()
+    kept = [sequence for sequence, key in ours if key in held]
+    stray = [sequence for sequence, key in ours if key not in held]
+    if kept:
+        # Not a change that others have to look for.
+        connection.execute(_LEASE, terms.values(now, sequences=kept))
+    if stray:
+        connection.write(_GIVE_UP, (stray,))
+    missing = sorted(set(held).difference(key for _, key in ours))
+    lost: list[str] = []
+    if missing:
+        found = connection.execute(_HELD_BY_OTHERS, (missing, terms.lease.owner))
+        lost = [key for (key,) in found]
+    return Renewed(frozenset(lost), given_up=len(stray))
 
 
 def recover(connection: StoreConnection, terms: SharedTerms, dead: str | None) -> int:

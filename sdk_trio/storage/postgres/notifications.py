@@ -5,7 +5,7 @@ group commit and hands it the others. :class:`NotificationStore` says what each 
 ``retrying`` row has ``next_attempt_at``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...records.notifications import (
@@ -252,7 +252,8 @@ WHERE {NOTIFICATION_OPEN} AND state IN ('pending', 'retrying') AND lease_owner =
 
 _RENEW = f"""
 UPDATE notification SET lease_until = {CLOCK} + %(seconds)s
-WHERE {NOTIFICATION_OPEN} AND lease_owner = %(owner)s
+WHERE {NOTIFICATION_OPEN} AND lease_owner = %(owner)s AND (sequence, channel) IN (
+    SELECT * FROM unnest(%(sequences)s::bigint[], %(channels)s::text[]))
 """
 
 
@@ -299,9 +300,24 @@ def recover(connection: StoreConnection, terms: SharedTerms, now: float) -> Reco
     return _free(connection, _FOREIGN, terms.values(now, shared=terms.shared, reason=CUT_OFF))
 
 
-def renew(connection: StoreConnection, terms: SharedTerms, now: float) -> None:
-    """Extend all leases of ours."""
-    connection.execute(_RENEW, terms.values(now))
+_NOT_HELD = """
+lease_owner = %(owner)s AND (sequence, channel) NOT IN (
+    SELECT * FROM unnest(%(sequences)s::bigint[], %(channels)s::text[]))
+"""
+
+
+def renew(
+    connection: StoreConnection, terms: SharedTerms, held: Collection[NotificationId], now: float
+) -> Recovered:
+    """Extend the leases of ours that are ``held``, and give up all others."""
+    values = terms.values(
+        now,
+        reason=CUT_OFF,
+        sequences=[id.sequence for id in held],
+        channels=[id.channel for id in held],
+    )
+    connection.execute(_RENEW, values)
+    return _free(connection, _NOT_HELD, values)
 
 
 # -- attempts ----------------------------------------------------------------------------------
@@ -430,10 +446,10 @@ class PostgresNotifications:
         terms = self._terms
         return await self._commits.submit(lambda c: recover(c, terms, now))
 
-    async def renew(self, *, now: float) -> None:
+    async def renew(self, ids: Collection[NotificationId], *, now: float) -> Recovered:
         """See :meth:`NotificationStore.renew`."""
-        terms = self._terms
-        await self._commits.submit(lambda c: renew(c, terms, now))
+        terms, held = self._terms, tuple(ids)
+        return await self._commits.submit(lambda c: renew(c, terms, held, now))
 
     async def retry(self, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
         """See :meth:`NotificationStore.retry`."""

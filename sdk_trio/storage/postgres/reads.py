@@ -254,6 +254,19 @@ def clock_offset(connection: StoreConnection) -> float:
     return max(0.0, asked - server) + min(0.0, answered - server)
 
 
+_EXPIRED_LEASES = """
+SELECT count(*) FROM work WHERE lease_owner IS NOT NULL
+    AND state IN ('received', 'running', 'retrying')
+    AND lease_until <= coalesce(extract(epoch FROM statement_timestamp()) - %(ago)s, %(before)s)
+"""
+
+
+def expired_leases(connection: StoreConnection, before: float, ago: float | None) -> int:
+    """Return how many leases expired before that time, or ``ago`` seconds by the server's clock."""
+    row = connection.execute(_EXPIRED_LEASES, {"before": before, "ago": ago}).fetchone()
+    return 0 if row is None else int(row[0])
+
+
 _CHANGES = """
 SELECT coalesce(sum(changes), 0), count(*),
     %(shared)s AND EXISTS (SELECT 1 FROM work WHERE lease_owner IS NOT NULL

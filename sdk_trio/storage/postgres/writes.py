@@ -147,8 +147,12 @@ WITH brought AS (
 SELECT delivery_key FROM kept
 """
 
+# An inline run of this owner's that is claimed once more was never begun, or its end could not be
+# recorded: it does not count.
 _KNOWN = f"""
-SELECT sequence, state, queued, attempts, finished_at,
+SELECT sequence, state, queued, attempts
+        - (state = 'running' AND NOT queued AND lease_owner IS NOT DISTINCT FROM %(owner)s)::int,
+    finished_at,
     CASE WHEN lease_owner <> %(owner)s THEN lease_until END, process_ends, earlier_attempts,
     generation, raw, {CLOCK}::float8
 FROM delivery WHERE delivery_key = %(key)s OR (%(signer)s <> '' AND delivery_key = %(id)s
@@ -203,15 +207,6 @@ def claim_all(
     """Claim deliveries of different keys for inline runs."""
     running = DeliveryState.RUNNING
     return _admit_all(connection, terms, brought, CLAIMING, running, True, alone=alone)
-
-
-def is_of(connection: StoreConnection, delivery: NewDelivery) -> bool:
-    """Return whether the record of its key was made by this very delivery and not by another."""
-    found = connection.execute(
-        "SELECT 1 FROM arrival WHERE delivery_key = %s AND received_at = %s",
-        (delivery.key, float(delivery.received_at)),
-    )
-    return found.fetchone() is not None
 
 
 def park(
@@ -420,9 +415,9 @@ UPDATE work SET state = 'running', attempts = work.attempts
 FROM unnest(%(keys)s::text[], %(times)s::float8[], %(alone)s::boolean[])
     AS each (delivery_key, now, alone) JOIN arrival USING (delivery_key)
 WHERE work.sequence = arrival.sequence AND {_FREE_FOR_US.format(clock=lease_clock("each.now"))}
-RETURNING 1
+RETURNING each.delivery_key
 ), {COUNTED.format(done=0, rows="started")}
-SELECT count(*) FROM started
+SELECT delivery_key FROM started
 """
 
 _STATE = (
@@ -553,12 +548,18 @@ Run = tuple[str, float, float, bool]
 
 def start_all(
     terms: SharedTerms, connection: StoreConnection, starts: Sequence[Start], alone: bool
-) -> list[None]:
-    """Begin runs: one more attempt. Nothing when another owner holds a live lease."""
+) -> Iterable[bool]:
+    """Begin runs: one more attempt. False: nothing has changed, the run is not ours."""
     keys, times, without_others = (list(column) for column in zip(*starts, strict=True))
     values = terms.values(0.0, keys=keys, times=times, alone=without_others, node=connection.node)
-    connection.execute(_START_ALL, values)
-    return [None] * len(starts)
+    return _tell_started(connection.execute(_START_ALL, values), keys)
+
+
+def _tell_started(started: Iterable[tuple[Any, ...]], keys: Sequence[str]) -> Iterator[bool]:
+    # A generator, as for arrivals.
+    ours = {key for (key,) in started}
+    for key in keys:
+        yield key in ours
 
 
 def run_all(
@@ -735,10 +736,10 @@ def erase_evidence(connection: StoreConnection, tenant_id: str, limit: int | Non
 
 _LEFT_LONG_AGO = """
 WITH gone AS (
-    DELETE FROM node WHERE id <> '' AND seen_at < now() - interval '1 day' RETURNING done
-)
-UPDATE node SET done = done + (SELECT sum(gone.done) FROM gone)
-WHERE id = '' AND EXISTS (SELECT 1 FROM gone)
+    DELETE FROM node WHERE id <> '' AND seen_at < now() - interval '1 day' RETURNING changes, done
+), total AS (SELECT sum(changes) AS changes, sum(done) AS done FROM gone)
+UPDATE node SET changes = node.changes + total.changes, done = node.done + total.done
+FROM total WHERE id = '' AND total.done IS NOT NULL
 """
 
 

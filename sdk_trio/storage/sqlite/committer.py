@@ -317,7 +317,6 @@ class Committer(trio.abc.Instrument):
         self,
         job: Callable[[apsw.Connection], T],
         *,
-        undo: Callable[[apsw.Connection, T], object] | None = None,
         told: bool = False,
         patient: bool = False,
         alone: bool = False,
@@ -330,8 +329,6 @@ class Committer(trio.abc.Instrument):
             job: runs in the thread, within a transaction that it neither begins nor ends. It may
                 run twice: if another job of the batch fails, its effects are rolled back and it
                 runs again.
-            undo: called with the result of ``job``, in a later transaction, if the caller does not
-                get that result.
             told: a sender will be answered on the result, so the store is checked even if ``job``
                 finds the delivery there and writes nothing.
             patient: wait without the limit of :data:`ANSWER_SECONDS`, as for a change of the
@@ -377,10 +374,8 @@ class Committer(trio.abc.Instrument):
                 await self._wait_for(entry)
             if patience.cancelled_caught:
                 self._fall_silent(STALL_SECONDS)
-            self._take_back(entry, undo)
             raise
         if entry.silent:
-            self._take_back(entry, undo)
             raise StoreUnavailableError(self._silence(ANSWER_SECONDS))
         if entry.error is not None:
             raise entry.error
@@ -422,22 +417,6 @@ class Committer(trio.abc.Instrument):
             return StoreLostError(self.lost)
         since = time.monotonic() if self._silent_since is None else self._silent_since
         return StoreUnavailableError(self._silence(time.monotonic() - since))
-
-    def _take_back(
-        self, entry: _Entry[T], undo: Callable[[apsw.Connection, T], object] | None
-    ) -> None:
-        """Run ``undo`` after ``entry``, whose caller has left without its result.
-
-        A claim that nobody runs would otherwise keep its lease, and each redelivery would get 503.
-        """
-        if undo is None:
-            return
-
-        def job(connection: apsw.Connection) -> None:
-            if entry.error is None:
-                undo(connection, entry.value)
-
-        self.post(job, synced=entry.synced)
 
     def lose(self, error: StoreLostError) -> None:
         """Refuse every call from now on; the first ``error`` counts. Callable from any thread."""

@@ -1,7 +1,7 @@
 """The inbox in one SQLite file: durable, and the default."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from ...records.deliveries import (
     NewDelivery,
     Outcome,
     Purged,
-    Released,
+    Renewed,
 )
 from ..admission import LeaseTerms
 from ..backlog import BacklogWalk
@@ -274,13 +274,7 @@ class SqliteInbox:
                 new=lambda: writer.accepted(terms, delivery, leased=leased),
                 known=known,
             )
-        return await self._committer.submit(
-            job,
-            # A caller that is cancelled, or hears of no answer in time, will not run it: with the
-            # lease kept, nobody else would either.
-            undo=partial(self._give_up, delivery) if leased else None,
-            told=True,
-        )
+        return await self._committer.submit(job, told=True)
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`Inbox.claim`."""
@@ -301,12 +295,7 @@ class SqliteInbox:
             return msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
 
         # No sender is told of a claim: after a power cut it delivers again.
-        admitted: Admitted = await self._committer.submit(
-            job,
-            undo=partial(self._give_up, delivery),
-            told=True,
-            synced=False,
-        )
+        admitted: Admitted = await self._committer.submit(job, told=True, synced=False)
         # But one whose other body was kept is told that now, and is not run, which would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:
             await self._committer.submit(sync_log)
@@ -366,20 +355,12 @@ class SqliteInbox:
         """See :meth:`Inbox.keep_other`."""
         await self._committer.submit(lambda c: writer.keep_other(c, delivery))
 
-    def _give_up(
-        self, delivery: NewDelivery, connection: apsw.Connection, admitted: Admitted
-    ) -> None:
-        """Release a claim whose caller was cancelled or got an error, and so will not run it."""
-        if admitted.admission is Admission.NEW:
-            now = delivery.received_at
-            writer.finish(connection, self._terms, delivery.key, Released(), now)
-
     # -- runs ------------------------------------------------------------------------------------
 
-    async def start(self, key: str, *, now: float, alone: bool = False) -> None:
-        """See :meth:`Inbox.start`. Nothing while another owner holds a live lease."""
+    async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
+        """See :meth:`Inbox.start`."""
         terms = self._terms
-        await self._committer.submit(lambda c: writer.start(c, terms, key, now, alone))
+        return await self._committer.submit(lambda c: writer.start(c, terms, key, now, alone))
 
     async def join(self, key: str) -> None:
         """See :meth:`Inbox.join`."""
@@ -524,10 +505,10 @@ class SqliteInbox:
         terms = self._terms
         return await self._committer.submit(lambda c: leaser.take_over(c, terms, owner, heir, now))
 
-    async def renew(self, *, now: float) -> None:
+    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
         """See :meth:`Inbox.renew`."""
-        terms = self._terms
-        await self._committer.submit(lambda c: leaser.renew(c, terms, now))
+        terms, held = self._terms, frozenset(keys)
+        return await self._committer.submit(lambda c: leaser.renew(c, terms, held, now))
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -610,6 +591,10 @@ class SqliteInbox:
     async def oldest_waiting(self) -> float | None:
         """See :meth:`Inbox.oldest_waiting`."""
         return await self._read(reader.oldest_waiting)
+
+    async def expired_leases(self, *, before: float) -> int:
+        """See :meth:`Inbox.expired_leases`."""
+        return await self._read(lambda c: reader.expired_leases(c, before))
 
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""

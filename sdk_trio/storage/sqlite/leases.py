@@ -5,12 +5,12 @@ schema or query loses it, SQLite refuses the statement at once, while a silent s
 finished rows would be noticed in production only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import apsw
 
-from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, DeliveryState, Due
+from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, DeliveryState, Due, Renewed
 from .. import backlog
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..backlog import BacklogWalk
@@ -105,9 +105,26 @@ UPDATE open SET lease_owner = NULL, lease_until = NULL
 WHERE sequence = ? AND lease_owner = ? AND state IN ('received', 'retrying')
 """
 
-_RENEW = f"""
-UPDATE open INDEXED BY open_due SET lease_until = ?
+_OURS = f"""
+SELECT sequence,
+    (SELECT delivery_key FROM arrival WHERE arrival.sequence = open.sequence)
+FROM open INDEXED BY open_due
 WHERE {UNFINISHED} AND queued IN (0, 1) AND lease_owner = ?
+"""
+
+# The run was never begun, or its end could not be recorded: the attempt does not count.
+_GIVE_UP = {
+    rows: f"""
+UPDATE open SET attempts = attempts - (state = 'running'), lease_owner = NULL, lease_until = NULL,
+    started_at = CASE state WHEN 'running' THEN NULL ELSE started_at END,
+    state = CASE state WHEN 'running' THEN 'received' ELSE state END
+WHERE sequence IN {placeholders(rows)}
+"""
+    for rows in arrivals.ROWS_AT_ONCE
+}
+
+_HELD_BY_ANOTHER = f"""
+SELECT 1 FROM open WHERE sequence = ? AND {UNFINISHED} AND lease_owner <> ?
 """
 
 _OF_OTHERS = f"""
@@ -271,10 +288,26 @@ def release(connection: apsw.Connection, terms: LeaseTerms, keys: Sequence[str])
         connection.execute(_RELEASE, (arrivals.sequence_of(connection, key), terms.owner))
 
 
-def renew(connection: apsw.Connection, terms: LeaseTerms, now: float) -> None:
-    """Extend all leases of ours."""
+def renew(
+    connection: apsw.Connection, terms: LeaseTerms, held: Collection[str], now: float
+) -> Renewed:
+    """Extend the leases of ours with the keys ``held``, and give up all others."""
     arrivals.settle(connection)
-    connection.execute(_RENEW, (now + terms.lease_seconds, terms.owner))
+    ours: list[Any] = connection.execute(_OURS, (terms.owner,)).fetchall()
+    kept = [sequence for sequence, key in ours if key in held]
+    stray = [sequence for sequence, key in ours if key not in held]
+    for piece in arrivals.in_pieces(kept):
+        connection.execute(_LEASE[len(piece)], (terms.owner, now + terms.lease_seconds, *piece))
+    for piece in arrivals.in_pieces(stray):
+        connection.execute(_GIVE_UP[len(piece)], piece)
+    missing = set(held).difference(key for _, key in ours)
+    lost = [key for key in missing if _is_of_another(connection, terms, key)]
+    return Renewed(frozenset(lost), given_up=len(stray))
+
+
+def _is_of_another(connection: apsw.Connection, terms: LeaseTerms, key: str) -> bool:
+    place = (arrivals.sequence_of(connection, key), terms.owner)
+    return connection.execute(_HELD_BY_ANOTHER, place).fetchone() is not None
 
 
 def recover(connection: apsw.Connection, terms: LeaseTerms) -> int:

@@ -8,7 +8,7 @@ Two invariants keep the index ``notification_open`` sorted: only a ``retrying`` 
 names the index that it needs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import apsw
@@ -263,10 +263,9 @@ UPDATE notification INDEXED BY notification_open SET lease_owner = NULL, lease_u
 WHERE {NOTIFICATION_OPEN} AND state IN ('pending', 'retrying') AND lease_owner = ?
 """
 
-_RENEW = f"""
-UPDATE notification INDEXED BY notification_open SET lease_until = ?
-WHERE {NOTIFICATION_OPEN} AND lease_owner = ?
-"""
+_OURS = f"SELECT sequence, channel {OPEN} AND lease_owner = ?"
+
+_RENEW = "UPDATE notification SET lease_until = ? WHERE sequence = ? AND channel = ?"
 
 
 def take_due(
@@ -316,9 +315,17 @@ def recover(connection: apsw.Connection, terms: LeaseTerms, now: float) -> Recov
     return _free(connection, rows, now)
 
 
-def renew(connection: apsw.Connection, terms: LeaseTerms, now: float) -> None:
-    """Extend all leases of ours."""
-    connection.execute(_RENEW, (now + terms.lease_seconds, terms.owner))
+def renew(
+    connection: apsw.Connection, terms: LeaseTerms, held: Collection[NotificationId], now: float
+) -> Recovered:
+    """Extend the leases of ours that are ``held``, and give up all others."""
+    stray = []
+    for row in connection.execute(_OURS, (terms.owner,)).fetchall():
+        if NotificationId(*cast("tuple[int, str]", row)) in held:
+            connection.execute(_RENEW, (now + terms.lease_seconds, *row))
+        else:
+            stray.append(row)
+    return _free(connection, stray, now)
 
 
 # -- attempts ----------------------------------------------------------------------------------
@@ -457,10 +464,10 @@ class SqliteNotifications:
         terms = self._terms
         return await self._committer.submit(lambda c: recover(c, terms, now))
 
-    async def renew(self, *, now: float) -> None:
+    async def renew(self, ids: Collection[NotificationId], *, now: float) -> Recovered:
         """See :meth:`NotificationStore.renew`."""
-        terms = self._terms
-        await self._committer.submit(lambda c: renew(c, terms, now))
+        terms, held = self._terms, frozenset(ids)
+        return await self._committer.submit(lambda c: renew(c, terms, held, now))
 
     async def retry(self, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
         """See :meth:`NotificationStore.retry`."""

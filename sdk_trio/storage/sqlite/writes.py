@@ -47,11 +47,14 @@ from .schema import UNFINISHED
 
 # -- admission ---------------------------------------------------------------------------------
 
+# An inline run of this owner's that is claimed once more was never begun, or its end could not be
+# recorded: it does not count.
 _KNOWN = """
-SELECT state, queued, attempts, finished_at, CASE WHEN lease_owner <> ? THEN lease_until END,
+SELECT state, queued, attempts - (state = 'running' AND queued = 0 AND lease_owner IS ?1),
+    finished_at, CASE WHEN lease_owner <> ?1 THEN lease_until END,
     process_ends, earlier_attempts, generation,
     (SELECT raw FROM body WHERE body.sequence = inbox.sequence)
-FROM inbox WHERE sequence = ?
+FROM inbox WHERE sequence = ?2
 """
 
 _READMIT = """
@@ -404,11 +407,11 @@ def _open_row_of(connection: apsw.Connection, key: str) -> int | None:
 
 def start(
     connection: apsw.Connection, terms: LeaseTerms, key: str, now: float, alone: bool = False
-) -> None:
-    """Begin a run: one more attempt. Nothing when another owner holds a live lease."""
+) -> bool:
+    """Begin a run: one more attempt. False: nothing has changed, the run is not ours."""
     place = _place_of(connection, key)
     if place is None or (place.is_fresh and not place.may_start(terms.owner, now)):
-        return
+        return False
     connection.execute(
         _START_FRESH if place.is_fresh else _START,
         {
@@ -419,6 +422,7 @@ def start(
             "alone": alone,
         },
     )
+    return connection.changes() > 0
 
 
 def join(connection: apsw.Connection, terms: LeaseTerms, key: str) -> None:

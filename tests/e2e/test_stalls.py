@@ -1,0 +1,45 @@
+"""Stalls of the store and of processes under load: what was answered 200 is run, without a restart.
+
+These are the short forms of ``tests/stalls.py``, which measures as well.
+"""
+
+from pathlib import Path
+
+import pytest
+from stalls import Options, experiment
+
+# Above the limit of time for the callers of a store: the calls that it abandons are what may leave
+# leases without runs.
+SECONDS = 6.0
+
+
+@pytest.mark.parametrize(
+    ("store", "processes", "kind", "seconds"),
+    [
+        ("sqlite", 1, "fsync", SECONDS),
+        ("sqlite", 2, "fsync", SECONDS),
+        ("sqlite", 1, "sigstop", SECONDS),
+        ("postgres", 1, "lock", SECONDS),
+        ("postgres", 2, "lock", SECONDS),
+        ("postgres", 2, "backends", SECONDS),
+        ("postgres", 1, "blackhole", SECONDS),
+        ("postgres", 1, "pgbouncer", SECONDS),
+    ],
+)
+async def test_acknowledged_events_run_after_a_stall(
+    tmp_path: Path, store: str, processes: int, kind: str, seconds: float
+) -> None:
+    options = Options(store=store, processes=processes, kind=kind, seconds=[seconds], times=2)
+    report = await experiment(tmp_path, options)
+    assert report.acknowledged > 0
+    assert report.stranded == []
+
+
+@pytest.mark.parametrize(("store", "kind"), [("sqlite", "worker"), ("postgres", "sigstop")])
+async def test_events_of_a_process_that_stands_still_run_in_another_one(
+    tmp_path: Path, store: str, kind: str
+) -> None:
+    """It stands still for longer than its leases, which are shorter than usual here."""
+    options = Options(store=store, processes=2, kind=kind, seconds=[8.0], times=1, lease=3.0)
+    report = await experiment(tmp_path, options)
+    assert report.stranded == []

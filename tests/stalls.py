@@ -1,0 +1,541 @@
+"""Stall the store or the daemon under load, and measure how long acknowledged events wait.
+
+    python tests/stalls.py --store sqlite --processes 2 --kind sigstop --seconds 6,12,30 --times 20
+
+Senders deliver inline, enqueued and ordered events. Some hang up after a second; each delivers its
+event until it is answered 200. Meanwhile the chosen part stands still again and again:
+
+    sigstop     every process of one daemon gets SIGSTOP
+    worker      one worker process of two gets SIGSTOP (SQLite with --processes 2)
+    fsync       a sync of the disk does not return (SQLite)
+    lock        another session locks the table of arrivals (PostgreSQL)
+    backends    the server's sessions get SIGSTOP (PostgreSQL)
+    blackhole   the connections to the server forward nothing (PostgreSQL)
+    pgbouncer   PgBouncer gets SIGSTOP (PostgreSQL)
+
+With PostgreSQL, --processes is the number of daemons on one database. Nothing is restarted. At the
+end the ledgers of senders and handlers are compared. The exit status is 1 if an event that was
+answered 200 has not been handled within --wait seconds after the last answer and the last stall.
+"""
+
+import argparse
+import collections
+import contextlib
+import itertools
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import attrs
+import trio
+from support.deliveries import SECRET
+from support.disk_faults import DiskFaults, hanging
+from support.ports import free_port
+from support.respawned import Respawned
+from support.wire import Wire
+
+from sdk_trio.testing import sample_body, sign_delivery
+
+#: The handlers, and the two periods that the suite shortens so that a test need not wait for them.
+APPLICATION = """
+import os, time, trio, sdk_trio
+from sdk_trio.events import *
+
+if lease := os.environ.get("STALLS_LEASE"):
+    from sdk_trio.storage import open as opening
+    from sdk_trio.webhooks import queue
+    opening.open_store.__wrapped__.__kwdefaults__["lease_seconds"] = float(lease)
+    queue.LEASE_SECONDS, queue.RENEW_SECONDS = float(lease), float(lease) / 5
+
+handlers = sdk_trio.HandlerRegistry()
+ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+async def run(event):
+    await trio.sleep(0.005)
+    if event.webhook_id.startswith("fails") and event.attempt == 1:
+        raise RuntimeError("every such event fails once")
+    os.write(ledger, f"{time.monotonic_ns()} {event.webhook_id}\\n".encode())
+
+
+handlers.register(OrderCreatedEvent, run)
+handlers.register(OrderPaidEvent, run, enqueue=True)
+handlers.register(SubscriptionUpdatedEvent, run, enqueue=True, ordered=True)
+"""
+TYPES = {
+    "inline": "order.created",
+    "queued": "order.paid",
+    "fails": "order.paid",
+    "lane": "subscription.updated",
+}
+_HAPPENED = datetime(2026, 1, 1, tzinfo=UTC)
+LANES = 10
+TASKS = 50
+
+#: Retries come soon, so that there is always something to fetch.
+SETTINGS = {
+    "Webhooks:GracefulDrainTimeoutSeconds": 5,
+    "Webhooks:Queue:RetryBaseSeconds": 0.05,
+    "Webhooks:Queue:RetryCapSeconds": 0.5,
+}
+
+#: A sender that hangs up does so after this time, any other after the second one, in seconds.
+HASTY_SECONDS = 1.0
+PATIENT_SECONDS = 10.0
+#: Of ten deliveries so many are by a sender that hangs up.
+HASTY_IN_TEN = 3
+
+#: How long an event may take to be answered 200 once nothing stalls any more, in seconds.
+ANSWER_SECONDS = 120.0
+
+#: How long an acknowledged event may wait unless ``--wait`` says otherwise, in seconds.
+WAIT_SECONDS = 75.0
+
+
+@attrs.define
+class Ledger:
+    """When each event was answered 200, and when the stalls ended; monotonic nanoseconds."""
+
+    handled: Path
+    acknowledged: dict[str, int] = attrs.Factory(dict)
+    answers: dict[str, int] = attrs.Factory(dict)
+    resumed: list[int] = attrs.Factory(list)
+
+    def count(self, answer: str) -> None:
+        self.answers[answer] = self.answers.get(answer, 0) + 1
+
+    def first_runs(self) -> Mapping[str, int]:
+        """Return when each event was handled first."""
+        first: dict[str, int] = {}
+        for line in self.handled.read_text().splitlines():
+            stamp, webhook_id = line.split()
+            first.setdefault(webhook_id, int(stamp))
+        return first
+
+    def repeated(self) -> list[str]:
+        """Return what was handled more than once, as it may be where an outcome was not stored."""
+        ran = collections.Counter(line.split()[1] for line in self.handled.read_text().splitlines())
+        return sorted(one for one, times in ran.items() if times > 1)
+
+    def unhandled(self) -> list[str]:
+        handled = self.first_runs()
+        return sorted(one for one in self.acknowledged if one not in handled)
+
+    def waits(self) -> list[float]:
+        """Return how long each event waited for its run after it was answered 200, in seconds.
+
+        A wait begins at the end of the last stall before the run, if that is later: nothing can run
+        during a stall.
+        """
+        handled = self.first_runs()
+        waits = []
+        for webhook_id, at in self.acknowledged.items():
+            if (ran := handled.get(webhook_id)) is not None:
+                begin = max([at, *(end for end in self.resumed if end <= ran)])
+                waits.append(max(0.0, (ran - begin) / 1e9))
+        return waits
+
+
+@attrs.define
+class Senders:
+    """Deliver until :attr:`stopped`, each event until it is answered 200."""
+
+    urls: Sequence[str]
+    ledger: Ledger
+    dice: random.Random
+    rate: float
+    stopped: bool = False
+    numbers: Iterator[int] = attrs.Factory(itertools.count)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(TASKS):
+                lane = f"lane{number}" if number < LANES else None
+                nursery.start_soon(self._send, lane)
+
+    async def _send(self, lane: str | None) -> None:
+        while not self.stopped:
+            kind = lane or self.dice.choice(["inline", "queued", "queued", "fails"])
+            webhook_id = f"{kind}_{next(self.numbers)}"
+            while not await self._deliver(webhook_id, lane):
+                await trio.sleep(self.dice.uniform(0.2, 0.8))
+            await trio.sleep(self.dice.uniform(0.5, 1.5) * TASKS / self.rate)
+
+    async def _deliver(self, webhook_id: str, lane: str | None) -> bool:
+        body = sample_body(
+            TYPES[webhook_id.partition("_")[0].rstrip("0123456789")],
+            now=_HAPPENED,
+            overrides={"id": lane or webhook_id},
+            seed=webhook_id,
+        )
+        signed = sign_delivery(body, secret=SECRET, webhook_id=webhook_id)
+        hasty = self.dice.randrange(10) < HASTY_IN_TEN
+        try:
+            with trio.fail_after(HASTY_SECONDS if hasty else PATIENT_SECONDS):
+                with await Wire.connect(self.dice.choice(self.urls)) as wire:
+                    answer = await wire.post(signed)
+        except trio.TooSlowError:
+            self.ledger.count("hung up")
+            return False
+        except OSError:
+            self.ledger.count("no connection")
+            return False
+        self.ledger.count(str(answer.status))
+        if answer.status == 200:
+            self.ledger.acknowledged[webhook_id] = time.monotonic_ns()
+        return answer.status == 200
+
+
+# -- what stalls -----------------------------------------------------------------------------------
+
+#: Stalls something until it is left.
+Stall = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes that ``pid`` has started, and theirs."""
+    found = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *_descendants(int(child))]
+    return found
+
+
+@contextmanager
+def stopped(pids: Sequence[int]) -> Iterator[None]:
+    """Hold processes by SIGSTOP."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def _hung(disk: DiskFaults, data: Path) -> Iterator[None]:
+    disk.set(hanging("sync", data))
+    try:
+        yield
+    finally:
+        disk.clear()
+
+
+@contextmanager
+def _locked(dsn: str) -> Iterator[None]:
+    import psycopg
+
+    with psycopg.connect(dsn) as connection:
+        connection.execute("LOCK TABLE sdk_trio.arrival IN ACCESS EXCLUSIVE MODE")
+        yield
+
+
+class Proxy:
+    """Forwards connections to the server's socket, unless it is :attr:`frozen`.
+
+    It has threads of its own: the harness must not slow it down.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.port = free_port()
+        self.flows = threading.Event()
+        self.flows.set()
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._sockets = [self._listener]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Forward nothing; connections stay open, and new ones are accepted."""
+        self.flows.clear()
+        try:
+            yield
+        finally:
+            self.flows.set()
+
+    def close(self) -> None:
+        """End all connections, and take no more."""
+        self.flows.set()
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            server = socket.socket(socket.AF_UNIX)
+            self._sockets += [client, server]
+            server.connect(self.target)
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=self._pump, args=pair, daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.flows.wait()
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@attrs.frozen
+class Bench:
+    """The daemons, and what stalls a part of them."""
+
+    daemons: Sequence[Respawned]
+    stall: Stall
+
+
+@asynccontextmanager
+async def _bench(directory: Path, options: "Options") -> AsyncIterator[Bench]:
+    """Start the daemons of an experiment; they end with the block."""
+    environment = {"LEDGER": str(directory / "handled")}
+    if options.lease:
+        environment["STALLS_LEASE"] = str(options.lease)
+    settings: dict[str, object] = dict(SETTINGS)
+    with contextlib.ExitStack() as stack:
+        if options.store == "postgres":
+            dsn, through, freeze = _database(stack, options.kind)
+            environment["SDK_STORAGE_POSTGRES_DSN"] = through
+            settings |= {
+                "Storage:Backend": "Postgres",
+                "Storage:PostgresDsnEnvVar": "SDK_STORAGE_POSTGRES_DSN",
+            }
+            freezes: dict[str, Stall] = {options.kind: freeze, "lock": partial(_locked, dsn)}
+            count = options.processes
+        else:
+            scratch = directory / "scratch"
+            scratch.mkdir()
+            disk = DiskFaults(scratch)
+            environment |= disk.environment
+            settings["Server:Processes"] = options.processes
+            freezes = {"fsync": partial(_hung, disk, directory / "0" / "data")}
+            count = 1
+        daemons = []
+        for number in range(count):
+            (directory / str(number)).mkdir()
+            daemon = Respawned(
+                directory / str(number), APPLICATION, settings, environment, most_starts=1
+            )
+            daemons.append(daemon)
+
+        def of_a_daemon() -> contextlib.AbstractContextManager[None]:
+            process = options.dice.choice(daemons).process
+            assert process is not None
+            return stopped([process.pid, *_descendants(process.pid)])
+
+        def of_a_worker() -> contextlib.AbstractContextManager[None]:
+            process = daemons[0].process
+            assert process is not None
+            return stopped([options.dice.choice(_descendants(process.pid))])
+
+        freezes |= {"sigstop": of_a_daemon, "worker": of_a_worker}
+        async with trio.open_nursery() as nursery:
+            for daemon in daemons:
+                await nursery.start(daemon.run)
+            with trio.fail_after(ANSWER_SECONDS):
+                for daemon in daemons:
+                    await daemon.accepting()
+            yield Bench(daemons, freezes[options.kind])
+            for daemon in daemons:
+                daemon.stop()
+
+
+def _database(stack: contextlib.ExitStack, kind: str) -> tuple[str, str, Stall]:
+    """Return a database, the way to it that the daemons take, and what stalls that way."""
+    from support.postgres import pooled, running_server
+
+    server = running_server()
+    dsn = server.fresh()
+    if kind == "pgbouncer":
+        before = _descendants(os.getpid())
+        through = stack.enter_context(pooled(server, dsn, connections=20))
+        pids = [pid for pid in _descendants(os.getpid()) if pid not in before]
+        poolers = [pid for pid in pids if "pgbouncer" in Path(f"/proc/{pid}/comm").read_text()]
+        return dsn, through, partial(stopped, poolers)
+    if kind == "blackhole":
+        proxy = Proxy(f"{server.directory}/.s.PGSQL.5432")
+        stack.callback(proxy.close)
+        database = dsn.rpartition("dbname=")[2]
+        through = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database}"
+        return dsn, through, proxy.frozen
+
+    def sessions() -> contextlib.AbstractContextManager[None]:
+        database = dsn.rpartition("dbname=")[2]
+        found = server.execute(
+            f"SELECT pid FROM pg_stat_activity WHERE datname = '{database}' "
+            "AND backend_type = 'client backend'"
+        )
+        return stopped([pid for (pid,) in found])
+
+    return dsn, dsn, sessions
+
+
+# -- one experiment --------------------------------------------------------------------------------
+
+
+@attrs.define(kw_only=True)
+class Options:
+    """What is stalled, how often and how long; see the command line."""
+
+    store: str
+    processes: int
+    kind: str
+    seconds: Sequence[float]
+    times: int
+    seed: int = 1
+    rate: float = 150.0
+    wait: float = WAIT_SECONDS
+    lease: float | None = None
+    dice: random.Random = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.dice = random.Random(self.seed)
+
+
+@attrs.frozen
+class Report:
+    """What came out of one experiment."""
+
+    options: Options
+    acknowledged: int
+    repeated: Sequence[str]
+    answers: Mapping[str, int]
+    stranded: Sequence[str]
+    longest: Sequence[float]
+    took: float
+
+    def row(self) -> str:
+        """Return the report as a row of :data:`HEAD`."""
+        kind = self.options
+        answers = ", ".join(f"{number} x {name}" for name, number in sorted(self.answers.items()))
+        longest = " ".join(f"{wait:.1f}" for wait in self.longest)
+        cells = (
+            f"{kind.store} {kind.processes}",
+            kind.kind,
+            f"{kind.times} x {'/'.join(f'{each:g}' for each in kind.seconds)} s",
+            self.acknowledged,
+            len(self.stranded),
+            len(self.repeated),
+            longest,
+            answers,
+            f"{self.took:.0f} s",
+        )
+        return f"| {' | '.join(map(str, cells))} |"
+
+
+HEAD = """\
+| store, processes | stall | times | 200 | not run | run twice | longest waits (s) | answers | |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+async def experiment(directory: Path, options: Options) -> Report:
+    """Run one experiment in ``directory``, which is empty."""
+    begun = time.monotonic()
+    ledger = Ledger(directory / "handled")
+    ledger.handled.write_text("")
+    async with _bench(directory, options) as bench:
+        urls = [daemon.url for daemon in bench.daemons]
+        senders = Senders(urls, ledger, options.dice, options.rate)
+        lengths = itertools.islice(itertools.cycle(options.seconds), options.times)
+        async with trio.open_nursery() as sending:
+            sending.start_soon(senders.run)
+            for seconds in lengths:
+                await trio.sleep(options.dice.uniform(1.0, 2.0))
+                with await trio.to_thread.run_sync(_entered, bench.stall) as stall:
+                    await trio.sleep(seconds)
+                    ledger.resumed.append(time.monotonic_ns())
+                    stall.close()
+                await _acknowledges(ledger)
+            senders.stopped = True
+            sending.cancel_scope.deadline = trio.current_time() + ANSWER_SECONDS
+        with trio.move_on_after(options.wait):
+            while ledger.unhandled():
+                await trio.sleep(0.1)
+        stranded = ledger.unhandled()
+        return Report(
+            options,
+            len(ledger.acknowledged),
+            ledger.repeated(),
+            ledger.answers,
+            stranded,
+            sorted(ledger.waits(), reverse=True)[:4],
+            time.monotonic() - begun,
+        )
+
+
+def _entered(stall: Stall) -> contextlib.ExitStack:
+    """Begin a stall; where it has to wait for a lock, the senders go on meanwhile."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(stall())
+    return stack
+
+
+async def _acknowledges(ledger: Ledger) -> None:
+    """Wait until deliveries are answered 200 again."""
+    wanted = len(ledger.acknowledged) + 5
+    with trio.fail_after(ANSWER_SECONDS):
+        while len(ledger.acknowledged) < wanted:
+            await trio.sleep(0.05)
+
+
+async def _main(options: Options, keep: Path | None) -> int:
+    with contextlib.ExitStack() as stack:
+        if keep is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            directory = keep
+            directory.mkdir(parents=True)
+        if options.store == "postgres":
+            from support.postgres import remove_server
+
+            stack.callback(remove_server)
+        report = await experiment(directory, options)
+        print(HEAD, report.row(), sep="\n")
+        if report.stranded:
+            print("not handled:", " ".join(report.stranded[:20]))
+        if report.repeated:
+            print("run twice:", " ".join(report.repeated[:20]))
+        return 1 if report.stranded else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    kinds = ["sigstop", "worker", "fsync", "lock", "backends", "blackhole", "pgbouncer"]
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("--store", choices=["sqlite", "postgres"], default="sqlite")
+    made.add_argument("--processes", type=int, default=1, help="with PostgreSQL: of daemons")
+    made.add_argument("--kind", choices=kinds, default="sigstop")
+    made.add_argument("--seconds", default="6,12,30", help="how long the stalls last, in turn")
+    made.add_argument("--times", type=int, default=6)
+    made.add_argument("--seed", type=int, default=1)
+    made.add_argument("--rate", type=float, default=150.0, help="deliveries a second, about")
+    made.add_argument("--wait", type=float, default=WAIT_SECONDS, help="seconds until it is lost")
+    made.add_argument("--lease", type=float, help="seconds of a lease instead of the default")
+    made.add_argument("--keep", type=Path, help="a new directory for stores, logs and ledgers")
+    return made
+
+
+if __name__ == "__main__":
+    given = vars(_parser().parse_args())
+    kept = given.pop("keep")
+    given["seconds"] = [float(each) for each in given["seconds"].split(",")]
+    sys.exit(trio.run(_main, Options(**given), kept))
