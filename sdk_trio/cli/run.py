@@ -471,7 +471,7 @@ def _streams_kept() -> Iterator[None]:
         for name, stream in before.items():
             # Closing the stream does not close its descriptor.
             number = 1 if name == "stdout" else 2
-            usable = open(number, "w", closefd=False) if stream.closed else stream  # noqa: SIM115
+            usable = open(number, "w", closefd=False) if stream.closed else stream  # noqa: SIM115 - it stays
             setattr(sys, name, usable)
 
 

@@ -115,6 +115,7 @@ ONE_EACH = "sdk_trio.notifications.channels."
 SMALL = {
     "sdk_trio.admin.console_page": "the page itself, beside the console's API",
     "sdk_trio.client.layers.tracing": "an extra's door",
+    "sdk_trio.runtime.forks": "a hook of the process; the runtime only switches it on",
     "sdk_trio.client.operations.synchronous": "its types are generated beside it",
     "sdk_trio.storage.postgres.session": "the settings alone, beside a long module",
     "sdk_trio.webhooks.janitor": "a task beside the queue",
