@@ -576,23 +576,28 @@ class WorkerPool:
         """
         offset = self._clock() - trio.current_time()
         compare_at = trio.current_time()
+        corrected = True
         while True:
             await trio.sleep(POLL_SECONDS)
             if trio.current_time() >= compare_at:
                 await self._compare_clocks()
                 compare_at = trio.current_time() + COMPARE_SECONDS
             step = self._clock() - trio.current_time() - offset
-            if abs(step) < STEP_SECONDS:
+            if abs(step) >= STEP_SECONDS:
+                offset += step
+                corrected = False
+                _log.warning("runtime.clock_stepped", seconds=round(step, 3))
+            if corrected:
                 continue
-            offset += step
-            _log.warning("runtime.clock_stepped", seconds=round(step, 3))
             try:
                 # Leases first: by the new time, ours may look expired, or as if they never ended.
                 await self._renew()
                 await self._inbox.reschedule(now=self._clock())
             except StoreUnavailableError as error:
                 _log.store_unavailable(error)
-            self._want_feed()
+            else:
+                corrected = True
+                self._want_feed()
 
     async def _compare_clocks(self) -> None:
         """Log when this host's clock begins or ceases to differ from the store's."""

@@ -335,6 +335,38 @@ async def test_a_clock_that_goes_back_delays_no_retry_and_no_ordered_lane(
     assert stepped.sdk[1]["seconds"] == pytest.approx(-7200, abs=1)
 
 
+async def test_a_clock_that_goes_back_while_the_store_fails_delays_no_retry(autojump_clock):
+    clock = SetClock()
+    clock.ahead = 7200.0
+    ran = []
+
+    async def handler(event):
+        ran.append(trio.current_time())
+        if len(ran) == 1:
+            raise RetryLater(20)
+
+    inbox = memory_inbox()
+    real_renew, failing = inbox.renew, [True]
+
+    async def renew(*arguments, **keywords):
+        if failing:
+            raise StoreUnavailableError("the disk hangs")
+        return await real_renew(*arguments, **keywords)
+
+    inbox.renew = renew
+    bench = Bench.of(queued(handler), inbox, clock=clock)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a", now=clock()))
+        await trio.sleep(1)
+        clock.ahead = 0.0
+        await trio.sleep(5)
+        failing.clear()
+        await trio.sleep(60)
+        bench.queue.close()
+    assert len(ran) == 2
+
+
 async def test_a_small_correction_of_the_clock_makes_nothing_due_early(autojump_clock, caplog):
     clock = SetClock()
     ran = []
