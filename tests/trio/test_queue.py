@@ -367,6 +367,34 @@ async def test_a_clock_that_goes_back_while_the_store_fails_delays_no_retry(auto
     assert len(ran) == 2
 
 
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+async def test_a_clock_that_is_set_ends_no_lease_of_another_process(autojump_clock, step):
+    """By the new time it looks expired, or written by a wrong clock, until it is renewed."""
+    clock = SetClock()
+    ran = []
+
+    async def handler(event):
+        ran.append(event.webhook_id)
+        await trio.sleep(20)
+
+    inbox = memory_inbox(owner="one")
+    one = Bench.of(queued(handler), inbox, clock=clock)
+    two = Bench.of(queued(handler), memory_inbox(owner="two", shares=inbox), clock=clock)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(one.queue.run)
+        await nursery.start(two.queue.run)
+        await trio.sleep(10)
+        await one.queue.accept(arrival(webhook_id="a", now=clock()))
+        await trio.sleep(1.1)
+        clock.ahead = step
+        two.queue.wake()
+        await trio.sleep(60)
+        one.queue.close()
+        two.queue.close()
+    assert ran == ["a"]
+    assert (await inbox.get("a")).process_ends == 0
+
+
 async def test_a_small_correction_of_the_clock_makes_nothing_due_early(autojump_clock, caplog):
     clock = SetClock()
     ran = []
