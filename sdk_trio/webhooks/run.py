@@ -106,8 +106,12 @@ class _Apart(msgspec.Struct):
 
 
 class _End(msgspec.Struct):
-    """The end of a run, and whether the store is known to have it although it has failed."""
+    """The end of a run, and whether the store is known to have it although it has failed.
 
+    ``offset``: by how much the wall clock was ahead of the monotonic one then.
+    """
+
+    offset: float
     recorded: bool = False
 
 
@@ -673,7 +677,8 @@ class DeliveryRunner:
         """Record and report how run number ``attempt`` ended, which took ``seconds``."""
         key = delivery.key if delivery.signer else delivery.webhook_id
         if policy.insists:
-            await self._keep(partial(self._insist, key, outcome, _End()))
+            end = _End(self._clock() - trio.current_time())
+            await self._keep(partial(self._insist, key, outcome, end))
         else:
             await self._finish(key, outcome)
         self._report(delivery, attempt, outcome, handler, seconds)
@@ -684,6 +689,11 @@ class DeliveryRunner:
             await trio.lowlevel.checkpoint()
             return
         self._unsure[key] = end
+        if isinstance(outcome, Retry | Postponed) and outcome.at is not None:
+            # The clock may have been set since the last try: due times are corrected in the store,
+            # which does not have this one.
+            step = self._clock() - trio.current_time() - end.offset
+            outcome = msgspec.structs.replace(outcome, at=outcome.at + step)
         await self._finish(key, outcome)
         if self._unsure.get(key) is end:
             del self._unsure[key]
