@@ -195,12 +195,16 @@ class Inbox(Protocol):
         """Give up the leases of deliveries whose run was never started."""
         ...
 
-    async def take_due(self, *, limit: int, now: float) -> Due:
+    async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
         """Lease up to ``limit`` queued deliveries that nobody holds, oldest arrival first.
 
         Due are: ``received`` ones, ``retrying`` ones whose time has come, and any unfinished
         queued one whose lease (of another owner) has expired. An *ordered* one only when no
         earlier unfinished ordered delivery of the same tenant has the same subject.
+
+        Without ``overdue``, none whose lease has expired: the caller's clock was set a moment ago,
+        so leases that others have not renewed since only look expired. Nothing changes where the
+        store has a clock of its own.
         """
         ...
 

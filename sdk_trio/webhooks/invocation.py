@@ -163,7 +163,7 @@ class Invocations:
     async def _call_error_hook(
         self, handler: BoundHandler, event: Event[Any], error: BaseException
     ) -> None:
-        if self._has_cell_cancelled():  # the hook could wait for nothing
+        if self.has_cell_cancelled():  # the hook could wait for nothing
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         shown = cast("Exception", error) if is_a(error, Exception) else _as_exception(error)
@@ -210,9 +210,10 @@ class Invocations:
         # Trio reports minus infinity as the deadline of a cancelled scope, whoever cancelled it.
         if trio.current_effective_deadline() > trio.current_time():
             return False
-        return not self._has_cell_cancelled()
+        return not self.has_cell_cancelled()
 
-    def _has_cell_cancelled(self) -> bool:
+    def has_cell_cancelled(self) -> bool:
+        """Say whether the worker's cell that this task is in, if any, is cancelled."""
         nursery = trio.lowlevel.current_task().parent_nursery
         return nursery in self.cells and nursery.cancel_scope.cancel_called
 
@@ -220,7 +221,7 @@ class Invocations:
         text = describe_error(error, self._secrets)
         if not is_a(error, trio.Cancelled):
             return text
-        if self._has_cell_cancelled():
+        if self.has_cell_cancelled():
             return f"{text} (the handler cancelled the task that runs it)"
         return f"{text} (the handler let a cancellation escape whose scope is not around it)"
 

@@ -140,6 +140,11 @@ class WorkerPool:
         self._behind = True
         self._next_due_at = inf
         self._logged_offset = 0.0
+        # By how much the wall clock is ahead of the monotonic one, when it was set last, and
+        # whether leases and due times are right since.
+        self._offset = 0.0
+        self._stepped_at = -inf
+        self._corrected = True
         self._feed_wanted = trio.Event()
         self._place_freed = Bell()
         self._feeder_blocked = False
@@ -253,6 +258,7 @@ class WorkerPool:
         their events; those in the channel stay in the store. A plain function in its thread is
         waited for, also after a cancellation: ``webhook.still_running`` names it then.
         """
+        self._offset = self._clock() - trio.current_time()
         with self._receive, self._send:
             async with trio.open_nursery() as background:
                 background.start_soon(self._keep_leases)
@@ -441,7 +447,7 @@ class WorkerPool:
                 if lease.lost:
                     continue
                 # A lease that may have ended is tried first, by a start that is waited for.
-                first = fresh and self._clock() - lease.since < LEASE_SECONDS
+                first = fresh and abs(self._clock() - lease.since) < LEASE_SECONDS
                 outcome = await self._runner.run_queued(arrival, attempt=attempt, fresh=first)
             finally:
                 self._running -= 1
@@ -482,7 +488,12 @@ class WorkerPool:
             # Cancelled, it would leave leases behind. It ends by itself: the store has a limit of
             # time for its callers.
             with trio.CancelScope(shield=True):
-                due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
+                self._look_at_clock()
+                # Other processes may not have seen yet that the clock was set.
+                overdue = trio.current_time() - self._stepped_at >= LEASE_SECONDS
+                due = await self._inbox.take_due(
+                    limit=FEED_LIMIT, now=self._clock(), overdue=overdue
+                )
             waiting = self._hold(due.records)
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
         try:
@@ -574,25 +585,35 @@ class WorkerPool:
         Due times are times of the wall clock. Set back by an hour, it would delay every retry by
         that hour.
         """
-        offset = self._clock() - trio.current_time()
         compare_at = trio.current_time()
         while True:
             await trio.sleep(POLL_SECONDS)
             if trio.current_time() >= compare_at:
                 await self._compare_clocks()
                 compare_at = trio.current_time() + COMPARE_SECONDS
-            step = self._clock() - trio.current_time() - offset
-            if abs(step) < STEP_SECONDS:
+            self._look_at_clock()
+            if self._corrected:
                 continue
-            offset += step
-            _log.warning("runtime.clock_stepped", seconds=round(step, 3))
+            self._corrected = True
             try:
                 # Leases first: by the new time, ours may look expired, or as if they never ended.
                 await self._renew()
                 await self._inbox.reschedule(now=self._clock())
             except StoreUnavailableError as error:
+                self._corrected = False
                 _log.store_unavailable(error)
-            self._want_feed()
+            else:
+                self._want_feed()
+
+    def _look_at_clock(self) -> None:
+        """Note whether the wall clock was set since the last look."""
+        step = self._clock() - trio.current_time() - self._offset
+        if abs(step) < STEP_SECONDS:
+            return
+        self._offset += step
+        self._stepped_at = trio.current_time()
+        self._corrected = False
+        _log.warning("runtime.clock_stepped", seconds=round(step, 3))
 
     async def _compare_clocks(self) -> None:
         """Log when this host's clock begins or ceases to differ from the store's."""

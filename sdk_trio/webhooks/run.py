@@ -106,8 +106,12 @@ class _Apart(msgspec.Struct):
 
 
 class _End(msgspec.Struct):
-    """The end of a run, and whether the store is known to have it although it has failed."""
+    """The end of a run, and whether the store is known to have it although it has failed.
 
+    ``offset``: by how much the wall clock was ahead of the monotonic one then.
+    """
+
+    offset: float
     recorded: bool = False
 
 
@@ -246,8 +250,8 @@ class DeliveryRunner:
         self._queued = RunPolicy(inf, self._after_queued, insists=True)
         self._flights: dict[str, _Flight] = {}
         self.invocations = invocations or Invocations(settings)
-        #: The nursery of inline runs of plain functions, which may outlast their requests; None
-        #: while the queue does not run, and then they are refused.
+        #: The nursery of inline runs of plain functions, which may outlast their requests, and of
+        #: outcomes of cancelled runs; None while the queue does not run: the former are refused.
         self.apart: trio.Nursery | None = None
         self._conclusions = conclusions or Conclusions(inbox)
         self._conclusions.runs = self.invocations.at_work
@@ -620,8 +624,31 @@ class DeliveryRunner:
         outcome: Outcome = _DONE if failure is None else policy.after(failure, attempt)
         if failure is None and handler.gate is not None:
             outcome = Done(handler.gate.take_answer(event.key))
-        await self._end(delivery, attempt, outcome, policy, handler, seconds)
+        end = partial(self._end, delivery, attempt, outcome, policy, handler, seconds)
+        if policy.insists and self.invocations.has_cell_cancelled():
+            await self._outside_of_cell(end)
+        else:
+            await end()
         return outcome, failure
+
+    async def _outside_of_cell(self, end: Callable[[], Awaitable[None]]) -> None:
+        """Record the end of a run whose cell is cancelled: that was for the handler alone.
+
+        Within the cell, a failing store could not be asked again.
+        """
+        assert self.apart is not None  # a cell is within it
+        ended = trio.Event()
+
+        async def record() -> None:
+            try:
+                await end()
+            finally:
+                ended.set()
+
+        self.apart.start_soon(record)
+        # It ends by itself: a stop cancels the task that is waited for.
+        with trio.CancelScope(shield=True):
+            await ended.wait()
 
     def _note_late_failure(
         self, handler: BoundHandler, delivery: NewDelivery, failure: Failure | None
@@ -650,7 +677,8 @@ class DeliveryRunner:
         """Record and report how run number ``attempt`` ended, which took ``seconds``."""
         key = delivery.key if delivery.signer else delivery.webhook_id
         if policy.insists:
-            await self._keep(partial(self._insist, key, outcome, _End()))
+            end = _End(self._clock() - trio.current_time())
+            await self._keep(partial(self._insist, key, outcome, end))
         else:
             await self._finish(key, outcome)
         self._report(delivery, attempt, outcome, handler, seconds)
@@ -661,6 +689,11 @@ class DeliveryRunner:
             await trio.lowlevel.checkpoint()
             return
         self._unsure[key] = end
+        if isinstance(outcome, Retry | Postponed) and outcome.at is not None:
+            # The clock may have been set since the last try: due times are corrected in the store,
+            # which does not have this one.
+            step = self._clock() - trio.current_time() - end.offset
+            outcome = msgspec.structs.replace(outcome, at=outcome.at + step)
         await self._finish(key, outcome)
         if self._unsure.get(key) is end:
             del self._unsure[key]

@@ -335,6 +335,99 @@ async def test_a_clock_that_goes_back_delays_no_retry_and_no_ordered_lane(
     assert stepped.sdk[1]["seconds"] == pytest.approx(-7200, abs=1)
 
 
+async def test_a_clock_that_goes_back_while_the_store_fails_delays_no_retry(autojump_clock):
+    clock = SetClock()
+    clock.ahead = 7200.0
+    ran = []
+
+    async def handler(event):
+        ran.append(trio.current_time())
+        if len(ran) == 1:
+            raise RetryLater(20)
+
+    inbox = memory_inbox()
+    real_renew, failing = inbox.renew, [True]
+
+    async def renew(*arguments, **keywords):
+        if failing:
+            raise StoreUnavailableError("the disk hangs")
+        return await real_renew(*arguments, **keywords)
+
+    inbox.renew = renew
+    bench = Bench.of(queued(handler), inbox, clock=clock)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a", now=clock()))
+        await trio.sleep(1)
+        clock.ahead = 0.0
+        await trio.sleep(5)
+        failing.clear()
+        await trio.sleep(60)
+        bench.queue.close()
+    assert len(ran) == 2
+
+
+async def test_a_retry_that_the_store_learns_of_after_a_clock_step_is_not_delayed(autojump_clock):
+    clock = SetClock()
+    clock.ahead = 7200.0
+    ran = []
+
+    async def handler(event):
+        ran.append(trio.current_time())
+        if len(ran) == 1:
+            raise RetryLater(20)
+
+    inbox = memory_inbox()
+    real_finish, failing = inbox.finish, [True]
+
+    async def finish(*arguments, **keywords):
+        if failing:
+            raise StoreUnavailableError("disk full")
+        await real_finish(*arguments, **keywords)
+
+    inbox.finish = finish
+    bench = Bench.of(queued(handler), inbox, clock=clock)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a", now=clock()))
+        await trio.sleep(1)
+        clock.ahead = 0.0
+        await trio.sleep(5)
+        failing.clear()
+        await trio.sleep(60)
+        bench.queue.close()
+    assert len(ran) == 2
+    assert ran[1] - ran[0] == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+async def test_a_clock_that_is_set_ends_no_lease_of_another_process(autojump_clock, step):
+    """By the new time it looks expired, or written by a wrong clock, until it is renewed."""
+    clock = SetClock()
+    ran = []
+
+    async def handler(event):
+        ran.append(event.webhook_id)
+        await trio.sleep(20)
+
+    inbox = memory_inbox(owner="one")
+    one = Bench.of(queued(handler), inbox, clock=clock)
+    two = Bench.of(queued(handler), memory_inbox(owner="two", shares=inbox), clock=clock)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(one.queue.run)
+        await nursery.start(two.queue.run)
+        await trio.sleep(10)
+        await one.queue.accept(arrival(webhook_id="a", now=clock()))
+        await trio.sleep(1.1)
+        clock.ahead = step
+        two.queue.wake()
+        await trio.sleep(60)
+        one.queue.close()
+        two.queue.close()
+    assert ran == ["a"]
+    assert (await inbox.get("a")).process_ends == 0
+
+
 async def test_a_small_correction_of_the_clock_makes_nothing_due_early(autojump_clock, caplog):
     clock = SetClock()
     ran = []

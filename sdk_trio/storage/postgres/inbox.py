@@ -254,8 +254,8 @@ class PostgresInbox:
         terms, ids = self._terms, tuple(keys)
         await self._commits.submit(lambda c: leases.release(c, terms, ids))
 
-    async def take_due(self, *, limit: int, now: float) -> Due:
-        """See :meth:`Inbox.take_due`."""
+    async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
+        """See :meth:`Inbox.take_due`. Leases end by the database's clock, whatever the host's."""
         terms, walk = self._terms, self._walk
         return await self._commits.submit(lambda c: leases.take_due(c, terms, walk, limit, now))
 
