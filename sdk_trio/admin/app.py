@@ -202,9 +202,7 @@ class AdminApp:
         self._source_of = source_of
         self._pacer = Pacer(per_second=REQUESTS_PER_SECOND, burst=BURST)
         self._probes = TokenBucket(per_second=REQUESTS_PER_SECOND, burst=BURST)
-        self._probes_waiting = Concurrency(
-            most=MOST_PROBES_WAITING, most_of_one=MOST_PROBES_OF_ONE
-        )
+        self._probes_waiting = Concurrency(most=MOST_PROBES_WAITING, most_of_one=MOST_PROBES_OF_ONE)
         self._refusals = Throttle(lines=1, seconds=REFUSAL_LOG_SECONDS, clock=trio.current_time)
         self._guesses = Pacer(per_second=GUESSES_PER_SECOND, burst=GUESS_BURST)
         self._token_refusals = {"missing": 0, "wrong": 0}
