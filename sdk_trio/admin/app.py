@@ -89,6 +89,8 @@ REFUSAL_LOG_SECONDS = 10.0
 #: Failing parts and unknown metric names that are logged at most, each once.
 MOST_REPORTED = 100
 
+_CLOSES = (b"connection", b"close")
+
 TOO_LARGE = Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes")
 
 LIVE = "/livez"
@@ -241,8 +243,9 @@ class AdminApp:
                 await self._pacer.turn()
                 await self._serve(scope, receive, send)
         if not admitted:
-            reply = problem(503, "too many requests are in progress", (b"retry-after", b"1"))
-            await reply.send(send)
+            # Pipelined requests would keep the connection busy, which then never gives way.
+            extra = ((b"retry-after", b"1"), _CLOSES)
+            await problem(503, "too many requests are in progress", *extra).send(send)
 
     async def _serve(
         self, scope: Scope, receive: Receive, send: Send, *, closes: bool = False
@@ -274,7 +277,7 @@ class AdminApp:
         else:
             reply = await self._refuse(refusal, request.address)
         if closes:
-            reply = msgspec.structs.replace(reply, extra=(*reply.extra, (b"connection", b"close")))
+            reply = msgspec.structs.replace(reply, extra=(*reply.extra, _CLOSES))
         await reply.send(send)
 
     def _takes_body(self, request: _Request) -> bool:
