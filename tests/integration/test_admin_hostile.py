@@ -247,6 +247,25 @@ async def test_probes_are_answered_while_their_own_address_floods_probes(monkeyp
                 assert (await wire.rest()).count(b"HTTP/1.1 200") == 1
 
 
+async def test_a_flood_of_probes_does_not_say_which_token_is_right(monkeypatch):
+    monkeypatch.setattr("sdk_trio.admin.app.REQUESTS_PER_SECOND", 0.001)
+    async with administered(registry(works), Admin__Bind="0.0.0.0:0") as admin:
+        for probe in ("/readyz", "/healthz"):
+            answers = []
+            for token in (TOKEN, "wrong"):
+                authorization = (
+                    f"GET {probe} HTTP/1.1\r\nAuthorization: Bearer {token}\r\n".encode()
+                )
+                with await RawWire.connect(admin.url) as wire:
+                    await wire.send_what_is_taken(asked("/livez") * (BURST + 1))
+                    await wire.rest()
+                with await RawWire.connect(admin.url) as wire:
+                    await wire.send(authorization + b"Host: localhost\r\n\r\n")
+                    answers.append((await wire.rest()).partition(b"\r\n\r\n"))
+            assert answers[0] == answers[1]
+            assert b"detail" not in answers[0][2]
+
+
 async def test_probes_of_a_store_that_stands_still_leave_slots_to_others(monkeypatch):
     monkeypatch.setattr("sdk_trio.admin.status.PATIENCE_SECONDS", 3600.0)
     monkeypatch.setattr("sdk_trio.admin.status.FRESH_SECONDS", 0.0)
