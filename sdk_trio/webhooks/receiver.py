@@ -612,9 +612,10 @@ class WebhookReceiver:
 
     def _begin_drain(self) -> None:
         self.stop_accepting()
+        # Also during the start: a receiver that accepts nothing must not run on.
+        self._drain_wanted.set()
         if self._running is not None:
             self._running.queue.close()
-            self._drain_wanted.set()
 
     def stop_accepting(self) -> None:
         """Answer every further delivery 503; runs in progress go on."""
