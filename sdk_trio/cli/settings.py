@@ -254,7 +254,9 @@ def _missing_source(loaded: Loaded) -> Sequence[Problem]:
     if named is None or os.path.exists(named):
         return ()
     key = "Sdk:MultiTenant:SingleTenantUpgrade:SourceDatabase"
-    advice = "a start whose upgrade has not copied it is refused; correct the path or remove the key"
+    advice = (
+        "a start whose upgrade has not copied it is refused; correct the path or remove the key"
+    )
     return (Problem(key, f"there is no file {os.path.abspath(named)}: {advice}"),)
 
 
