@@ -347,8 +347,8 @@ class Inbox(Protocol):
     async def expired_leases(self, *, before: float) -> int:
         """Return how many unfinished deliveries have a lease that expired before that time.
 
-        In a store that other hosts share, by its own clock: ``before`` is told by the caller's, and
-        counts as that long ago.
+        ``before`` is a time of the caller's clock. A store that hosts share compares by its own
+        clock, and takes it as that long ago.
         """
         ...
 
