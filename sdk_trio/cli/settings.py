@@ -188,7 +188,7 @@ def check(arguments: Namespace) -> int:
     problems = [*loaded.problems, *loaded.unmet, *at_start]
     # An unset variable is a warning where nothing is started.
     warnings = [w for w in loaded.warnings if w.key not in {each.key for each in at_start}]
-    warnings += _ending_certificate(loaded)
+    warnings += (*_ending_certificate(loaded), *_missing_source(loaded))
     rows: list[dict[str, Any]] = [
         {"level": level, **attrs.asdict(problem)}
         for level, found in (("error", problems), ("warning", warnings))
@@ -240,6 +240,24 @@ def _ending_certificate(loaded: Loaded) -> Sequence[Problem]:
         return ()  # a reason for which a start is refused
     fault = validity_fault(dates, time.time())
     return () if fault is None else (Problem("Sdk:Server:CertFile", fault),)
+
+
+def _missing_source(loaded: Loaded) -> Sequence[Problem]:
+    """Return that the single-tenant database is missing.
+
+    A warning, because only the store knows whether the upgrade has copied it already.
+    """
+    tenants = None if loaded.settings is None else loaded.settings.multi_tenant
+    if tenants is None or not tenants.enabled:
+        return ()
+    named = tenants.single_tenant_upgrade.source_database
+    if named is None or os.path.exists(named):
+        return ()
+    key = "Sdk:MultiTenant:SingleTenantUpgrade:SourceDatabase"
+    advice = (
+        "a start whose upgrade has not copied it is refused; correct the path or remove the key"
+    )
+    return (Problem(key, f"there is no file {os.path.abspath(named)}: {advice}"),)
 
 
 def show_arguments(parser: ArgumentParser) -> None:

@@ -168,7 +168,7 @@ def _time_names() -> frozenset[str]:
 def _read_time(text: str) -> datetime | str:
     try:
         return msgspec.convert(text, _Time)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter of half a surrogate pair
         # The upstream may send what it likes: no value is lost, and none ends the program.
         return text
 

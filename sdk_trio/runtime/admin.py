@@ -32,9 +32,8 @@ from ..config import Settings, StorageBackend
 from ..config.check import ADMIN_TOKEN, token_fault
 from ..errors import OptionsValidationError, Problem, UnknownTenantError
 from ..server.limits import Limits, share_descriptors
-from ..server.listen import BindError, descriptor_limit
+from ..server.listen import descriptor_limit
 from ..server.serve import Server
-from ..storage.data_directory import lock_data_directory
 from ..storage.ports import Inbox
 from ..webhooks.companion import keep
 from ..webhooks.screen import source_of
@@ -139,8 +138,6 @@ class AdminServer:
 
         Raises:
             BindError: the address cannot be listened on; the message names ``Sdk:Admin:Bind``.
-            StoreLockedError: the address is in use because another process runs on the same data
-                directory; the message names it.
         """
         options, storage = self._runtime.settings.admin, self._runtime.settings.storage
         self.token = token = provide_token(self._runtime.settings)
@@ -168,12 +165,8 @@ class AdminServer:
             source_of=lambda host: source_of(host) if host else None,
         )
         async with trio.open_nursery() as nursery:
-            try:
-                serve = partial(keep, "the server of the admin address", server.run)
-                addresses = await nursery.start(partial(serve, may_end=lambda: False))
-            except BindError:
-                _refuse_second_start(self._runtime.settings)
-                raise
+            serve = partial(keep, "the server of the admin address", server.run)
+            addresses = await nursery.start(partial(serve, may_end=lambda: False))
             _refuse_guessable(token, addresses)
             # Which requests need the token depends on whether every address is of this machine, and
             # inherited sockets tell their addresses only now.
@@ -287,13 +280,3 @@ def _refuse_guessable(token: AdminToken, addresses: tuple[str, ...]) -> None:
         raise OptionsValidationError(
             [Problem(ADMIN_TOKEN, f"is kept in {token.place}, and {fault}")]
         )
-
-
-def _refuse_second_start(settings: Settings) -> None:
-    """Raise StoreLockedError if the address is in use because this receiver already runs.
-
-    Its message names the other process, which explains more than "address in use".
-    """
-    if settings.storage.backend is not StorageBackend.MEMORY:
-        with lock_data_directory(settings.storage.path):
-            pass

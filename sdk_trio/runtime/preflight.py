@@ -43,6 +43,12 @@ def start_problems(settings: Settings, host: "HostUpgrade | None") -> list[Probl
         host: the host's part of the upgrade from a single tenant.
     """
     checks = dict(_checks(settings))
+    connection = settings.connection
+    # A runtime makes its client when it is constructed; a receiver alone has none.
+    if settings.has_access_token and (connection.ca_file or connection.client_cert_file):
+        from ..net.transport import tls_context  # loads an HTTP client
+
+        checks["Sdk:Connection"] = lambda: tls_context(connection)
     if settings.multi_tenant.enabled:
         from ..tenants.upgrade import require_choice  # loads all of the tenants' modules
 

@@ -609,6 +609,8 @@ class Runtime:
         *,
         task_status: trio.TaskStatus[Started],
     ) -> None:
+        # Before anything listens, because another process may have it.
+        stack.enter_context(self.receiver.locked())
         async with trio.open_nursery() as parts:
             admin: tuple[str, ...] = ()
             start = partial(self._start, parts)

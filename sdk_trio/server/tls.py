@@ -157,6 +157,9 @@ def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:
 #: The seconds before its end from which a certificate is a warning: seven days.
 URGENT_EXPIRY_SECONDS: Final = 7 * 86_400.0
 
+#: The advice about a certificate that ends.
+RENEW: Final = "renew it, and put it in the place of the old one: the receiver notices by itself"
+
 
 def validity_fault(dates: tuple[float, float] | None, now: float) -> str | None:
     """Return the fault of a certificate and what to do, None if it is valid long enough. Pure.
@@ -168,13 +171,12 @@ def validity_fault(dates: tuple[float, float] | None, now: float) -> str | None:
     if dates is None:
         return None
     begin, end = dates
-    renew = "renew it, and put it in the place of the old one: the receiver notices by itself"
     if now < begin:
         return f"is not valid before {readable(begin)}, so no sender delivers: check the clock"
     if now > end:
-        return f"has expired at {readable(end)}, so no sender delivers: {renew}"
+        return f"has expired at {readable(end)}, so no sender delivers: {RENEW}"
     if end - now < URGENT_EXPIRY_SECONDS:
-        return f"expires at {readable(end)}: {renew}"
+        return f"expires at {readable(end)}: {RENEW}"
     return None
 
 

@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ..base.file_locks import lock_holder
 from ..base.logs import get_logger
 from ..base.ownership import user_name
 from ..errors import EXIT_CONFIGURATION, StoreLockedError, StoreUnavailableError
@@ -429,13 +430,5 @@ def _holder(pid_file: Path, locked: int | None = None) -> str:
     """Return the holder of the lock, from the pid file or from the lock of ``locked``."""
     with suppress(OSError, ValueError):
         return f"process {int(pid_file.read_text(encoding='ascii'))}"
-    with suppress(OSError, ValueError):
-        if locked is not None:
-            found = os.fstat(locked)
-            device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-            # Linux: "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF"
-            for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-                _, kind, _, _, pid, file, *_ = line.split()
-                if kind == "FLOCK" and file == device and int(pid) > 0:
-                    return f"process {pid}"
-    return "another process"
+    pid = None if locked is None else lock_holder(os.fstat(locked).st_ino)
+    return "another process" if pid is None else f"process {pid}"

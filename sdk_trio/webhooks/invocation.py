@@ -84,7 +84,8 @@ class Invocations:
     def mask(self, settings: Settings) -> None:
         """Mask the secrets of ``settings``, besides the earlier ones, in handlers' error texts."""
         known = (settings.access_token, *settings.webhooks.all_secrets)
-        revealed = {secret.reveal() for secret in known if secret is not None}
+        # The version is dropped before use, so the rest alone may stand in an error.
+        revealed = {secret.reveal().removeprefix("v1,") for secret in known if secret is not None}
         found = {text for text in revealed if len(text) >= LEAST_MASKED}
         # The longest first: a secret that contains another one would else keep its other half.
         self._secrets = sorted(found.union(self._secrets), key=len, reverse=True)

@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -167,6 +167,7 @@ class WebhookReceiver:
         self.owner: str = share.owner or str(uuid.uuid4())
         # The owner of a runtime before this one that is known to be dead.
         self._dead: str | None = None
+        self._is_locked = False
         #: The number of deliveries of earlier processes that the start has taken over.
         self.recovered: int = 0
         self._rejections = Rejections(self.counters)
@@ -469,16 +470,37 @@ class WebhookReceiver:
                     await self._write_report(inbox, running)
                 self._drained.set()
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the data directory for the block, where this process needs it.
+
+        :meth:`opened` takes it by itself, unless its caller wants it before that.
+
+        Raises:
+            StoreLockedError: another process uses the data directory.
+            StoreUnavailableError: the directory cannot be created or written.
+        """
+        backend = self.settings.storage.backend
+        if not self._share.singletons or backend is StorageBackend.MEMORY:
+            yield
+            return
+        with lock_data_directory(self.settings.storage.path) as held:
+            if backend is StorageBackend.POSTGRES:
+                # In a file, all owners but this one are dead.
+                self._dead = held.succeed(self.owner)
+            self._is_locked = True
+            try:
+                yield
+            finally:
+                self._is_locked = False
+
     async def _open(self, stack: AsyncExitStack) -> "_Opened":
         if self._given_inbox is not None:
             await trio.lowlevel.checkpoint()
             return self._given_inbox, None, None
+        if not self._is_locked:
+            stack.enter_context(self.locked())
         share = self._share
-        if share.singletons and self.settings.storage.backend is not StorageBackend.MEMORY:
-            held = stack.enter_context(lock_data_directory(self.settings.storage.path))
-            if self.settings.storage.backend is StorageBackend.POSTGRES:
-                # In a file, all owners but this one are dead.
-                self._dead = held.succeed(self.owner)
         store = await stack.enter_async_context(
             open_store(
                 self.settings,
@@ -590,9 +612,10 @@ class WebhookReceiver:
 
     def _begin_drain(self) -> None:
         self.stop_accepting()
+        # Also during the start: a receiver that accepts nothing must not run on.
+        self._drain_wanted.set()
         if self._running is not None:
             self._running.queue.close()
-            self._drain_wanted.set()
 
     def stop_accepting(self) -> None:
         """Answer every further delivery 503; runs in progress go on."""

@@ -112,3 +112,33 @@ def test_config_check_takes_the_resolver_that_run_is_given(tmp_path):
     # Without the automatic upgrade only the command asks the resolver.
     with place.daemon(*words, f"--set={UPGRADE}:EnableAutomaticUpgrade=false"):
         pass
+
+
+def test_a_store_in_use_is_refused_before_anything_listens(tmp_path):
+    place = Place(tmp_path)
+    with place.daemon() as first:
+        ran = place.run("run", "--standalone")
+        assert ran.returncode == 69
+        assert f"in use by process {first.process.pid}" in ran.stderr
+        assert "admin.started" not in ran.stderr
+
+
+@pytest.mark.parametrize("key", ["CaFile", "ClientCertFile"])
+def test_config_check_reads_the_certificates_of_the_client(tmp_path, key):
+    place = Place(tmp_path)
+    (tmp_path / "garbage").write_text("garbage")
+    words = [f"Sdk:Connection:{key}=garbage"]
+    if key == "ClientCertFile":
+        words.append("Sdk:Connection:ClientKeyFile=garbage")
+    # Without a token there is no client.
+    assert [each for each in place.checked(*words) if each["level"] == "error"] == []
+    found = place.checked(*words, SDK__ACCESSTOKEN="a-token-of-this-test")
+    errors = [(each["key"], "PEM" in each["message"]) for each in found if each["level"] == "error"]
+    assert errors == [(f"Sdk:Connection:{key}", True)]
+
+
+def test_config_check_warns_of_a_missing_single_tenant_database(tmp_path):
+    found = Place(tmp_path).checked(TENANTS, f"{UPGRADE}:SourceDatabase=old.db")
+    assert [(each["level"], each["key"]) for each in found if "old.db" in each["message"]] == [
+        ("warning", f"{UPGRADE}:SourceDatabase")
+    ]

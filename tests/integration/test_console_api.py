@@ -2,7 +2,7 @@
 
 import json
 
-import attrs
+import msgspec
 import pytest
 import trio
 from support.admin import TOKEN, administered
@@ -44,8 +44,8 @@ def failing():
 
 def reloaded(admin, **changes):
     settings = admin.runtime.settings
-    options = attrs.evolve(settings.admin, **changes)
-    return admin.runtime.reload(attrs.evolve(settings, admin=options))
+    options = msgspec.structs.replace(settings.admin, **changes)
+    return admin.runtime.reload(msgspec.structs.replace(settings, admin=options))
 
 
 async def post(admin, path, order, **headers):

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 import trio
+import trio.testing
 from hypercorn.config import Config
 from hypercorn.trio import serve
 from starlette.applications import Starlette
@@ -208,3 +209,14 @@ async def test_an_inline_run_that_outlasts_the_receiver_is_recorded(sqlite, end)
             record = await again.store.get("a")
             await again.drain()
     assert (record.state, record.attempts) == (DeliveryState.DONE, 1)
+
+
+async def test_a_drain_during_the_start_ends_it(sqlite):
+    receiver = WebhookReceiver(settings(**sqlite), registry(works))
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receiver.run)
+            await trio.testing.wait_all_tasks_blocked()  # it waits for the thread of its store
+            await receiver.drain()
+    assert not receiver.ready
+    assert receiver.report is not None

@@ -6,6 +6,7 @@ an outage is made that concerns its uploads alone.
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +20,7 @@ from support.replica_host import ReplicaHost
 from support.replica_targets import local_disk, object_store
 from support.waiting import PATIENCE_SECONDS, until
 
+from sdk_trio.config.options.tenants import ReplicationOptions
 from sdk_trio.errors import ReplicatorError
 from sdk_trio.replication import health_check
 from sdk_trio.replication.health import DatabaseMetrics, HealthState
@@ -210,6 +212,36 @@ async def test_a_survey_is_bounded_and_the_next_one_takes_what_was_left(
                 left.append(sum("not compared" in each.reason for each in health.databases))
             assert left == [2, 1, 0]
             await until(Seen(checker).is_healthy, PATIENCE_SECONDS)
+
+
+async def test_metrics_of_many_databases_do_not_keep_the_event_loop(tmp_path, monkeypatch):
+    threads = []
+
+    async def answers(stream: trio.SocketStream) -> None:
+        with stream.socket:
+            await stream.receive_some()
+            body = b'litestream_txid{db="a"} 1\n'
+            await stream.send_all(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+
+    def read(text: str) -> dict[str, DatabaseMetrics]:
+        threads.append(threading.current_thread())
+        return {}
+
+    monkeypatch.setattr(health_check, "read_metrics", read)
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            [listener] = await nursery.start(partial(trio.serve_tcp, answers, 0, host="127.0.0.1"))
+            options = ReplicationOptions(metrics_port=listener.socket.getsockname()[1])
+            checker = HealthChecker(options, str(tmp_path / "no.sock"), wanted=_none)
+            await checker.check()
+            nursery.cancel_scope.cancel()
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+
+
+async def _none() -> list[str]:
+    await trio.lowlevel.checkpoint()
+    return []
 
 
 def test_the_command_says_it_too(tmp_path: Path) -> None:

@@ -361,7 +361,7 @@ async def test_secrets_that_a_handler_quotes_are_masked_also_those_of_before_a_r
 
     bench = Bench.of(registry(quote), AccessToken="tok")
     await bench.runner.run_inline(arrival(webhook_id="m1"), bench.handler())
-    bench.runner.invocations.mask(settings(Webhooks__Secret=changed))
+    bench.runner.invocations.mask(settings(Webhooks__Secret=f"v1,{changed}"))
     await bench.runner.run_inline(arrival(webhook_id="m2"), bench.handler())
     errors = [(await bench.inbox.get(name)).last_error for name in ("m1", "m2")]
     # What is too short to be a secret would only garble messages.

@@ -55,6 +55,7 @@ def test_times_of_the_model_are_aware_as_in_events() -> None:
         "modified_at": None,
         "metadata": {"created_at": "2026-04-01T12:00:00Z"},
         "customer": {"created_at": "2026-04-01T12:00:00.5+02:00", "deleted_at": "soon"},
+        "next_payment_attempt_at": "\ud83d",
         "status": "2026-04-01T12:00:00Z",
     }
     order = Record(document, "orders.get")
@@ -64,6 +65,7 @@ def test_times_of_the_model_are_aware_as_in_events() -> None:
     assert order.modified_at is None
     # What is no time, or belongs to the application, stays as it was sent.
     assert order.customer.deleted_at == "soon"
+    assert order.next_payment_attempt_at == "\ud83d"
     assert order.metadata.created_at == "2026-04-01T12:00:00Z"
     assert order.status == "2026-04-01T12:00:00Z"
     assert Record(document).created_at == "2026-04-01T12:00:00Z"

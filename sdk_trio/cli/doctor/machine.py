@@ -17,7 +17,7 @@ from ...config.table import table
 from ...errors import OptionsValidationError
 from ...server.limits import OWN_DESCRIPTORS, Limits, share_descriptors
 from ...server.listen import reachable_descriptor_limit
-from ...server.tls import load_certificate, validity
+from ...server.tls import RENEW, URGENT_EXPIRY_SECONDS, load_certificate, validity
 from ...storage.data_directory import exposure, visibility
 from ..receiver import NobodyThereError, find
 from ..sign import DEV_SECRET_NAME
@@ -32,10 +32,9 @@ LEAST_FREE_BYTES = 100 * 1024 * 1024
 COMFORTABLE_FREE_BYTES = 1024 * 1024 * 1024
 LEAST_FREE_NODES = 1000
 
-#: The days before its end from which a certificate is mentioned, and is a problem. Certificates of
-#: 90 days are usually renewed 30 days before.
+#: The days before its end from which a certificate is mentioned: those of 90 days are usually
+#: renewed 30 days before.
 NOTABLE_EXPIRY_DAYS = 30
-URGENT_EXPIRY_DAYS = 7
 _DAY_SECONDS = 86_400
 
 #: The result of adjtimex(2) when the clock is not synchronized (TIME_ERROR).
@@ -60,7 +59,6 @@ def check_permissions(loaded: Loaded, settings: Settings, report: Report) -> Non
 
 def _check_certificate(cert_file: str, key_file: str, report: Report) -> None:
     where = f"Sdk:Server:CertFile ({cert_file})"
-    renew = "renew it, and put it in the place of the old one: the receiver notices by itself"
     try:
         dates = validity(load_certificate(cert_file, key_file), cert_file)
     except OptionsValidationError as error:
@@ -77,13 +75,13 @@ def _check_certificate(cert_file: str, key_file: str, report: Report) -> None:
     now = time.time()
     if not begin <= now <= end:
         fault = "it is not yet valid" if now < begin else "it has expired"
-        report.problem(where, f"no sender believes it: {fault}", f"{renew}; or the clock is wrong")
+        report.problem(where, f"no sender believes it: {fault}", f"{RENEW}; or the clock is wrong")
         return
     days = (end - now) / _DAY_SECONDS
-    if days < URGENT_EXPIRY_DAYS:
-        report.warning(where, f"it expires in {days:.0f} days", renew)
+    if end - now < URGENT_EXPIRY_SECONDS:
+        report.warning(where, f"it expires in {days:.0f} days", RENEW)
     elif days < NOTABLE_EXPIRY_DAYS:
-        report.note(where, f"it expires in {days:.0f} days", renew)
+        report.note(where, f"it expires in {days:.0f} days", RENEW)
     else:
         report.ok(where, f"it is the key's, and is valid for {days:.0f} more days")
 

@@ -38,7 +38,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import apsw
@@ -49,6 +48,7 @@ try:
 except ImportError:  # Windows, where one process alone receives
     fcntl = None  # type: ignore[assignment]
 
+from ...base.file_locks import lock_holder
 from ...base.logs import Outage, get_logger
 from ...errors import StoreLostError, StoreUnavailableError
 from .connect import connect_reader
@@ -128,23 +128,6 @@ _SILENT = (
     "the store {file} has not answered for {seconds:.0f} s: its disk hangs, or another process "
     "keeps it busy; look at the disk (dmesg, iostat); it goes on by itself when the disk answers"
 )
-
-
-def lock_holder(inode: int) -> int | None:
-    """Return the process that holds the flock(2) lock of a file; None: none, or unknown.
-
-    The device is not compared: on btrfs and overlayfs it is not the one that stat(2) returns.
-    """
-    try:
-        locks = Path("/proc/locks").read_text(encoding="ascii")
-    except OSError:
-        return None
-    for line in locks.splitlines():
-        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF"; one that waits has "->" after "1:".
-        _, kind, _, _, pid, file, *_ = line.split()
-        if kind == "FLOCK" and file.rpartition(":")[2] == str(inode) and int(pid) > 0:
-            return int(pid)
-    return None
 
 
 class _Entry(Generic[T]):
