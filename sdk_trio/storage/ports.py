@@ -345,8 +345,9 @@ class Inbox(Protocol):
         ...
 
     async def expired_leases(self, *, before: float) -> int:
-        """Return how many unfinished deliveries have a lease that expired before that time.
+        """Return how many queued deliveries have a lease that expired before that time.
 
+        An inline one is the sender's to deliver again, so nobody takes its lease over.
         In a store that other hosts share, by its own clock: ``before`` is told by the caller's, and
         counts as that long ago.
         """
