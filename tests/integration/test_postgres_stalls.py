@@ -326,6 +326,23 @@ async def test_half_open_connections_are_given_up_and_made_anew(
         await until(lambda: works(inbox, "after"))
 
 
+async def test_half_open_readers_keep_no_one_from_fetching_due_events(
+    database: Database, proxy: SilentProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The feeder asks for changes by a reader; the server has 60 s for a statement of those."""
+    monkeypatch.setattr("sdk_trio.storage.postgres.inbox.ANSWER_SECONDS", 1.0)
+    dsn = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database.name}"
+    async with database.open(dsn=dsn) as inbox:
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(inbox.counts)
+        assert len(inbox._queries._idle) > 1
+        proxy.fall_silent()
+        with pytest.raises(StoreUnavailableError, match="has not answered within 1 s"):
+            await inbox.changed_elsewhere()
+        assert await inbox.changed_elsewhere() is False, "the others are not tried"
+
+
 async def test_a_store_whose_connections_are_half_open_is_closed_all_the_same(
     database: Database, proxy: SilentProxy
 ) -> None:
