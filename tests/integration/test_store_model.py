@@ -503,8 +503,16 @@ class StoreMachine(RuleBasedStateMachine):
             self.held[1 - by].clear()
         while self.take(by, 4):
             pass
-        for id_, row in self.model.rows.items():
-            if row.state in OPEN and row.queued and row.owner is not None:
+        lanes = set()
+        for id_, row in sorted(self.model.rows.items(), key=lambda item: item[1].order):
+            if row.state not in OPEN:
+                continue
+            # One that waits for an earlier one of its lane is taken when that has ended.
+            waits = row.ordered and row.subject in lanes
+            if row.ordered:
+                lanes.add(row.subject)
+            if row.queued and row.owner is not None and not waits:
+                assert row.owner in self.owners, "leased to an owner of before"
                 owner = self.owners.index(row.owner)
                 assert id_ in self.held[owner], "leased to an owner that does not run it"
 
