@@ -349,8 +349,9 @@ class Inbox(Protocol):
         ...
 
     async def expired_leases(self, *, before: float) -> int:
-        """Return how many unfinished deliveries have a lease that expired before that time.
+        """Return how many queued deliveries have a lease that expired before that time.
 
+        An inline one is the sender's to deliver again, so no other process takes its lease over.
         ``before`` is a time of the caller's clock. A store that hosts share compares by its own
         clock, and takes it as that long ago.
         """

@@ -404,6 +404,7 @@ class WorkerPool:
         self, cell: trio.Nursery, record: DeliveryRecord, lease: HeldLease, ended: trio.Event
     ) -> None:
         self._running += 1
+        lease.runs = True
         try:
             arrival = self._held[cell] = await arrival_of(record)
             await self._runner.run_queued(arrival, attempt=record.attempts + 1, alone=True)
@@ -446,6 +447,7 @@ class WorkerPool:
             try:
                 if lease.lost:
                     continue
+                lease.runs = True
                 # A lease that may have ended is tried first, by a start that is waited for.
                 first = fresh and abs(self._clock() - lease.since) < LEASE_SECONDS
                 outcome = await self._runner.run_queued(arrival, attempt=attempt, fresh=first)

@@ -118,11 +118,12 @@ class _End(msgspec.Struct):
 class HeldLease(msgspec.Struct, eq=False):
     """One claim of a queued event: it waits in memory or runs.
 
-    ``lost``: another process has taken the event over.
+    ``runs``: a worker has taken it. ``lost``: another process has taken the event over.
     """
 
     key: str
     since: float
+    runs: bool = False
     lost: bool = False
 
 
@@ -155,14 +156,24 @@ class HeldLeases:
             del self._by_key[lease.key]
 
     def lose(self, keys: Iterable[str]) -> list[str]:
-        """Drop the leases that others have taken over; return the keys that were held."""
-        lost = [lease for key in keys if (lease := self._by_key.pop(key, None)) is not None]
+        """Stop renewing leases that others have taken over; return the keys that were held.
+
+        A run in progress keeps its lease, so that no other run of the event begins beside it here.
+        """
+        lost = [lease for key in keys if (lease := self._by_key.get(key)) is not None]
         for lease in lost:
             lease.lost = True
+            if not lease.runs:
+                self.drop(lease)
         return [lease.key for lease in lost]
 
+    def regain(self, key: str) -> None:
+        """Renew a lease again that was lost, because the store has given its event out anew."""
+        if (lease := self._by_key.get(key)) is not None:
+            lease.lost = False
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._by_key)
+        return (key for key, lease in self._by_key.items() if not lease.lost)
 
 
 class RunPolicy(msgspec.Struct, frozen=True):
@@ -707,6 +718,7 @@ class DeliveryRunner:
         end = self._unsure.pop(key, None)
         if end is not None:
             end.recorded = True
+        self.leases.regain(key)
         return self.leases.hold(key, since=self._clock(), again=end is not None)
 
     def _note_lost(self, keys: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from support.serving import registry
 
 from sdk_trio.errors import RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderCreatedEvent
-from sdk_trio.records.deliveries import DeliveryState, Done
+from sdk_trio.records.deliveries import DeliveryState, Done, Retry
 from sdk_trio.webhooks import arrival as arrival_module
 from sdk_trio.webhooks import queue
 
@@ -863,6 +863,43 @@ async def test_what_becomes_due_without_a_sign_is_fetched_all_the_same(autojump_
                 await trio.sleep(0.1)
         bench.queue.close()
     assert handled == ["a", "b"]
+
+
+async def test_an_event_that_comes_back_does_not_run_beside_its_run_that_was_taken_over(
+    autojump_clock,
+):
+    """Both runs would have this process's lease, so the end of the first would free the second."""
+    handled = []
+    goes_on = trio.Event()
+
+    async def handle(event):
+        handled.append(event.webhook_id)
+        await goes_on.wait()
+        raise RuntimeError("the first run ends late, and badly")
+
+    inbox = memory_inbox(lease_seconds=3)
+    other = memory_inbox(owner="other", shares=inbox, lease_seconds=60)
+    bench = Bench.of(queued(handle), inbox)
+    clock = bench.queue._clock
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(1)
+        await bench.queue.accept(arrival(webhook_id="a", now=clock()))
+        await trio.sleep(3.5)  # past the lease, and before the next renewal
+        assert len((await other.take_due(limit=9, now=clock())).records) == 1
+        await trio.sleep(queue.RENEW_SECONDS)
+        assert not list(bench.queue._runner.leases), "it was lost"
+        assert await other.start("a", now=clock())
+        await other.finish("a", Retry(clock(), "failed there"), now=clock())
+        await trio.sleep(queue.PICK_UP_SECONDS)
+        assert list(bench.queue._runner.leases) == ["a"], "it came back, and is renewed again"
+        assert handled == ["a"]
+        goes_on.set()
+        bench.queue.close()
+    record = await inbox.get("a")
+    assert record is not None
+    assert (record.state, "ends late" in record.last_error) == (DeliveryState.RETRYING, True)
+    assert handled == ["a"]
 
 
 @pytest.mark.parametrize("noticed", ["at the renewal", "at the start"])

@@ -771,7 +771,8 @@ class MemoryInbox(MemoryBackend):
         """See :meth:`Inbox.expired_leases`."""
         await self._begin()
         return sum(
-            row.owner is not None and row.until <= before for row in self._rows.unfinished.values()
+            row.queued and row.owner is not None and row.until <= before
+            for row in self._rows.unfinished.values()
         )
 
     async def changed_elsewhere(self) -> bool:
