@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import trio
 
+from ..base.cells import Cells
 from ..base.http import Deadline, Expiry
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
@@ -246,9 +247,9 @@ class DeliveryRunner:
         self._queued = RunPolicy(inf, self._after_queued, insists=True)
         self._flights: dict[str, _Flight] = {}
         self.invocations = invocations or Invocations(settings)
-        #: The nursery of inline runs of plain functions, which may outlast their requests; None
-        #: while the queue does not run, and then they are refused.
-        self.apart: trio.Nursery | None = None
+        #: Inline runs of plain functions, which may outlast their requests; None while the queue
+        #: does not run, and then they are refused.
+        self.apart: Cells | None = None
         self._conclusions = conclusions or Conclusions(inbox)
         self._conclusions.runs = self.invocations.at_work
         #: True while an event that may have ended the process runs alone; inline deliveries are
