@@ -56,8 +56,8 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     def described(self, now: float) -> dict[str, object]:
         """Return its fields for a log at ``now``, by ``time.perf_counter``."""
         return {
-            "handler": self.handler,
             "webhook_id": self.webhook_id,
+            "handler": self.handler,
             "seconds": round(now - self.begun, 1),
         }
 
