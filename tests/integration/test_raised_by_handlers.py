@@ -1,5 +1,6 @@
 """Whatever a handler raises, returns or cancels ends as that handler's failure."""
 
+import httpx
 import pytest
 import trio
 from support.deliveries import settings
@@ -156,6 +157,21 @@ async def test_an_inline_handler_that_cancels_the_nursery_of_its_task_ends_only_
             await app.settle()
             (record,) = await app.store.find_by_id("beside")
             assert (record.state, record.attempts) == (DeliveryState.DONE, 1)
+
+
+async def test_the_answer_of_a_handler_that_cancels_its_nursery_is_the_last_of_its_connection():
+    async def handler(event):
+        trio.lowlevel.current_task().parent_nursery.cancel_scope.cancel()
+
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            running_app(registered(handler), settings()) as app,
+            httpx.AsyncClient() as client,
+        ):
+            for webhook_id in ("a", "b"):
+                signed = app.sign("order.paid", webhook_id=webhook_id)
+                answer = await client.post(app.url, content=signed.body, headers=signed.headers)
+                assert (answer.status_code, answer.headers["connection"]) == (200, "close")
 
 
 async def test_a_handler_that_cancels_the_nursery_of_its_task_ends_only_its_own_run():
