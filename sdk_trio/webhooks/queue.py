@@ -12,12 +12,13 @@ nothing is lost by a crash; only these leases are renewed, so nothing else keeps
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 import trio
 
 from ..base.bell import Bell
+from ..base.cells import Cells, current_cell, run_in_cell
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
@@ -279,7 +280,7 @@ class WorkerPool:
         self, background: trio.Nursery, *, task_status: trio.TaskStatus[None]
     ) -> None:
         async with trio.open_nursery() as apart:
-            self._runner.apart = apart
+            cells = self._runner.apart = Cells(apart)
             try:
                 task_status.started()
                 async with trio.open_nursery() as workers:
@@ -291,6 +292,7 @@ class WorkerPool:
             finally:
                 # In the body of its nursery, which so cannot have closed: nobody finds it closed.
                 self._runner.apart = None
+                cells.close()
 
     @property
     def closed(self) -> bool:
@@ -391,7 +393,7 @@ class WorkerPool:
         )
         self._runner.quarantined = True
         ended = trio.Event()
-        workers.start_soon(self._run_in_cell, self._run_alone, record, lease, ended)
+        workers.start_soon(run_in_cell, self._run_alone, record, lease, ended)
         with trio.move_on_after(ALONE_SECONDS):
             await ended.wait()
         if ended.is_set():
@@ -400,9 +402,9 @@ class WorkerPool:
         await self._inbox.join(record.key)
         return ended
 
-    async def _run_alone(
-        self, cell: trio.Nursery, record: DeliveryRecord, lease: HeldLease, ended: trio.Event
-    ) -> None:
+    async def _run_alone(self, record: DeliveryRecord, lease: HeldLease, ended: trio.Event) -> None:
+        cell = current_cell()
+        assert cell is not None
         self._running += 1
         lease.runs = True
         try:
@@ -410,6 +412,7 @@ class WorkerPool:
             await self._runner.run_queued(arrival, attempt=record.attempts + 1, alone=True)
         finally:
             self._running -= 1
+            self._held.pop(cell, None)
             self._runner.leases.drop(lease)
             ended.set()
         self._want_feed()
@@ -418,28 +421,12 @@ class WorkerPool:
 
     async def _keep_working(self) -> None:
         """Run a worker until the channel has ended, also after a run has been cancelled."""
-        while await self._run_in_cell(self._work):
+        while await run_in_cell(self._work):
             pass
 
-    async def _run_in_cell(
-        self, function: Callable[..., Awaitable[None]], *arguments: object
-    ) -> bool:
-        """Run a task in a nursery of its own, which it is given; return whether that was cancelled.
-
-        It is cancelled when the run takes too long. A handler that gets hold of its task's nursery,
-        by ``trio.lowlevel``, ends only its own run.
-        """
-        cells = self._runner.invocations.cells
-        try:
-            async with trio.open_nursery() as cell:
-                cells.add(cell)
-                cell.start_soon(function, cell, *arguments)
-        finally:
-            cells.discard(cell)
-            self._held.pop(cell, None)
-        return cell.cancel_scope.cancel_called
-
-    async def _work(self, cell: trio.Nursery) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
+    async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
+        cell = current_cell()
+        assert cell is not None
         async for arrival, attempt, fresh, lease in self._receive:
             self._running += 1
             self._held[cell] = arrival

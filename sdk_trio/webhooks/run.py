@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import trio
 
+from ..base.cells import Cells, is_cell_cancelled
 from ..base.http import Deadline, Expiry
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
@@ -261,9 +262,9 @@ class DeliveryRunner:
         self._queued = RunPolicy(inf, self._after_queued, insists=True)
         self._flights: dict[str, _Flight] = {}
         self.invocations = invocations or Invocations(settings)
-        #: The nursery of inline runs of plain functions, which may outlast their requests, and of
-        #: outcomes of cancelled runs; None while the queue does not run: the former are refused.
-        self.apart: trio.Nursery | None = None
+        #: Inline runs of plain functions, which may outlast their requests, and outcomes of cancelled
+        #: runs; None while the queue does not run: the former are refused.
+        self.apart: Cells | None = None
         self._conclusions = conclusions or Conclusions(inbox)
         self._conclusions.runs = self.invocations.at_work
         #: True while an event that may have ended the process runs alone; inline deliveries are
@@ -636,7 +637,7 @@ class DeliveryRunner:
         if failure is None and handler.gate is not None:
             outcome = Done(handler.gate.take_answer(event.key))
         end = partial(self._end, delivery, attempt, outcome, policy, handler, seconds)
-        if policy.insists and self.invocations.has_cell_cancelled():
+        if policy.insists and is_cell_cancelled():
             await self._outside_of_cell(end)
         else:
             await end()
