@@ -262,8 +262,8 @@ class DeliveryRunner:
         self._queued = RunPolicy(inf, self._after_queued, insists=True)
         self._flights: dict[str, _Flight] = {}
         self.invocations = invocations or Invocations(settings)
-        #: Inline runs of plain functions, which may outlast their requests, and outcomes of cancelled
-        #: runs; None while the queue does not run: the former are refused.
+        #: Inline runs of plain functions, which may outlast their requests, and outcomes of runs
+        #: that were cancelled; None while the queue does not run: the former are refused.
         self.apart: Cells | None = None
         self._conclusions = conclusions or Conclusions(inbox)
         self._conclusions.runs = self.invocations.at_work
