@@ -20,6 +20,7 @@ from ..base.http import PASSED_ON, UPGRADE, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
 from ..base.public_addresses import host_name, is_loopback
 from ..base.telemetry import Check, CheckSource, Sample
+from ..base.throttle import TokenBucket
 from ..errors import (
     InvalidTenantError,
     NotRunningError,
@@ -71,15 +72,24 @@ MOST_GUESSES_WAITING = 16
 CALL_SECONDS = 10.0
 
 #: Requests that are served a second: scrapers and people stay far below, and a flood takes little
-#: of the time that deliveries need. Probes have a share of their own.
+#: of the time that deliveries need. Probes have a share of their own. Above it other requests wait;
+#: probes are answered at once and their connections closed, because a connection that waits here
+#: holds a slot, and the next probe would find none.
 REQUESTS_PER_SECOND = 200.0
 BURST = 50
+
+#: Probes that wait for a look at the store at the same time, and those of one source; further ones
+#: are answered by the last look. A store that stands still would have them hold all slots.
+MOST_PROBES_WAITING = 32
+MOST_PROBES_OF_ONE = 16
 
 #: Refusals are logged once in this time, in seconds: strangers decide how many there are.
 REFUSAL_LOG_SECONDS = 10.0
 
 #: Failing parts and unknown metric names that are logged at most, each once.
 MOST_REPORTED = 100
+
+_CLOSES = (b"connection", b"close")
 
 TOO_LARGE = Refusal(413, f"a body may have {MAX_BODY_BYTES} bytes")
 
@@ -192,9 +202,9 @@ class AdminApp:
         self._nursery: trio.Nursery | None = None
         self._concurrency = concurrency
         self._source_of = source_of
-        self._pacers = {
-            probe: Pacer(per_second=REQUESTS_PER_SECOND, burst=BURST) for probe in (True, False)
-        }
+        self._pacer = Pacer(per_second=REQUESTS_PER_SECOND, burst=BURST)
+        self._probes = TokenBucket(per_second=REQUESTS_PER_SECOND, burst=BURST)
+        self._probes_waiting = Concurrency(most=MOST_PROBES_WAITING, most_of_one=MOST_PROBES_OF_ONE)
         self._refusals = Throttle(lines=1, seconds=REFUSAL_LOG_SECONDS, clock=trio.current_time)
         self._guesses = Pacer(per_second=GUESSES_PER_SECOND, burst=GUESS_BURST)
         self._token_refusals = {"missing": 0, "wrong": 0}
@@ -225,17 +235,21 @@ class AdminApp:
         if scope["type"] != "http":
             raise NotRunningError(f"the admin address serves no {scope['type']} connections")
         if scope["path"] in HEALTH:
-            await self._serve(scope, receive, send)
+            hurried = self._probes.admit(trio.current_time()) > 0
+            await self._serve(scope, receive, send, closes=hurried)
             return
         with self._concurrency.request(self._source_of(_address_of(scope))) as admitted:
             if admitted:
+                await self._pacer.turn()
                 await self._serve(scope, receive, send)
         if not admitted:
-            reply = problem(503, "too many requests are in progress", (b"retry-after", b"1"))
-            await reply.send(send)
+            # Pipelined requests would keep the connection busy, which then never gives way.
+            extra = ((b"retry-after", b"1"), _CLOSES)
+            await problem(503, "too many requests are in progress", *extra).send(send)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._pacers[scope["path"] in HEALTH].turn()
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, *, closes: bool = False
+    ) -> None:
         request = _Request(
             scope["method"],
             scope["path"],
@@ -245,6 +259,9 @@ class AdminApp:
             _address_of(scope),
             _is_here(scope),
         )
+        if closes:
+            # Nothing slows these down, so none may say whether a token is right.
+            request.headers.pop("authorization", None)
         if request.path == FEED:
             await self._serve_feed(request, scope, send)
             return
@@ -262,6 +279,8 @@ class AdminApp:
             reply = await self._answer(request)
         else:
             reply = await self._refuse(refusal, request.address)
+        if closes:
+            reply = msgspec.structs.replace(reply, extra=(*reply.extra, _CLOSES))
         await reply.send(send)
 
     def _takes_body(self, request: _Request) -> bool:
@@ -478,7 +497,9 @@ class AdminApp:
         # (docs/adr/0018-admin-address.md).
         if request.path == LIVE:
             return document(200, {"alive": True})
-        await self._store.wait_for_check()
+        with self._probes_waiting.request(self._source_of(request.address)) as admitted:
+            if admitted:
+                await self._store.wait_for_check()
         checks = self._checks()
         shown = checks_document(checks, details=self._shows_details(request))
         ready = is_ready(checks)

@@ -184,7 +184,9 @@ def parse_order(body: bytes, kind: type[Any]) -> Any:
             raise BadQueryError(f"the body takes {', '.join(names)}; not {min(unknown)}")
         if None in given.values():
             raise BadQueryError("the body takes no null: leave the field out")
-        order = msgspec.convert(given, kind)
+        # A JSON Schema, and so the OpenAPI document, counts 5.0 as an integer.
+        whole = {name: int(v) for name, v in given.items() if isinstance(v, float) and v % 1 == 0}
+        order = msgspec.convert({**given, **whole}, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadQueryError(f"the body is not understood: {error}") from None
     check_line("actor", order.actor, LONGEST_ACTOR)

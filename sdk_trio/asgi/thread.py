@@ -19,6 +19,7 @@ from typing import Any
 import outcome
 import trio
 
+from ..base.cells import Cells
 from ..base.http import App, Receive, Scope, Whole
 from ..base.logs import get_logger
 from ..errors import NotRunningError, StoreLockedError, only_member
@@ -55,7 +56,7 @@ class RuntimeThread:
         self.error: BaseException | None = None
         self._loop = loop
         self._token: trio.lowlevel.TrioToken | None = None
-        self._requests: trio.Nursery | None = None
+        self._requests: Cells | None = None
         self._stopping = False
         self._address_is_told = False
         self._started: asyncio.Future[None] = loop.create_future()
@@ -182,7 +183,7 @@ class RuntimeThread:
         if self._stopping:  # before there was a token to say it with
             self.runtime.shut_down(_REASON)
         async with trio.open_nursery() as requests:
-            self._requests = requests
+            self._requests = Cells(requests)
             # Requests end with the drain: what still runs then is cancelled, and released.
             requests.start_soon(self._end_requests, requests)
             try:
@@ -208,7 +209,9 @@ class RuntimeThread:
                 self._address_is_told = True
                 self.runtime.announce(_address_in(exchange.scope))
             # In the context of the request: the host's span is the parent of the delivery's.
-            exchange.context.run(self._requests.start_soon, exchange.serve, self.runtime.receiver)
+            self._requests.start_soon(
+                exchange.serve, self.runtime.receiver, context=exchange.context
+            )
 
     def _begin_to_leave(self, left: asyncio.Event) -> None:
         trio.lowlevel.spawn_system_task(self._leave_runtime, left)

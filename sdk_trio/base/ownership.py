@@ -1,4 +1,4 @@
-"""Ownership of files in the working directory: another user's are refused. Does I/O.
+"""Ownership of files and links: another user's are refused. Does I/O.
 
 Nobody names these files, so whoever can write one would choose addresses, programs and the
 upstream of a command that is merely run beside it (CWE-427; as git's safe.directory).
@@ -36,6 +36,13 @@ def foreign_fault(path: Path, opened: os.stat_result) -> str | None:
             f"{user_name(opened.st_uid)}): chmod go-w {path}, {_ADVICE}"
         )
     return None
+
+
+def is_foreign_link(path: Path) -> bool:
+    """Say whether ``path`` is a symbolic link that another user than this one or root has made."""
+    if os.name != "posix" or not path.is_symlink():
+        return False
+    return path.lstat().st_uid not in (os.geteuid(), _ROOT_USER)
 
 
 def user_name(uid: int) -> str:

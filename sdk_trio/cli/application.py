@@ -19,6 +19,7 @@ from .parse import UsageError, describing
 
 if not describing():
     from .. import webhooks
+    from ..base.ownership import is_foreign_link
     from ..storage.data_directory import write_private
     from ..webhooks.outcomes import place_of
     from .terminal import print_text, program_name, say
@@ -285,7 +286,9 @@ def init(arguments: Namespace) -> int:
 
 def _complete_gitignore(file: Path) -> bool:
     """Add the lines that are missing; return whether there were any."""
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    # Others could read what is written here: a link of somebody else's would choose what that is.
+    is_read = file.exists() and not is_foreign_link(file)
+    text = file.read_text(encoding="utf-8") if is_read else ""
     missing = [line for line in GITIGNORE_LINES if line not in text.splitlines()]
     if not missing:
         return False

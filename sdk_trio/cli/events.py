@@ -118,9 +118,9 @@ def list_arguments(parser: ArgumentParser) -> None:
     add_format(parser)
 
 
-def _moment_of(since: str | None) -> float | None:
-    """Return the moment of ``--since``; an empty text is a variable that a script has not set."""
-    return None if since is None else parse_since(since, now=time.time())
+def _moment_of(text: str | None, option: str = "--since") -> float | None:
+    """Return the moment of an option; an empty text is a variable that a script has not set."""
+    return None if text is None else parse_since(text, now=time.time(), option=option)
 
 
 def list_events(arguments: Namespace) -> int:
@@ -304,7 +304,8 @@ def replay(arguments: Namespace) -> int:
         UsageError: neither ids nor ``--state``, or both.
     """
     if bool(arguments.ids) == bool(arguments.state):
-        raise UsageError("give the ids of events, or --state dead, parked or retrying; not both")
+        both = "; not both" if arguments.ids else ""
+        raise UsageError(f"give the ids of events, or --state dead, parked or retrying{both}")
     choices = ("type", "subject", "tenant", "since", "until", "error", "route")
     if arguments.ids and any(getattr(arguments, each) is not None for each in choices):
         raise UsageError(
@@ -315,7 +316,7 @@ def replay(arguments: Namespace) -> int:
         raise UsageError("--again is for events that are named by their ids")
     if arguments.error is not None and not arguments.error.strip():
         raise UsageError("--error is empty: give the error's first line, as 'events list' shows it")
-    since, until = _moment_of(arguments.since), _moment_of(arguments.until)
+    since, until = _moment_of(arguments.since), _moment_of(arguments.until, "--until")
     settings = load(arguments)
     candidates = trio.run(_candidates, settings, arguments, since, until)
     possible = [candidate.key for candidate in candidates if candidate.reason is None]
@@ -404,8 +405,15 @@ def _print_replayed(
     if arguments.dry_run:
         possible = sum(candidate.reason is None for candidate in candidates)
         say(f"{possible} would be replayed")
-    else:
+    elif replayed:
         say(f"{len(replayed)} replayed; a running receiver takes them up by itself")
+    else:
+        say("0 replayed")
+    if arguments.error is not None and not candidates:
+        say(
+            "no such event: --error takes the whole error, as 'events list' shows it; numbers and "
+            "ids may differ"
+        )
 
 
 #: The seconds between two questions to the store whether it has changed. The question costs no disk

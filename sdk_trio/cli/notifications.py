@@ -263,9 +263,8 @@ def retry(arguments: Namespace) -> int:
         UsageError: neither ids nor ``--state``, or both.
     """
     if bool(arguments.ids) == bool(arguments.state):
-        raise UsageError(
-            "give the ids of messages, or --state failed, skipped or unknown; not both"
-        )
+        both = "; not both" if arguments.ids else ""
+        raise UsageError(f"give the ids of messages, or --state failed, skipped or unknown{both}")
     if arguments.ids and arguments.channel:
         raise UsageError("--channel chooses among a --state; leave it out with ids")
     ids = [parse_id(text) for text in arguments.ids]

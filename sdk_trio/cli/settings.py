@@ -31,7 +31,7 @@ if not describing():
         json_schema,
         read_settings,
     )
-    from ..config.bind import UNKNOWN_KEY
+    from ..config.bind import IGNORED, UNKNOWN_KEY
     from ..config.check import WEBHOOK_SECRET
     from ..config.options import DEVELOPMENT, environment_meant
     from ..config.show import DEFAULT_ORIGIN
@@ -69,7 +69,8 @@ def read(
     for warning in loaded.warnings:
         # A file may have keys of a later version; what was typed for this command is meant for it.
         if warning.message.startswith(UNKNOWN_KEY) and str(warning.origin).startswith("argument "):
-            raise UsageError(f"--set {warning.key} {warning.message}")
+            message = warning.message.removesuffix(IGNORED)
+            raise UsageError(f"--set {warning.key} {message}")
     return loaded
 
 

@@ -309,7 +309,9 @@ class ExitReport:
         elif runs:
             hint = LEFT_BEHIND
         else:
-            hint = "no handler is at work, but something does not end: the disk, or another part"
+            hint = (
+                "no handler is at work, but something does not end: disk, database or another part"
+            )
         _log.error("runtime.left_behind", runs=runs, upgrade_step=step, hint=hint)
 
     def _call(self, function: Callable[[], object]) -> None:

@@ -54,7 +54,7 @@ POLL_SECONDS = 0.05
 # triggers is its operator, and is told what it means here.
 _HINTS = {
     400: "the receiver refused it: another secret than the receiver's, a clock that is off, or "
-    "RequireHttps; its log has the cause (webhook.rejected)",
+    "RequireHttps; 'events rejected' shows the cause",
     404: "there is nothing at this path: compare it with Sdk:Webhooks:Path",
     405: "this is no receiver of webhooks: check the address",
     403: "this machine's address is not in Sdk:Webhooks:AllowedSourceIpRanges",

@@ -37,7 +37,7 @@ if not describing():
     from ..reconcile.reconciler import Reconciler
     from .settings import read
     from .store import open_inbox
-    from .terminal import Progress, print_json, print_rows, print_text, say
+    from .terminal import Progress, print_json, print_rows, print_text, printable_lines, say
 
 #: Texts that are read as JSON. ``1e5`` and ``007`` stay texts, because they may be names.
 _PLAIN = re.compile(r"true|false|null|-?(0|[1-9][0-9]{0,15})(\.[0-9]+)?|[\[{\"].*", re.DOTALL)
@@ -258,6 +258,9 @@ async def _call(
     async with client:
         if raw:
             response = await method.raw(*chosen.path, **given)
+            if sys.stdout.isatty():
+                print_text(_for_terminal(response.content.decode("utf-8", "backslashreplace")))
+                return
             sys.stdout.flush()
             # As bytes: an answer need not be text, and its digest may be compared.
             sys.stdout.buffer.write(response.content)
@@ -266,11 +269,17 @@ async def _call(
         if isinstance(answer, Listing):
             print_json(await _records(answer, limit))
         elif isinstance(answer, CsvExport):
-            print_text((await answer.text()).removesuffix("\n"))
+            text = await answer.text()
+            print_text(_for_terminal(text) if sys.stdout.isatty() else text.removesuffix("\n"))
         else:
             document = await answer
             if document is not None:
                 print_json(_plain(document))
+
+
+def _for_terminal(text: str) -> str:
+    """Return the upstream's text without control characters: customers choose parts of it."""
+    return printable_lines(text.replace("\r\n", "\n").removesuffix("\n"))
 
 
 async def _records(listing: Listing[Record], limit: int | None) -> list[Any]:

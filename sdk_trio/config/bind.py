@@ -49,6 +49,7 @@ _COMMA_FORMS = frozenset({Form.BIND, Form.CIDR, Form.PROXY})
 
 #: The beginning of the message about a key that no setting has.
 UNKNOWN_KEY = "is not a known key"
+IGNORED = "; it is ignored"
 
 #: The least likeness of two names for a "did you mean", from 0 to 1 (difflib's ratio).
 SIMILARITY = 0.7
@@ -491,7 +492,7 @@ class _Binding:
         depth = len(known) + 1
         paths = [*self._sections.values(), *(setting.path for setting in self._known.values())]
         suggestion = _similar(paths, known, fold(entry.path)[depth - 1])
-        advice = f": did you mean {suggestion}?" if suggestion else "; it is ignored"
+        advice = f": did you mean {suggestion}?" if suggestion else IGNORED
         key = Entry(entry.path[:depth], None, None).key
         return Problem(key, f"{UNKNOWN_KEY}{advice}", entry.origin)
 

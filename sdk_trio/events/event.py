@@ -22,7 +22,10 @@ Metadata: TypeAlias = dict[str, Any]
 # Structs: an order takes half the time to decode that it takes into an attrs class. The bases of
 # nested records need no garbage collection: what was decoded from JSON refers to nothing above it.
 class Embedded(msgspec.Struct, frozen=True, gc=False):
-    """Base of the records that other records embed; ``record["email"]`` is ``record.email``."""
+    """Base of the records that other records embed; ``record["email"]`` is ``record.email``.
+
+    ``in`` and iteration are about the names of the fields that have a value.
+    """
 
     def __getitem__(self, name: str) -> Any:
         field = _field_of(self, name)
@@ -31,6 +34,13 @@ class Embedded(msgspec.Struct, frozen=True, gc=False):
                 f"{_unknown(self, name, ())}; event.json has what the class does not name"
             )
         return getattr(self, field)
+
+    # Without these two, Python would ask for the items 0, 1, 2 and so on.
+    def __contains__(self, name: object) -> bool:
+        return name in _names_with_value(self)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_names_with_value(self))
 
 
 class Payload(msgspec.Struct, frozen=True, dict=True):
@@ -101,11 +111,7 @@ class Payload(msgspec.Struct, frozen=True, dict=True):
         names: Collection[str] | None = self.__dict__.get("names")
         if names is None:
             raw = self._sent()
-            if raw is not None:
-                names = tuple(members_of(raw) or ())
-            else:
-                pairs = zip(self.__struct_encode_fields__, self.__struct_fields__, strict=True)
-                names = tuple(sent for sent, field in pairs if getattr(self, field) is not None)
+            names = _names_with_value(self) if raw is None else tuple(members_of(raw) or ())
             self.__dict__["names"] = names
         return names
 
@@ -114,6 +120,11 @@ def _field_of(record: msgspec.Struct, name: str) -> str | None:
     """Return the attribute of the field that is sent as ``name``, None if the class has none."""
     sent = record.__struct_encode_fields__
     return record.__struct_fields__[sent.index(name)] if name in sent else None
+
+
+def _names_with_value(record: msgspec.Struct) -> tuple[str, ...]:
+    pairs = zip(record.__struct_encode_fields__, record.__struct_fields__, strict=True)
+    return tuple(sent for sent, field in pairs if getattr(record, field) is not None)
 
 
 def _unknown(record: msgspec.Struct, name: object, others: Iterable[str]) -> str:

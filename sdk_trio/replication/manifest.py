@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 
 import attrs
 
+from ..base.ownership import is_foreign_link
 from ..config.check_tenants import MISREAD_IN_PATHS
 from ..config.fields import ReplicaTargetType
 from ..config.options.tenants import ReplicationOptions
@@ -421,6 +422,12 @@ class ManifestWriter:
         Raises:
             ReplicationError: it cannot be written; the message says why.
         """
+        if is_foreign_link(self.path):
+            raise ReplicationError(
+                f"the replicator's configuration {self.path} is a symbolic link of another user, "
+                "and would overwrite what it leads to: remove it, or set "
+                "Sdk:MultiTenant:FileDb:Replication:ConfigOutputPath to another path"
+            )
         if self.is_current(text):
             return False
         # An operator's link stays a link: a rename over it would replace it by a file.

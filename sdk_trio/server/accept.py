@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import trio
 
 from ..base.bell import Bell
+from ..base.cells import Cells
 from ..base.http import App, DirectApp
 from ..base.logs import get_logger
 from .connection import Http1ServerConnection
@@ -74,9 +75,9 @@ class Acceptor:
         self._sweeping = trio.CancelScope()
 
     async def accept(
-        self, listener: socket.socket, connections: trio.Nursery, refusals: trio.Nursery
+        self, listener: socket.socket, connections: Cells, refusals: trio.Nursery
     ) -> None:
-        """Accept until cancelled; each connection is a task in the nursery ``connections``.
+        """Accept until cancelled; each connection is a task in ``connections``.
 
         Refused connections are tasks in ``refusals``, so that they end when accepting ends and do
         not lengthen the drain.
@@ -102,7 +103,7 @@ class Acceptor:
         self,
         sock: socket.socket,
         peer: Address,
-        connections: trio.Nursery,
+        connections: Cells,
         refusals: trio.Nursery,
     ) -> None:
         sock.setblocking(False)

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import trio
 
+from ..base.cells import current_cell
 from ..base.http import SHORTCUT, UPGRADE, App, DirectApp, Header, Whole
 from ..base.logs import get_logger
 from .deadline import RequestDeadline
@@ -413,6 +414,7 @@ class Http1ServerConnection:
 
     __slots__ = (
         "_around",
+        "_cell",
         "_descriptor",
         "_exchange",
         "_idle",
@@ -454,6 +456,7 @@ class Http1ServerConnection:
         self._idle_since = around.now
         self._interrupted = False
         self._exchange: Http1Request | None = None
+        self._cell = current_cell()
         self.limits: Limits = around.limits
         self.expiry: RequestDeadline = RequestDeadline(around.limits.sweep_seconds)
         self.client: Address = client
@@ -595,7 +598,12 @@ class Http1ServerConnection:
     @property
     def is_last(self) -> bool:
         """Whether no request is accepted after the present one."""
-        return self._around.draining or self._requests >= self.limits.keep_alive_requests
+        return (
+            self._around.draining
+            or self._requests >= self.limits.keep_alive_requests
+            # A handler that has cancelled its cell has cancelled this connection.
+            or (self._cell is not None and self._cell.cancel_scope.cancel_called)
+        )
 
     async def _read_head(self) -> RequestHead | None:
         """Return the next head and leave the first bytes of its body in the buffer.

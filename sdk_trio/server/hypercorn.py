@@ -21,6 +21,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
+from ..base.cells import is_cell_cancelled, run_in_cell
 from ..base.http import App
 from ..base.logs import get_logger
 from .accept import BUSY
@@ -112,18 +113,25 @@ class HypercornServer:
 
 
 def _without_complaints(app: App) -> App:
-    """Hide from the application that its client has left: hypercorn would log a traceback."""
+    """Hide from the application that its client has left: hypercorn would log a traceback.
+
+    The application runs in a cell, as on the fast path: hypercorn's own nursery of a connection is
+    cancelled for other reasons as well, and a handler that cancels its own has failed.
+    """
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         async def send_if_possible(message: Any) -> None:
+            # A handler that has cancelled its own cell has failed, and its sender is answered.
+            own = is_cell_cancelled()
             try:
-                await send(message)
+                with trio.move_on_after(CLOSE_SECONDS if own else inf, shield=own):
+                    await send(message)
             except (*_GONE, LocalProtocolError) as error:
                 # The connection ended between two messages of the answer, or was refused.
                 _log.debug("server.answer_not_sent", error=str(error))
                 await trio.lowlevel.checkpoint()
 
-        await app(scope, receive, send_if_possible)
+        await run_in_cell(app, scope, receive, send_if_possible)
 
     return serve
 

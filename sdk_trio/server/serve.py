@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ..base.cells import Cells
 from ..base.http import App
 from ..base.logs import Throttle, get_logger
 from ..base.telemetry import Sample
@@ -118,11 +119,12 @@ class Server:
                 acceptor = Acceptor(
                     self._app, self._limits, self._slots, self._note_refusal, lambda: self._tls
                 )
+                cells = Cells(connections)
                 async with trio.open_nursery() as accepting:
                     if self._fast_path:
                         connections.start_soon(acceptor.sweep)
                         for sock in sockets:
-                            accepting.start_soon(acceptor.accept, sock, connections, accepting)
+                            accepting.start_soon(acceptor.accept, sock, cells, accepting)
                     else:
                         accepting.start_soon(
                             partial(
@@ -138,6 +140,7 @@ class Server:
                     accepting.cancel_scope.cancel()
                 for sock in sockets:
                     sock.close()
+                cells.close()
                 # Idle connections close now, requests in progress get the time to finish.
                 connections.cancel_scope.deadline = trio.current_time() + self._graceful_seconds
                 if self._hypercorn is not None:

@@ -174,7 +174,7 @@ def validity_fault(dates: tuple[float, float] | None, now: float) -> str | None:
     if now < begin:
         return f"is not valid before {readable(begin)}, so no sender delivers: check the clock"
     if now > end:
-        return f"has expired at {readable(end)}, so no sender delivers: {RENEW}"
+        return f"has expired ({readable(end)}), so no sender delivers: {RENEW}"
     if end - now < URGENT_EXPIRY_SECONDS:
         return f"expires at {readable(end)}: {RENEW}"
     return None

@@ -195,12 +195,16 @@ class Inbox(Protocol):
         """Give up the leases of deliveries whose run was never started."""
         ...
 
-    async def take_due(self, *, limit: int, now: float) -> Due:
+    async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
         """Lease up to ``limit`` queued deliveries that nobody holds, oldest arrival first.
 
         Due are: ``received`` ones, ``retrying`` ones whose time has come, and any unfinished
         queued one whose lease (of another owner) has expired. An *ordered* one only when no
         earlier unfinished ordered delivery of the same tenant has the same subject.
+
+        Without ``overdue``, none whose lease has expired: the caller's clock was set a moment ago,
+        so leases that others have not renewed since only look expired. Nothing changes where the
+        store has a clock of its own.
         """
         ...
 
@@ -345,8 +349,9 @@ class Inbox(Protocol):
         ...
 
     async def expired_leases(self, *, before: float) -> int:
-        """Return how many unfinished deliveries have a lease that expired before that time.
+        """Return how many queued deliveries have a lease that expired before that time.
 
+        An inline one is the sender's to deliver again, so no other process takes its lease over.
         ``before`` is a time of the caller's clock. A store that hosts share compares by its own
         clock, and takes it as that long ago.
         """

@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 import trio
 
+from ..base.cells import is_cell_cancelled
 from ..base.foreign_errors import attempt, is_a, is_interrupt, type_name
 from ..base.logs import get_logger
 from ..config import Settings
@@ -55,8 +56,8 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     def described(self, now: float) -> dict[str, object]:
         """Return its fields for a log at ``now``, by ``time.perf_counter``."""
         return {
-            "handler": self.handler,
             "webhook_id": self.webhook_id,
+            "handler": self.handler,
             "seconds": round(now - self.begun, 1),
         }
 
@@ -76,9 +77,6 @@ class Invocations:
         #: The handlers at work by the key of their event, the oldest first. Other threads read it,
         #: to name those that keep a daemon from ending.
         self.at_work: dict[str, Run] = {}
-        #: Nurseries with the one task of a worker, whose run alone ends when they are cancelled:
-        #: by :meth:`time_out`, or by a handler that got hold of it through ``trio.lowlevel``.
-        self.cells: set[trio.Nursery] = set()
         self._timed_out: dict[str, float] = {}
 
     def mask(self, settings: Settings) -> None:
@@ -164,7 +162,7 @@ class Invocations:
     async def _call_error_hook(
         self, handler: BoundHandler, event: Event[Any], error: BaseException
     ) -> None:
-        if self._has_cell_cancelled():  # the hook could wait for nothing
+        if is_cell_cancelled():  # the hook could wait for nothing
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         shown = cast("Exception", error) if is_a(error, Exception) else _as_exception(error)
@@ -211,17 +209,13 @@ class Invocations:
         # Trio reports minus infinity as the deadline of a cancelled scope, whoever cancelled it.
         if trio.current_effective_deadline() > trio.current_time():
             return False
-        return not self._has_cell_cancelled()
-
-    def _has_cell_cancelled(self) -> bool:
-        nursery = trio.lowlevel.current_task().parent_nursery
-        return nursery in self.cells and nursery.cancel_scope.cancel_called
+        return not is_cell_cancelled()
 
     def _describe(self, error: BaseException) -> str:
         text = describe_error(error, self._secrets)
         if not is_a(error, trio.Cancelled):
             return text
-        if self._has_cell_cancelled():
+        if is_cell_cancelled():
             return f"{text} (the handler cancelled the task that runs it)"
         return f"{text} (the handler let a cancellation escape whose scope is not around it)"
 

@@ -314,6 +314,20 @@ def place_in(frames: Iterable[tuple[FrameType, int]]) -> str | None:
     return own or first
 
 
+def library_of(file: str) -> str | None:
+    """Return the directory of the library that a file of code belongs to.
+
+    Returns None for code of the user's that is not installed, and for this package.
+    """
+    if file.startswith(_PACKAGE):
+        return None
+    parts = Path(file).parts
+    for name in _INSTALLED:
+        if name in parts:
+            return str(Path(*parts[: parts.index(name) + 2]))
+    return _STANDARD_LIBRARY if file.startswith(_STANDARD_LIBRARY) else None
+
+
 def traceback_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
     """Return the whole traceback as text, secrets masked, its beginning cut off if it is long.
 

@@ -12,12 +12,13 @@ nothing is lost by a crash; only these leases are renewed, so nothing else keeps
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 import trio
 
 from ..base.bell import Bell
+from ..base.cells import Cells, current_cell, run_in_cell
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
 from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
@@ -140,6 +141,11 @@ class WorkerPool:
         self._behind = True
         self._next_due_at = inf
         self._logged_offset = 0.0
+        # By how much the wall clock is ahead of the monotonic one, when it was set last, and
+        # whether leases and due times are right since.
+        self._offset = 0.0
+        self._stepped_at = -inf
+        self._corrected = True
         self._feed_wanted = trio.Event()
         self._place_freed = Bell()
         self._feeder_blocked = False
@@ -253,6 +259,7 @@ class WorkerPool:
         their events; those in the channel stay in the store. A plain function in its thread is
         waited for, also after a cancellation: ``webhook.still_running`` names it then.
         """
+        self._offset = self._clock() - trio.current_time()
         with self._receive, self._send:
             async with trio.open_nursery() as background:
                 background.start_soon(self._keep_leases)
@@ -273,7 +280,7 @@ class WorkerPool:
         self, background: trio.Nursery, *, task_status: trio.TaskStatus[None]
     ) -> None:
         async with trio.open_nursery() as apart:
-            self._runner.apart = apart
+            cells = self._runner.apart = Cells(apart)
             try:
                 task_status.started()
                 async with trio.open_nursery() as workers:
@@ -285,6 +292,7 @@ class WorkerPool:
             finally:
                 # In the body of its nursery, which so cannot have closed: nobody finds it closed.
                 self._runner.apart = None
+                cells.close()
 
     @property
     def closed(self) -> bool:
@@ -385,7 +393,7 @@ class WorkerPool:
         )
         self._runner.quarantined = True
         ended = trio.Event()
-        workers.start_soon(self._run_in_cell, self._run_alone, record, lease, ended)
+        workers.start_soon(run_in_cell, self._run_alone, record, lease, ended)
         with trio.move_on_after(ALONE_SECONDS):
             await ended.wait()
         if ended.is_set():
@@ -394,15 +402,17 @@ class WorkerPool:
         await self._inbox.join(record.key)
         return ended
 
-    async def _run_alone(
-        self, cell: trio.Nursery, record: DeliveryRecord, lease: HeldLease, ended: trio.Event
-    ) -> None:
+    async def _run_alone(self, record: DeliveryRecord, lease: HeldLease, ended: trio.Event) -> None:
+        cell = current_cell()
+        assert cell is not None
         self._running += 1
+        lease.runs = True
         try:
             arrival = self._held[cell] = await arrival_of(record)
             await self._runner.run_queued(arrival, attempt=record.attempts + 1, alone=True)
         finally:
             self._running -= 1
+            self._held.pop(cell, None)
             self._runner.leases.drop(lease)
             ended.set()
         self._want_feed()
@@ -411,28 +421,12 @@ class WorkerPool:
 
     async def _keep_working(self) -> None:
         """Run a worker until the channel has ended, also after a run has been cancelled."""
-        while await self._run_in_cell(self._work):
+        while await run_in_cell(self._work):
             pass
 
-    async def _run_in_cell(
-        self, function: Callable[..., Awaitable[None]], *arguments: object
-    ) -> bool:
-        """Run a task in a nursery of its own, which it is given; return whether that was cancelled.
-
-        It is cancelled when the run takes too long. A handler that gets hold of its task's nursery,
-        by ``trio.lowlevel``, ends only its own run.
-        """
-        cells = self._runner.invocations.cells
-        try:
-            async with trio.open_nursery() as cell:
-                cells.add(cell)
-                cell.start_soon(function, cell, *arguments)
-        finally:
-            cells.discard(cell)
-            self._held.pop(cell, None)
-        return cell.cancel_scope.cancel_called
-
-    async def _work(self, cell: trio.Nursery) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
+    async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
+        cell = current_cell()
+        assert cell is not None
         async for arrival, attempt, fresh, lease in self._receive:
             self._running += 1
             self._held[cell] = arrival
@@ -440,8 +434,9 @@ class WorkerPool:
             try:
                 if lease.lost:
                     continue
+                lease.runs = True
                 # A lease that may have ended is tried first, by a start that is waited for.
-                first = fresh and self._clock() - lease.since < LEASE_SECONDS
+                first = fresh and abs(self._clock() - lease.since) < LEASE_SECONDS
                 outcome = await self._runner.run_queued(arrival, attempt=attempt, fresh=first)
             finally:
                 self._running -= 1
@@ -482,7 +477,12 @@ class WorkerPool:
             # Cancelled, it would leave leases behind. It ends by itself: the store has a limit of
             # time for its callers.
             with trio.CancelScope(shield=True):
-                due = await self._inbox.take_due(limit=FEED_LIMIT, now=self._clock())
+                self._look_at_clock()
+                # Other processes may not have seen yet that the clock was set.
+                overdue = trio.current_time() - self._stepped_at >= LEASE_SECONDS
+                due = await self._inbox.take_due(
+                    limit=FEED_LIMIT, now=self._clock(), overdue=overdue
+                )
             waiting = self._hold(due.records)
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
         try:
@@ -574,25 +574,35 @@ class WorkerPool:
         Due times are times of the wall clock. Set back by an hour, it would delay every retry by
         that hour.
         """
-        offset = self._clock() - trio.current_time()
         compare_at = trio.current_time()
         while True:
             await trio.sleep(POLL_SECONDS)
             if trio.current_time() >= compare_at:
                 await self._compare_clocks()
                 compare_at = trio.current_time() + COMPARE_SECONDS
-            step = self._clock() - trio.current_time() - offset
-            if abs(step) < STEP_SECONDS:
+            self._look_at_clock()
+            if self._corrected:
                 continue
-            offset += step
-            _log.warning("runtime.clock_stepped", seconds=round(step, 3))
+            self._corrected = True
             try:
                 # Leases first: by the new time, ours may look expired, or as if they never ended.
                 await self._renew()
                 await self._inbox.reschedule(now=self._clock())
             except StoreUnavailableError as error:
+                self._corrected = False
                 _log.store_unavailable(error)
-            self._want_feed()
+            else:
+                self._want_feed()
+
+    def _look_at_clock(self) -> None:
+        """Note whether the wall clock was set since the last look."""
+        step = self._clock() - trio.current_time() - self._offset
+        if abs(step) < STEP_SECONDS:
+            return
+        self._offset += step
+        self._stepped_at = trio.current_time()
+        self._corrected = False
+        _log.warning("runtime.clock_stepped", seconds=round(step, 3))
 
     async def _compare_clocks(self) -> None:
         """Log when this host's clock begins or ceases to differ from the store's."""

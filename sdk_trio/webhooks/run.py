@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import trio
 
+from ..base.cells import Cells, is_cell_cancelled
 from ..base.http import Deadline, Expiry
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
@@ -106,19 +107,24 @@ class _Apart(msgspec.Struct):
 
 
 class _End(msgspec.Struct):
-    """The end of a run, and whether the store is known to have it although it has failed."""
+    """The end of a run, and whether the store is known to have it although it has failed.
 
+    ``offset``: by how much the wall clock was ahead of the monotonic one then.
+    """
+
+    offset: float
     recorded: bool = False
 
 
 class HeldLease(msgspec.Struct, eq=False):
     """One claim of a queued event: it waits in memory or runs.
 
-    ``lost``: another process has taken the event over.
+    ``runs``: a worker has taken it. ``lost``: another process has taken the event over.
     """
 
     key: str
     since: float
+    runs: bool = False
     lost: bool = False
 
 
@@ -151,14 +157,24 @@ class HeldLeases:
             del self._by_key[lease.key]
 
     def lose(self, keys: Iterable[str]) -> list[str]:
-        """Drop the leases that others have taken over; return the keys that were held."""
-        lost = [lease for key in keys if (lease := self._by_key.pop(key, None)) is not None]
+        """Stop renewing leases that others have taken over; return the keys that were held.
+
+        A run in progress keeps its lease, so that no other run of the event begins beside it here.
+        """
+        lost = [lease for key in keys if (lease := self._by_key.get(key)) is not None]
         for lease in lost:
             lease.lost = True
+            if not lease.runs:
+                self.drop(lease)
         return [lease.key for lease in lost]
 
+    def regain(self, key: str) -> None:
+        """Renew a lease again that was lost, because the store has given its event out anew."""
+        if (lease := self._by_key.get(key)) is not None:
+            lease.lost = False
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._by_key)
+        return (key for key, lease in self._by_key.items() if not lease.lost)
 
 
 class RunPolicy(msgspec.Struct, frozen=True):
@@ -246,9 +262,9 @@ class DeliveryRunner:
         self._queued = RunPolicy(inf, self._after_queued, insists=True)
         self._flights: dict[str, _Flight] = {}
         self.invocations = invocations or Invocations(settings)
-        #: The nursery of inline runs of plain functions, which may outlast their requests; None
-        #: while the queue does not run, and then they are refused.
-        self.apart: trio.Nursery | None = None
+        #: Inline runs of plain functions, which may outlast their requests, and outcomes of cancelled
+        #: runs; None while the queue does not run: the former are refused.
+        self.apart: Cells | None = None
         self._conclusions = conclusions or Conclusions(inbox)
         self._conclusions.runs = self.invocations.at_work
         #: True while an event that may have ended the process runs alone; inline deliveries are
@@ -620,8 +636,31 @@ class DeliveryRunner:
         outcome: Outcome = _DONE if failure is None else policy.after(failure, attempt)
         if failure is None and handler.gate is not None:
             outcome = Done(handler.gate.take_answer(event.key))
-        await self._end(delivery, attempt, outcome, policy, handler, seconds)
+        end = partial(self._end, delivery, attempt, outcome, policy, handler, seconds)
+        if policy.insists and is_cell_cancelled():
+            await self._outside_of_cell(end)
+        else:
+            await end()
         return outcome, failure
+
+    async def _outside_of_cell(self, end: Callable[[], Awaitable[None]]) -> None:
+        """Record the end of a run whose cell is cancelled: that was for the handler alone.
+
+        Within the cell, a failing store could not be asked again.
+        """
+        assert self.apart is not None  # a cell is within it
+        ended = trio.Event()
+
+        async def record() -> None:
+            try:
+                await end()
+            finally:
+                ended.set()
+
+        self.apart.start_soon(record)
+        # It ends by itself: a stop cancels the task that is waited for.
+        with trio.CancelScope(shield=True):
+            await ended.wait()
 
     def _note_late_failure(
         self, handler: BoundHandler, delivery: NewDelivery, failure: Failure | None
@@ -650,7 +689,8 @@ class DeliveryRunner:
         """Record and report how run number ``attempt`` ended, which took ``seconds``."""
         key = delivery.key if delivery.signer else delivery.webhook_id
         if policy.insists:
-            await self._keep(partial(self._insist, key, outcome, _End()))
+            end = _End(self._clock() - trio.current_time())
+            await self._keep(partial(self._insist, key, outcome, end))
         else:
             await self._finish(key, outcome)
         self._report(delivery, attempt, outcome, handler, seconds)
@@ -661,6 +701,11 @@ class DeliveryRunner:
             await trio.lowlevel.checkpoint()
             return
         self._unsure[key] = end
+        if isinstance(outcome, Retry | Postponed) and outcome.at is not None:
+            # The clock may have been set since the last try: due times are corrected in the store,
+            # which does not have this one.
+            step = self._clock() - trio.current_time() - end.offset
+            outcome = msgspec.structs.replace(outcome, at=outcome.at + step)
         await self._finish(key, outcome)
         if self._unsure.get(key) is end:
             del self._unsure[key]
@@ -674,6 +719,7 @@ class DeliveryRunner:
         end = self._unsure.pop(key, None)
         if end is not None:
             end.recorded = True
+        self.leases.regain(key)
         return self.leases.hold(key, since=self._clock(), again=end is not None)
 
     def _note_lost(self, keys: Sequence[str]) -> None:

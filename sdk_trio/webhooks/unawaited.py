@@ -7,11 +7,16 @@ lost.
 CPython calls ``warnings._warn_unawaited_coroutine`` when it frees a coroutine that never started.
 Reference counting frees it within the run that made it, so a context variable tells which run that
 is, in child tasks and threads as well. A run costs one list and one write of the variable; a
-coroutine that is awaited costs nothing. What a reference cycle holds is found too late: then only
-Python's warning is left.
+coroutine that is awaited costs nothing.
+
+Two kinds have only Python's warning, because the run that is found may be innocent, and a failure
+repeats it. What a reference cycle held may be from anywhere: the garbage collector frees it in the
+middle of whatever runs. And a library may drop a coroutine of its own.
 """
 
+import gc
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -19,12 +24,13 @@ from types import CodeType, CoroutineType, FrameType
 from typing import Any, TypeAlias
 
 from ..errors import NotAwaitedError
-from .outcomes import place_in
+from .outcomes import library_of, place_in
 
 _HOOK = "_warn_unawaited_coroutine"
 
-#: A coroutine that never ran: its name, and the user's line that left it, if known.
-Forgotten: TypeAlias = tuple[str, str | None]
+#: A coroutine that never ran: its name, the user's line that left it, if known, and the installed
+#: library that has both made and dropped it.
+Forgotten: TypeAlias = tuple[str, str | None, str | None]
 
 #: Those that the last run of this context has left. A run sets a new list, and reads it at its end;
 #: to reset the variable would cost as much again, and what comes later is not read.
@@ -36,6 +42,9 @@ _MOST = 10
 #: The code that starts runs; frames outside it are not the handler's.
 _boundaries: set[CodeType] = set()
 
+#: The threads in which the garbage collector is at work.
+_collecting: set[int] = set()
+
 
 def install(boundary: CodeType) -> None:
     """Watch for coroutines that are never awaited, in the whole process; repeated, a no-op.
@@ -43,14 +52,18 @@ def install(boundary: CodeType) -> None:
     ``boundary`` is the code of the function that calls handlers. Python's own warning stays.
     """
     _boundaries.add(boundary)
+    if _note_collection not in gc.callbacks:
+        gc.callbacks.append(_note_collection)
     warn: Callable[[Any], None] | None = getattr(warnings, _HOOK, None)
     if warn is None or getattr(warn, "__module__", None) == __name__:
         return
 
     def note(coroutine: "CoroutineType[Any, Any, Any]") -> None:
         left = LEFT.get()
-        if left is not None and len(left) < _MOST:
-            left.append((coroutine.__qualname__, place_in(_frames_of_run(sys._getframe(1)))))
+        if left is not None and len(left) < _MOST and threading.get_ident() not in _collecting:
+            frames = _frames_of_run(sys._getframe(1))
+            library = _library_between(coroutine, frames)
+            left.append((coroutine.__qualname__, place_in(frames), library))
         warn(coroutine)
 
     setattr(warnings, _HOOK, note)
@@ -66,12 +79,27 @@ def require_awaited(handler: str, place: str | None) -> None:
     Raises:
         NotAwaitedError: names the first such coroutine.
     """
-    left = LEFT.get()
-    if left:
-        called, line = left[0]
-        raise NotAwaitedError(
-            f"{handler} called {called} without await, so it never ran", line or place
-        )
+    for called, line, library in LEFT.get() or ():
+        if library is None or library == library_of((place or "").rpartition(":")[0]):
+            raise NotAwaitedError(
+                f"{handler} called {called} without await, so it never ran", line or place
+            )
+
+
+def _note_collection(phase: str, _: object) -> None:
+    if phase == "start":
+        _collecting.add(threading.get_ident())
+    else:
+        _collecting.discard(threading.get_ident())
+
+
+def _library_between(
+    coroutine: "CoroutineType[Any, Any, Any]", frames: list[tuple[FrameType, int]]
+) -> str | None:
+    """Return the library that has both made and dropped a coroutine; None if it was the user."""
+    made = library_of(coroutine.cr_code.co_filename)
+    dropped = library_of(frames[-1][0].f_code.co_filename) if frames else None
+    return made if made == dropped else None
 
 
 def _frames_of_run(frame: FrameType | None) -> list[tuple[FrameType, int]]:

@@ -229,6 +229,64 @@ async def test_probes_are_answered_while_their_own_address_holds_160_requests(be
                 holding.kill()
 
 
+async def test_probes_are_answered_while_their_own_address_floods_probes(monkeypatch):
+    """Connections that waited for their rate slot held all slots: 20 of 25 probes got 503."""
+    # After the burst no further probe has a rate slot in this test.
+    monkeypatch.setattr("sdk_trio.admin.app.REQUESTS_PER_SECOND", 0.001)
+    async with administered(registry(works)) as admin:
+        with ExitStack() as stack:
+            for source in ("127.0.0.1", "127.0.0.2"):
+                for _ in range(70):
+                    wire = stack.enter_context(await RawWire.connect(admin.url, source))
+                    await wire.send_what_is_taken(asked("/livez") * 2)
+            for source in ("127.0.0.1", "127.0.0.3"):
+                assert await probe_statuses(admin.url, 3, source) == [200] * 9
+            # A flood keeps no connection: each further probe costs it a new one.
+            with await RawWire.connect(admin.url) as wire:
+                await wire.send(asked("/livez") * 2)
+                assert (await wire.rest()).count(b"HTTP/1.1 200") == 1
+
+
+async def test_a_flood_of_probes_does_not_say_which_token_is_right(monkeypatch):
+    monkeypatch.setattr("sdk_trio.admin.app.REQUESTS_PER_SECOND", 0.001)
+    async with administered(registry(works), Admin__Bind="0.0.0.0:0") as admin:
+        for probe in ("/readyz", "/healthz"):
+            answers = []
+            for token in (TOKEN, "wrong"):
+                authorization = (
+                    f"GET {probe} HTTP/1.1\r\nAuthorization: Bearer {token}\r\n".encode()
+                )
+                with await RawWire.connect(admin.url) as wire:
+                    await wire.send_what_is_taken(asked("/livez") * (BURST + 1))
+                    await wire.rest()
+                with await RawWire.connect(admin.url) as wire:
+                    await wire.send(authorization + b"Host: localhost\r\n\r\n")
+                    answers.append((await wire.rest()).partition(b"\r\n\r\n"))
+            assert answers[0] == answers[1]
+            assert b"detail" not in answers[0][2]
+
+
+async def test_probes_of_a_store_that_stands_still_leave_slots_to_others(monkeypatch):
+    monkeypatch.setattr("sdk_trio.admin.status.PATIENCE_SECONDS", 3600.0)
+    monkeypatch.setattr("sdk_trio.admin.status.FRESH_SECONDS", 0.0)
+    async with administered(registry(works)) as admin:
+        monkeypatch.setattr(type(admin.runtime.receiver.store), "write_checkpoint", stand_still)
+        with ExitStack() as stack:
+            for source in ("127.0.0.1", "127.0.0.2"):
+                for _ in range(70):
+                    wire = stack.enter_context(await RawWire.connect(admin.url, source))
+                    await wire.send_what_is_taken(asked("/readyz"))
+                await trio.testing.wait_all_tasks_blocked(0.02)
+            for source in ("127.0.0.1", "127.0.0.3"):
+                with await RawWire.connect(admin.url, source) as wire:
+                    await wire.send(asked("/livez"))
+                    assert (await wire.answer()).status == 200
+
+
+async def stand_still(*_arguments, **_options):
+    await trio.sleep_forever()
+
+
 async def test_requests_in_progress_leave_slots_to_probes(monkeypatch):
     # After the burst each further request waits for a rate slot, and gets none in this test.
     monkeypatch.setattr("sdk_trio.admin.app.REQUESTS_PER_SECOND", 0.001)
@@ -243,8 +301,12 @@ async def test_requests_in_progress_leave_slots_to_probes(monkeypatch):
                     await wire.send(asked("/metrics"))
                 await trio.testing.wait_all_tasks_blocked(0.02)
                 with await RawWire.connect(admin.url, source) as wire:
-                    await wire.send(asked("/metrics"))
-                    refused[source] = (await wire.answer()).status
+                    # 1000 pipelined requests kept their connection busy, which then never gave way:
+                    # 70 such connections left 3 of 32 probes answered.
+                    await wire.send_what_is_taken(asked("/metrics") * 3)
+                    answers = await wire.rest()
+                    assert answers.count(b"HTTP/1.1 ") == 1
+                    refused[source] = int(answers.split()[1])
                 assert await probe_statuses(admin.url, 3, source) == [200] * 9
             assert set(refused.values()) == {503}
             assert (await admin.app.deliver("order.paid")).status == 200

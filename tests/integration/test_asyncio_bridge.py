@@ -223,6 +223,21 @@ async def test_a_locked_directory_fails_the_start_and_names_workers(tmp_path):
 
 
 @on_asyncio
+async def test_a_handler_that_cancels_the_nursery_of_its_task_leaves_the_runtime_alone():
+    async def cancels(event):
+        if event.webhook_id == "odd":
+            trio.lowlevel.current_task().parent_nursery.cancel_scope.cancel()
+            await trio.sleep_forever()
+
+    receiver = threaded(registry(cancels), Webhooks__InlineMaxAttempts=2)
+    async with receiver.lifespan():
+        assert await post(receiver, signed(webhook_id="odd")) == 500
+        assert await post(receiver, signed(webhook_id="odd")) == 200  # a dead letter
+        assert await post(receiver, signed(webhook_id="fine")) == 200
+        assert receiver.ready
+
+
+@on_asyncio
 async def test_after_the_death_of_its_thread_every_request_is_answered(caplog):
     begun = threading.Event()
 

@@ -1,6 +1,7 @@
 """``call`` and ``events reconcile`` against a scripted upstream in this process."""
 
 import json
+import sys
 from functools import partial
 
 import pytest
@@ -81,6 +82,17 @@ async def test_fields_and_data_become_the_body(run, monkeypatch):
 async def test_raw_is_the_answer_as_it_came(run):
     answer = await run("call", "orders", "get", "ord_1", "--raw")
     assert (answer.status, answer.out) == (0, '{"id": "ord_1", "status": "paid", "amount": 1}')
+
+
+@pytest.mark.parametrize("option", [(), ("--raw",)])
+async def test_an_export_writes_no_control_characters_into_a_terminal(run, monkeypatch, option):
+    """Customers choose their names, and an export holds them as they are."""
+    run.upstream.export = "name\r\n\x1b]0;owned\x07Ada\u202e\x9b2J\rx\r\n".encode()
+    piped = await run("call", "orders", "export", *option)
+    assert "\x1b]0;owned" in piped.out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = await run("call", "orders", "export", *option)
+    assert shown.out == "name\n\\x1b]0;owned\\x07Ada\\u202e\\x9b2J\\rx\n"
 
 
 @pytest.mark.parametrize(

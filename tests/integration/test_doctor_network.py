@@ -81,6 +81,20 @@ def test_a_secret_that_differs_from_the_senders_is_explained(tmp_path):
     assert "signs with another secret" in found["remedy"]
 
 
+def test_the_refusal_of_its_own_probe_is_not_blamed_on_the_sender(tmp_path):
+    place = Place(tmp_path)
+    place.environ["SDK__ADMIN__BIND"] = f"127.0.0.1:{free_port()}"
+    with place.daemon():
+        place.environ["SDK__WEBHOOKS__SECRET"] = place.run("secrets", "new").stdout.strip()
+        for _ in range(2):
+            ran = place.run("doctor", "--standalone", "--format", "json")
+    rows = json.loads(ran.stdout)
+    assert [row for row in rows if row["where"] == "rejected requests"] == []
+    (found,) = (row for row in rows if row["what"].startswith("400: "))
+    assert "another secret" in found["what"]
+    assert "the receiver's own environment" in found["remedy"]
+
+
 @pytest.mark.parametrize(
     ("keys", "level", "what"),
     [

@@ -1,12 +1,16 @@
 """A run that leaves work which no one awaits has failed: its effect would be lost."""
 
+import gc
+import importlib
+import sys
+
 import apsw
 import pytest
 import trio
 from support.deliveries import UNRETRIED, settings
 from support.waiting import PATIENCE_SECONDS
 
-from sdk_trio.events import OrderPaidEvent
+from sdk_trio.events import OrderPaidEvent, OrderUpdatedEvent
 from sdk_trio.testing import running_app
 from sdk_trio.webhooks import HandlerRegistry, Services, WebhookHandlerBase
 
@@ -193,3 +197,74 @@ async def test_what_is_awaited_and_what_another_task_left_is_no_failure(tmp_path
             await app.deliver("order.paid", expect="done")
             refund()
             await app.deliver("order.paid", expect="done")
+
+
+def leave_in_a_cycle():
+    cycle = [refund()]
+    cycle.append(cycle)
+
+
+async def test_what_the_garbage_collector_frees_in_a_run_is_not_the_runs():
+    async def innocent(event):
+        gc.collect()
+
+    async def leaves(event):
+        leave_in_a_cycle()
+
+    handlers = registered(innocent)
+    handlers.register(OrderUpdatedEvent, leaves)
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with running_app(handlers, settings()) as app:
+            gc.disable()
+            try:
+                await app.deliver("order.updated", settle=False)
+                leave_in_a_cycle()
+                await app.deliver("order.paid", expect="done")
+            finally:
+                gc.enable()
+
+
+LIBRARY = """
+async def work():
+    pass
+
+def drop():
+    work()
+
+async def handle(event):
+    work()
+
+def handle_in_a_thread(event):
+    work()
+"""
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A package that is installed."""
+    directory = tmp_path / "site-packages"
+    (directory / "some_library").mkdir(parents=True)
+    (directory / "some_library" / "__init__.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(directory))
+    yield importlib.import_module("some_library")
+    sys.modules.pop("some_library")
+
+
+async def test_what_a_library_drops_of_its_own_is_no_failure(library):
+    async def handler(event):
+        library.drop()
+
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with running_app(registered(handler), settings()) as app:
+            await app.deliver("order.paid", expect="done")
+
+
+async def test_what_a_handler_drops_of_a_library_is_a_failure(library):
+    async def handler(event):
+        library.work()
+
+    for function in (handler, library.handle, library.handle_in_a_thread):
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with running_app(registered(function), settings(**UNRETRIED)) as app:
+                delivered = await app.deliver("order.paid", expect="retrying")
+        assert "called work without await" in delivered.error

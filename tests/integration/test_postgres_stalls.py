@@ -1,5 +1,7 @@
 """The store on PostgreSQL under settings, stalls and clocks that are not its own."""
 
+import errno
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
@@ -200,6 +202,97 @@ async def test_a_frozen_host_keeps_only_its_own_keys_and_is_named(
             transaction.__exit__(None, None, None)
 
 
+async def test_locked_rows_hold_up_no_other_job_for_longer_than_one_wait(
+    database: Database, path: str
+) -> None:
+    """Each locked row of a batch cost a wait of its own, and all other callers had left by then."""
+    import psycopg
+
+    keys = [f"locked-{number}" for number in range(4)]
+    refused: list[str] = []
+    async with database.open(dsn=path) as inbox:
+        for key in keys:
+            await inbox.accept(delivery(key), leased=True)
+            await inbox.start(key, now=1001)
+        with psycopg.connect(database.dsn) as another:
+            another.execute("SELECT 1 FROM sdk_trio.work FOR UPDATE")
+
+            async def finish(key: str) -> None:
+                try:
+                    await inbox.finish(key, Done(), now=1002)
+                except StoreUnavailableError as error:
+                    refused.append(str(error))
+
+            async with trio.open_nursery() as nursery:
+                for key in keys:
+                    nursery.start_soon(finish, key)
+                for number in range(20):
+                    nursery.start_soon(partial(inbox.accept, delivery(f"{number}"), leased=False))
+        assert len(refused) == len(keys)
+        assert all("a lock was not free" in each for each in refused)
+        for key in keys:
+            await inbox.finish(key, Done(), now=1003)
+        counts = await inbox.counts()
+        assert (counts[DeliveryState.DONE], counts[DeliveryState.RECEIVED]) == (4, 20)
+
+
+@pytest.mark.parametrize(
+    "lock", ["LOCK TABLE sdk_trio.work", "SELECT FROM sdk_trio.work FOR UPDATE"]
+)
+async def test_the_session_that_holds_a_lock_is_named_and_no_other(
+    database: Database, path: str, lock: str
+) -> None:
+    import psycopg
+
+    async with database.open(dsn=path) as inbox:
+        await inbox.accept(delivery(), leased=True)
+        with (
+            psycopg.connect(database.dsn, application_name="innocent") as innocent,
+            psycopg.connect(database.dsn, application_name="the-holder") as holder,
+        ):
+            # It writes for longer, to tables of the application.
+            innocent.execute("CREATE TABLE public.theirs ()")
+            holder.execute(lock)
+            with pytest.raises(StoreUnavailableError, match=r"holder is the session \d+ \(the-h"):
+                await inbox.finish("m1", Done(), now=1002)
+
+
+async def test_a_descriptor_that_cannot_be_duplicated_is_an_error_of_the_store(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+    async with database.open() as inbox:
+        database.execute(f"{end} AND datname = current_database()")
+        with monkeypatch.context() as patched:
+            patched.setattr("sdk_trio.storage.postgres.connect.os.dup", fail)
+            with pytest.raises(StoreUnavailableError, match="Too many open files"):
+                await inbox.counts()
+        await until(lambda: _answers(inbox))
+
+
+async def _answers(inbox: Any) -> bool:
+    with suppress(StoreUnavailableError):
+        await inbox.counts()
+        return True
+    return False
+
+
+@pytest.mark.parametrize("host", ["h" * 90, "\u00e4" * 60, "odd\udcff", "it's \\ odd"])
+async def test_a_host_may_have_any_name(
+    database: Database, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    from sdk_trio.storage.postgres.connect import PostgresAddress
+
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    with closing(PostgresAddress(dsn=database.dsn).connect()) as connection:
+        (name,) = connection.execute("SHOW application_name").fetchone() or ("",)
+    assert name.startswith("sdk_trio ")
+    assert name.endswith(f":{os.getpid()}")
+
+
 @pytest.fixture
 def proxy(database: Database) -> Iterator[SilentProxy]:
     with silent_proxy(database.server.directory) as proxy:
@@ -231,6 +324,23 @@ async def test_half_open_connections_are_given_up_and_made_anew(
         assert await works(inbox, "before")
         proxy.fall_silent()
         await until(lambda: works(inbox, "after"))
+
+
+async def test_half_open_readers_keep_no_one_from_fetching_due_events(
+    database: Database, proxy: SilentProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The feeder asks for changes by a reader; the server has 60 s for a statement of those."""
+    monkeypatch.setattr("sdk_trio.storage.postgres.inbox.ANSWER_SECONDS", 1.0)
+    dsn = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database.name}"
+    async with database.open(dsn=dsn) as inbox:
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(inbox.counts)
+        assert len(inbox._queries._idle) > 1
+        proxy.fall_silent()
+        with pytest.raises(StoreUnavailableError, match="has not answered within 1 s"):
+            await inbox.changed_elsewhere()
+        assert await inbox.changed_elsewhere() is False, "the others are not tried"
 
 
 async def test_a_store_whose_connections_are_half_open_is_closed_all_the_same(

@@ -1,5 +1,6 @@
 """Whatever a handler raises, returns or cancels ends as that handler's failure."""
 
+import httpx
 import pytest
 import trio
 from support.deliveries import settings
@@ -7,7 +8,7 @@ from support.odd_errors import ODD_ERRORS
 from support.postgres import running_server
 from support.waiting import PATIENCE_SECONDS
 
-from sdk_trio.events import OrderPaidEvent
+from sdk_trio.events import OrderPaidEvent, OrderUpdatedEvent
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.testing import running_app
 from sdk_trio.webhooks import HandlerRegistry, WebhookHandlerBase
@@ -116,6 +117,61 @@ async def cancels_its_task(event):
     if event.webhook_id != "fine":
         trio.lowlevel.current_task().parent_nursery.cancel_scope.cancel()
         await trio.sleep_forever()
+
+
+def cancels_from_its_thread(event):
+    if event.webhook_id != "fine":
+        trio.from_thread.run(cancels_its_task, event)
+
+
+@pytest.mark.parametrize("server", ["own", "hypercorn"])
+@pytest.mark.parametrize("handler", [cancels_its_task, cancels_from_its_thread])
+async def test_an_inline_handler_that_cancels_the_nursery_of_its_task_ends_only_its_own_run(
+    handler, server
+):
+    begun, release = trio.Event(), trio.Event()
+
+    async def waits(event):
+        begun.set()
+        await release.wait()
+
+    handlers = registered(handler)
+    handlers.register(OrderUpdatedEvent, waits)
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            running_app(handlers, settings(**POLICY, Server__FastPath=server == "own")) as app,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def deliver_beside():
+                await app.deliver("order.updated", webhook_id="beside", settle=False)
+
+            nursery.start_soon(deliver_beside)
+            await begun.wait()
+            for state, attempts in (("retrying", 1), ("dead", ATTEMPTS)):
+                delivered = await app.deliver("order.paid", webhook_id="odd", expect=state)
+                assert delivered.record.attempts == attempts
+                assert "the handler cancelled the task that runs it" in delivered.error
+            await app.deliver("order.paid", webhook_id="fine", expect="done")
+            release.set()
+            await app.settle()
+            (record,) = await app.store.find_by_id("beside")
+            assert (record.state, record.attempts) == (DeliveryState.DONE, 1)
+
+
+async def test_the_answer_of_a_handler_that_cancels_its_nursery_is_the_last_of_its_connection():
+    async def handler(event):
+        trio.lowlevel.current_task().parent_nursery.cancel_scope.cancel()
+
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            running_app(registered(handler), settings()) as app,
+            httpx.AsyncClient() as client,
+        ):
+            for webhook_id in ("a", "b"):
+                signed = app.sign("order.paid", webhook_id=webhook_id)
+                answer = await client.post(app.url, content=signed.body, headers=signed.headers)
+                assert (answer.status_code, answer.headers["connection"]) == (200, "close")
 
 
 async def test_a_handler_that_cancels_the_nursery_of_its_task_ends_only_its_own_run():

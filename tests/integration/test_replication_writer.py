@@ -52,6 +52,20 @@ def test_a_file_that_others_can_read_is_replaced(file: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives links to another user: needs root")
+def test_a_link_that_another_user_has_planted_is_refused(file: Path) -> None:
+    victim = file.with_name("victim")
+    victim.write_text("precious")
+    file.symlink_to(victim)
+    # An operator's own link stays one.
+    assert ManifestWriter(file).write("a")
+    assert (file.is_symlink(), victim.read_text()) == (True, "a")
+    os.chown(file, 65534, -1, follow_symlinks=False)
+    with pytest.raises(ReplicationError, match="is a symbolic link of another user"):
+        ManifestWriter(file).write("b")
+    assert victim.read_text() == "a"
+
+
 def test_a_reader_never_sees_half_a_file(file: Path) -> None:
     writer = ManifestWriter(file)
     writer.write("old" * 10_000)

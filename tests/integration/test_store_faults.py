@@ -16,6 +16,7 @@ from sdk_trio.errors import StoreLostError, StoreUnavailableError, StoreVersionE
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite import committer as committer_module
+from sdk_trio.storage.sqlite import inbox as inbox_module
 from sdk_trio.storage.sqlite import writes
 from sdk_trio.storage.sqlite.arrivals import SETTLE_EVERY
 from sdk_trio.storage.sqlite.files import StoreFile
@@ -566,3 +567,20 @@ async def test_overwriting_costs_the_ordinary_way_of_a_delivery_no_page(tmp_path
         pages[mode] = (tmp_path / f"{mode}.db-wal").stat().st_size
         await inbox.close()
     assert pages["ON"] == pages["OFF"] > 0
+
+
+async def test_a_look_that_had_to_wait_or_may_not_takes_no_expired_lease(
+    file: Path, inbox: SqliteInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock of the caller, which was set meanwhile, a lease that is in force has expired."""
+    other = await SqliteInbox.open(
+        file, owner="other", lease_seconds=10, dedup_seconds=100, payload_seconds=40
+    )
+    await other.accept(delivery("m1"), leased=True)
+    assert not (await inbox.take_due(limit=9, now=4600.0, overdue=False)).records
+    monkeypatch.setattr(inbox_module, "LATE_SECONDS", 0.0)
+    assert not (await inbox.take_due(limit=9, now=4600.0)).records
+    monkeypatch.undo()
+    (record,) = (await inbox.take_due(limit=9, now=4600.0)).records
+    assert record.webhook_id == "m1"
+    await other.close()

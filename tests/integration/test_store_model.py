@@ -503,10 +503,14 @@ class StoreMachine(RuleBasedStateMachine):
             self.held[1 - by].clear()
         while self.take(by, 4):
             pass
-        for id_, row in self.model.rows.items():
-            if row.state in OPEN and row.queued and row.owner is not None:
+        lanes = set()
+        for id_, row in sorted(self.model.rows.items(), key=lambda each: each[1].order):
+            waits = row.ordered and row.subject in lanes  # for an earlier one, which is held
+            if row.state in OPEN and row.queued and row.owner is not None and not waits:
                 owner = self.owners.index(row.owner)
                 assert id_ in self.held[owner], "leased to an owner that does not run it"
+            if row.state in OPEN and row.ordered and row.subject is not None:
+                lanes.add(row.subject)
 
     @rule(by=who, chosen=st.lists(ids, max_size=3))
     def replay(self, by: int, chosen: list[str]) -> None:

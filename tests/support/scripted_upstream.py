@@ -53,6 +53,7 @@ class ScriptedUpstream(Upstream):
         self.sent = {}
         self.endpoints = [{"id": "ep_here", "url": "https://shop.example/hooks/sdk"}]
         self.orders = [{"id": f"ord_{n}", "status": "paid", "amount": n} for n in range(1, 8)]
+        self.export = b"email\r\nada@shop.example\r\n"
         self.asked = []
         self.calls = []
         self.fails = lambda method, path: None
@@ -101,8 +102,11 @@ class ScriptedUpstream(Upstream):
             body, buffer = buffer[:size], buffer[size:]
             method, target, _ = lines[0].split(" ")
             status, document = self.answer(method, target, headers, body)
-            raw = b"" if document is None else json.dumps(document).encode()
-            extra = b"content-type: application/json\r\nx-request-id: req_7\r\n"
+            media, raw = b"text/csv", document
+            if not isinstance(document, bytes):
+                media = b"application/json"
+                raw = b"" if document is None else json.dumps(document).encode()
+            extra = b"content-type: %b\r\nx-request-id: req_7\r\n" % media
             await stream.send_all(http1_answer(raw, status=b"%d Some" % status, extra=extra))
 
     def answer(self, method, target, headers, body):
@@ -118,6 +122,8 @@ class ScriptedUpstream(Upstream):
         match method, path.split("/")[1:]:
             case "GET", ["orders", ""]:
                 return 200, _page(self.orders, query)
+            case "GET", ["orders", "export"]:
+                return 200, self.export
             case "GET", ["orders", name]:
                 found = [order for order in self.orders if order["id"] == name]
                 return (200, found[0]) if found else (404, {"error": "ResourceNotFound"})

@@ -9,6 +9,7 @@ from support.deliveries import UNRETRIED, Bench, arrival
 from support.replicating import said
 from support.serving import registry
 
+from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.events import OrderCreatedEvent
 from sdk_trio.records.deliveries import DeliveryState
 
@@ -113,6 +114,61 @@ async def test_what_a_handler_makes_of_the_cancellation_counts(autojump_clock, e
             assert record.state is DeliveryState.RETRYING
             assert "HandlerTimeoutSeconds (5 s)" in record.last_error
         bench.queue.close()
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_the_outcome_of_a_cancelled_run_is_kept_while_the_store_fails(
+    autojump_clock, gives_up
+):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.attempt)
+        if event.attempt == 1:
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled:
+                if gives_up:
+                    raise
+
+    bench = bench_of(queued(handler), Webhooks__Queue__HandlerTimeoutSeconds=5)
+    real_finish, failures = bench.inbox.finish, [1, 2, 3]
+
+    async def finish(*arguments, **keywords):
+        if failures:
+            failures.pop()
+            raise StoreUnavailableError("disk full")
+        await real_finish(*arguments, **keywords)
+
+    bench.inbox.finish = finish
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await accept(bench, "a")
+        await trio.sleep(30)
+        record = await bench.inbox.get("a")
+        assert (runs, record.attempts) == ([1], 1)
+        if gives_up:
+            assert "HandlerTimeoutSeconds (5 s)" in record.last_error
+        else:
+            assert record.state is DeliveryState.DONE
+        bench.queue.close()
+
+
+async def test_a_stop_does_not_wait_for_the_outcome_of_a_cancelled_run_for_ever(autojump_clock):
+    bench = bench_of(queued(hangs), Webhooks__Queue__HandlerTimeoutSeconds=5)
+
+    async def finish(*arguments, **keywords):
+        raise StoreUnavailableError("disk full")
+
+    bench.inbox.finish = finish
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await accept(bench, "hangs-1")
+        await trio.sleep(30)
+        assert bench.queue.unfinished == 1
+        with trio.fail_after(10):
+            nursery.cancel_scope.cancel()
+            await bench.queue.ended.wait()
 
 
 async def test_the_hook_of_a_cancelled_run_is_not_called(autojump_clock, caplog):

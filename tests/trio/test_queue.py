@@ -13,7 +13,7 @@ from support.serving import registry
 
 from sdk_trio.errors import RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderCreatedEvent
-from sdk_trio.records.deliveries import DeliveryState, Done
+from sdk_trio.records.deliveries import DeliveryState, Done, Retry
 from sdk_trio.webhooks import arrival as arrival_module
 from sdk_trio.webhooks import queue
 
@@ -333,6 +333,99 @@ async def test_a_clock_that_goes_back_delays_no_retry_and_no_ordered_lane(
     assert ran[2][1] - ran[0][1] < 10
     (stepped,) = [r for r in caplog.records if "runtime.clock_stepped" in r.message]
     assert stepped.sdk[1]["seconds"] == pytest.approx(-7200, abs=1)
+
+
+async def test_a_clock_that_goes_back_while_the_store_fails_delays_no_retry(autojump_clock):
+    clock = SetClock()
+    clock.ahead = 7200.0
+    ran = []
+
+    async def handler(event):
+        ran.append(trio.current_time())
+        if len(ran) == 1:
+            raise RetryLater(20)
+
+    inbox = memory_inbox()
+    real_renew, failing = inbox.renew, [True]
+
+    async def renew(*arguments, **keywords):
+        if failing:
+            raise StoreUnavailableError("the disk hangs")
+        return await real_renew(*arguments, **keywords)
+
+    inbox.renew = renew
+    bench = Bench.of(queued(handler), inbox, clock=clock)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a", now=clock()))
+        await trio.sleep(1)
+        clock.ahead = 0.0
+        await trio.sleep(5)
+        failing.clear()
+        await trio.sleep(60)
+        bench.queue.close()
+    assert len(ran) == 2
+
+
+async def test_a_retry_that_the_store_learns_of_after_a_clock_step_is_not_delayed(autojump_clock):
+    clock = SetClock()
+    clock.ahead = 7200.0
+    ran = []
+
+    async def handler(event):
+        ran.append(trio.current_time())
+        if len(ran) == 1:
+            raise RetryLater(20)
+
+    inbox = memory_inbox()
+    real_finish, failing = inbox.finish, [True]
+
+    async def finish(*arguments, **keywords):
+        if failing:
+            raise StoreUnavailableError("disk full")
+        await real_finish(*arguments, **keywords)
+
+    inbox.finish = finish
+    bench = Bench.of(queued(handler), inbox, clock=clock)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await bench.queue.accept(arrival(webhook_id="a", now=clock()))
+        await trio.sleep(1)
+        clock.ahead = 0.0
+        await trio.sleep(5)
+        failing.clear()
+        await trio.sleep(60)
+        bench.queue.close()
+    assert len(ran) == 2
+    assert ran[1] - ran[0] == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+async def test_a_clock_that_is_set_ends_no_lease_of_another_process(autojump_clock, step):
+    """By the new time it looks expired, or written by a wrong clock, until it is renewed."""
+    clock = SetClock()
+    ran = []
+
+    async def handler(event):
+        ran.append(event.webhook_id)
+        await trio.sleep(20)
+
+    inbox = memory_inbox(owner="one")
+    one = Bench.of(queued(handler), inbox, clock=clock)
+    two = Bench.of(queued(handler), memory_inbox(owner="two", shares=inbox), clock=clock)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(one.queue.run)
+        await nursery.start(two.queue.run)
+        await trio.sleep(10)
+        await one.queue.accept(arrival(webhook_id="a", now=clock()))
+        await trio.sleep(1.1)
+        clock.ahead = step
+        two.queue.wake()
+        await trio.sleep(60)
+        one.queue.close()
+        two.queue.close()
+    assert ran == ["a"]
+    assert (await inbox.get("a")).process_ends == 0
 
 
 async def test_a_small_correction_of_the_clock_makes_nothing_due_early(autojump_clock, caplog):
@@ -770,6 +863,43 @@ async def test_what_becomes_due_without_a_sign_is_fetched_all_the_same(autojump_
                 await trio.sleep(0.1)
         bench.queue.close()
     assert handled == ["a", "b"]
+
+
+async def test_an_event_that_comes_back_does_not_run_beside_its_run_that_was_taken_over(
+    autojump_clock,
+):
+    """Both runs would have this process's lease, so the end of the first would free the second."""
+    handled = []
+    goes_on = trio.Event()
+
+    async def handle(event):
+        handled.append(event.webhook_id)
+        await goes_on.wait()
+        raise RuntimeError("the first run ends late, and badly")
+
+    inbox = memory_inbox(lease_seconds=3)
+    other = memory_inbox(owner="other", shares=inbox, lease_seconds=60)
+    bench = Bench.of(queued(handle), inbox)
+    clock = bench.queue._clock
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(1)
+        await bench.queue.accept(arrival(webhook_id="a", now=clock()))
+        await trio.sleep(3.5)  # past the lease, and before the next renewal
+        assert len((await other.take_due(limit=9, now=clock())).records) == 1
+        await trio.sleep(queue.RENEW_SECONDS)
+        assert not list(bench.queue._runner.leases), "it was lost"
+        assert await other.start("a", now=clock())
+        await other.finish("a", Retry(clock(), "failed there"), now=clock())
+        await trio.sleep(queue.PICK_UP_SECONDS)
+        assert list(bench.queue._runner.leases) == ["a"], "it came back, and is renewed again"
+        assert handled == ["a"]
+        goes_on.set()
+        bench.queue.close()
+    record = await inbox.get("a")
+    assert record is not None
+    assert (record.state, "ends late" in record.last_error) == (DeliveryState.RETRYING, True)
+    assert handled == ["a"]
 
 
 @pytest.mark.parametrize("noticed", ["at the renewal", "at the start"])

@@ -257,6 +257,14 @@ def test_an_order_with_a_slip_is_refused(body):
         parse_replay(body)
 
 
+def test_a_whole_number_may_have_a_fraction_of_zero():
+    """A JSON Schema counts such numbers as integers, and so does the OpenAPI document."""
+    assert parse_replay(b'{"state": "dead", "after": 636935.0}').after == 636935
+    for number in (b"5.5", b"-1.0", b"1e19", b"1e400"):
+        with pytest.raises(BadQueryError):
+            parse_replay(b'{"state": "dead", "after": %b}' % number)
+
+
 @pytest.mark.parametrize("state", REPLAYABLE)
 def test_every_state_that_can_be_replayed_can_be_ordered(state):
     assert parse_replay(b'{"state": "%s"}' % state.encode()).state == state

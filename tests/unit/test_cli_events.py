@@ -223,7 +223,8 @@ def test_a_store_in_memory_is_out_of_reach(command_line):
         (["list", "--limit", "0"], "--limit takes a whole number from 1"),
         (["list", "--limit", "many"], "--limit takes a whole number from 1"),
         (["list", "--since", "yesterday"], "--since takes a time such as"),
-        (["replay"], "give the ids of events, or --state"),
+        (["replay"], "give the ids of events, or --state dead, parked or retrying\n"),
+        (["replay", "--state", "dead", "--until", "tomorrow"], "--until takes a time such as"),
         (["replay", "a", "--state", "dead"], "not both"),
         (["replay", "a", "--type", "order.paid"], "leave them out with ids"),
         (["replay", "--state", "done"], "invalid choice: 'done'"),
@@ -310,6 +311,15 @@ def test_replay_again_runs_done_events_once_more(command_line):
     assert {row["webhook_id"]: row["generation"] for row in rows} == {"a": 1, "b": 0}
     wrong = command_line("events", "replay", "--state", "dead", "--again")
     assert "named by their ids" in wrong.err
+
+
+def test_replay_says_how_an_error_is_given_if_none_is_found(command_line):
+    command_line.seed(("a", DEAD))
+    answer = command_line("events", "replay", "--state", "dead", "--error", "half of it")
+    assert answer.status == 0
+    assert "0 replayed" in answer.err
+    assert "takes them up" not in answer.err
+    assert "--error takes the whole error" in answer.err
 
 
 def test_replay_of_a_state_goes_through_every_page(command_line, monkeypatch):

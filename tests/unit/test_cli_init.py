@@ -67,6 +67,19 @@ def test_no_file_is_written_through_a_planted_link(command_line, name):
     assert not (command_line.directory / name).is_symlink()
 
 
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="gives a link away")
+def test_no_private_file_is_copied_from_a_planted_link(command_line):
+    """The copy, ``.gitignore``, can be read by everybody."""
+    victim = command_line.directory / "victim"
+    victim.write_text("precious\n")
+    victim.chmod(0o600)
+    planted = command_line.directory / ".gitignore"
+    planted.symlink_to(victim)
+    os.chown(planted, 65534, -1, follow_symlinks=False)
+    assert command_line("init").status == 0
+    assert planted.read_text() == ".env\nsdk-data/\n"
+
+
 def test_the_application_it_writes_has_a_handler(command_line, monkeypatch):
     command_line("init")
     monkeypatch.syspath_prepend(str(command_line.directory))

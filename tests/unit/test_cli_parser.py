@@ -44,6 +44,10 @@ def test_nothing_that_is_printed_names_a_page_which_an_installed_package_lacks(w
             ["run", "--standalone", "--set", "Sdk:Webhoks:Path=/x"],
             "--set Sdk:Webhoks is not a known key: did you mean Sdk:Webhooks?",
         ),
+        (
+            ["run", "--standalone", "--set", "Sdk:Webhooks:Zzzzzz=/x"],
+            "--set Sdk:Webhooks:Zzzzzz is not a known key\n",
+        ),
         (["zzz"], "there is no command 'zzz': choose from run, health, dev"),
         (
             ["events", "list", "--stat", "dead"],

@@ -36,6 +36,13 @@ def test_fields_of_the_class_are_the_same_in_both_ways(data):
     assert data["customer"]["email"] is None
 
 
+def test_names_of_an_embedded_record_are_those_with_a_value(data):
+    assert "id" in data["customer"]
+    assert "email" not in data.customer
+    assert "nothing_like_it" not in data.customer
+    assert list(data.customer) == ["id"]
+
+
 def test_fields_that_the_class_does_not_name_are_plain_values(data):
     assert data["new_field"] == data.new_field == data.extra["new_field"] == {"a": [1]}
 

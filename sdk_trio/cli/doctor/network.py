@@ -4,6 +4,7 @@ import socket
 import ssl
 import time
 from argparse import Namespace
+from collections import Counter
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
@@ -64,6 +65,7 @@ async def check_receiver(settings: Settings, report: Report) -> None:
     where = presence.url
     # The receiver's own certificate vouches for itself: it may be signed by nobody.
     ca_file = settings.server.cert_file if where.startswith("https:") else None
+    posted = None
     try:
         signed = sign_body(
             PROBE_BODY,
@@ -79,27 +81,35 @@ async def check_receiver(settings: Settings, report: Report) -> None:
         report.problem(
             where, str(error), f"look at process {presence.pid} and its log; start it again"
         )
-    else:
-        _explain(posted.status, where, settings, report)
-    await _check_rejections(settings, report)
+    counts, own = await _read_rejections(settings, report)
+    if posted is not None:
+        cause = own[0] if own else None
+        _explain(posted.status, where, settings, report, cause)
+    # Those of doctor's own probes say nothing about senders.
+    counts.subtract(own)
+    for cause in sorted(counts.keys() & ADVICE.keys()):
+        if counts[cause] > 0:
+            report.warning(
+                "rejected requests",
+                f"{counts[cause]} since the receiver started: {cause}",
+                f"{ADVICE[cause]}; 'events rejected --cause {cause}' lists the newest",
+            )
 
 
-async def _check_rejections(settings: Settings, report: Report) -> None:
-    """Report why the running receiver has refused what senders delivered."""
-    where = "rejected requests"
+async def _read_rejections(settings: Settings, report: Report) -> tuple[Counter[str], list[str]]:
+    """Return the counted causes of what the receiver refused, and those of doctor's own probes.
+
+    The latter are of the newest that the receiver keeps, the newest first.
+    """
     try:
         source = feed_source(settings, Namespace(from_=None, token_env=None))
-        answer = await rejections(source, limit="1")
+        answer = await rejections(source, limit="200")
     except SdkError as error:
-        report.note(where, f"they were not read: {error}")
+        report.note("rejected requests", f"they were not read: {error}")
         await trio.lowlevel.checkpoint()
-        return
-    for cause in sorted(answer["causes"].keys() & ADVICE.keys()):
-        report.warning(
-            where,
-            f"{answer['causes'][cause]} since the receiver started: {cause}",
-            f"{ADVICE[cause]}; 'events rejected --cause {cause}' lists the newest",
-        )
+        return Counter(), []
+    own = [row["cause"] for row in answer["rejections"] if row["webhook_id"] == PROBE_ID]
+    return Counter(answer["causes"]), own
 
 
 async def check_routes(settings: Settings, report: Report) -> None:
@@ -158,20 +168,24 @@ def _as_a_proxy(settings: Settings, presence: Presence) -> dict[str, str]:
     return {name: value} if origin.secure else {}
 
 
-def _explain(status: int, where: str, settings: Settings, report: Report) -> None:
+def _explain(
+    status: int, where: str, settings: Settings, report: Report, cause: str | None
+) -> None:
+    """Report what the answer to the probe means; ``cause`` is that of a 400, if it was read."""
     proxied = settings.server.trusted_proxies
     match status:
         case 200:
             report.ok(where, "a signed delivery went through the whole pipeline: 200")
-        # The receiver tells a stranger no cause, and doctor is one: the settings say which of the
-        # two is likelier.
-        case 400 if settings.webhooks.require_https and not where.startswith("https:"):
+        # Without the cause, the settings say which of the two is likelier.
+        case 400 if cause == "not_https" or (
+            cause is None and settings.webhooks.require_https and not where.startswith("https:")
+        ):
             report.problem(
                 where,
                 "400: the receiver refused a delivery that this machine has signed; RequireHttps "
                 f"is true, and trusted are: {', '.join(proxied) or 'no proxies'}",
                 f"see what is said of {TRUSTED_PROXIES}; if nothing is, compare the secrets and "
-                "settings of the running process with these (its log has webhook.rejected)",
+                "settings of the running process with these ('events rejected' has the cause)",
             )
         case 400:
             report.problem(

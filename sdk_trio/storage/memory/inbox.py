@@ -570,7 +570,7 @@ class MemoryInbox(MemoryBackend):
             if row.state in (DeliveryState.RECEIVED, DeliveryState.RETRYING):
                 self._write(row, row.state)
 
-    async def take_due(self, *, limit: int, now: float) -> Due:
+    async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
         """See :meth:`Inbox.take_due`."""
         await self._begin()
         rows = self._rows
@@ -583,7 +583,7 @@ class MemoryInbox(MemoryBackend):
             at = row.next_attempt_at
             if row.owner is None and at is not None and at > now:
                 next_due_at = at if next_due_at is None else min(at, next_due_at)
-            elif self._is_free(row, now) and rows.is_first_in_line(row):
+            elif self._is_free(row, now, overdue) and rows.is_first_in_line(row):
                 due.append(row)
         for row in due[:limit]:
             if row.state is DeliveryState.RUNNING:
@@ -592,10 +592,10 @@ class MemoryInbox(MemoryBackend):
         records = [row.record() for row in due[:limit]]
         return Due(records, more=len(due) > limit, next_due_at=next_due_at)
 
-    def _is_free(self, row: MemoryRow, now: float) -> bool:
+    def _is_free(self, row: MemoryRow, now: float, overdue: bool) -> bool:
         if row.owner is None:
             return True
-        return row.owner != self._terms.owner and self._held_until(row, now) is None
+        return overdue and row.owner != self._terms.owner and self._held_until(row, now) is None
 
     async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
         """See :meth:`Inbox.take_suspects`."""
@@ -771,7 +771,8 @@ class MemoryInbox(MemoryBackend):
         """See :meth:`Inbox.expired_leases`."""
         await self._begin()
         return sum(
-            row.owner is not None and row.until <= before for row in self._rows.unfinished.values()
+            row.queued and row.owner is not None and row.until <= before
+            for row in self._rows.unfinished.values()
         )
 
     async def changed_elsewhere(self) -> bool:

@@ -76,7 +76,13 @@ COMPANY_SECONDS = 0.01
 #: The most times that a transaction is run again, where another one has got in its way.
 CONFLICT_LIMIT = 5
 
+#: Time that a job waits for its lock after its batch has waited for one, in seconds. A batch has
+#: up to :data:`BATCH_LIMIT` jobs, and one for which nothing is locked may be the last of them.
+HURRIED_SECONDS = 0.01
+
 _log = get_logger("storage")
+
+_HURRIED = f"SET LOCAL lock_timeout TO {HURRIED_SECONDS * 1000:.0f}"
 
 _COUNT = """
 INSERT INTO node (id, changes, done) VALUES (%s, 1, %s)
@@ -280,13 +286,16 @@ class GroupCommit:
 
     # -- in the thread -------------------------------------------------------------------------
 
-    def _commit(self, batch: Sequence[_Entry]) -> None:
-        """Run ``batch`` in one transaction, or each job in its own when one of them raises."""
-        if not (batch := self._in_one_trip(batch)):
+    def _commit(self, batch: Sequence[_Entry], *, hurried: bool = False) -> None:
+        """Run ``batch`` in one transaction, or each job in its own when one of them raises.
+
+        ``hurried``: a lock was waited for already, so each job waits briefly for its own.
+        """
+        if not hurried and not (batch := self._in_one_trip(batch)):
             return
         fresh = conflicts = 0
         while True:
-            error = self._try(batch)
+            error = self._try(batch, hurried=hurried)
             if error is None:
                 return
             if isinstance(error, psycopg.Error):
@@ -306,10 +315,17 @@ class GroupCommit:
                 or self._connection is None
             ):
                 break
-            for entry in batch:
-                self._commit((entry,))
+            self._commit_each(batch, error)
             return
         self._fail(batch, error)
+
+    def _commit_each(self, batch: Sequence[_Entry], error: Exception) -> None:
+        """Run each job in a transaction of its own, after ``error`` has undone that of all.
+
+        If the error is a lock that was not free, the other jobs have waited long enough.
+        """
+        for entry in batch:
+            self._commit((entry,), hurried=isinstance(error, psycopg.errors.LockNotAvailable))
 
     def _in_one_trip(self, batch: Sequence[_Entry]) -> Sequence[_Entry]:
         """Run grouped jobs by statements that commit together; return what is left to do.
@@ -348,9 +364,12 @@ class GroupCommit:
             return ()
         except psycopg.Error as error:
             if not connection.useless:
-                if len(batch) > 1 or not isinstance(error, psycopg.errors.LockNotAvailable):
+                if not isinstance(error, psycopg.errors.LockNotAvailable):
                     return batch
-                self._fail(batch, self._address.describe_lock(connection))
+                if len(batch) > 1:
+                    self._commit_each(batch, error)
+                else:
+                    self._fail(batch, self._address.describe_lock(connection))
                 return ()
             self._connection = None
             if error.sqlstate == READ_ONLY:
@@ -386,7 +405,7 @@ class GroupCommit:
                 else error
             )
 
-    def _try(self, batch: Sequence[_Entry]) -> Exception | None:
+    def _try(self, batch: Sequence[_Entry], *, hurried: bool) -> Exception | None:
         """Return the error for which ``batch`` was rolled back; None if each job has its result."""
         try:
             connection = self._connected()
@@ -396,6 +415,8 @@ class GroupCommit:
         try:
             with self._address.transaction(connection):
                 connection.changed, connection.done = False, 0
+                if hurried:
+                    connection.execute(_HURRIED)
                 for fence in {entry.fence for entry in batch if entry.fence is not None}:
                     fence(connection)
                 _perform(connection, batch)

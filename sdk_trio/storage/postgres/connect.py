@@ -310,9 +310,7 @@ class PostgresAddress:
         self, kind: type[ConnectionT], settings: Mapping[str, str], more: Sequence[sql.SQL]
     ) -> ConnectionT:
         given = _read_dsn(self.dsn)
-        # Another host that waits for a transaction of ours names it by this.
-        host = f"sdk_trio {socket.gethostname()[:40]}:{os.getpid()}"
-        options = {**_DIAL, "application_name": host}
+        options = {**_DIAL, "application_name": _name_of_process()}
         defaults = {name: value for name, value in options.items() if name not in given}
         connection: ConnectionT | None = None
         try:
@@ -334,6 +332,10 @@ class PostgresAddress:
             if connection is not None:
                 connection.close()
             raise self.describe(error) from error
+        except OSError as error:  # no descriptor is left for the second one
+            if connection is not None:
+                connection.close()
+            raise self.describe(psycopg.OperationalError(str(error))) from error
         except BaseException:
             if connection is not None:
                 connection.close()
@@ -456,10 +458,10 @@ class PostgresAddress:
             connection: one without a transaction in progress.
         """
         try:
-            row = connection.execute(_OLDEST_WRITER).fetchone()
+            row = connection.execute(_OLDEST_HOLDER, (self.schema,)).fetchone()
         except psycopg.Error as error:
             return self.describe(error)
-        who = "no session that still writes; it has ended meanwhile"
+        who = "no session that still has a lock of the tables; it has ended meanwhile"
         if row is not None:
             pid, name, seconds, state = row
             who = f"the session {pid} ({name}), in a transaction for {seconds:.0f} s ({state})"
@@ -612,6 +614,15 @@ class PostgresAddress:
         return int(version)
 
 
+def _name_of_process() -> str:
+    """Return the name by which another host names a transaction of ours that it waits for.
+
+    PostgreSQL keeps 63 bytes of it, and replaces what is not ASCII.
+    """
+    host = socket.gethostname().encode("ascii", "replace").decode()
+    return f"sdk_trio {host[:40]}:{os.getpid()}"
+
+
 def _begin(connection: StoreConnection, *, reading: bool) -> bytes:
     """Return SQL that begins a transaction, with all that it needs in one round trip."""
     begin = b"BEGIN READ ONLY" if reading else b"BEGIN"
@@ -632,13 +643,17 @@ SELECT (SELECT count(*) FROM pg_tables WHERE schemaname = %s),
     (SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s)
 """
 
-# The session that has written for longest without a commit: whoever waits cannot see whom it waited
-# for once the wait is over. The names of other roles' sessions are shown to pg_read_all_stats only.
-_OLDEST_WRITER = """
+# The oldest transaction that has a lock of our tables, or of rows in them: whoever waits cannot see
+# whom it waited for once the wait is over. Readers keep nobody waiting, nor do vacuum and those who
+# make an index concurrently. Names of other roles' sessions are shown to pg_read_all_stats only.
+_OLDEST_HOLDER = """
 SELECT pid, coalesce(nullif(application_name, ''), usename, 'unknown'),
     extract(epoch FROM clock_timestamp() - xact_start)::float8, coalesce(state, 'unknown')
 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-    AND backend_xid IS NOT NULL AND xact_start IS NOT NULL
+    AND xact_start IS NOT NULL AND pid IN (
+        SELECT pg_locks.pid FROM pg_locks JOIN pg_class ON pg_class.oid = relation
+        WHERE granted AND mode NOT IN ('AccessShareLock', 'ShareUpdateExclusiveLock')
+            AND relnamespace = to_regnamespace(quote_ident(%s)))
 ORDER BY xact_start LIMIT 1
 """
 

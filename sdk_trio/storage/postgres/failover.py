@@ -88,8 +88,9 @@ def note_timeline(address: PostgresAddress, connection: StoreConnection) -> None
             place=address.place,
             timeline=timeline,
             before=made.before,
-            hint="replication was synchronous when the old primary was last dialled, so nothing "
-            "acknowledged is missing"
+            hint="replication was synchronous when the old primary was last dialled: a promoted "
+            "standby lacks nothing that was acknowledged while it was; a restored backup lacks "
+            "what came after it"
             if made.complete
             else LOST_HINT,
         )

@@ -26,7 +26,7 @@ from ..admission import LeaseTerms
 from ..backlog import BacklogWalk
 from ..effects import Effects, T
 from . import leases, reads, writes
-from .commits import CLOSE_SECONDS, GroupCommit
+from .commits import ANSWER_SECONDS, CLOSE_SECONDS, GroupCommit
 from .connect import PostgresAddress, StoreConnection
 from .effects import EffectTransactions
 from .notifications import PostgresNotifications
@@ -144,7 +144,7 @@ class PostgresInbox:
 
     async def clock_offset(self) -> float | None:
         """See :meth:`Inbox.clock_offset`."""
-        return await self._queries.run(reads.clock_offset)
+        return await self._queries.run(reads.clock_offset, seconds=ANSWER_SECONDS)
 
     # -- deliveries ------------------------------------------------------------------------------
 
@@ -254,8 +254,8 @@ class PostgresInbox:
         terms, ids = self._terms, tuple(keys)
         await self._commits.submit(lambda c: leases.release(c, terms, ids))
 
-    async def take_due(self, *, limit: int, now: float) -> Due:
-        """See :meth:`Inbox.take_due`."""
+    async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
+        """See :meth:`Inbox.take_due`. Leases end by the database's clock, whatever the host's."""
         terms, walk = self._terms, self._walk
         return await self._commits.submit(lambda c: leases.take_due(c, terms, walk, limit, now))
 
@@ -358,7 +358,9 @@ class PostgresInbox:
         """See :meth:`Inbox.changed_elsewhere`."""
         owner, shared = self._terms.lease.owner, self._terms.shared
         *seen, expired = await self._queries.run(
-            lambda c: reads.changes_of_others(c, self._node, owner, shared=shared)
+            lambda c: reads.changes_of_others(c, self._node, owner, shared=shared),
+            # Whoever asks fetches due events next, which another connection may well do.
+            seconds=ANSWER_SECONDS,
         )
         before, self._seen = self._seen, seen
         return expired or (before is not None and seen != before)

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import attrs
@@ -65,6 +66,8 @@ class QueryPool:
                 with trio.move_on_after(CLOSE_SECONDS, shield=True):
                     await _interrupt(reading)
                 raise
+        # They are as old, and may be half-open as well.
+        self._drop_idle()
         raise StoreUnavailableError(
             f"the database {self._address.place} has not answered within {seconds:g} s; try again"
         )
@@ -98,6 +101,11 @@ class QueryPool:
         # next one.
         return reading.abandoned or self._closed or connection.useless
 
+    def _drop_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
     def _take(self) -> StoreConnection:
         try:
             return self._idle.pop()
@@ -127,8 +135,7 @@ class QueryPool:
             async with self._limiter:
                 pass
         await trio.lowlevel.checkpoint()
-        while self._idle:
-            self._idle.pop().close()
+        self._drop_idle()
 
 
 async def _interrupt(reading: _Reading) -> None:

@@ -255,7 +255,7 @@ def clock_offset(connection: StoreConnection) -> float:
 
 
 _EXPIRED_LEASES = """
-SELECT count(*) FROM work WHERE lease_owner IS NOT NULL
+SELECT count(*) FROM work WHERE lease_owner IS NOT NULL AND queued
     AND state IN ('received', 'running', 'retrying')
     AND lease_until <= coalesce(extract(epoch FROM statement_timestamp()) - %(ago)s, %(before)s)
 """

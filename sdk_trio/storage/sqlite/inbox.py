@@ -1,6 +1,7 @@
 """The inbox in one SQLite file: durable, and the default."""
 
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -65,6 +66,10 @@ PURGE_LOG_BYTES = 4 << 20
 
 #: Time to wait for a reader that keeps the log from being cleared, in seconds. Deliveries wait too.
 SHORT_SECONDS = 0.2
+
+#: The time after which a look for due deliveries takes over no expired leases, in seconds, because
+#: it had to wait. The next one does.
+LATE_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -481,10 +486,17 @@ class SqliteInbox:
         terms, ids = self._terms, tuple(keys)
         await self._committer.submit(lambda c: leaser.release(c, terms, ids))
 
-    async def take_due(self, *, limit: int, now: float) -> Due:
+    async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
         """See :meth:`Inbox.take_due`."""
         terms, walk = self._terms, self._walk
-        return await self._committer.submit(lambda c: leaser.take_due(c, terms, walk, limit, now))
+        asked_at = time.monotonic()
+
+        def job(connection: apsw.Connection) -> Due:
+            # After a stall ``now`` is old, and the clock may have been set since.
+            late = time.monotonic() - asked_at > LATE_SECONDS
+            return leaser.take_due(connection, terms, walk, limit, now, overdue and not late)
+
+        return await self._committer.submit(job)
 
     async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
         """See :meth:`Inbox.take_suspects`."""

@@ -175,7 +175,12 @@ WHERE {UNFINISHED} AND state = 'retrying' AND queued = 1
 
 
 def take_due(
-    connection: apsw.Connection, terms: LeaseTerms, walk: BacklogWalk, limit: int, now: float
+    connection: apsw.Connection,
+    terms: LeaseTerms,
+    walk: BacklogWalk,
+    limit: int,
+    now: float,
+    overdue: bool = True,
 ) -> Due:
     """Lease due deliveries, oldest arrival first in each part of the backlog."""
     arrivals.settle(connection)
@@ -197,7 +202,9 @@ def take_due(
         walk.end(last_seen, now=now)
     else:
         walk.stay(now=now)
-    expired = [sequence for (sequence,) in connection.execute(_EXPIRED, bindings)]
+    expired: list[int] = []
+    if overdue:
+        expired = [sequence for (sequence,) in connection.execute(_EXPIRED, bindings)]
     found = sorted(found + expired)
     # The owner has not renewed its lease: its process hangs or is gone, so a run of it counts as
     # one that ended the process.

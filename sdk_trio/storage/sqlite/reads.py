@@ -226,14 +226,14 @@ def oldest_waiting(connection: apsw.Connection) -> float | None:
 
 
 _EXPIRED_LEASES = f"""
-SELECT (SELECT count(*) FROM open INDEXED BY open_due WHERE {UNFINISHED} AND queued IN (0, 1)
+SELECT (SELECT count(*) FROM open INDEXED BY open_due WHERE {UNFINISHED} AND queued = 1
         AND lease_owner > '' AND lease_until <= :before)
-    + (SELECT count(*) FROM fresh WHERE lease_until <= :before)
+    + (SELECT count(*) FROM fresh WHERE queued AND lease_until <= :before)
 """
 
 
 def expired_leases(connection: apsw.Connection, before: float) -> int:
-    """Return how many unfinished deliveries have a lease that expired before that time."""
+    """Return how many queued deliveries have a lease that expired before that time."""
     return int(connection.execute(_EXPIRED_LEASES, {"before": before}).get)
 
 
