@@ -1,4 +1,4 @@
-"""Who holds the lock of a file, as the kernel lists it. Linux only."""
+"""The holders of file locks, as the kernel lists them. Linux only."""
 
 from pathlib import Path
 

@@ -82,12 +82,12 @@ PREPARE_SECONDS: Final = 5.0
 #: The seconds without a report after which a process counts as silent.
 SILENT_SECONDS: Final = 5.0
 
-#: The time between two looks counts as silence up to this many seconds. After a longer one the
+#: The time between two checks counts as silence up to this many seconds. After a longer one the
 #: supervisor itself did not run: the machine was suspended, or all its processes were stopped.
-LONGEST_LOOK_SECONDS: Final = 2.0
+LONGEST_GAP_SECONDS: Final = 2.0
 
-#: Looks in a row that find a silent process holding the store's write lock before it is killed.
-HOLDER_LOOKS: Final = 2
+#: Checks in a row that find a silent process holding the store's write lock before it is killed.
+HOLDER_CHECKS: Final = 2
 
 #: The signal of a process that uses a mapped file which was truncated; Windows has none.
 _BUS: Final = int(getattr(signal, "SIGBUS", 0))
@@ -182,7 +182,7 @@ class _Process:
     ended: trio.Event = attrs.Factory(trio.Event)
     ready_at: float | None = None
     silent_seconds: float = 0.0
-    holder_looks: int = 0
+    holder_checks: int = 0
     report: ProcessReport = attrs.Factory(ProcessReport)
     told: bool = False
 
@@ -558,18 +558,18 @@ class Processes:
         what runs in it does not end. Only a service manager's WatchdogSec says for how long that
         may last. But if it holds the store's write lock, no other process can write either.
         """
-        looked_at = trio.current_time()
+        checked_at = trio.current_time()
         while True:
             await trio.sleep(REPORT_SECONDS)
-            passed = min(trio.current_time() - looked_at, LONGEST_LOOK_SECONDS)
-            looked_at = trio.current_time()
+            passed = min(trio.current_time() - checked_at, LONGEST_GAP_SECONDS)
+            checked_at = trio.current_time()
             for process in self._processes.values():
                 if process.ready_at is not None:
                     process.silent_seconds += passed
                 silent = process.silent_seconds
                 if silent < SILENT_SECONDS:
                     process.told = False
-                    process.holder_looks = 0
+                    process.holder_checks = 0
                     continue
                 if not process.told:
                     process.told = True
@@ -591,10 +591,10 @@ class Processes:
         with suppress(NotRunningError):  # a stop
             holder = self._receiver.store.writing_process()
         if holder != process.popen.pid:
-            process.holder_looks = 0
+            process.holder_checks = 0
             return
-        process.holder_looks += 1
-        if process.holder_looks == HOLDER_LOOKS:
+        process.holder_checks += 1
+        if process.holder_checks == HOLDER_CHECKS:
             _log.error(
                 "process.killed",
                 process=process.number,
