@@ -259,7 +259,8 @@ def init(arguments: Namespace) -> int:
     existing = [name for name in FILES if os.path.lexists(directory / name)]
     if existing and not arguments.force:
         raise FilesExistError(
-            f"{', '.join(existing)} exists in {directory.absolute()}: nothing was written. "
+            f"{', '.join(existing)} exist{'s' if len(existing) == 1 else ''} in "
+            f"{directory.absolute()}: nothing was written. "
             "--force overwrites, --directory writes elsewhere"
         )
     try:
