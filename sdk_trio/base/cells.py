@@ -81,7 +81,7 @@ class Cells:
                 await self._closed.wait()
             # Let through, a cancellation from outside would cancel the cell as well, as if its task
             # had done it. The nursery waits for the task, and then this one has nothing left to do.
-            except trio.Cancelled:  # noqa: ASYNC103
+            except trio.Cancelled:  # noqa: ASYNC103 - see above
                 pass
             finally:
                 self._open.discard(cell)
