@@ -5,6 +5,7 @@ ends only itself by that.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import Context, ContextVar
 from functools import partial
 from typing import TypeVarTuple
@@ -78,11 +79,11 @@ class Cells:
             self._start(cell, call, context)
             del call, context  # the task has them, and may end long before the cell does
             try:
-                await self._closed.wait()
-            # Let through, a cancellation from outside would cancel the cell as well, as if its task
-            # had done it. The nursery waits for the task, and then this one has nothing left to do.
-            except trio.Cancelled:  # noqa: ASYNC103 - see above
-                pass
+                # Let through, a cancellation from outside would cancel the cell as well, as if its
+                # task had done it. The nursery waits for the task, and then this one has nothing
+                # left to do.
+                with suppress(trio.Cancelled):
+                    await self._closed.wait()
             finally:
                 self._open.discard(cell)
 
