@@ -104,12 +104,12 @@ WAIT_SECONDS = 75.0
 
 @attrs.define
 class Ledger:
-    """When each event was answered 200, and when the stalls ended; monotonic nanoseconds."""
+    """When each event was answered 200, and when the stalls were; monotonic nanoseconds."""
 
     handled: Path
     acknowledged: dict[str, int] = attrs.Factory(dict)
     answers: dict[str, int] = attrs.Factory(dict)
-    resumed: list[int] = attrs.Factory(list)
+    stalls: list[tuple[int, int]] = attrs.Factory(list)
 
     def count(self, answer: str) -> None:
         self.answers[answer] = self.answers.get(answer, 0) + 1
@@ -134,15 +134,14 @@ class Ledger:
     def waits(self) -> list[float]:
         """Return how long each event waited for its run after it was answered 200, in seconds.
 
-        A wait begins at the end of the last stall before the run, if that is later: nothing can run
-        during a stall.
+        The time of the stalls does not count: nothing need run then.
         """
         handled = self.first_runs()
         waits = []
         for webhook_id, at in self.acknowledged.items():
             if (ran := handled.get(webhook_id)) is not None:
-                begin = max([at, *(end for end in self.resumed if end <= ran)])
-                waits.append(max(0.0, (ran - begin) / 1e9))
+                stalled = sum(max(0, min(ran, end) - max(at, begin)) for begin, end in self.stalls)
+                waits.append(max(0.0, (ran - at - stalled) / 1e9))
         return waits
 
 
@@ -461,9 +460,10 @@ async def experiment(directory: Path, options: Options) -> Report:
             sending.start_soon(senders.run)
             for seconds in lengths:
                 await trio.sleep(options.dice.uniform(1.0, 2.0))
+                begin = time.monotonic_ns()
                 with await trio.to_thread.run_sync(_entered, bench.stall) as stall:
                     await trio.sleep(seconds)
-                    ledger.resumed.append(time.monotonic_ns())
+                    ledger.stalls.append((begin, time.monotonic_ns()))
                     stall.close()
                 await _acknowledges(ledger)
             senders.stopped = True
