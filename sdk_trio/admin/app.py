@@ -78,8 +78,8 @@ CALL_SECONDS = 10.0
 REQUESTS_PER_SECOND = 200.0
 BURST = 50
 
-#: Probes that wait for a look at the store at the same time, and those of one source; further ones
-#: are answered by the last look. A store that stands still would have them hold all slots.
+#: The most probes that wait for a check of the store, altogether and from one source. The others
+#: get the result of the last check: while the store stands still, they would hold all slots.
 MOST_PROBES_WAITING = 32
 MOST_PROBES_OF_ONE = 16
 

@@ -81,7 +81,7 @@ class ProcessReport(msgspec.Struct):
 class FromProcess(msgspec.Struct, omit_defaults=True):
     """A message of a process. ``kind``: ``ready``, ``prepared``, ``report`` or ``drained``.
 
-    ``number`` is that of the question that it answers, 0 if nobody has asked. ``causes`` counts
+    ``number`` is that of the question that it answers, 0 without one. ``causes`` counts
     all requests that were rejected since the last message that did; ``rejected`` are the newest.
     """
 

@@ -194,7 +194,7 @@ async def test_a_frozen_host_keeps_only_its_own_keys_and_is_named(
                     return True
                 return False
 
-            # The server ends the frozen host's transaction; nobody has to.
+            # The server ends the frozen host's transaction by itself.
             await until(is_accepted)
         import psycopg
 

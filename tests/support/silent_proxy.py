@@ -86,7 +86,7 @@ class SilentProxy:
                 return
         except OSError:
             pass
-        # The other half of a silent connection stays open: nobody tells the server.
+        # The other half of a silent connection stays open: the server hears nothing.
         if one in self._silenced:
             self._selector.unregister(one)
             return

@@ -643,9 +643,9 @@ SELECT (SELECT count(*) FROM pg_tables WHERE schemaname = %s),
     (SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s)
 """
 
-# The oldest transaction that has a lock of our tables, or of rows in them: whoever waits cannot see
-# whom it waited for once the wait is over. Readers keep nobody waiting, nor do vacuum and those who
-# make an index concurrently. Names of other roles' sessions are shown to pg_read_all_stats only.
+# The oldest transaction that has a lock of our tables, or of rows in them: after a wait, the holder
+# cannot be seen any more. Readers block no writer, nor do VACUUM and CREATE INDEX CONCURRENTLY.
+# Names of other roles' sessions are shown to pg_read_all_stats only.
 _OLDEST_HOLDER = """
 SELECT pid, coalesce(nullif(application_name, ''), usename, 'unknown'),
     extract(epoch FROM clock_timestamp() - xact_start)::float8, coalesce(state, 'unknown')

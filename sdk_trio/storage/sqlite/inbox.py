@@ -67,7 +67,7 @@ PURGE_LOG_BYTES = 4 << 20
 #: Time to wait for a reader that keeps the log from being cleared, in seconds. Deliveries wait too.
 SHORT_SECONDS = 0.2
 
-#: The time after which a look for due deliveries takes over no expired leases, in seconds, because
+#: The wait after which a poll for due deliveries takes over no expired leases, in seconds, because
 #: it had to wait. The next one does.
 LATE_SECONDS = 1.0
 
