@@ -102,8 +102,6 @@ def _integer(value: int, bits: int, first: int) -> bytes:
 
 #: The bytes at the beginning of a frame that announce its length (RFC 9113, 4.1).
 _LENGTH_BYTES = 3
-#: The most bytes of a malformed frame that an error shows.
-_SHOWN_BYTES = 20
 
 
 class CorrectedProtocol(h2.connection.H2Connection):
@@ -144,10 +142,11 @@ class CorrectedProtocol(h2.connection.H2Connection):
         length = int.from_bytes(beginning[:_LENGTH_BYTES], "big")
         if length > self.max_inbound_frame_size:
             self.close_connection(h2.errors.ErrorCodes.FRAME_SIZE_ERROR)
+            # The bytes themselves may be an answer, which no error shows.
+            text = "; it answers as HTTP/1 does" if beginning.startswith(b"HTT") else ""
             raise PeerProtocolError(
                 f"the server announced an HTTP/2 frame of {length} bytes, of which "
-                f"{self.max_inbound_frame_size} are allowed; it begins with "
-                f"{bytes(beginning[:_SHOWN_BYTES])!r}"
+                f"{self.max_inbound_frame_size} are allowed{text}"
             )
 
     @property

@@ -305,7 +305,7 @@ async def test_a_run_that_outlasts_its_sender_is_not_run_beside_itself(store, he
         assert await outlasted(clock, app, delivery, lambda: held.begun) == 503
         assert await outlasted(clock, app, delivery, lambda: waiting_for_run_of(app, "a")) == 503
         (told,) = [each for each in caplog.records if "webhook.still_running" in each.message]
-        assert "handler='Held' webhook_id='a'" in told.message
+        assert "webhook_id='a' handler='Held'" in told.message
         record = await app.store.get("a")
         assert (record.state, record.attempts) == (DeliveryState.RUNNING, 1)
         assert (held.begun, held.ended) == (["a"], [])
