@@ -348,8 +348,8 @@ class Inbox(Protocol):
         """Return how many queued deliveries have a lease that expired before that time.
 
         An inline one is the sender's to deliver again, so nobody takes its lease over.
-        In a store that other hosts share, by its own clock: ``before`` is told by the caller's, and
-        counts as that long ago.
+        ``before`` is a time of the caller's clock. A store that hosts share compares by its own
+        clock, and takes it as that long ago.
         """
         ...
 

@@ -57,6 +57,7 @@ async def test_a_running_receiver_is_alive_ready_and_well(store):
         assert ready.json()["ready"] is True
         assert {name: check["ok"] for name, check in checks_of(ready).items()} == {
             "store": True,
+            "leases": True,
             "drain": True,
             "receiver": True,
             "queue": True,

@@ -40,7 +40,7 @@ async def nothing_is_kept(app):
 # -- before verification -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/", "/hooks", "/hooks/sdk/", "/hooks/sdk/x", "//hooks/sdk", "*"])
+@pytest.mark.parametrize("path", ["/", "/hooks", "/hooks/sdk/", "/hooks/sdk/x", "//hooks/sdk"])
 async def test_another_path_is_404(path):
     async with serving() as app:
         answer = await exchange(app, delivery_request(signed(), path=path))

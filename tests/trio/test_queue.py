@@ -708,7 +708,7 @@ async def test_an_event_that_an_abandoned_call_has_leased_is_run_after_the_next_
         if call == "accept":
             with pytest.raises(StoreUnavailableError):
                 await bench.queue.accept(arrival(webhook_id="a"))
-            # The event is in the store, so its sender is told that it is taken care of.
+            # The event is in the store, so its redelivery is acknowledged.
             assert (await bench.queue.accept(arrival(webhook_id="a"))).status == 200
         begun = trio.current_time()
         with trio.move_on_after(2 * queue.PICK_UP_SECONDS):
@@ -731,7 +731,7 @@ async def test_a_lane_goes_on_behind_an_event_that_an_abandoned_call_has_leased(
     bench = Bench.of(registry(handle, enqueue=True, ordered=True), inbox)
     for name in ("first", "second"):
         await inbox.accept(arrival(webhook_id=name, ordered=True).delivery, leased=False)
-    await inbox.take_due(limit=1, now=0.0)  # whoever has called this has given up
+    await inbox.take_due(limit=1, now=0.0)  # an abandoned call
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         with trio.fail_after(2 * queue.PICK_UP_SECONDS):
@@ -762,7 +762,7 @@ async def test_what_becomes_due_without_a_sign_is_fetched_all_the_same(autojump_
         await nursery.start(bench.queue.run)
         await trio.sleep(1)
         await other.accept(arrival(webhook_id="a").delivery, leased=False)
-        # And one whose process stands still: nothing tells that its lease has expired.
+        # And one whose process stands still: an expired lease notifies no one.
         leased = arrival(webhook_id="b", now=bench.queue._clock())
         await other.accept(leased.delivery, leased=True)
         with trio.fail_after(2 * queue.TAKE_OVER_SECONDS + 75):
