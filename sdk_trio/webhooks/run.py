@@ -636,11 +636,12 @@ class DeliveryRunner:
         outcome: Outcome = _DONE if failure is None else policy.after(failure, attempt)
         if failure is None and handler.gate is not None:
             outcome = Done(handler.gate.take_answer(event.key))
-        end = partial(self._end, delivery, attempt, outcome, policy, handler, seconds)
         if policy.insists and is_cell_cancelled():
-            await self._outside_of_cell(end)
+            await self._outside_of_cell(
+                partial(self._end, delivery, attempt, outcome, policy, handler, seconds)
+            )
         else:
-            await end()
+            await self._end(delivery, attempt, outcome, policy, handler, seconds)
         return outcome, failure
 
     async def _outside_of_cell(self, end: Callable[[], Awaitable[None]]) -> None:
