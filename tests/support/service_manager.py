@@ -29,6 +29,7 @@ log = os.open(os.environ["HANDLED"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 @handlers.on(OrderPaidEvent, enqueue=True)
 async def handle(event):
+    open("running", "w").close()
     while os.path.exists("hold"):
         await trio.sleep(0.01)
     await trio.sleep(float(event.data.metadata.get("seconds", 0.002)))
