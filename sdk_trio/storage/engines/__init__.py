@@ -1,0 +1,1 @@
+"""The engines: how SQLite and PostgreSQL run and commit transactions."""

@@ -1,0 +1,1 @@
+"""The store's statements: one implementation for every engine that speaks SQL."""

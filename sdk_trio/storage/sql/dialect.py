@@ -1,0 +1,177 @@
+"""One set of statements for two engines: what a statement may say, and how SQLite reads it.
+
+Statements are PostgreSQL's, with ``:name`` for a parameter. A :class:`Dialect` translates each
+once. Beside plain SQL that both engines understand, a statement may use:
+
+===========================  =============================  =====================================
+written                      PostgreSQL                     SQLite
+===========================  =============================  =====================================
+``:name``                    ``%(name)s``                   the same
+``IN ints(:name)``           ``= ANY(... bigint[])``        ``IN (SELECT value FROM json_each())``
+``IN texts(:name)``          ``= ANY(... text[])``          the same as for ints
+``clock()``                  the server's time              ``:now``
+``due(:at)``                 ``:at`` by the server's time   ``:at``
+``local(column)``            a time by the caller's clock   ``column``
+``FOR UPDATE``, all forms    the same                       nothing: one transaction writes
+===========================  =============================  =====================================
+
+All times are Unix seconds. A statement with ``clock()``, ``due()`` or ``local()`` has a parameter
+``now``, the caller's time. Hosts plan retries by their own clocks, and the server decides when they
+are due: ``due(:at)`` is as far from the server's time as ``:at`` is from ``:now``.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+Row = tuple[Any, ...]
+
+#: The sizes of multi-row statements on SQLite, largest first: it compiles each of them once.
+ROWS_AT_ONCE = (32, 8, 1)
+
+
+class Statement(NamedTuple):
+    """A translated statement, and the names of its parameters that are lists."""
+
+    text: str
+    lists: tuple[str, ...]
+
+
+class Insert:
+    """A statement that inserts many rows at once.
+
+    Args:
+        table: the table.
+        columns: the types of its columns by name, as PostgreSQL calls them.
+        end: what follows the rows, such as ``ON CONFLICT DO NOTHING RETURNING sequence``.
+    """
+
+    __slots__ = ("columns", "end", "table")
+
+    def __init__(self, table: str, columns: Mapping[str, str], end: str = "") -> None:
+        self.table = table
+        self.columns = columns
+        self.end = end
+
+
+class Transaction(Protocol):
+    """An open transaction; its methods block, and run in the thread of the engine.
+
+    They raise the errors of the engine's driver, which the engine translates.
+    """
+
+    @property
+    def dialect(self) -> "Dialect":
+        """The dialect of the engine."""
+        ...
+
+    def all(self, statement: str, /, **values: Any) -> list[Row]:
+        """Run a statement and return all of its rows."""
+        ...
+
+    def one(self, statement: str, /, **values: Any) -> Row | None:
+        """Run a statement and return its first row, or None."""
+        ...
+
+    def run(self, statement: str, /, **values: Any) -> int:
+        """Run a statement and return the number of rows that it has changed."""
+        ...
+
+    def each(self, statement: str, values: Iterable[Mapping[str, Any]], /) -> list[Row | None]:
+        """Run a statement with ``RETURNING`` once for each of ``values``; return the first rows.
+
+        On PostgreSQL all of them are one round trip.
+        """
+        ...
+
+    def insert(self, insert: Insert, rows: Sequence[Sequence[Any]], /) -> list[Row]:
+        """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
+        ...
+
+    def note_change(self, *, done: int = 0) -> None:
+        """Note that other processes have to look for work; ``done``: deliveries that were ended.
+
+        ``done`` is below 0 where ended deliveries were removed or put back.
+        """
+        ...
+
+
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
+_LIST = re.compile(r"IN (ints|texts)\(:(\w+)\)")
+_LOCK = re.compile(r"\s+FOR (?:NO KEY )?UPDATE(?: OF \w+)?(?: SKIP LOCKED)?")
+_DUE = re.compile(r"\bdue\(([^()]+)\)")
+_LOCAL = re.compile(r"\blocal\(([^()]+)\)")
+_CLOCK = re.compile(r"\bclock\(\)")
+
+_ARRAYS = {"ints": "bigint[]", "texts": "text[]"}
+
+_SERVER_TIME = "CAST(extract(epoch FROM statement_timestamp()) AS float8)"
+_CALLER_TIME = "CAST(:now AS float8)"
+
+
+class Dialect:
+    """How one engine reads the statements of this package.
+
+    Args:
+        name: ``sqlite`` or ``postgresql``.
+        server_clock: ``clock()`` is the server's time, else the caller's.
+    """
+
+    def __init__(self, name: str, *, server_clock: bool = False) -> None:
+        self.name = name
+        self.server_clock = server_clock
+        self._translated: dict[str, Statement] = {}
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether it is SQLite, which has one writer and no clock of its own."""
+        return self.name == "sqlite"
+
+    def translate(self, statement: str) -> Statement:
+        """Return ``statement`` as the engine reads it; each is translated once."""
+        translated = self._translated.get(statement)
+        if translated is None:
+            lists = tuple(name for _, name in _LIST.findall(statement))
+            text = self._with_times(statement)
+            text = self._for_sqlite(text) if self.is_sqlite else self._for_postgresql(text)
+            translated = self._translated[statement] = Statement(text, lists)
+        return translated
+
+    def _with_times(self, statement: str) -> str:
+        if self.server_clock:
+            shifted = rf"({_SERVER_TIME} + (CAST(\1 AS float8) - {_CALLER_TIME}))"
+            statement = _DUE.sub(shifted, statement)
+            statement = _LOCAL.sub(rf"({_CALLER_TIME} + (\1 - {_SERVER_TIME}))", statement)
+            return _CLOCK.sub(_SERVER_TIME, statement)
+        statement = _LOCAL.sub(r"\1", _DUE.sub(r"CAST(\1 AS float8)", statement))
+        return _CLOCK.sub(_CALLER_TIME, statement)
+
+    def _for_sqlite(self, statement: str) -> str:
+        statement = _LIST.sub(r"IN (SELECT value FROM json_each(:\2))", statement)
+        return _LOCK.sub("", statement)
+
+    def _for_postgresql(self, statement: str) -> str:
+        statement = _LIST.sub(
+            lambda found: f"= ANY(CAST(:{found[2]} AS {_ARRAYS[found[1]]}))",
+            statement.replace("%", "%%"),
+        )
+        return _PARAMETER.sub(r"%(\1)s", statement)
+
+    def insert_text(self, insert: Insert, rows: int) -> str:
+        """Return the text of an insert of ``rows`` rows.
+
+        SQLite gets the values of all rows, one after the other; PostgreSQL gets an array for each
+        column, under the name of the column, however many rows there are.
+        """
+        names = ", ".join(insert.columns)
+        if self.is_sqlite:
+            row = f"({', '.join('?' * len(insert.columns))})"
+            return f"INSERT INTO {insert.table} ({names}) VALUES {', '.join([row] * rows)} {insert.end}"
+        arrays = ", ".join(
+            f"CAST(%({name}){'b' if kind == 'bytea' else 's'} AS {kind}[])"
+            for name, kind in insert.columns.items()
+        )
+        return (
+            f"INSERT INTO {insert.table} ({names}) SELECT {names} FROM unnest({arrays}) "
+            f"WITH ORDINALITY AS brought ({names}, number) ORDER BY number {insert.end}"
+        )
