@@ -11,6 +11,8 @@ from .sql.dialect import Dialect, Transaction
 
 T = TypeVar("T")
 
+ANSWER_SECONDS = 5.0
+
 #: A unit of work: runs in the thread of the engine, within a transaction that it neither begins nor
 #: ends. It may run again after a rollback.
 Work = Callable[[Transaction], T]

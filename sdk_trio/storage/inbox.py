@@ -335,9 +335,7 @@ class SqlInbox:
         for key in [key for key in self._leases if key not in held]:
             del self._leases[key]
         tokens = {lease.token for lease in held.values()} | self._pending
-        return await self._commits.submit(
-            lambda tx: leases.renew(tx, terms, tokens, held, now=now)
-        )
+        return await self._commits.submit(lambda tx: leases.renew(tx, terms, tokens, held, now=now))
 
     async def lead(self, *, seconds: float) -> int | None:
         """See :meth:`Inbox.lead`."""
@@ -472,9 +470,7 @@ class SqlInbox:
             erased += await self._commits.submit(
                 partial(self._erase, sequences=found, tenant_id=tenant_id)
             )
-        erase_evidence = partial(
-            deliveries.erase_evidence, tenant_id=tenant_id, limit=PURGE_CHUNK
-        )
+        erase_evidence = partial(deliveries.erase_evidence, tenant_id=tenant_id, limit=PURGE_CHUNK)
         while await self._commits.submit(erase_evidence):
             pass
         return erased

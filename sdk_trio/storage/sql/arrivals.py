@@ -7,7 +7,7 @@ added to ``lookup`` at once, in order: first the segment, which only the newest 
 the term. The price is one step in each segment for a key that is not among the newest.
 
 A term is a letter and a text: ``k`` the key, ``s`` the beginning of the subject, ``t`` the type,
-``n`` the tenant. All functions run in a transaction; on SQLite no other transaction writes meanwhile.
+``n`` the tenant. All functions run in a transaction, which on SQLite is the only one that writes.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ from .dialect import Insert, Transaction
 #: Arrivals of one segment, as a power of two.
 SEGMENT_BITS = 14
 
-#: The most arrivals that are not indexed yet; with bodies of 1 KB searching them takes up to 0.1 ms.
+#: The most arrivals that are not indexed; with bodies of 1 KB a search of them takes 0.1 ms.
 INDEX_EVERY = 512
 
 #: Characters of a subject or type that an index holds.
@@ -181,7 +181,8 @@ ON CONFLICT (number) DO UPDATE SET first_at = min(first_at, excluded.first_at),
 _TERMS = f"""
 SELECT sequence >> {SEGMENT_BITS} AS segment, 'k' || delivery_key AS term, sequence
 FROM arrival WHERE {{which}}
-UNION ALL SELECT sequence >> {SEGMENT_BITS}, 't' || substr(type, 1, {INDEXED_CHARACTERS}), sequence
+UNION ALL
+SELECT sequence >> {SEGMENT_BITS}, 't' || substr(type, 1, {INDEXED_CHARACTERS}), sequence
 FROM arrival WHERE {{which}}
 UNION ALL
 SELECT sequence >> {SEGMENT_BITS}, 's' || substr(subject, 1, {INDEXED_CHARACTERS}), sequence

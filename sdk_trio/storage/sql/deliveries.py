@@ -147,9 +147,7 @@ def claim_all(
     return _admit_all(tx, terms, arriving, CLAIMING, DeliveryState.RUNNING, surely_new)
 
 
-def park(
-    tx: Transaction, terms: LeaseTerms, delivery: NewDelivery, reason: str | None
-) -> Admitted:
+def park(tx: Transaction, terms: LeaseTerms, delivery: NewDelivery, reason: str | None) -> Admitted:
     """Keep ``delivery`` without running it, and why."""
     arriving = [Arriving(delivery, None)]
     ((admitted, _),) = _admit_all(
@@ -170,7 +168,9 @@ def _admit_all(
 ) -> list[Answer]:
     new = arrivals.add(tx, [each.delivery for each in arriving], surely_new=surely_new)
     if new:
-        _open(tx, terms, [each for each in arriving if each.delivery.key in new], new, state, reason)
+        _open(
+            tx, terms, [each for each in arriving if each.delivery.key in new], new, state, reason
+        )
     return [
         (_NEW, new[each.delivery.key])
         if each.delivery.key in new
@@ -280,7 +280,9 @@ def _admit_known(
 
 
 def _read_known(terms: LeaseTerms, row: Sequence[Any]) -> tuple[Any, ...]:
-    state, queued, attempts, finished_at, until, ends, earlier, generation, raw, *stored, clock = row
+    state, queued, attempts, finished_at, until, ends, earlier, generation, raw, *stored, clock = (
+        row
+    )
     held_until = terms.live(until, now=clock)
     known = Known(DeliveryState(state), bool(queued), attempts, finished_at, held_until, ends)
     return known, raw, attempts, earlier, generation, *stored
@@ -457,8 +459,18 @@ def end_all(tx: Transaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> list[
         # paused route, and that is over.
         error = error if before > 0 else None
         rows.append(
-            (sequence, queued, attempts, earlier, process_ends, alone, generation, started_at)
-            + (run.finished_at, error)
+            (
+                sequence,
+                queued,
+                attempts,
+                earlier,
+                process_ends,
+                alone,
+                generation,
+                started_at,
+                run.finished_at,
+                error,
+            )
         )
     if rows:
         tx.insert(_ADD_ENDED, rows)
@@ -562,9 +574,7 @@ def join(tx: Transaction, lease: Lease) -> None:
     tx.run(_JOIN, **lease._asdict())
 
 
-def finish(
-    tx: Transaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, now: float
-) -> None:
+def finish(tx: Transaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, now: float) -> None:
     """Record the outcome of a run; nothing if its lease is not ours any more."""
     ours = {**lease._asdict(), "now": now}
     match outcome:
@@ -759,9 +769,7 @@ def delete_done(tx: Transaction, sequences: Sequence[int], before: float) -> int
 
 def delete_parked(tx: Transaction, sequences: Sequence[int], before: float) -> int:
     """Delete those that are still parked; count them."""
-    return arrivals.remove(
-        tx, [row[0] for row in tx.all(_STILL_PARKED, sequences=list(sequences))]
-    )
+    return arrivals.remove(tx, [row[0] for row in tx.all(_STILL_PARKED, sequences=list(sequences))])
 
 
 _STILL_OWNED = """

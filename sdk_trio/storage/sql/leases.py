@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ...records.deliveries import PROCESS_ENDED, DeliveryRecord, DeliveryState, Due, Renewed
+from ...records.deliveries import PROCESS_ENDED, DeliveryState, Due, Renewed
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..term import TermEndedError
 from .deliveries import Lease
@@ -31,8 +31,8 @@ WINDOW: Final = 1000
 #: The lanes of which one poll asks for the first delivery.
 LANES: Final = 200
 
-#: Seconds from the end of a round of polls to the next, and those after which a round that does not
-#: get on is given up. What becomes due in the part that was passed, and is in no lane, waits for it.
+#: Seconds from the end of a round of polls to the next, and those after which a round that does
+#: not get on is given up. What becomes due behind the window, and is in no lane, waits for it.
 ROUND_SECONDS: Final = 5.0
 
 
@@ -148,7 +148,7 @@ _SUSPECTS = _first(
 _AHEAD = f"""
 SELECT (SELECT sequence FROM work WHERE {_IS_WAITING} AND sequence > :passed
         ORDER BY sequence LIMIT 1 OFFSET {WINDOW - 1}),
-    (SELECT local(min(next_attempt_at)) FROM work
+    (SELECT min(local(next_attempt_at)) FROM work
         WHERE {_IS_RETRYING} AND next_attempt_at > clock())
 """
 
@@ -268,9 +268,7 @@ def _claim(
     unbegun = frozenset(
         record.key
         for record in records
-        if rows[record.sequence]
-        and not record.attempts
-        and record.state is DeliveryState.RECEIVED
+        if rows[record.sequence] and not record.attempts and record.state is DeliveryState.RECEIVED
     )
     leases = {each.key: Lease(each.sequence, token + each.sequence) for each in records}
     return Claimed(Due(records, False, None, unbegun), leases)
@@ -413,9 +411,7 @@ def _cut_short(
 ) -> None:
     """Put runs of other owners back to ``received``, because their processes have ended."""
     if sequences:
-        tx.run(
-            _RECORD_ENDS, sequences=sequences, error=PROCESS_ENDED, seconds=terms.lease_seconds
-        )
+        tx.run(_RECORD_ENDS, sequences=sequences, error=PROCESS_ENDED, seconds=terms.lease_seconds)
         tx.run(_CUT_SHORT, sequences=sequences, error=PROCESS_ENDED, sole=sole)
 
 

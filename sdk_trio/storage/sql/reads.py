@@ -138,7 +138,7 @@ _LETTERS = {"subject": "s", "tenant": "n", "type": "t"}
 
 _LISTED = f"SELECT {_RECORD.format(raw='NULL')} FROM {{source}} {_STATE} WHERE {{conditions}}"
 
-# In the order of the two primary keys, so nothing is sorted and only so many are read as are wanted.
+# In the order of two primary keys: nothing is sorted, and no more is read than is wanted.
 _BY_TERM = """
 segment CROSS JOIN lookup ON lookup.segment = segment.number AND lookup.term = :term
 CROSS JOIN arrival ON arrival.sequence = lookup.sequence
@@ -205,7 +205,7 @@ def _find_by_term(
     order: str,
     limit: int,
 ) -> list[DeliveryRecord]:
-    """List those with one value by ``lookup``, and the newest, which are not indexed, one by one."""
+    """List those of one value by ``lookup``, and search the newest, which are not indexed."""
     values = {**given, "term": _LETTERS[name] + given[name][:INDEXED_CHARACTERS]}
     if name == "tenant":
         values["term"] = _LETTERS[name] + given[name]
@@ -272,7 +272,7 @@ _COUNTS = "SELECT state, count(*) FROM work GROUP BY state"
 _DONE = "SELECT CAST(coalesce(sum(done), 0) AS bigint) FROM node"
 
 # Sequences have no gaps but the removed ones.
-_ALL_ON_SQLITE = f"""
+_ALL_ON_SQLITE = """
 SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
     (SELECT number FROM tally WHERE name = 'last'))
     - (SELECT number FROM tally WHERE name = 'removed')
@@ -375,7 +375,7 @@ def find_old(
     after: int,
     limit: int,
 ) -> list[int]:
-    """Return sequences above ``after`` of what was done, or is parked and arrived, before a time."""
+    """Return sequences above ``after``: done before that time, or parked and arrived before."""
     if state is DeliveryState.PARKED:
         rows = tx.all(_OLD_PARKED, before=before, after=after, limit=limit)
     else:
@@ -393,7 +393,6 @@ def find_old(
 def _first_arrival_after(tx: Transaction, at: float) -> int:
     if tx.dialect.is_sqlite:
         ((segment,),) = tx.all(_LAST_SEGMENT, until=at)
-        ((indexed,),) = tx.all(_LAST_INDEXED)
         ((last,),) = tx.all("SELECT max(number) FROM segment")
         # The newest arrivals, and those of a segment that is not full, are looked at.
         return _HIGHEST if segment == last else ((segment or 0) + 1) << SEGMENT_BITS

@@ -43,9 +43,8 @@ CREATE TABLE arrival (
 # lane: a digest of tenant and subject of an ordered delivery. process_ends: runs during which the
 # process ended; ran_alone: no other run was beside the last of these. earlier_attempts: runs before
 # a replay; generation: how often it was put back after it had been done. failed_at: when
-# next_attempt_at was decided, by which a clock that was set back is noticed; 0 for one whose run may
-# have ended a process without a trace. lease_token: the run that holds the lease, see
-# storage.sql.leases.
+# next_attempt_at was decided, by which a clock that was set back is noticed; 0 where a run may have
+# ended a process without a trace. lease_token: the run that holds the lease (storage.sql.leases).
 _WORK = """
 CREATE TABLE work (
     sequence bigint PRIMARY KEY,
@@ -366,9 +365,9 @@ CREATE TABLE node (
 # An index of random keys costs each delivery a page of its own. So arrivals are indexed many at a
 # time, and in segments, of which only the newest is written to (storage.sql.arrivals).
 #
-# tally: last: the highest sequence among removed arrivals; removed: how many there were; indexed: up
-# to here all arrivals are in `lookup`. Sequences have no other gaps, so the number of arrivals is
-# known without counting.
+# tally: last: the highest sequence among removed arrivals; removed: how many there were; indexed:
+# up to here all arrivals are in `lookup`. Sequences have no other gaps, so the number of arrivals
+# is known without counting.
 _SQLITE = (
     """
 CREATE TABLE segment (
