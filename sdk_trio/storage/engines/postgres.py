@@ -1,0 +1,381 @@
+"""The engine of PostgreSQL: transactions on one connection that writes, and on those that read.
+
+A server that is away: a transaction that has not reached its COMMIT runs again on a new
+connection, once. If the connection breaks during the COMMIT, no one knows whether it was made, and
+it is not run again. Until the server answers, calls are refused at once, and it is dialled after
+pauses that double up to 5 s.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+import psycopg
+
+from ...base import clock
+from ...base.executor import start_thread
+from ...base.logs import Outage, get_logger
+from ...errors import StoreUnavailableError
+from ..commit import CommitUnknownError
+from ..sql.dialect import Dialect, Insert, Row
+from .postgres_address import PostgresAddress
+from .postgres_connection import StoreConnection
+from .postgres_failover import note_timeline
+
+T = TypeVar("T")
+
+#: The most times that a transaction runs again after a conflict with another one.
+CONFLICT_LIMIT = 5
+
+#: Time that a transaction waits for its locks after its batch has waited for one, in seconds. A
+#: batch has up to 200 units, and one that needs no locked row may be the last of them.
+HURRIED_SECONDS = 0.01
+
+#: Time for the server to cancel a query, in seconds.
+CANCEL_SECONDS = 2.0
+
+# SQLSTATEs of a transaction that only has to run again: serialization failure and deadlock.
+_CONFLICTS = frozenset({"40001", "40P01"})
+
+_HURRIED = f"SET LOCAL lock_timeout TO {HURRIED_SECONDS * 1000:.0f}"
+
+_COUNT = """
+INSERT INTO node (id, changes, done) VALUES (%s, %s, %s)
+ON CONFLICT (id) DO UPDATE SET changes = node.changes + excluded.changes,
+    done = node.done + excluded.done, seen_at = now()
+"""
+
+# An engine that closes adds its counts to the common row. The sum of the changes must not become
+# smaller: no one would notice an engine that opens, changes something and closes.
+_LEAVE = """
+WITH gone AS (DELETE FROM node WHERE id = %s RETURNING changes, done)
+UPDATE node SET changes = node.changes + gone.changes, done = node.done + gone.done
+FROM gone WHERE node.id = ''
+"""
+
+_log = get_logger("storage")
+
+
+@cache
+def _insert_text(dialect: Dialect, insert: Insert) -> str:
+    return dialect.insert_text(insert, 1)
+
+
+class PostgresTransaction:
+    """An open transaction; see :class:`storage.sql.dialect.Transaction`."""
+
+    __slots__ = ("_connection", "changes", "dialect", "done")
+
+    def __init__(self, connection: StoreConnection, dialect: Dialect) -> None:
+        self._connection = connection
+        self.dialect = dialect
+        #: The calls of :meth:`note_change`.
+        self.changes = 0
+        #: The deliveries that were ended, less those done ones that were removed.
+        self.done = 0
+
+    def all(self, statement: str, /, **values: Any) -> list[Row]:
+        """Run a statement and return all of its rows."""
+        return self._connection.execute(self.dialect.translate(statement).text, values).fetchall()
+
+    def one(self, statement: str, /, **values: Any) -> Row | None:
+        """Run a statement and return its first row, or None."""
+        return self._connection.execute(self.dialect.translate(statement).text, values).fetchone()
+
+    def run(self, statement: str, /, **values: Any) -> int:
+        """Run a statement and return the number of rows that it has changed."""
+        cursor = self._connection.execute(self.dialect.translate(statement).text, values)
+        self._settle()
+        return max(cursor.rowcount, 0)
+
+    def each(self, statement: str, values: Iterable[Mapping[str, Any]], /) -> list[Row | None]:
+        """Run a statement once for each of ``values``; return the first rows, in one round trip."""
+        text = self.dialect.translate(statement).text
+        connection = self._connection
+        if connection.open_pipeline is not None:
+            cursors = [connection.execute(text, each) for each in values]
+            connection.open_pipeline.sync()
+            return [_first(cursor) for cursor in cursors]
+        # psycopg needs at least one, and a connection has no pipeline of its own behind a pooler.
+        if not (listed := list(values)):
+            return []
+        cursor = connection.cursor()
+        cursor.executemany(text, listed, returning=True)
+        rows = [_first(cursor)]
+        while cursor.nextset():
+            rows.append(_first(cursor))
+        return rows
+
+    def insert(self, insert: Insert, rows: Sequence[Sequence[Any]], /) -> list[Row]:
+        """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
+        if not rows:
+            return []
+        columns = map(list, zip(*rows, strict=True))
+        values = dict(zip(insert.columns, columns, strict=True))
+        cursor = self._connection.execute(_insert_text(self.dialect, insert), values)
+        if "RETURNING" in insert.end:
+            return cursor.fetchall()
+        self._settle()
+        return []
+
+    def _settle(self) -> None:
+        """Wait for the answer, so that an error is raised by the unit that has caused it."""
+        if self._connection.open_pipeline is not None:
+            self._connection.open_pipeline.sync()
+
+    def note_change(self, *, done: int = 0) -> None:
+        """Note that other processes have to look for work; ``done``: deliveries that were ended."""
+        self.changes += 1
+        self.done += done
+
+
+def _first(cursor: "psycopg.Cursor[Row]") -> Row | None:
+    return None if cursor.description is None else cursor.fetchone()
+
+
+class Redial:
+    """The pause between attempts to reach a server that is away: it doubles, up to 5 s.
+
+    Args:
+        outage: that of the store, which has several of these; the one that was refused first
+            logs its end. A server may take connections that read, and none that write.
+    """
+
+    def __init__(self, outage: Outage) -> None:
+        self._outage = outage
+        self._began = False
+        self._failures = 0
+        self._next_at = 0.0
+        self._reason: str | None = None
+
+    def require(self) -> None:
+        """Raise what the last attempt has raised while its pause lasts, and the store is away."""
+        if self._reason is None or self._outage.since is None:
+            return
+        if clock.monotonic() < self._next_at:
+            self._outage.refuse()
+            raise StoreUnavailableError(self._reason)
+
+    def failed(self, error: StoreUnavailableError) -> None:
+        """Note an attempt that has failed."""
+        pause = min(5.0, 0.1 * 2**self._failures)
+        self._next_at = clock.monotonic() + pause
+        self._failures = min(self._failures + 1, 10)
+        begins = self._outage.fail(1)
+        self._began = self._began or begins
+        # One that has not dialled since the previous outage still has the reason of that.
+        if begins or self._reason is None:
+            _log.store_unavailable(error)
+        self._reason = str(error)
+
+    def succeeded(self) -> None:
+        """Note that the server answers."""
+        if self._began:
+            self._began = False
+            self._outage.end()
+        self._failures, self._next_at, self._reason = 0, 0.0, None
+
+
+class _Dialled:
+    """A connection that is dialled when it is needed, and again when the server has ended it."""
+
+    def __init__(self, address: PostgresAddress, *, writer: bool) -> None:
+        self._address = address
+        self._writer = writer
+        self._redial = Redial(address.outage)
+        self.current: StoreConnection | None = None
+
+    def get(self) -> StoreConnection:
+        """Return it; dial if there is none.
+
+        Raises:
+            StoreUnavailableError: the server is away.
+        """
+        if (connection := self.current) is not None:
+            connection.notice_end()
+            if not connection.useless:
+                return connection
+        self.current = None
+        self._redial.require()
+        try:
+            self.current = self._dial()
+        except StoreUnavailableError as error:
+            self._redial.failed(error)
+            raise
+        self._redial.succeeded()
+        return self.current
+
+    def _dial(self) -> StoreConnection:
+        connection = self._address.connect(writer=self._writer)
+        if self._writer:
+            try:
+                note_timeline(self._address, connection)
+            except psycopg.Error as error:
+                if connection.useless:
+                    raise self._address.describe(error) from error
+                # A server without that function has failovers of its own kind.
+            except CommitUnknownError as error:  # of the notice, not of a transaction of callers
+                raise StoreUnavailableError(str(error)) from error
+        return connection
+
+    def close(self) -> None:
+        if self.current is not None:
+            self.current.close()
+
+
+class PostgresEngine:
+    """The connection that writes; see :class:`storage.commit.Engine`.
+
+    Args:
+        address: the store.
+        dialect: one of PostgreSQL.
+        node: the name of this open store in the table ``node``.
+    """
+
+    #: Most handlers end within it, so that the start and the end of a run go together.
+    linger = 0.01
+    #: A server comes back, so nothing is lost until a restart.
+    lost: str | None = None
+
+    def __init__(self, address: PostgresAddress, dialect: Dialect, node: str) -> None:
+        self.place = address.place
+        self.dialect = dialect
+        self._address = address
+        self._node = node
+        self._connection = _Dialled(address, writer=True)
+        self._hurried = False
+
+    def acquire(self) -> None:
+        """Begin a batch: all hosts write at once, so there is nothing to wait for."""
+        self._hurried = False
+
+    def transact(self, work: Callable[[PostgresTransaction], None], *, durable: bool) -> bool:
+        """Run ``work`` in one transaction and commit it; see the protocol. Return True.
+
+        After a lock was not free, later calls wait briefly for theirs, until :meth:`acquire`: they
+        are the units of a batch that has waited already.
+        """
+        conflicts = 0
+        redialled = False
+        while True:
+            connection = self._connection.get()
+            try:
+                self._attempt(connection, work)
+            except psycopg.Error as error:
+                if error.sqlstate in _CONFLICTS and conflicts < CONFLICT_LIMIT:
+                    conflicts += 1
+                elif connection.useless and not redialled:
+                    # The server was restarted since the last transaction: nothing of this one has
+                    # reached its COMMIT.
+                    redialled = True
+                elif isinstance(error, psycopg.errors.LockNotAvailable):
+                    self._hurried = True
+                    raise self._address.describe_lock(connection) from error
+                else:
+                    raise self._address.describe(error) from error
+            else:
+                return True
+
+    def _attempt(
+        self, connection: StoreConnection, work: Callable[[PostgresTransaction], None]
+    ) -> None:
+        transaction = PostgresTransaction(connection, self.dialect)
+        with self._address.transaction(connection, pipelined=True):
+            if self._hurried:
+                connection.execute(_HURRIED)
+            work(transaction)
+            if transaction.changes:
+                counts = (self._node, transaction.changes, transaction.done)
+                connection.execute(_COUNT, counts)
+
+    def run_alone(self, work: Callable[[StoreConnection], T]) -> T:
+        """Run ``work`` with psycopg's connection, outside of any transaction; see the protocol."""
+        connection = self._connection.get()
+        try:
+            return work(connection)
+        except psycopg.Error as error:
+            raise self._address.describe(error) from error
+
+    def release(self) -> bool:
+        """Do nothing and return False: all hosts write at once."""
+        return False
+
+    def upkeep(self) -> None:
+        """Do nothing: the server does its own."""
+
+    def close(self) -> None:
+        """Leave the counts to the other hosts and close the connection."""
+        connection = self._connection.current
+        if connection is None:
+            return
+        connection.notice_end()
+        if not connection.useless:
+            try:
+                with self._address.transaction(connection, pipelined=True):
+                    connection.execute(_LEAVE, (self._node,))
+            except (psycopg.Error, StoreUnavailableError) as error:
+                _log.store_unavailable(error)
+        connection.close()
+
+
+class PostgresReader:
+    """A connection that only reads. One thread at a time uses it, and any may interrupt it.
+
+    Args:
+        address: the store.
+        dialect: one of PostgreSQL.
+    """
+
+    def __init__(self, address: PostgresAddress, dialect: Dialect) -> None:
+        self._address = address
+        self._dialect = dialect
+        self._connection = _Dialled(address, writer=False)
+
+    @contextmanager
+    def transaction(self) -> Iterator[PostgresTransaction]:
+        """Return a transaction that only reads; dial first if the server has ended the connection.
+
+        Raises:
+            StoreUnavailableError: the server failed.
+        """
+        connection = self._connection.get()
+        try:
+            with self._address.transaction(connection, reading=True, pipelined=True):
+                yield PostgresTransaction(connection, self._dialect)
+        except psycopg.Error as error:
+            raise self._address.describe(error) from error
+
+    def interrupt(self) -> None:
+        """Cancel the query in progress, from any thread; do not wait for its end.
+
+        The connection is cut soon after :data:`CANCEL_SECONDS`, even if the server does not answer.
+        """
+        connection = self._connection.current
+        if connection is not None and not connection.useless:
+            connection.cut_at = clock.monotonic() + CANCEL_SECONDS
+            start_thread(_cancel, connection, name="sdk-postgres-cancel")
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may run further queries.
+
+        The request to cancel an interrupted query may still be on its way, and would meet the next
+        one.
+        """
+        connection = self._connection.current
+        return connection is None or connection.cut_at == math.inf
+
+    def close(self) -> None:
+        """Close the connection; nothing is called afterwards."""
+        self._connection.close()
+
+
+def _cancel(connection: StoreConnection) -> None:
+    try:
+        connection.cancel_safe(timeout=CANCEL_SECONDS)
+    except psycopg.Error:
+        pass  # the server does not answer
+    finally:
+        connection.cut()

@@ -1,0 +1,408 @@
+"""Connections to PostgreSQL: their settings, their limits, and the errors that people see.
+
+A transaction relies on no state of its session, except where the connection is known to be direct.
+Behind a pooler that gives each transaction another server connection, every transaction sets what
+it needs, and no statement is prepared.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import attrs
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from ...base.logs import Outage, get_logger
+from ...errors import OptionsValidationError, Problem, StoreUnavailableError, StoreVersionError
+from ..commit import CommitUnknownError
+from .postgres_connection import SILENCE_SECONDS, STATEMENT_SECONDS, StoreConnection, adapt, watch
+
+#: The oldest server that has everything the statements use. It was supported when this was written.
+OLDEST_SERVER = 130_000
+
+#: Time for a statement of the connection that commits for the whole process, in seconds. All of its
+#: deliveries wait for that statement.
+WRITE_SECONDS = 15
+
+#: Time that this connection waits for a lock, in seconds. It is longer than a migration of another
+#: host waits for one, and twice this is less than a sender waits.
+LOCK_WAIT_SECONDS = 2.0
+
+#: Time for which the server keeps an idle transaction of ours, in seconds. A host that is frozen
+#: keeps others from the keys of its transaction for so long.
+IDLE_SECONDS = 5
+
+#: Time for each of the first statements on a new connection, in seconds.
+GREETING_SECONDS = 8.0
+
+#: Settings of the server, the database or the role that would change what a statement does or what
+#: a row holds. They are set for each session, or behind a pooler for each transaction: PgBouncer
+#: refuses them as options of the connection.
+#:
+#: default_transaction_read_only is left alone: failover managers and operators stop writes with it.
+ENFORCED: Mapping[str, str] = {
+    # Only a warning reports a commit without its standby.
+    "client_min_messages": "warning",
+    # Statements decide by what is committed when they begin, and no caller expects a conflict.
+    "default_transaction_isolation": "read committed",
+    # A time would lose its fraction.
+    "extra_float_digits": "1",
+    # "off" makes a missing subject or tenant the text "NULL".
+    "array_nulls": "on",
+    "standard_conforming_strings": "on",
+}
+
+# With synchronous_commit off, PostgreSQL loses the last commits of a crash, with local those of a
+# failover, each of which was answered 200. A stricter setting (remote_apply) of the server stays.
+_DURABLE = (
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') "
+    "WHEN 'off' THEN 'on' WHEN 'local' THEN 'on' ELSE current_setting('synchronous_commit') "
+    "END, {})"
+)
+
+# Every statement is written for an index. The planner's statistics of a table that fills and
+# empties within minutes are always stale, and for a batch it would rather read all of `arrival`.
+_PLANS = "SET enable_seqscan TO off; SET enable_mergejoin TO off; SET jit TO off"
+
+# Planning a statement for the values of each call costs the server more than running it.
+_GENERIC_PLANS = "SET plan_cache_mode TO force_generic_plan"
+
+# The time for a dial, and the time without an answer after which a connection counts as dead. A
+# sender gives up after 10 s, so a server that vanished has to be noticed before.
+_DIAL: dict[str, Any] = {
+    "connect_timeout": 4,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 8000,
+    # Of several hosts, the primary; a standby would refuse every write.
+    "target_session_attrs": "read-write",
+}
+
+# The SQLSTATE of a statement that a standby has refused, so that it surely changed nothing.
+_READ_ONLY = "25006"
+
+_log = get_logger("storage")
+
+
+ConnectionT = TypeVar("ConnectionT", bound=StoreConnection)
+
+
+@attrs.frozen(kw_only=True)
+class PostgresAddress:
+    """The database and the schema of a store; its ``repr`` shows no credential.
+
+    ``dsn`` is a connection string or URI of libpq, ``schema`` a name.
+    """
+
+    dsn: str = attrs.field(repr=False)
+    schema: str = "sdk_trio"
+    outage: Outage = attrs.field(factory=lambda: Outage(_log), init=False, eq=False, repr=False)
+
+    @property
+    def place(self) -> str:
+        """The host and the database, without user and password."""
+        known = _read_dsn(self.dsn)
+        host = known.get("host") or known.get("hostaddr") or "the local socket"
+        port = f":{known['port']}" if known.get("port") else ""
+        return f"{known.get('dbname') or 'the default database'} on {host}{port}"
+
+    def connect(self, *, writer: bool = False) -> StoreConnection:
+        """Dial, and set what every transaction relies on; blocks.
+
+        Args:
+            writer: it repeats the same few statements, so that each is planned once.
+
+        Raises:
+            StoreUnavailableError: no server answers, or it refuses.
+            StoreVersionError: the server is too old.
+            OptionsValidationError: the connection string cannot be read.
+        """
+        path = sql.Identifier(self.schema).as_string(None)  # it may be a keyword
+        # A temporary table that a handler has left hides none of ours behind them.
+        settings = {"search_path": f"{path}, pg_temp", **ENFORCED}
+        if writer:
+            settings |= _limits(WRITE_SECONDS, IDLE_SECONDS, LOCK_WAIT_SECONDS)
+        else:
+            settings |= _limits(STATEMENT_SECONDS, STATEMENT_SECONDS, 0.0)
+        plans = f"{_PLANS};{_GENERIC_PLANS}" if writer else _PLANS
+        connection = self._dial(StoreConnection, settings, plans)
+        adapt(connection)
+        return connection
+
+    def connect_for_handlers(self, kind: type[ConnectionT]) -> ConnectionT:
+        """Dial for an application's code, with its own search path and types; blocks.
+
+        Raises:
+            StoreUnavailableError, StoreVersionError, OptionsValidationError: as :meth:`connect`.
+        """
+        settings = _limits(STATEMENT_SECONDS, STATEMENT_SECONDS)
+        return self._dial(kind, {"client_min_messages": "warning", **settings}, "")
+
+    def _dial(
+        self, kind: type[ConnectionT], settings: Mapping[str, str], plans: str
+    ) -> ConnectionT:
+        given = _read_dsn(self.dsn)
+        options = {**_DIAL, "application_name": _name_of_process()}
+        defaults = {name: value for name, value in options.items() if name not in given}
+        connection: ConnectionT | None = None
+        try:
+            # Whatever the environment or the user's settings say: others cannot hold every text.
+            conninfo = make_conninfo(self.dsn, **defaults, client_encoding="UTF8")
+            connection = kind.connect(conninfo, autocommit=True)
+            connection.make_cuttable()
+            connection.limit = GREETING_SECONDS - SILENCE_SECONDS
+            connection.place = self.place
+            watch(connection)
+            self._prepare(connection, settings, plans)
+            connection.limit = float(settings["statement_timeout"]) / 1000
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, psycopg.Error):
+                raise self.describe(error) from error
+            # The system gives no further descriptor or thread.
+            if isinstance(error, OSError | RuntimeError):
+                raise self.describe(psycopg.OperationalError(str(error))) from error
+            raise
+        return connection
+
+    def _prepare(
+        self, connection: StoreConnection, settings: Mapping[str, str], plans: str
+    ) -> None:
+        version = connection.info.server_version
+        if version < OLDEST_SERVER:
+            raise StoreVersionError(
+                f"{self.place} is PostgreSQL {version // 10_000}; the store needs "
+                f"{OLDEST_SERVER // 10_000} or later"
+            )
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding not in (None, "UTF8", "SQL_ASCII"):
+            raise StoreVersionError(
+                f"{self.place} is encoded in {encoding}, which cannot hold every event: make a "
+                "database with ENCODING 'UTF8' TEMPLATE template0"
+            )
+        connection.add_notice_handler(partial(_note_warning, connection))
+        row = connection.execute("SELECT pg_backend_pid()").fetchone()
+        # A pooler makes up the number that it reports to its client.
+        connection.pooled = row is not None and row[0] != connection.info.backend_pid
+        if connection.pooled:
+            connection.prepare_threshold = None
+            connection.settings = _set_all(settings, local=True).as_bytes(connection)
+        else:
+            connection.execute(_set_all(settings, local=False))
+            if plans:
+                connection.execute(plans.encode())
+
+    @contextmanager
+    def transaction(
+        self, connection: StoreConnection, *, reading: bool = False, pipelined: bool = False
+    ) -> Iterator[None]:
+        """Commit at the end of the block; roll back and raise if it raises.
+
+        A connection that cannot be rolled back is closed, so that none is ever left in an open
+        transaction.
+
+        Args:
+            reading: nothing is changed.
+            pipelined: send BEGIN with the first statement that waits for its answer, and COMMIT
+                with all behind the last one, where libpq and the way to the server permit it. The
+                block uses no COPY.
+
+        Raises:
+            CommitUnknownError: the transaction may have been committed.
+            psycopg.Error: the server failed, and has committed nothing.
+        """
+        pipelined = pipelined and not connection.pooled and psycopg.Pipeline.is_supported()
+        begin = b"BEGIN READ ONLY" if reading else b"BEGIN"
+        if connection.settings:
+            begin = begin + b";" + connection.settings
+        failure: BaseException | None = None
+        committing = False
+        try:
+            with connection.pipeline() if pipelined else nullcontext() as pipeline:
+                connection.open_pipeline = pipeline
+                try:
+                    connection.execute(begin)
+                    yield
+                    connection.warned = False
+                    committing = not reading
+                    connection.execute(b"COMMIT")
+                except BaseException as error:  # psycopg would log what follows from it
+                    failure = error
+        except psycopg.Error as error:
+            failure = failure or error
+        connection.open_pipeline = None
+        if failure is not None:
+            connection.roll_back(failure)
+            refused = isinstance(failure, psycopg.Error) and failure.sqlstate == _READ_ONLY
+            if committing and connection.useless and not refused:
+                raise CommitUnknownError(
+                    f"the connection to {self.place} broke during a commit; it goes on by itself "
+                    "when the server answers"
+                ) from failure
+            raise failure
+        if committing and connection.warned:
+            # The server says so when its wait for the standby is cancelled (by an operator, by a
+            # time limit, by its own shutdown). A failover would lose what was answered 200 then.
+            raise CommitUnknownError(
+                f"no standby has confirmed a commit of {self.place}: its wait was cut short; look "
+                "at the replication (pg_stat_replication)"
+            )
+
+    def describe(self, error: psycopg.Error) -> StoreUnavailableError:
+        """Return the error that callers get for one of psycopg's."""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        match error:
+            case psycopg.errors.InsufficientPrivilege() if "must be owner" in reason:
+                hint = "; start it once as the owner of the schema, who alone can upgrade it"
+            case psycopg.errors.InsufficientPrivilege() if _OF_SCHEMA.search(reason):
+                hint = self.grants()
+            case psycopg.errors.InsufficientPrivilege():
+                hint = "; let the user create a schema, or create it and give it to the user"
+            case psycopg.errors.DiskFull():
+                hint = "; free space on the server's disk"
+            case psycopg.OperationalError() if "session is read-only" in reason:
+                hint = (
+                    "; it is a standby, or default_transaction_read_only is on for the user, the "
+                    "database or the server"
+                )
+            case psycopg.OperationalError() if "FATAL:" in reason:
+                # It answers, and refuses: a wrong password, no such database, pg_hba.conf.
+                hint = "; look at the connection string; a running receiver tries again by itself"
+            case psycopg.OperationalError():
+                hint = "; a running receiver goes on by itself when the server answers"
+            case _:
+                hint = ""
+        return StoreUnavailableError(f"the database {self.place}: {reason}{hint}")
+
+    def describe_lock(self, connection: StoreConnection) -> StoreUnavailableError:
+        """Return the error for a lock that was waited for in vain, with the likely holder's name.
+
+        Args:
+            connection: one without a transaction in progress.
+        """
+        try:
+            row = connection.execute(_OLDEST_HOLDER, (self.schema,)).fetchone()
+        except psycopg.Error as error:
+            return self.describe(error)
+        who = "no session that still has a lock of the tables; it has ended meanwhile"
+        if row is not None:
+            pid, name, seconds, state = row
+            who = f"the session {pid} ({name}), in a transaction for {seconds:.0f} s ({state})"
+        return StoreUnavailableError(
+            f"the database {self.place}: a lock was not free within {LOCK_WAIT_SECONDS:g} s; its "
+            f"likely holder is {who}; a host of ours that is frozen is ended by the server after "
+            f"{IDLE_SECONDS} s, another session is yours to end (pg_terminate_backend)"
+        )
+
+    def grants(self) -> str:
+        """Return the statements that let the user work on a schema of another role's."""
+        given = _read_dsn(self.dsn).get("user")
+        user = _quoted(given) if given else "USER"
+        name = _quoted(self.schema)
+        return (
+            f"; as the owner of the schema: GRANT USAGE ON SCHEMA {name} TO {user}; "
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO "
+            f"{user}; GRANT SELECT ON ALL SEQUENCES IN SCHEMA {name} TO {user}"
+        )
+
+
+def _limits(statement: float, idle: float, lock: float | None = None) -> dict[str, str]:
+    """Return the settings that end what takes too long.
+
+    All are in seconds, 0 for no limit. ``lock`` None leaves that one unchanged.
+    """
+    times = {"statement_timeout": statement, "idle_in_transaction_session_timeout": idle}
+    if lock is not None:
+        times["lock_timeout"] = lock
+    return {name: f"{seconds * 1000:.0f}" for name, seconds in times.items()}
+
+
+def _set_all(settings: Mapping[str, str], *, local: bool) -> sql.Composed:
+    """Return statements that set all of ``settings``, for this transaction if ``local``."""
+    calls = [
+        sql.SQL("set_config({}, {}, {})").format(*map(sql.Literal, (name, value, local)))
+        for name, value in settings.items()
+    ]
+    durable = sql.SQL(_DURABLE).format(sql.Literal(local))
+    statements = sql.SQL("SELECT {}").format(sql.SQL(", ").join([*calls, durable]))
+    if local and "default_transaction_isolation" in settings:
+        # The default comes too late for a transaction that has begun.
+        statements = sql.SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED;{}").format(statements)
+    return statements
+
+
+def _name_of_process() -> str:
+    """Return the name by which another host reports a transaction of ours that it waits for.
+
+    PostgreSQL keeps 63 bytes of it, and replaces what is not ASCII.
+    """
+    host = socket.gethostname().encode("ascii", "replace").decode()
+    return f"sdk_trio {host[:40]}:{os.getpid()}"
+
+
+def _note_warning(connection: StoreConnection, notice: psycopg.errors.Diagnostic) -> None:
+    if notice.severity_nonlocalized == "WARNING":
+        connection.warned = True
+
+
+def _quoted(name: str) -> str:
+    """Return an identifier as SQL, in quotes only where it needs them."""
+    plain = re.fullmatch(r"[a-z_][a-z0-9_]*", name)
+    return name if plain else sql.Identifier(name).as_string(None)
+
+
+# A missing privilege of something that exists in the schema.
+_OF_SCHEMA = re.compile(r"for (table|view|relation|sequence|function) ")
+
+# The oldest transaction that has a lock of our tables, or of rows in them: after a wait, the holder
+# cannot be seen any more. Readers block no writer, nor do VACUUM and CREATE INDEX CONCURRENTLY.
+# Names of other roles' sessions are shown to pg_read_all_stats only.
+_OLDEST_HOLDER = """
+SELECT pid, coalesce(nullif(application_name, ''), usename, 'unknown'),
+    extract(epoch FROM clock_timestamp() - xact_start)::float8, coalesce(state, 'unknown')
+FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+    AND xact_start IS NOT NULL AND pid IN (
+        SELECT pg_locks.pid FROM pg_locks JOIN pg_class ON pg_class.oid = relation
+        WHERE granted AND mode NOT IN ('AccessShareLock', 'ShareUpdateExclusiveLock')
+            AND relnamespace = to_regnamespace(quote_ident(%s)))
+ORDER BY xact_start LIMIT 1
+"""
+
+
+def _read_dsn(dsn: str) -> dict[str, Any]:
+    with suppress(psycopg.Error):
+        known = conninfo_to_dict(dsn)
+        if not _has_misread_password(dsn, known):
+            return known
+    # Not psycopg's own message, which quotes the text, and with it maybe a password.
+    raise OptionsValidationError(
+        [
+            Problem(
+                "Sdk:Storage:PostgresDsnEnvVar",
+                "names a variable that holds no connection string of PostgreSQL: write "
+                "postgresql://USER:PASSWORD@HOST/DATABASE or host=... dbname=...; in the first "
+                "form @, : and / of a password are %40, %3A and %2F",
+            )
+        ]
+    )
+
+
+def _has_misread_password(dsn: str, known: dict[str, Any]) -> bool:
+    """Report whether a part of the password was read as the host or the database.
+
+    libpq ends the password of a URI at its first @, and takes one with a slash for a host's port.
+    Messages name host and database.
+    """
+    host, database = str(known.get("host", "")), str(known.get("dbname", ""))
+    # A name that begins with @ is an abstract socket's.
+    if "@" in host[1:] or "://" in database:
+        return True
+    return "://" in dsn and "@" in database and "%40" not in dsn

@@ -1,0 +1,164 @@
+"""The schema of PostgreSQL: how it is made, and brought up to date by later versions."""
+
+import math
+from collections.abc import Sequence
+
+import psycopg
+from psycopg import sql
+
+from ...base import clock
+from ...base.logs import get_logger
+from ...errors import StoreUnavailableError, StoreVersionError
+from .postgres_address import PostgresAddress
+from .postgres_connection import StoreConnection
+
+#: Time for which a step waits for a lock before it lets others pass, in seconds. Whoever waits for
+#: the lock of a table keeps all behind it waiting as well, so a long reader would stop every
+#: delivery.
+LOCK_SECONDS = 1.0
+
+#: Time after which a start gives up a migration that gets no lock, in seconds.
+MIGRATION_SECONDS = 600.0
+
+# What a step raises while another host makes the same one.
+_OTHERS = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.DuplicateSchema,
+    psycopg.errors.DuplicateTable,
+    psycopg.errors.UniqueViolation,
+)
+
+_TABLES = """
+SELECT (SELECT count(*) FROM pg_tables WHERE schemaname = %s),
+    (SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s)
+"""
+
+_log = get_logger("storage")
+
+
+def migrate_postgres(
+    address: PostgresAddress,
+    connection: StoreConnection,
+    versions: Sequence[Sequence[str]],
+) -> None:
+    """Create the tables or bring them up to date, one process at a time; blocks.
+
+    Hosts of the version before go on working meanwhile, so a step leaves what that version reads
+    and writes. Each step is one transaction, and what is made stays if a later one fails. To add an
+    index to a large table, run CREATE INDEX CONCURRENTLY IF NOT EXISTS outside of a transaction
+    before the step, and drop it first if pg_index says that it is not valid.
+
+    Args:
+        address: the store.
+        connection: one to it.
+        versions: the statements that make version 1, those that lead from 1 to 2, and so on.
+
+    Raises:
+        StoreVersionError: the schema is newer, or another program's, or being filled.
+        StoreUnavailableError: others have held its tables for :data:`MIGRATION_SECONDS`, or the
+            server refuses.
+    """
+    connection.limit = math.inf  # a step may change a large table
+    deadline = clock.monotonic() + MIGRATION_SECONDS
+    try:
+        # Most starts find the schema up to date, and must not wait for a lock.
+        while (version := read_version(address, connection, len(versions))) != len(versions):
+            try:
+                _step(address, connection, version, versions[version or 0])
+            except _OTHERS:
+                if clock.monotonic() > deadline:
+                    raise
+                clock.sleep(LOCK_SECONDS)
+    except psycopg.Error as error:
+        raise address.describe(error) from error
+
+
+def _step(
+    address: PostgresAddress,
+    connection: StoreConnection,
+    version: int | None,
+    statements: Sequence[str],
+) -> None:
+    with address.transaction(connection):
+        connection.execute("SET LOCAL statement_timeout TO 0")
+        connection.execute(f"SET LOCAL lock_timeout TO {LOCK_SECONDS * 1000:.0f}".encode())
+        if version is None:
+            # Another host that makes them waits here, and then finds a duplicate.
+            _make_schema(address, connection)
+            connection.execute(
+                "CREATE TABLE store "
+                "(id integer PRIMARY KEY CHECK (id = 1), version integer NOT NULL)"
+            )
+            connection.execute("INSERT INTO store VALUES (1, 0)")
+        else:
+            schema = address.schema
+            _log.info("store.migrating", schema=schema, before=version, after=version + 1)
+            locked = connection.execute("SELECT version FROM store FOR UPDATE").fetchone()
+            if locked != (version,):
+                return  # another host has made the step meanwhile
+        for statement in statements:
+            connection.execute(statement.encode())
+        connection.execute("UPDATE store SET version = %s", ((version or 0) + 1,))
+
+
+def _make_schema(address: PostgresAddress, connection: StoreConnection) -> None:
+    # Asked first: a user who may only use the schema may not even ask for it to be created.
+    query = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+    if connection.execute(query, (address.schema,)).fetchone() is None:
+        schema = sql.Identifier(address.schema)
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
+
+
+def read_version(address: PostgresAddress, connection: StoreConnection, newest: int) -> int | None:
+    """Return the version of the schema; None without tables.
+
+    Args:
+        newest: the version that this package knows.
+
+    Raises:
+        StoreVersionError: the schema is newer, or another program's, or being filled.
+        StoreUnavailableError: the user may not use the schema.
+        psycopg.Error: the server failed.
+    """
+    place = f"the schema {address.schema} of the database {address.place}"
+    names = (address.schema, address.schema)
+    with address.transaction(connection, reading=True):
+        tables, usable = connection.execute(_TABLES, names).fetchone() or (0, True)
+        if usable is False:
+            # Tables of a schema without USAGE seem absent.
+            raise StoreUnavailableError(
+                f"the database {address.place}: the user may not use the schema {address.schema}"
+                f"{address.grants()}"
+            )
+        version = find_version(connection)
+    if version is None and tables:
+        raise StoreVersionError(
+            f"{place} holds tables of another program; name a schema of its own in "
+            "Sdk:Storage:PostgresSchema"
+        )
+    if version is not None and version < 0:
+        raise StoreVersionError(
+            f"{place} is being filled by 'storage migrate', which has not come to its end: repeat "
+            "that command, and start when it is done"
+        )
+    if version is not None and version > newest:
+        raise StoreVersionError(
+            f"{place} has schema version {version}, this version of sdk_trio knows up to "
+            f"{newest}; install the version that wrote it, or restore a backup from before the "
+            "upgrade"
+        )
+    return version
+
+
+def find_version(connection: StoreConnection) -> int | None:
+    """Return the version of the schema, below 0 while a move fills it; None without one.
+
+    Raises:
+        psycopg.Error: the server failed.
+    """
+    (store,) = connection.execute("SELECT to_regclass('store')").fetchone() or (None,)
+    if store is None:
+        return None
+    (version,) = connection.execute("SELECT version FROM store").fetchone() or (0,)
+    return int(version)
