@@ -134,7 +134,7 @@ class Engine(Protocol):
         ...
 
 
-class Posted(Protocol):
+class PostedWork(Protocol):
     """Work that nobody waits for."""
 
     value: Any
@@ -261,7 +261,7 @@ class GroupCommit(trio.abc.Instrument):
         """
         return await self._commit_unit(_grouped(kind, key, item, durable))
 
-    def post(self, kind: Kind, key: str, item: Any, *, durable: bool = False) -> Posted:
+    def post(self, kind: Kind, key: str, item: Any, *, durable: bool = False) -> PostedWork:
         """Have grouped work done, before all that is asked for later, without waiting for it.
 
         An error is logged. Once the store is closed, nothing happens.
@@ -275,7 +275,7 @@ class GroupCommit(trio.abc.Instrument):
                 trio.lowlevel.spawn_system_task(self._linger)
         return unit
 
-    def withdraw(self, posted: Posted) -> bool:
+    def withdraw(self, posted: PostedWork) -> bool:
         """Take back posted work; return False if it was handed over to the thread already."""
         return self._asked.pop(posted, posted) is None  # type: ignore[call-overload]
 
@@ -531,7 +531,7 @@ class GroupCommit(trio.abc.Instrument):
                 return True
             durable = any(unit.durable for unit in batch)
             return self._engine.transact(work, durable=durable)
-        except Exception as error:
+        except Exception as error:  # each caller of the batch gets it
             if in_work and len(batch) > 1 and not isinstance(error, CommitUnknownError):
                 return sum(self._commit((unit,)) for unit in batch) > 0
             _fail(batch, error)
