@@ -19,7 +19,7 @@ from sdk_trio.storage.sqlite import committer as committer_module
 from sdk_trio.storage.sqlite import inbox as inbox_module
 from sdk_trio.storage.sqlite import writes
 from sdk_trio.storage.sqlite.arrivals import SETTLE_EVERY
-from sdk_trio.storage.sqlite.files import StoreFile
+from sdk_trio.storage.engines.files import StoreFile
 from sdk_trio.storage.sqlite.inbox import PURGE_CHUNK, SqliteInbox
 from sdk_trio.storage.sqlite.schema import APPLICATION_ID, VERSION
 

@@ -20,11 +20,11 @@ A disk that does not answer. A caller waits :data:`ANSWER_SECONDS`, then it gets
 there is still time to answer a sender. Further callers get the error at once until the disk answers
 again. Their jobs are done nevertheless when it does.
 
-A sync that failed. Nothing is committed any more until ``storage.sqlite.rewrite`` has written the
+A sync that failed. Nothing is committed any more until ``storage.engines.rewrite`` has written the
 log again, with syncs that succeed: until then it may have a hole on the disk, and a commit behind
 the hole would not survive a power cut. Callers get an error meanwhile.
 
-A store that is lost. After each commit, and before its callers are told, ``storage.sqlite.files``
+A store that is lost. After each commit, and before its callers are told, ``storage.engines.files``
 checks that the commit stands in the files that a restart will open. If it does not, or if SQLite
 finds damage, nothing is written any more, and every call is refused until the process restarts.
 """
@@ -51,9 +51,9 @@ except ImportError:  # Windows, where one process alone receives
 from ...base.file_locks import lock_holder
 from ...base.logs import Outage, get_logger
 from ...errors import StoreLostError, StoreUnavailableError
+from ..engines.files import DAMAGE, StoreFile, has_log, may_pass, report_cut_index
+from ..engines.rewrite import rewrite_log, rewrite_pages
 from .connect import connect_reader
-from .files import DAMAGE, StoreFile, has_log, may_pass, report_cut_index
-from .rewrite import rewrite_log, rewrite_pages
 
 T = TypeVar("T")
 

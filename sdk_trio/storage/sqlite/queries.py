@@ -9,9 +9,9 @@ import apsw
 import trio
 
 from ...errors import StoreLostError, StoreUnavailableError
+from ..engines.files import DAMAGE, may_pass
 from .committer import LOOK_AGAIN_SECONDS, Committer
 from .connect import connect_reader, describe_failure
-from .files import DAMAGE, may_pass
 
 T = TypeVar("T")
 
