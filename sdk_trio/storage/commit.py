@@ -28,8 +28,6 @@ from .sql.dialect import Dialect, Transaction
 
 T = TypeVar("T")
 
-ANSWER_SECONDS = 5.0
-
 #: A unit of work: runs in the thread of the engine, within a transaction that it neither begins nor
 #: ends. It may run again after a rollback.
 Work = Callable[[Transaction], T]
@@ -186,6 +184,8 @@ class GroupCommit(trio.abc.Instrument):
 
     def __init__(self, engine: Engine, *, name: str, outage: Outage | None = None) -> None:
         self._engine = engine
+        #: Runs before the work of each caller of :meth:`submit`, and raises if it must not be done.
+        self.fence: Work[None] | None = None
         self._outage = Outage(_log) if outage is None else outage
         self._worker = start_worker(name)
         # Units move through three stages: asked for in this iteration of the event loop; handed
@@ -241,6 +241,8 @@ class GroupCommit(trio.abc.Instrument):
         """
         unit = _Unit()
         unit.work, unit.single, unit.durable, unit.name = work, single, durable, name
+        if (fence := self.fence) is not None:
+            unit.work = lambda transaction: (fence(transaction), work(transaction))[1]
         value: T = await self._commit_unit(unit, patient=patient)
         return value
 

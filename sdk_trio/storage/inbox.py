@@ -1,7 +1,7 @@
 """The inbox in a SQL store: what both engines do the same way.
 
-All changes of this process go through one :class:`GroupCommit`, reads through :class:`Readers`. A
-read sees every change whose method has returned.
+All changes of this process go through one :class:`GroupCommit`, reads through :class:`ReaderPool`.
+A read sees every change whose method has returned.
 
 The inbox holds the leases of the runs of this process, by key. A claim whose caller has left is not
 among them, so the next renewal gives it up.
@@ -32,9 +32,9 @@ from ..records.deliveries import (
     Renewed,
 )
 from .admission import LeaseTerms
-from .commit import GroupCommit, Posted
+from .commit import GroupCommit, PostedWork
 from .effects import Effects
-from .readers import Readers
+from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, reads
 from .sql.deliveries import Arriving, Lease, RunEnd, RunStart
 from .sql.dialect import Transaction
@@ -60,7 +60,7 @@ LATE_SECONDS = 1.0
 class Begun(NamedTuple):
     """A start that was posted without waiting, and its time."""
 
-    posted: Posted
+    posted: PostedWork
     at: float
 
 
@@ -73,7 +73,7 @@ class SqlInbox:
         readers: run the queries.
     """
 
-    def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: Readers) -> None:
+    def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
         self._terms = terms
         self._commits = commits
         self._readers = readers
@@ -449,7 +449,7 @@ class SqlInbox:
             after = found[-1]
             # No one is told of it: what a power cut brings back goes with the next pass.
             deleted += await self._commits.submit(
-                partial(delete, sequences=found, before=before), durable=False
+                lambda tx, found=found: delete(tx, found, before), durable=False
             )
 
     async def holdings(self, tenant_id: str) -> Mapping[str, int]:

@@ -5,11 +5,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-import apsw
 import trio
 
 from ..base.logs import get_logger
-from ..errors import EffectError
 from ..records.deliveries import (
     PROCESS_ENDED,
     Admission,
@@ -21,19 +19,19 @@ from ..records.deliveries import (
 )
 from .admission import LeaseTerms
 from .claims import ClaimsFile, read_claims
-from .commit import GroupCommit, Posted
+from .commit import GroupCommit, PostedWork
 from .effects import Effects, EffectsFailedError, in_this_context
+from .effects_sqlite import apply_within_budget
 from .engines.sqlite import (
     BUSY_SECONDS,
     SqliteEngine,
+    SqliteReader,
     clear_log,
-    open_sqlite_reader,
     overwrite_remnants,
 )
-from .engines.sqlite_effects import apply_within_budget
 from .inbox import SqlInbox
-from .keys import StoreKeys, Version
-from .readers import Readers
+from .keys import StoreKeys, Version, version_of
+from .readers import ReaderPool
 from .sql import deliveries, reads
 from .sql.deliveries import Answer, Arriving, Lease, Ran, RunEnd
 from .sql.dialect import Transaction
@@ -62,7 +60,7 @@ class _Unawaited(NamedTuple):
     """A run whose claim is not waited for: its delivery, claim, token, slot and version."""
 
     delivery: NewDelivery
-    claim: Posted
+    claim: PostedWork
     token: int
     slot: int
     version: Version
@@ -76,7 +74,8 @@ class SqliteInbox(SqlInbox):
 
     def __init__(self, file: str, terms: LeaseTerms, engine: SqliteEngine) -> None:
         commits = GroupCommit(engine, name="sdk_trio-inbox")
-        super().__init__(terms, commits, Readers(partial(open_sqlite_reader, file), limit=1))
+        readers = ReaderPool(partial(SqliteReader, engine), place=file, limit=1)
+        super().__init__(terms, commits, readers)
         self._file = file
         self._engine = engine
         self._version: Version | None = None
@@ -131,7 +130,7 @@ class SqliteInbox(SqlInbox):
         file = os.fspath(path)
         engine = SqliteEngine(
             file,
-            prepare=prepare_sqlite,
+            partial(prepare_sqlite, file=file),
             turn=None if turn is None else os.fspath(turn),
             distrust_log=distrust_log,
         )
@@ -155,7 +154,7 @@ class SqliteInbox(SqlInbox):
 
     def writing_process(self) -> int | None:
         """See :meth:`Inbox.writing_process`."""
-        return self._engine.lock_holder()
+        return self._engine.turn_holder()
 
     # -- admission -------------------------------------------------------------------------------
 
@@ -177,9 +176,7 @@ class SqliteInbox(SqlInbox):
         admitted: Admitted
         try:
             item = _New(Arriving(delivery, token), version)
-            admitted, sequence = await self._commits.gather(
-                self._accepting_new, delivery.key, item
-            )
+            admitted, sequence = await self._commits.gather(self._accepting_new, delivery.key, item)
         finally:
             if token is not None:
                 self._pending.discard(token)
@@ -245,6 +242,7 @@ class SqliteInbox(SqlInbox):
             self._claiming_new, key, _New(Arriving(delivery, token), version)
         )
         self._claimed[key] = _Unawaited(delivery, claim, token, slot, version)
+        self._pending.add(token)
         return True
 
     def _accept_new(self, tx: Transaction, items: Sequence[_New]) -> Sequence[Answer]:
@@ -294,7 +292,9 @@ class SqliteInbox(SqlInbox):
         withdrawn = self._commits.withdraw(claim)
         lease = None if withdrawn else _lease_of(claimed)
         if plain and withdrawn:
-            await self._commits.gather(self._recording, key, _Run(Ran(delivery, token, now), version))
+            await self._commits.gather(
+                self._recording, key, _Run(Ran(delivery, token, now), version)
+            )
         elif plain and lease is not None:
             await self._commits.gather(self._ending, key, RunEnd(*lease, now))
         else:
@@ -314,6 +314,7 @@ class SqliteInbox(SqlInbox):
         return deliveries.add_done(tx, self._terms, runs, surely_new=self._are_new(tx, items))
 
     def _give_back(self, claimed: _Unawaited) -> None:
+        self._pending.discard(claimed.token)
         claims = self._claims
         if claims is not None and self._commits.prompt:
             claims.clear(claimed.slot)
@@ -361,8 +362,6 @@ class SqliteInbox(SqlInbox):
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""
         # On the writing connection, because the number counts the changes of all *others*.
-        from .keys import version_of
-
         version = await self._commits.submit(version_of, durable=False)
         before, self._version = self._version, version
         changed = before is not None and version != before

@@ -13,7 +13,7 @@ from ..base import clock
 from ..errors import StoreLostError, StoreUnavailableError
 from ..records.deliveries import NewDelivery
 from .commit import GroupCommit
-from .readers import Readers
+from .readers import ReaderPool
 from .sql.dialect import Transaction
 
 #: Keys that the first generation of a filter is made for; each further one is twice as large.
@@ -104,7 +104,7 @@ SELECT sequence, delivery_key FROM arrival WHERE sequence > :after ORDER BY sequ
 
 
 def _read_keys(tx: Transaction, after: int) -> Sequence[tuple[int, str]]:
-    return tx.all(_KEYS, after=after, limit=LEARNED_AT_ONCE)  # type: ignore[return-value]
+    return tx.all(_KEYS, after=after, limit=LEARNED_AT_ONCE)
 
 
 def _count_keys(tx: Transaction, after: int) -> int:
@@ -136,7 +136,9 @@ class StoreKeys:
         held: keys that are to be written and may not have been handed over yet.
     """
 
-    def __init__(self, commits: GroupCommit, readers: Readers, held: Collection[str] = ()) -> None:
+    def __init__(
+        self, commits: GroupCommit, readers: ReaderPool, held: Collection[str] = ()
+    ) -> None:
         self._commits = commits
         self._readers = readers
         self._held = held

@@ -37,7 +37,7 @@ HURRIED_SECONDS = 0.01
 CANCEL_SECONDS = 2.0
 
 # SQLSTATEs of a transaction that only has to run again: serialization failure and deadlock.
-_CONFLICTS = frozenset({"40001", "40P01"})
+CONFLICTS = frozenset({"40001", "40P01"})
 
 _HURRIED = f"SET LOCAL lock_timeout TO {HURRIED_SECONDS * 1000:.0f}"
 
@@ -264,7 +264,7 @@ class PostgresEngine:
             try:
                 self._attempt(connection, work)
             except psycopg.Error as error:
-                if error.sqlstate in _CONFLICTS and conflicts < CONFLICT_LIMIT:
+                if error.sqlstate in CONFLICTS and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
                 elif connection.useless and not redialled:
                     # The server was restarted since the last transaction: nothing of this one has
@@ -286,9 +286,13 @@ class PostgresEngine:
             if self._hurried:
                 connection.execute(_HURRIED)
             work(transaction)
-            if transaction.changes:
-                counts = (self._node, transaction.changes, transaction.done)
-                connection.execute(_COUNT, counts)
+            self.count(connection, transaction)
+
+    def count(self, connection: StoreConnection, transaction: PostgresTransaction) -> None:
+        """Write down what ``transaction`` has noted, as its last statement."""
+        if transaction.changes:
+            counts = (self._node, transaction.changes, transaction.done)
+            connection.execute(_COUNT, counts)
 
     def run_alone(self, work: Callable[[StoreConnection], T]) -> T:
         """Run ``work`` with psycopg's connection, outside of any transaction; see the protocol."""

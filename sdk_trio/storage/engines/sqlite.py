@@ -92,12 +92,27 @@ class SqliteTransaction:
         connection: handlers and migrations may use it as well.
     """
 
-    __slots__ = ("_inserts", "connection", "dialect")
+    __slots__ = ("_inserts", "_version", "connection", "dialect", "number")
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, number: int = 0) -> None:
         self.connection = connection
         self.dialect = SQLITE
+        #: The number of the connection among those that the engine has opened.
+        self.number = number
+        self._version: tuple[int, int] | None = None
         self._inserts: dict[tuple[Insert, int], str] = {}
+
+    def begin(self) -> None:
+        """Begin the next transaction on the same connection."""
+        self._version = None
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Two numbers of which one changes when another connection writes."""
+        if self._version is None:
+            # No one else writes within a transaction, so it is asked once.
+            self._version = self.number, int(self.connection.pragma("data_version"))
+        return self._version
 
     def _execute(self, statement: str, values: Mapping[str, Any]) -> apsw.Cursor:
         text, lists = SQLITE.translate(statement)
@@ -307,7 +322,9 @@ class SqliteEngine:
             # in the middle, when another process has written in between.
             connection.execute("BEGIN IMMEDIATE")
             self.transactions += 1
-            work(cast("SqliteTransaction", self._transaction))
+            transaction = cast("SqliteTransaction", self._transaction)
+            transaction.begin()
+            work(transaction)
             wrote = self._commit(connection)
         except BaseException:
             self._roll_back()
@@ -493,9 +510,9 @@ class SqliteEngine:
         except BaseException:
             self._disconnect()
             raise
-        self._transaction = SqliteTransaction(connection)
-        self._synced = True
         self.connections += 1
+        self._transaction = SqliteTransaction(connection, self.connections)
+        self._synced = True
         return connection
 
     def _roll_back(self) -> None:

@@ -73,7 +73,7 @@ def add(
         surely_new: the caller knows that none of the keys is known.
     """
     if not tx.dialect.is_sqlite:
-        return dict(tx.insert(_ADD, [_values_of(each) for each in deliveries]))  # type: ignore[arg-type]
+        return dict(tx.insert(_ADD, [_values_of(each) for each in deliveries]))
     if not surely_new:
         known = find(tx, [each.key for each in deliveries])
         deliveries = [each for each in deliveries if each.key not in known]
@@ -108,11 +108,11 @@ WHERE lookup.segment = segment.number AND lookup.term = wanted.value
 def find(tx: Transaction, keys: Collection[str]) -> dict[str, int]:
     """Return the sequences of those of ``keys`` that are known."""
     if not tx.dialect.is_sqlite:
-        return dict(tx.all(_FIND, keys=list(keys)))  # type: ignore[arg-type]
-    found: dict[str, int] = dict(tx.all(_FIND_NEWEST, keys=list(keys)))  # type: ignore[arg-type]
+        return dict(tx.all(_FIND, keys=list(keys)))
+    found: dict[str, int] = dict(tx.all(_FIND_NEWEST, keys=list(keys)))
     older = [key for key in keys if key not in found]
     if older:
-        found.update(tx.all(_FIND_INDEXED, terms=terms_of("k", older)))  # type: ignore[arg-type]
+        found.update(tx.all(_FIND_INDEXED, terms=terms_of("k", older)))
     return found
 
 

@@ -240,9 +240,9 @@ def _admit_known(
     now = delivery.received_at
     locked: int | None = None
     for _ in range(_TRIES):
-        sequence = arrivals.find_one(tx, delivery.key)
-        row = sequence and tx.one(_KNOWN, sequence=sequence, owner=terms.owner, now=now)
-        if not row:
+        sequence = arrivals.find_one(tx, delivery.key) or 0
+        row = tx.one(_KNOWN, sequence=sequence, owner=terms.owner, now=now)
+        if row is None:
             # It was removed after the insert had met it.
             new = arrivals.add(tx, [delivery])
             if new:
@@ -259,7 +259,7 @@ def _admit_known(
     else:
         raise AssertionError("a locked row does not change")
     if rule.change is Change.REPLACE:
-        arrivals.remove(tx, [locked])
+        arrivals.remove(tx, [sequence])
         new = arrivals.add(tx, [delivery])
         _open(tx, terms, [arriving], new, state, reason)
         return _NEW, new[delivery.key]
@@ -341,9 +341,9 @@ _FIRST_BODY = "SELECT raw FROM arrival WHERE sequence = :sequence AND raw IS NOT
 
 def keep_other(tx: Transaction, delivery: NewDelivery) -> None:
     """Keep the body of ``delivery`` beside the first one of its key, if it is another one."""
-    sequence = arrivals.find_one(tx, delivery.key)
-    row = sequence and tx.one(_FIRST_BODY, sequence=sequence)
-    if row and row[0] != delivery.raw:
+    sequence = arrivals.find_one(tx, delivery.key) or 0
+    row = tx.one(_FIRST_BODY, sequence=sequence)
+    if row is not None and row[0] != delivery.raw:
         _keep_other(tx, sequence, delivery)
 
 

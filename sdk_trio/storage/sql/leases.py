@@ -126,7 +126,7 @@ lease_owner IS NOT NULL AND (lease_owner < :owner OR lease_owner > :owner)
 
 
 def _first(which: str, *, others: str = "", columns: str = "sequence") -> str:
-    """Return SQL that finds and locks those that ``which`` describes and are first in their lanes."""
+    """Return SQL that finds and locks those which are first in their lanes."""
     return (
         f"SELECT {columns} FROM work AS this WHERE {which} AND {_IS_FIRST.format(others=others)} "
         "ORDER BY sequence LIMIT :limit FOR UPDATE SKIP LOCKED"
@@ -233,7 +233,7 @@ def _firsts(tx: Transaction, walk: BacklogWalk) -> list[int]:
     """Return the first deliveries of the next lanes, as far as the walk has passed them."""
     if walk.passed == 0:
         return []
-    firsts = []
+    firsts: list[int] = []
     lane = walk.lane or b""
     for _ in range(LANES):
         row = tx.one(_FIRST_OF_LANE, lane=lane)
@@ -254,7 +254,7 @@ def _claim(
         return Claimed(Due((), False, None), {})
     token = new_token()
     rows: dict[int, Any] = dict(
-        tx.all(  # type: ignore[arg-type]
+        tx.all(
             _CLAIM,
             sequences=sequences,
             expired=expired,

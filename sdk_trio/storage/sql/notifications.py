@@ -25,7 +25,7 @@ from ...records.notifications import (
 )
 from ..admission import LeaseTerms
 from ..commit import GroupCommit
-from ..readers import Readers
+from ..readers import ReaderPool
 from .deliveries import write_checkpoint
 from .dialect import Insert, Transaction
 from .schema import NOTIFICATION_OPEN
@@ -396,7 +396,7 @@ def purge(tx: Transaction, before: float, limit: int) -> int:
 class SqlNotifications:
     """:class:`NotificationStore` in a SQL store; cancellation is as in the inbox."""
 
-    def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: Readers) -> None:
+    def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
         self._terms = terms
         self._commits = commits
         self._readers = readers

@@ -7,7 +7,7 @@ from ...base import clock
 from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
 from . import arrivals
 from .arrivals import INDEXED, INDEXED_CHARACTERS, SEGMENT_BITS
-from .dialect import Transaction
+from .dialect import Row, Transaction
 from .schema import OWN_TABLES, UNFINISHED
 
 # The columns of a record, with the body or without.
@@ -33,25 +33,14 @@ _WHOLE = f"SELECT {_RECORD.format(raw='arrival.raw')} FROM arrival {_STATE}"
 _BY_SEQUENCE = f"{_WHOLE} WHERE arrival.sequence IN ints(:sequences) ORDER BY arrival.sequence"
 
 
-def _record_of(row: Sequence[Any]) -> DeliveryRecord:
+def _record_of(row: Row) -> DeliveryRecord:
     sequence, key, signer, type_, state, queued, attempts, *middle = row
     received_at, signed_at, subject, ordered, *rest = middle
-    webhook_id = key[: -len(signer) - 1] if signer else key
-    return DeliveryRecord(
-        sequence,
-        webhook_id,
-        type_,
-        DeliveryState(state),
-        bool(queued),
-        attempts,
-        received_at,
-        signed_at,
-        subject,
-        bool(ordered),
-        *rest[:-1],
-        signer,
-        rest[-1],
-    )
+    *rest, generation = rest
+    head: list[Any] = [sequence, key[: -len(signer) - 1] if signer else key, type_]
+    state_now: list[Any] = [DeliveryState(state), bool(queued), attempts]
+    arrived: list[Any] = [received_at, signed_at, subject, bool(ordered)]
+    return DeliveryRecord(*head, *state_now, *arrived, *rest, signer, generation)
 
 
 def by_sequence(tx: Transaction, sequences: Iterable[int]) -> list[DeliveryRecord]:

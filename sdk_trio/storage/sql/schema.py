@@ -12,11 +12,19 @@ Columns have PostgreSQL's types; :func:`statements` gives those of SQLite.
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
+from ...errors import StoreVersionError
 from .dialect import Dialect
 
 #: The version of the schema that this package reads and writes.
 VERSION = 1
+
+#: Marks a SQLite file as a store of this package: the bytes of "SdkT" (PRAGMA application_id).
+APPLICATION_ID = 0x53646B54
+
+#: The name of the database inside the data directory.
+DATABASE_NAME = "inbox.db"
 
 #: SQL of the states in which the runtime itself will still do something.
 UNFINISHED = "state IN ('received', 'running', 'retrying')"
@@ -427,3 +435,70 @@ def _for_sqlite(statement: str) -> str:
     body = _TYPE.sub(lambda found: _SQLITE_TYPES[found[1]], body.replace(' COLLATE "C"', ""))
     made = f"{head}({body}"
     return f"{made}, STRICT" if made.endswith("WITHOUT ROWID") else f"{made} STRICT"
+
+
+#: Lists of statements that lead from version 1 to 2, from 2 to 3, and so on; for each engine.
+LATER_SQLITE: Sequence[Sequence[str]] = ()
+LATER_POSTGRESQL: Sequence[Sequence[str]] = ()
+
+# One statement reads all three at one moment: another process may be creating the tables.
+_STATE_OF_FILE = """
+SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
+FROM pragma_application_id, pragma_user_version
+"""
+
+
+def prepare_sqlite(connection: Any, file: str) -> None:
+    """Create the tables in a new SQLite file, or bring them up to date, one step at a time.
+
+    Args:
+        connection: one of apsw, outside of any transaction.
+        file: its path, for messages.
+
+    Raises:
+        StoreVersionError: the file is of another program or of another version.
+        apsw.Error: it cannot be read or written.
+    """
+    while (version := _version_of(connection, file)) != VERSION:
+        # Two processes may open a file at once: the second waits, and looks again.
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if _version_of(connection, file) == version:
+                new = statements(Dialect("sqlite"))
+                for statement in LATER_SQLITE[version - 1] if version else new:
+                    connection.execute(statement)
+                if not version:
+                    # Nothing was deleted yet, so no remnant has to be overwritten.
+                    connection.execute("INSERT INTO checkpoint VALUES ('storage.wiped', '1')")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {version + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+def _version_of(connection: Any, file: str) -> int:
+    """Return the version of the schema, 0 of a new file."""
+    application_id, version, tables = connection.execute(_STATE_OF_FILE).fetchone()
+    if not (application_id or version or tables):
+        return 0
+    if application_id != APPLICATION_ID:
+        raise StoreVersionError(
+            f"{file} is a SQLite database of another program (application id "
+            f"{application_id:#x}); set Sdk:Storage:Path to a directory of its own, or move the "
+            "file away"
+        )
+    if version < 0:
+        raise StoreVersionError(
+            f"{file} was moved to PostgreSQL by 'storage migrate': set Sdk:Storage:Backend to "
+            "Postgres; what the database there has got since would be missing here"
+        )
+    if version > VERSION:
+        raise StoreVersionError(
+            f"{file} has schema version {version}, this version of sdk_trio knows up to "
+            f"{VERSION}; install the version that wrote it, or restore a backup from before the "
+            "upgrade"
+        )
+    return int(version)

@@ -29,7 +29,7 @@ from ...records.tenants import (
     taken,
 )
 from ..commit import ANSWER_SECONDS, GroupCommit
-from ..readers import Readers
+from ..readers import ReaderPool
 from . import deliveries, reads
 from .dialect import Transaction
 
@@ -291,7 +291,7 @@ def transition_of(row: tuple[Any, ...]) -> OutboxRecord:
 class SqlTenants:
     """:class:`TenantStore` in a SQL store; cancellation is as in the inbox."""
 
-    def __init__(self, commits: GroupCommit, readers: Readers) -> None:
+    def __init__(self, commits: GroupCommit, readers: ReaderPool) -> None:
         self._commits = commits
         self._readers = readers
 
