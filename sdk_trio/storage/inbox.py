@@ -285,8 +285,11 @@ class SqlInbox:
 
     async def release(self, keys: Sequence[str]) -> None:
         """See :meth:`Inbox.release`."""
-        held = [lease for key in keys if (lease := self._leases.pop(key, None)) is not None]
-        await self._commits.submit(lambda tx: leases.release(tx, held))
+        held = {key: lease for key in keys if (lease := self._leases.get(key)) is not None}
+        released = await self._commits.submit(lambda tx: leases.release(tx, list(held.values())))
+        for key, lease in held.items():
+            if lease.sequence in released and self._leases.get(key) is lease:
+                del self._leases[key]
 
     async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
         """See :meth:`Inbox.take_due`."""
@@ -449,7 +452,7 @@ class SqlInbox:
             after = found[-1]
             # No one is told of it: what a power cut brings back goes with the next pass.
             deleted += await self._commits.submit(
-                lambda tx, found=found: delete(tx, found, before), durable=False
+                partial(_with, delete, found, before), durable=False
             )
 
     async def holdings(self, tenant_id: str) -> Mapping[str, int]:
@@ -482,10 +485,16 @@ class SqlInbox:
         """See :meth:`Inbox.close`; tenants and messages are closed with it."""
         # Readers first: the last SQLite connection to go clears the write-ahead log, which one that
         # may only read cannot do.
-        await self._readers.close()
-        await self._commits.close()
+        try:
+            await self._readers.close()
+        finally:
+            await self._commits.close()
 
 
-def is_new(admitted: Admitted | None) -> bool:
-    """Return whether the answer to a delivery was that it is new."""
-    return admitted is not None and admitted.admission is Admission.NEW
+def _with(
+    delete: Callable[[Transaction, Sequence[int], float], int],
+    sequences: Sequence[int],
+    before: float,
+    tx: Transaction,
+) -> int:
+    return delete(tx, sequences, before)

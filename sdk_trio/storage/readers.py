@@ -155,8 +155,8 @@ class ReaderPool:
             self._limiter.total_tokens = 1
             async with self._limiter:
                 pass
-        await trio.lowlevel.checkpoint()
         self._drop_idle()
+        await trio.lowlevel.checkpoint()
 
 
 async def _interrupt(reading: _Reading) -> None:

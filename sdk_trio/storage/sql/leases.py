@@ -251,7 +251,7 @@ def _claim(
     tx: Transaction, terms: LeaseTerms, sequences: list[int], expired: list[int], now: float
 ) -> Claimed:
     if not sequences:
-        return Claimed(Due((), False, None), {})
+        return Claimed(Due([], False, None), {})
     token = new_token()
     rows: dict[int, Any] = dict(
         tx.all(
@@ -316,6 +316,7 @@ _RELEASE = """
 UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL
 WHERE sequence IN ints(:sequences) AND lease_token IN ints(:tokens)
     AND state IN ('received', 'retrying')
+RETURNING sequence
 """
 
 
@@ -349,11 +350,13 @@ def renew(
     return Renewed(frozenset(lost), given_up=len(stray))
 
 
-def release(tx: Transaction, leases: Sequence[Lease]) -> None:
-    """Give up leases whose run was never started."""
+def release(tx: Transaction, leases: Sequence[Lease]) -> frozenset[int]:
+    """Give up those leases whose run was never started; return the sequences of these."""
     sequences, tokens = [each.sequence for each in leases], [each.token for each in leases]
-    if tx.run(_RELEASE, sequences=sequences, tokens=tokens):
+    released = tx.all(_RELEASE, sequences=sequences, tokens=tokens)
+    if released:
         tx.note_change()
+    return frozenset(sequence for (sequence,) in released)
 
 
 # -- taking over ---------------------------------------------------------------------------------

@@ -3,11 +3,14 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
+import apsw
 import trio
 
+from ..base import clock
 from ..base.logs import get_logger
+from ..errors import EffectError
 from ..records.deliveries import (
     PROCESS_ENDED,
     Admission,
@@ -20,12 +23,20 @@ from ..records.deliveries import (
 from .admission import LeaseTerms
 from .claims import ClaimsFile, read_claims
 from .commit import GroupCommit, PostedWork
-from .effects import Effects, EffectsFailedError, in_this_context
-from .effects_sqlite import apply_within_budget
+from .effects import (
+    SAVEPOINT,
+    Effects,
+    EffectsFailedError,
+    apply,
+    in_this_context,
+    refuse_commit,
+    taken_over,
+)
 from .engines.sqlite import (
     BUSY_SECONDS,
     SqliteEngine,
     SqliteReader,
+    SqliteTransaction,
     clear_log,
     overwrite_remnants,
 )
@@ -333,7 +344,7 @@ class SqliteInbox(SqlInbox):
             if begun is not None and lease is not None:
                 start = deliveries.RunStart(*lease, begun.at)
                 deliveries.start_all(tx, self._terms, [start])
-            value = apply_within_budget(tx, key, lease, attempt, inside)
+            value = _apply_within_budget(tx, key, lease, attempt, inside)
             if lease is not None:
                 deliveries.finish(tx, self._terms, lease, Done(), now)
             self._keys.check(tx)
@@ -458,3 +469,81 @@ def _lease_of(claimed: _Unawaited) -> Lease | None:
     admitted, sequence = claim.value
     is_new = admitted.admission is Admission.NEW and sequence is not None
     return Lease(sequence, claimed.token) if is_new else None
+
+
+# -- effects ---------------------------------------------------------------------------------------
+
+#: Time for a handler's statements and the Python between them, in seconds. Every delivery waits
+#: for them; a sender gives up after 10 s.
+EFFECT_SECONDS = 1.0
+
+#: Instructions of SQLite's virtual machine between two looks at the clock.
+_STEPS = 10_000
+
+# Not the handler's failure: the disk or the file is the cause, and no statement of ours would fare
+# better.
+_FAULTS = (
+    apsw.BusyError,
+    apsw.CantOpenError,
+    apsw.CorruptError,
+    apsw.FullError,
+    apsw.IOError,
+    apsw.NoMemError,
+    apsw.NotADBError,
+    apsw.ReadOnlyError,
+)
+
+_IS_OURS = """
+SELECT 1 FROM work WHERE sequence = :sequence AND lease_token = :token AND state = 'running'
+    AND earlier_attempts + attempts = :attempt
+"""
+
+
+def _apply_within_budget(
+    transaction: Transaction,
+    key: str,
+    lease: Lease | None,
+    attempt: int,
+    effects: Effects[T],
+) -> T:
+    """Apply ``effects``, if run number ``attempt`` of the event is still that of ``lease``.
+
+    Raises:
+        EventTakenOverError: the run is not ours.
+        EffectsFailedError: the effects have failed; its ``error`` says why.
+    """
+    if lease is None or not transaction.one(_IS_OURS, **lease._asdict(), attempt=attempt):
+        raise taken_over(key)
+    connection = cast("SqliteTransaction", transaction).connection
+    connection.execute(f"SAVEPOINT {SAVEPOINT}")
+    value = _within_budget(connection, effects)
+    try:
+        connection.execute(f"RELEASE {SAVEPOINT}")
+    except apsw.SQLError:  # there is no such savepoint any more
+        refuse_commit()
+    return value
+
+
+def _within_budget(connection: apsw.Connection, effects: Effects[T]) -> T:
+    deadline = clock.monotonic() + EFFECT_SECONDS
+    connection.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS)
+    try:
+        value = apply(effects, connection)
+    except _FAULTS:
+        raise
+    except apsw.InterruptError as error:
+        raise EffectsFailedError(_too_slow()) from error
+    except BaseException as error:  # the handler's own, whatever it is
+        raise EffectsFailedError(error) from None  # noqa: ASYNC104 - no task runs in this thread
+    finally:
+        connection.set_progress_handler(None)
+    if clock.monotonic() > deadline:
+        raise EffectsFailedError(_too_slow())
+    return value
+
+
+def _too_slow() -> EffectError:
+    return EffectError(
+        f"the effects took longer than {EFFECT_SECONDS:g} s, and every delivery waits for them: do "
+        "everything but the statements before, or use a database of your own and first_time"
+    )
