@@ -1,0 +1,207 @@
+"""Threads: calls that would block the event loop run in one, and nothing else starts any.
+
+A simulation replaces the :class:`Executor` with :func:`use` and runs the calls in its own thread.
+The threads that run an event loop themselves, or guard the process from outside of it, are not
+started here; ``tests/unit/test_seams.py`` lists them.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar, TypeVarTuple
+
+import outcome
+import trio
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+Deliver = Callable[[outcome.Outcome[T]], object]
+
+
+class Worker(Protocol):
+    """A thread that runs jobs one after the other, in the order in which they were posted."""
+
+    def post(self, job: Callable[[], T], deliver: Deliver[T]) -> None:
+        """Run ``job`` after all that were posted before, then ``deliver`` its outcome.
+
+        ``deliver`` is called in the thread of the event loop that made the worker, and must not
+        raise. It is not called if that loop has ended. Callable from any thread; never blocks.
+        """
+
+    def close(self) -> None:
+        """End the thread after what was posted; nothing may be posted afterwards.
+
+        It does not wait for the end. A second call does nothing.
+        """
+
+
+class Executor:
+    """Runs blocking calls in threads: those of Trio, and its own for what lasts.
+
+    The functions of this module call its methods.
+    """
+
+    async def run(
+        self,
+        function: Callable[[*Ts], T],
+        *arguments: *Ts,
+        limiter: trio.CapacityLimiter | None,
+        abandon_on_cancel: bool,
+        name: str | None,
+    ) -> T:
+        """See :func:`run_in_thread`."""
+        return await trio.to_thread.run_sync(
+            function,
+            *arguments,
+            limiter=limiter,
+            abandon_on_cancel=abandon_on_cancel,
+            thread_name=name,
+        )
+
+    def start(self, job: Callable[[], T], deliver: Deliver[T], name: str) -> None:
+        """See :func:`start_in_thread`."""
+        token = trio.lowlevel.current_trio_token()
+        trio.lowlevel.start_thread_soon(job, lambda result: _deliver(token, deliver, result), name)
+
+    def worker(self, name: str) -> Worker:
+        """See :func:`start_worker`."""
+        return _Thread(name)
+
+    def thread(self, function: Callable[[*Ts], object], *arguments: *Ts, name: str) -> None:
+        """See :func:`start_thread`."""
+        # A daemon: one that hangs on a dead disk or pipe must not keep the process from ending.
+        threading.Thread(target=function, args=arguments, name=name, daemon=True).start()
+
+    def check_cancelled(self) -> None:
+        """See :func:`check_cancelled`."""
+        trio.from_thread.check_cancelled()
+
+    def call_loop(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """See :func:`call_loop`."""
+        return trio.from_thread.run_sync(function, *arguments)
+
+
+class _Thread:
+    """The worker of :class:`Executor`."""
+
+    def __init__(self, name: str) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._posted: SimpleQueue[tuple[Callable[[], Any], Deliver[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def post(self, job: Callable[[], T], deliver: Deliver[T]) -> None:
+        self._posted.put((job, deliver))
+
+    def close(self) -> None:
+        self._posted.put(None)
+
+    def _run(self) -> None:
+        while (posted := self._posted.get()) is not None:
+            job, deliver = posted
+            _deliver(self._token, deliver, outcome.capture(job))
+            # While it waits for the next job, it must not keep what the last one refers to.
+            del posted, job, deliver
+
+
+def _deliver(
+    token: trio.lowlevel.TrioToken, deliver: Deliver[T], result: outcome.Outcome[T]
+) -> None:
+    # The event loop may have ended, so that no one waits for the result any more.
+    with suppress(trio.RunFinishedError):
+        token.run_sync_soon(deliver, result)
+
+
+_current = Executor()
+
+
+@contextmanager
+def use(executor: Executor) -> Iterator[None]:
+    """Replace the executor of the whole process for the block."""
+    global _current
+    before, _current = _current, executor
+    try:
+        yield
+    finally:
+        _current = before
+
+
+async def run_in_thread(
+    function: Callable[[*Ts], T],
+    *arguments: *Ts,
+    limiter: trio.CapacityLimiter | None = None,
+    abandon_on_cancel: bool = False,
+    name: str | None = None,
+) -> T:
+    """Run ``function`` in a thread, with the context variables of this task; return its result.
+
+    Args:
+        function: gets ``arguments``; what it raises is raised here.
+        limiter: the most such calls at a time; None: Trio's default one for all threads.
+        abandon_on_cancel: at a cancellation stop waiting, while the thread goes on, and drop the
+            result. Else wait until the function ends; it can ask :func:`check_cancelled`.
+        name: of the thread, while the function runs.
+
+    Raises:
+        trio.Cancelled: before the start, or with ``abandon_on_cancel`` at any time.
+    """
+    return await _current.run(
+        function, *arguments, limiter=limiter, abandon_on_cancel=abandon_on_cancel, name=name
+    )
+
+
+def start_in_thread(job: Callable[[], T], deliver: Deliver[T], *, name: str) -> None:
+    """Run ``job`` in a thread, and call ``deliver`` with its outcome in the event loop's thread.
+
+    Nothing waits for it and no limiter counts it. ``deliver`` must not raise, and is not called if
+    the event loop has ended meanwhile.
+
+    Raises:
+        RuntimeError: the system gives no further thread; nothing has run then.
+    """
+    _current.start(job, deliver, name)
+
+
+def start_worker(name: str) -> Worker:
+    """Return a thread of its own, for jobs that must run one after the other.
+
+    Call it in the thread of the event loop, to which the outcomes are delivered.
+
+    Raises:
+        RuntimeError: the system gives no further thread.
+    """
+    return _current.worker(name)
+
+
+def start_thread(function: Callable[[*Ts], object], *arguments: *Ts, name: str) -> None:
+    """Run ``function`` in a thread of its own, which does not keep the process from ending.
+
+    It is for what lasts as long as the process, such as the writer of the log. ``function`` must
+    not raise.
+
+    Raises:
+        RuntimeError: the system gives no further thread.
+    """
+    _current.thread(function, *arguments, name=name)
+
+
+def check_cancelled() -> None:
+    """Raise ``trio.Cancelled`` if the call of :func:`run_in_thread` around this was cancelled.
+
+    Call it in such a thread, between the pieces of long work.
+    """
+    _current.check_cancelled()
+
+
+def call_loop(function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    """Call ``function`` in the event loop's thread, from within :func:`run_in_thread`.
+
+    Returns:
+        its result; what it raises is raised here.
+
+    Raises:
+        trio.Cancelled: the call of :func:`run_in_thread` around this was cancelled.
+        trio.RunFinishedError: the event loop has ended.
+    """
+    return _current.call_loop(function, *arguments)

@@ -1,0 +1,156 @@
+"""Sockets, and files of the data directory: all that the runtime opens is opened here.
+
+A simulation replaces the :class:`Opener` with :func:`use`: its network is in memory, and its disk
+loses what was not synced. Files that an operator wrote, such as settings and secrets, are opened
+where they are read, and never written.
+
+Trio and apsw are imported where they are used: commands that do without them start faster.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import apsw
+    import trio
+
+#: The seconds after which a further address of a host is tried beside the first (RFC 8305).
+NEXT_ADDRESS_SECONDS = 0.25
+
+
+class Opener:
+    """Opens the sockets and files of this machine.
+
+    The functions of this module call its methods.
+    """
+
+    def file(self, path: str | os.PathLike[str], flags: int, mode: int) -> int:
+        """See :func:`open_file`."""
+        return os.open(path, flags, mode)
+
+    def sync(self, descriptor: int) -> None:
+        """See :func:`sync_file`."""
+        os.fsync(descriptor)
+
+    def database(self, path: str, flags: int) -> "apsw.Connection":
+        """See :func:`open_database`."""
+        import apsw
+
+        return apsw.Connection(path, flags=flags)
+
+    def socket(self, family: int, kind: int, protocol: int) -> socket.socket:
+        """See :func:`open_socket`."""
+        return socket.socket(family, kind, protocol)
+
+    async def resolve(self, host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
+        """See :func:`resolve`."""
+        import trio
+
+        return list(await trio.socket.getaddrinfo(host, port, type=kind))
+
+    async def dial_tcp(self, host: str, port: int, next_address: float) -> "trio.SocketStream":
+        """See :func:`dial_tcp`."""
+        import trio
+
+        return await trio.open_tcp_stream(host, port, happy_eyeballs_delay=next_address)
+
+    async def dial_unix(self, path: str) -> "trio.SocketStream":
+        """See :func:`dial_unix`."""
+        import trio
+
+        return await trio.open_unix_socket(path)
+
+
+_current = Opener()
+
+
+@contextmanager
+def use(opener: Opener) -> Iterator[None]:
+    """Replace the opener of the whole process for the block."""
+    global _current
+    before, _current = _current, opener
+    try:
+        yield
+    finally:
+        _current = before
+
+
+def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
+    """Open a file or directory of the data directory and return its descriptor.
+
+    It can be the ``opener`` of the built-in ``open``: ``open(path, "rb", opener=open_file)``.
+
+    Args:
+        flags: those of ``os.open``. The descriptor is not inherited by other programs.
+        mode: permissions of a file that is created, less those of the umask.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return _current.file(path, flags, mode)
+
+
+def sync_file(descriptor: int) -> None:
+    """Wait until the file or directory survives a power cut, as ``os.fsync`` does; it blocks.
+
+    Raises:
+        OSError: the disk failed. What was written since the last sync may be lost, although a
+            later sync succeeds.
+    """
+    _current.sync(descriptor)
+
+
+def open_database(path: str | os.PathLike[str], *, flags: int) -> "apsw.Connection":
+    """Open a SQLite database and return the connection.
+
+    Args:
+        flags: ``apsw.SQLITE_OPEN_READONLY`` or the like.
+
+    Raises:
+        apsw.Error: it cannot be opened.
+    """
+    return _current.database(os.fspath(path), flags)
+
+
+def open_socket(family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
+    """Return a new blocking socket, to listen on or for datagrams; the arguments are socket(2)'s.
+
+    Raises:
+        OSError: the system gives none.
+    """
+    return _current.socket(family, kind, protocol)
+
+
+async def resolve(host: str, port: int, *, kind: int = socket.SOCK_STREAM) -> list[tuple[Any, ...]]:
+    """Return the addresses of a host, as ``socket.getaddrinfo`` does.
+
+    Raises:
+        OSError: the name cannot be resolved.
+    """
+    return await _current.resolve(host, port, kind)
+
+
+async def dial_tcp(
+    host: str, port: int, *, next_address: float = NEXT_ADDRESS_SECONDS
+) -> "trio.SocketStream":
+    """Connect to a host by TCP, at the first of its addresses that answers.
+
+    Args:
+        next_address: seconds after which the next address is tried beside those before.
+
+    Raises:
+        OSError: it cannot be resolved, or no address answers.
+    """
+    return await _current.dial_tcp(host, port, next_address)
+
+
+async def dial_unix(path: str) -> "trio.SocketStream":
+    """Connect to the unix socket at ``path``.
+
+    Raises:
+        OSError: nothing listens there.
+    """
+    return await _current.dial_unix(path)
