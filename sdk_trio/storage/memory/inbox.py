@@ -16,13 +16,11 @@ that asks: most receivers have no tenants, and start without them.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import islice
 from sys import intern
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import trio
 
 from ...base.logs import get_logger
@@ -49,7 +47,6 @@ from ...records.deliveries import (
     Renewed,
     Retry,
 )
-from ...records.upgrades import Assigned, StoredBody, UpgradeMarker
 from ..admission import (
     ACCEPTING,
     CLAIMING,
@@ -66,8 +63,9 @@ from ..effects import Effects, T
 from .rows import HELD_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, MemoryRow
 
 if TYPE_CHECKING:
-    from .notifications import MemoryNotifications
-    from .tenants import MemoryTenants
+    from ..sql.notifications import SqlNotifications
+    from ..sql.tenants import SqlTenants
+    from .tables import MemoryTables, MemoryUpgrade
 
 _NEW = Admitted(Admission.NEW)
 _DONE = Admitted(Admission.DONE)
@@ -75,72 +73,10 @@ _DONE = Admitted(Admission.DONE)
 _log = get_logger("storage")
 
 
-class MemoryUpgrade:
-    """:class:`UpgradeStore` in memory; a cancelled call has changed nothing."""
-
-    def __init__(self, rows: Deliveries) -> None:
-        self._rows = rows
-        self._marker: UpgradeMarker | None = None
-
-    async def lead(self, *, seconds: float) -> int | None:
-        """See :meth:`UpgradeStore.lead`; this process is the only one."""
-        await trio.lowlevel.checkpoint()
-        return 1
-
-    def fenced(self, term: int) -> AbstractContextManager[None]:
-        """See :meth:`UpgradeStore.fenced`."""
-        return nullcontext()
-
-    async def marker(self) -> UpgradeMarker | None:
-        """See :meth:`UpgradeStore.marker`."""
-        await trio.lowlevel.checkpoint()
-        return self._marker
-
-    async def save(self, marker: UpgradeMarker) -> None:
-        """See :meth:`UpgradeStore.save`."""
-        await trio.lowlevel.checkpoint()
-        self._marker = marker
-
-    async def count_unassigned(self) -> int:
-        """See :meth:`UpgradeStore.count_unassigned`."""
-        await trio.lowlevel.checkpoint()
-        return sum(row.tenant_id is None for row in self._rows.by_sequence.values())
-
-    async def bodies(
-        self, tenant_id: str | None, *, after: int, limit: int
-    ) -> Sequence[StoredBody]:
-        """See :meth:`UpgradeStore.bodies`."""
-        await trio.lowlevel.checkpoint()
-        found = sorted(
-            sequence
-            for sequence, row in self._rows.by_sequence.items()
-            if sequence > after and row.tenant_id == tenant_id and row.raw is not None
-        )
-        rows = [self._rows.by_sequence[sequence] for sequence in found[:limit]]
-        return [StoredBody(row.sequence, row.type, row.raw or b"") for row in rows]
-
-    async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
-        """See :meth:`UpgradeStore.assign_batch`."""
-        await trio.lowlevel.checkpoint()
-        after = int(marker.position or 0)
-        waiting = sorted(sequence for sequence in self._rows.by_sequence if sequence > after)
-        assigned = 0
-        for sequence in waiting[:limit]:
-            row = self._rows.by_sequence[sequence]
-            if row.tenant_id is None:
-                self._rows.change(row, row.state, tenant_id=marker.tenant_id)
-                assigned += 1
-        if waiting:
-            marker = msgspec.structs.replace(marker, position=str(waiting[:limit][-1]))
-            self._marker = marker
-            self._rows.changes += 1
-        return Assigned(assigned, marker, last=len(waiting) < limit)
-
-
 class MemoryBackend:
-    """The tenants, their upgrade and their notifications, on the rows of one store.
+    """The tenants, their upgrade and their notifications, in tables of their own.
 
-    ``shares`` is another backend on the same rows; its tenants and upgrade are used.
+    ``shares`` is another backend on the same rows, whose tables are used.
     """
 
     def __init__(
@@ -151,24 +87,32 @@ class MemoryBackend:
         self._shares = shares
 
     @cached_property
-    def tenants(self) -> "MemoryTenants":
-        """The tenants."""
-        from .tenants import MemoryTenants
+    def _tables(self) -> "MemoryTables":
+        # Most receivers have no tenants, and start without SQLite.
+        from .tables import MemoryTables
 
-        return MemoryTenants() if self._shares is None else self._shares.tenants
+        return MemoryTables() if self._shares is None else self._shares._tables
+
+    @cached_property
+    def tenants(self) -> "SqlTenants":
+        """The tenants."""
+        from ..sql.tenants import SqlTenants
+
+        return SqlTenants(self._tables, self._tables)
 
     @cached_property
     def upgrade(self) -> "MemoryUpgrade":
         """The upgrade from a single tenant."""
+        from .tables import MemoryUpgrade
 
-        return MemoryUpgrade(self._rows) if self._shares is None else self._shares.upgrade
+        return MemoryUpgrade(self._terms, self._tables, self._rows)
 
     @cached_property
-    def notifications(self) -> "MemoryNotifications":
+    def notifications(self) -> "SqlNotifications":
         """The messages to site managers."""
-        from .notifications import MemoryNotifications
+        from ..sql.notifications import SqlNotifications
 
-        return MemoryNotifications(self._terms, self.tenants)
+        return SqlNotifications(self._terms, self._tables, self._tables)
 
 
 class MemoryInbox(MemoryBackend):
@@ -819,16 +763,19 @@ class MemoryInbox(MemoryBackend):
 
     async def holdings(self, tenant_id: str) -> Mapping[str, int]:
         """See :meth:`Inbox.holdings`."""
+        from ..sql import reads
+
         await self._begin()
+        beside = await self._tables.run(lambda tx: reads.holdings(tx, tenant_id))
         rows = [row for row in self._rows.by_sequence.values() if row.tenant_id == tenant_id]
         others = (row for row in self._rows.by_sequence.values() if row.tenant_id != tenant_id)
         elsewhere = sum(kept.tenant_id == tenant_id for row in others for kept in row.evidence)
         return {
+            **beside,
             "deliveries": len(rows),
             "bodies": sum(row.raw is not None for row in rows),
             "attempts": sum(len(row.failures) for row in rows),
             "evidence": sum(len(row.evidence) for row in rows) + elsewhere,
-            **self.tenants.holdings(tenant_id),
         }
 
     async def unowned(self) -> Sequence[str]:
@@ -837,7 +784,7 @@ class MemoryInbox(MemoryBackend):
         rows = self._rows.by_sequence.values()
         named = {row.tenant_id for row in rows}
         named |= {kept.tenant_id for row in rows for kept in row.evidence}
-        return [name for name in named if name and not self.tenants.has(name)]
+        return [name for name in named if name and await self.tenants.get(name) is None]
 
     async def other_tables(self) -> Sequence[str]:
         """See :meth:`Inbox.other_tables`."""
@@ -857,6 +804,6 @@ class MemoryInbox(MemoryBackend):
     async def close(self) -> None:
         """See :meth:`Inbox.close`."""
         self._closed = True
-        if "tenants" in vars(self):
-            await self.tenants.close()
+        if "_tables" in vars(self) and self._shares is None:
+            self._tables.close()
         await trio.lowlevel.checkpoint()

@@ -20,9 +20,12 @@ All times are Unix seconds. A statement with ``clock()``, ``due()`` or ``local()
 are due: ``due(:at)`` is as far from the server's time as ``:at`` is from ``:now``.
 """
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
 
 Row = tuple[Any, ...]
 
@@ -93,6 +96,25 @@ class Transaction(Protocol):
 
         ``done`` is below 0 where ended deliveries were removed or put back.
         """
+        ...
+
+
+class Writes(Protocol):
+    """Commits what changes the store; :class:`~sdk_trio.storage.commit.GroupCommit` is one."""
+
+    #: Runs before the work of each call, and raises if it must not be done.
+    fence: Callable[[Transaction], None] | None
+
+    async def submit(self, work: Callable[[Transaction], T], /) -> T:
+        """Run ``work`` in a transaction and return its result when that is committed."""
+        ...
+
+
+class Reads(Protocol):
+    """Runs queries; :class:`~sdk_trio.storage.readers.ReaderPool` is one."""
+
+    async def run(self, query: Callable[[Transaction], T], /, *, seconds: float = math.inf) -> T:
+        """Run ``query`` and return its result, within so many seconds."""
         ...
 
 

@@ -24,10 +24,8 @@ from ...records.notifications import (
     too_old,
 )
 from ..admission import LeaseTerms
-from ..commit import GroupCommit
-from ..readers import ReaderPool
 from .deliveries import write_checkpoint
-from .dialect import Insert, Transaction
+from .dialect import Insert, Reads, Transaction, Writes
 from .schema import NOTIFICATION_OPEN
 from .tenants import TRANSITION_COLUMNS, transition_of
 
@@ -396,7 +394,7 @@ def purge(tx: Transaction, before: float, limit: int) -> int:
 class SqlNotifications:
     """:class:`NotificationStore` in a SQL store; cancellation is as in the inbox."""
 
-    def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
+    def __init__(self, terms: LeaseTerms, commits: Writes, readers: Reads) -> None:
         self._terms = terms
         self._commits = commits
         self._readers = readers

@@ -37,10 +37,22 @@ def _record_of(row: Row) -> DeliveryRecord:
     sequence, key, signer, type_, state, queued, attempts, *middle = row
     received_at, signed_at, subject, ordered, *rest = middle
     *rest, generation = rest
-    head: list[Any] = [sequence, key[: -len(signer) - 1] if signer else key, type_]
-    state_now: list[Any] = [DeliveryState(state), bool(queued), attempts]
-    arrived: list[Any] = [received_at, signed_at, subject, bool(ordered)]
-    return DeliveryRecord(*head, *state_now, *arrived, *rest, signer, generation)
+    columns: list[Any] = [
+        sequence,
+        key[: -len(signer) - 1] if signer else key,
+        type_,
+        DeliveryState(state),
+        bool(queued),
+        attempts,
+        received_at,
+        signed_at,
+        subject,
+        bool(ordered),
+        *rest,
+        signer,
+        generation,
+    ]
+    return DeliveryRecord(*columns)
 
 
 def by_sequence(tx: Transaction, sequences: Iterable[int]) -> list[DeliveryRecord]:

@@ -28,10 +28,8 @@ from ...records.tenants import (
     source_to_text,
     taken,
 )
-from ..commit import ANSWER_SECONDS, GroupCommit
-from ..readers import ReaderPool
 from . import deliveries, reads
-from .dialect import Transaction
+from .dialect import Reads, Transaction, Writes
 
 _TENANT = tuple(field.name for field in attrs.fields(Tenant))
 _AUDIT = tuple(field.name for field in attrs.fields(AuditRecord))
@@ -53,6 +51,9 @@ _UPDATE_TENANT = (
 _SELECT_TENANT = f"SELECT {', '.join(_TENANT)} FROM tenant"
 _SELECT_AUDIT = f"SELECT {', '.join(_AUDIT)} FROM audit"
 _SELECT_TRANSITION = f"SELECT {', '.join(TRANSITION_COLUMNS)} FROM outbox"
+
+#: Time for a query for whose result a sender may wait, in seconds.
+ANSWER_SECONDS = 5.0
 
 #: More than any tenant has left.
 _ALL = 2**31
@@ -291,7 +292,7 @@ def transition_of(row: tuple[Any, ...]) -> OutboxRecord:
 class SqlTenants:
     """:class:`TenantStore` in a SQL store; cancellation is as in the inbox."""
 
-    def __init__(self, commits: GroupCommit, readers: ReaderPool) -> None:
+    def __init__(self, commits: Writes, readers: Reads) -> None:
         self._commits = commits
         self._readers = readers
 

@@ -9,11 +9,9 @@ import msgspec
 from ...base import clock
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
 from ..admission import LeaseTerms
-from ..commit import GroupCommit
-from ..readers import ReaderPool
 from . import arrivals, leases
 from .deliveries import lane_of, write_checkpoint
-from .dialect import Transaction
+from .dialect import Reads, Transaction, Writes
 
 _SAVE = """
 INSERT INTO upgrade (id, state, tenant_id, step, position, started_at, finished_at)
@@ -56,7 +54,7 @@ _MOVE_LANE = "UPDATE work SET lane = :lane WHERE sequence = :sequence"
 class SqlUpgrade:
     """:class:`UpgradeStore` in a SQL store; cancellation is as in the inbox."""
 
-    def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
+    def __init__(self, terms: LeaseTerms, commits: Writes, readers: Reads) -> None:
         self._owner = terms.owner
         self._commits = commits
         self._readers = readers

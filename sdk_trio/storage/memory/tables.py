@@ -1,0 +1,102 @@
+"""Tenants, messages and the upgrade of a store in memory: SQL tables that no file holds."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import apsw
+import msgspec
+import trio
+
+from ...errors import StoreUnavailableError
+from ...records.upgrades import Assigned, StoredBody, UpgradeMarker
+from ..admission import LeaseTerms
+from ..engines.sqlite import SQLITE, SqliteTransaction
+from ..sql.dialect import Transaction
+from ..sql.schema import statements
+from ..sql.upgrade import SqlUpgrade
+from .rows import Deliveries
+
+T = TypeVar("T")
+
+
+class MemoryTables:
+    """A SQLite database in memory: it commits and reads in the caller's thread.
+
+    Cancellation: each call is one checkpoint, *before* it reads or changes anything.
+    """
+
+    def __init__(self) -> None:
+        self.fence: Callable[[Transaction], None] | None = None
+        self._connection = apsw.Connection(":memory:")
+        for statement in statements(SQLITE):
+            self._connection.execute(statement)
+        self._transaction = SqliteTransaction(self._connection)
+        self._closed = False
+
+    async def submit(self, work: Callable[[Transaction], T], /) -> T:
+        """Run ``work`` in a transaction and return its result."""
+        await self._begin()
+        with self._connection:
+            if self.fence is not None:
+                self.fence(self._transaction)
+            value = work(self._transaction)
+        return value
+
+    async def run(self, query: Callable[[Transaction], T], /, *, seconds: float = math.inf) -> T:
+        """Run ``query`` and return its result; it takes no time."""
+        await self._begin()
+        return query(self._transaction)
+
+    async def _begin(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._closed:
+            raise StoreUnavailableError("the store is closed")
+
+    def close(self) -> None:
+        """Close it: every further call fails."""
+        self._closed = True
+
+
+class MemoryUpgrade(SqlUpgrade):
+    """:class:`UpgradeStore` in memory, where deliveries are rows of Python."""
+
+    def __init__(self, terms: LeaseTerms, tables: MemoryTables, rows: Deliveries) -> None:
+        super().__init__(terms, tables, tables)
+        self._rows = rows
+
+    async def count_unassigned(self) -> int:
+        """See :meth:`UpgradeStore.count_unassigned`."""
+        await trio.lowlevel.checkpoint()
+        return sum(row.tenant_id is None for row in self._rows.by_sequence.values())
+
+    async def bodies(
+        self, tenant_id: str | None, *, after: int, limit: int
+    ) -> Sequence[StoredBody]:
+        """See :meth:`UpgradeStore.bodies`."""
+        await trio.lowlevel.checkpoint()
+        found = sorted(
+            sequence
+            for sequence, row in self._rows.by_sequence.items()
+            if sequence > after and row.tenant_id == tenant_id and row.raw is not None
+        )
+        rows = [self._rows.by_sequence[sequence] for sequence in found[:limit]]
+        return [StoredBody(row.sequence, row.type, row.raw or b"") for row in rows]
+
+    async def assign_batch(self, marker: UpgradeMarker, *, limit: int) -> Assigned:
+        """See :meth:`UpgradeStore.assign_batch`."""
+        after = int(marker.position or 0)
+        waiting = sorted(sequence for sequence in self._rows.by_sequence if sequence > after)
+        if not waiting:
+            await trio.lowlevel.checkpoint()
+            return Assigned(0, marker, last=True)
+        moved = msgspec.structs.replace(marker, position=str(waiting[:limit][-1]))
+        await self.save(moved)
+        assigned = 0
+        for sequence in waiting[:limit]:
+            row = self._rows.by_sequence[sequence]
+            if row.tenant_id is None:
+                self._rows.change(row, row.state, tenant_id=marker.tenant_id)
+                assigned += 1
+        self._rows.changes += 1
+        return Assigned(assigned, moved, last=len(waiting) < limit)
