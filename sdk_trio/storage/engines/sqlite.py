@@ -65,6 +65,9 @@ PAGE_BYTES = 8192
 #: next process that writes rewrites the log first, also when the one with the failure has died.
 UNPROVEN = b"1"
 
+#: Instructions of SQLite's virtual machine after which a query notices that it was interrupted.
+_STEPS = 50_000
+
 #: SQLite's statements. Its file may be used by other programs, so its name is not in them.
 SQLITE = Dialect("sqlite")
 
@@ -556,6 +559,8 @@ class SqliteReader:
             self._connection = connect_reader(engine.place)
         except apsw.Error as error:
             raise describe_failure(error, engine.place) from error
+        self._interrupted = False
+        self._connection.set_progress_handler(lambda: self._interrupted, _STEPS)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -596,7 +601,11 @@ class SqliteReader:
             self.is_usable = False
 
     def interrupt(self) -> None:
-        """End the query in progress with an error. Callable from any thread."""
+        """End the query in progress, or else the next one, with an error.
+
+        Callable from any thread. SQLite's own interrupt has no effect on a query that begins later.
+        """
+        self._interrupted = True
         with suppress(apsw.ConnectionClosedError):
             self._connection.interrupt()
 
