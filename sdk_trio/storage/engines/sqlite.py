@@ -178,7 +178,8 @@ class SqliteEngine:
             report_cut_index(file)
         # Whether all that the log has is on the disk, or will be with the next sync.
         self._log_proven = not (distrust_log and has_log(file))
-        self._lost: str | None = None
+        #: The reason for which nothing can be written until a restart; None: all is in order.
+        self.lost: str | None = None
         self._connection: apsw.Connection | None = None
         self._transaction: SqliteTransaction | None = None
         # Holds a read transaction during each commit; see _commit.
@@ -195,15 +196,10 @@ class SqliteEngine:
         self.connections: int = 0
         self.transactions: int = 0
 
-    @property
-    def lost(self) -> str | None:
-        """The reason for which nothing can be written until a restart; None: all is in order."""
-        return self._lost
-
     def lose(self, error: StoreLostError) -> None:
         """Refuse every call from now on; the first ``error`` counts. Callable from any thread."""
-        if self._lost is None:
-            self._lost = str(error)
+        if self.lost is None:
+            self.lost = str(error)
             _log.error("store.lost", error=str(error))
 
     # -- the lock of the processes that write ------------------------------------------------------
@@ -464,7 +460,7 @@ class SqliteEngine:
         return apsw.SQLITE_OK
 
     def _is_log_long(self) -> bool:
-        if self._connection is None or self._files is None or self._lost or not self._log_proven:
+        if self._connection is None or self._files is None or self.lost or not self._log_proven:
             return False
         return self._log_frames * self._files.page_size >= self.checkpoint_bytes
 
@@ -472,8 +468,8 @@ class SqliteEngine:
 
     def _connected(self) -> apsw.Connection:
         """Return the connection, opened if there is none, with a log that is proven."""
-        if self._lost is not None:
-            raise StoreLostError(self._lost)
+        if self.lost is not None:
+            raise StoreLostError(self.lost)
         connection = self._connection
         if connection is None:
             connection = self._connect()
@@ -522,7 +518,7 @@ class SqliteEngine:
             reader.close()
         if connection is not None:
             try:
-                if self._lost is not None:
+                if self.lost is not None:
                     # Other files may stand in the place of ours: write nothing to them.
                     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 connection.close()
