@@ -13,7 +13,7 @@ store answers. Until then, the store is *silent*, and further callers are refuse
 import math
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -212,7 +212,7 @@ class GroupCommit(trio.abc.Instrument):
         # A system task: it lives as long as the thread, and no nursery of a caller does.
         trio.lowlevel.spawn_system_task(self._watch)
 
-    async def submit(
+    def submit(
         self,
         work: Work[T],
         *,
@@ -220,7 +220,7 @@ class GroupCommit(trio.abc.Instrument):
         single: bool = False,
         durable: bool = True,
         name: str | None = None,
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Run ``work`` in a transaction and return its result when that is committed.
 
         Args:
@@ -243,27 +243,27 @@ class GroupCommit(trio.abc.Instrument):
         unit.work, unit.single, unit.durable, unit.name = work, single, durable, name
         if (fence := self.fence) is not None:
             unit.work = lambda transaction: (fence(transaction), work(transaction))[1]
-        value: T = await self._commit_unit(unit, patient=patient)
-        return value
+        return self._commit_unit(unit, patient=patient)
 
-    async def run_alone(self, work: Callable[[Any], T]) -> T:
+    def run_alone(self, work: Callable[[Any], T]) -> Coroutine[Any, Any, T]:
         """Run ``work`` with the driver's connection, outside of any transaction; else as submit.
 
         It waits without the limit of :data:`ANSWER_SECONDS`.
         """
         unit = _Unit()
         unit.work, unit.single, unit.alone = work, True, True
-        value: T = await self._commit_unit(unit, patient=True)
-        return value
+        return self._commit_unit(unit, patient=True)
 
-    async def gather(self, kind: Kind, key: str, item: Any, *, durable: bool = True) -> Any:
+    def gather(
+        self, kind: Kind, key: str, item: Any, *, durable: bool = True
+    ) -> Coroutine[Any, Any, Any]:
         """Run ``kind`` with this item and others of the same batch; otherwise as :meth:`submit`.
 
         Args:
             kind: always the same object for the same kind of work.
             key: items of the same key are done in the order of their arrival.
         """
-        return await self._commit_unit(_grouped(kind, key, item, durable))
+        return self._commit_unit(_grouped(kind, key, item, durable))
 
     def post(self, kind: Kind, key: str, item: Any, *, durable: bool = False) -> PostedWork:
         """Have grouped work done, before all that is asked for later, without waiting for it.
@@ -327,6 +327,7 @@ class GroupCommit(trio.abc.Instrument):
 
     # -- in the event loop's thread ----------------------------------------------------------------
 
+    # Its callers return its coroutine: one that awaits it is a frame more at each resumption.
     async def _commit_unit(self, unit: _Unit, *, patient: bool = False) -> Any:
         # Only the test, not a whole checkpoint: the wait below is one.
         await trio.lowlevel.checkpoint_if_cancelled()

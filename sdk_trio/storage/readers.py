@@ -40,7 +40,10 @@ class Reader(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """End the query in progress with an error; it may block. Callable from any thread."""
+        """End the query in progress, or else the next one, with an error; it may block.
+
+        Callable from any thread. The reader is closed afterwards.
+        """
         ...
 
     def close(self) -> None:
@@ -107,11 +110,12 @@ class ReaderPool:
 
     def _read(self, reading: _Reading, query: Callable[[Transaction], T]) -> T:
         while True:
-            if self._closed or reading.abandoned:
-                raise StoreUnavailableError("the store is closed")
+            self._require_wanted(reading)
             reader = reading.reader = self._take()
             self._readings.add(reading)
             try:
+                # Once more: until now, nothing could be interrupted.
+                self._require_wanted(reading)
                 with reader.transaction() as transaction:
                     return query(transaction)
             except ReadAgainError:
@@ -123,6 +127,10 @@ class ReaderPool:
                     self._idle.append(reader)
                 else:
                     reader.close()
+
+    def _require_wanted(self, reading: _Reading) -> None:
+        if self._closed or reading.abandoned:
+            raise StoreUnavailableError("the store is closed")
 
     def _can_reuse(self, reading: _Reading, reader: Reader) -> bool:
         # The request to interrupt an abandoned query may still be on its way, and would meet the

@@ -65,6 +65,9 @@ PAGE_BYTES = 8192
 #: next process that writes rewrites the log first, also when the one with the failure has died.
 UNPROVEN = b"1"
 
+#: Instructions of SQLite's virtual machine after which a query notices that it was interrupted.
+_STEPS = 50_000
+
 #: SQLite's statements. Its file may be used by other programs, so its name is not in them.
 SQLITE = Dialect("sqlite")
 
@@ -190,7 +193,8 @@ class SqliteEngine:
             report_cut_index(file)
         # Whether all that the log has is on the disk, or will be with the next sync.
         self._log_proven = not (distrust_log and has_log(file))
-        self._lost: str | None = None
+        #: The reason for which nothing can be written until a restart; None: all is in order.
+        self.lost: str | None = None
         self._connection: apsw.Connection | None = None
         self._transaction: SqliteTransaction | None = None
         # Holds a read transaction during each commit; see _commit.
@@ -207,15 +211,10 @@ class SqliteEngine:
         self.connections: int = 0
         self.transactions: int = 0
 
-    @property
-    def lost(self) -> str | None:
-        """The reason for which nothing can be written until a restart; None: all is in order."""
-        return self._lost
-
     def lose(self, error: StoreLostError) -> None:
         """Refuse every call from now on; the first ``error`` counts. Callable from any thread."""
-        if self._lost is None:
-            self._lost = str(error)
+        if self.lost is None:
+            self.lost = str(error)
             _log.error("store.lost", error=str(error))
 
     # -- the lock of the processes that write ------------------------------------------------------
@@ -478,7 +477,7 @@ class SqliteEngine:
         return apsw.SQLITE_OK
 
     def _is_log_long(self) -> bool:
-        if self._connection is None or self._files is None or self._lost or not self._log_proven:
+        if self._connection is None or self._files is None or self.lost or not self._log_proven:
             return False
         return self._log_frames * self._files.page_size >= self.checkpoint_bytes
 
@@ -486,8 +485,8 @@ class SqliteEngine:
 
     def _connected(self) -> apsw.Connection:
         """Return the connection, opened if there is none, with a log that is proven."""
-        if self._lost is not None:
-            raise StoreLostError(self._lost)
+        if self.lost is not None:
+            raise StoreLostError(self.lost)
         connection = self._connection
         if connection is None:
             connection = self._connect()
@@ -536,7 +535,7 @@ class SqliteEngine:
             reader.close()
         if connection is not None:
             try:
-                if self._lost is not None:
+                if self.lost is not None:
                     # Other files may stand in the place of ours: write nothing to them.
                     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 connection.close()
@@ -573,6 +572,8 @@ class SqliteReader:
             self._connection = connect_reader(engine.place)
         except apsw.Error as error:
             raise describe_failure(error, engine.place) from error
+        self._interrupted = False
+        self._connection.set_progress_handler(lambda: self._interrupted, _STEPS)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -613,7 +614,11 @@ class SqliteReader:
             self.is_usable = False
 
     def interrupt(self) -> None:
-        """End the query in progress with an error. Callable from any thread."""
+        """End the query in progress, or else the next one, with an error.
+
+        Callable from any thread. SQLite's own interrupt has no effect on a query that begins later.
+        """
+        self._interrupted = True
         with suppress(apsw.ConnectionClosedError):
             self._connection.interrupt()
 

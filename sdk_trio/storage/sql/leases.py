@@ -11,7 +11,8 @@ time. Of a lane only the first unfinished delivery is claimed, and never beside 
 unique index holds that, also for two hosts at the same moment.
 """
 
-import secrets
+import os
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,9 +37,14 @@ LANES: Final = 200
 ROUND_SECONDS: Final = 5.0
 
 
+_tokens = random.Random()  # noqa: S311 - tokens are no secrets
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_tokens.seed)
+
+
 def new_token() -> int:
     """Return a token that no other claim has; adding sequences to it gives further ones."""
-    return secrets.randbits(61)
+    return _tokens.getrandbits(61)
 
 
 class BacklogWalk(msgspec.Struct):
