@@ -40,8 +40,7 @@ class MemoryTables:
         with self._connection:
             if self.fence is not None:
                 self.fence(self._transaction)
-            value = work(self._transaction)
-        return value
+            return work(self._transaction)
 
     async def run(self, query: Callable[[Transaction], T], /, *, seconds: float = math.inf) -> T:
         """Run ``query`` and return its result; it takes no time."""
