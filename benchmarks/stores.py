@@ -27,8 +27,8 @@ from sdk_trio.records.tenants import (
 from sdk_trio.storage import sqlite
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.sqlite import writes
-from sdk_trio.storage.sqlite.connect import connect_writer
-from sdk_trio.storage.sqlite.schema import DATABASE_NAME
+from sdk_trio.storage.engines.sqlite import connect_writer
+from sdk_trio.storage.sql.schema import DATABASE_NAME
 from sdk_trio.storage.sqlite.tenants import add
 
 _CHUNK = 2_000

@@ -43,7 +43,7 @@ from support.deliveries import SECRET
 from sdk_trio import MARKERS_SCHEMA, HandlerRegistry, Settings, Transaction, first_time
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import UNFINISHED, DeliveryState, NewDelivery
-from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite import SqliteInbox
 from sdk_trio.testing import sample_body
 from sdk_trio.webhooks import WebhookReceiver
 
@@ -73,8 +73,8 @@ class Place:
         terms = {"lease_seconds": LEASE_SECONDS, "dedup_seconds": 1e6, "payload_seconds": 1e6}
         if self.engine == "sqlite":
             return await SqliteInbox.open(self.directory / "inbox.db", owner=owner, **terms)
-        from sdk_trio.storage.postgres.connect import PostgresAddress
-        from sdk_trio.storage.postgres.inbox import PostgresInbox
+        from sdk_trio.storage.engines.postgres_address import PostgresAddress
+        from sdk_trio.storage.postgres import PostgresInbox
 
         return await PostgresInbox.open(PostgresAddress(dsn=self.dsn), owner=owner, **terms)
 

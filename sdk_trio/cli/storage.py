@@ -19,7 +19,7 @@ if not describing():
     from ..storage.data_directory import keep_files_private, lock_data_directory
     from ..storage.examine import CheckResult, StoreStatus, check_sqlite, sqlite_status
     from ..storage.open import postgres_address
-    from ..storage.sqlite.schema import DATABASE_NAME
+    from ..storage.sql.schema import DATABASE_NAME
     from .settings import load
     from .store import why_unreachable
     from .terminal import ByteProgress, print_json, print_rows, say, size_text

@@ -15,7 +15,7 @@ from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError
 from ..storage import open as storage
 from ..storage.ports import Inbox
-from ..storage.sqlite.schema import DATABASE_NAME
+from ..storage.sql.schema import DATABASE_NAME
 from ..tenants.identity import is_tenant_id
 from ..tenants.service import TenantService
 from .settings import load

@@ -21,7 +21,7 @@ if not describing():
     from ..config import Settings, StorageBackend
     from ..storage.data_directory import keep_files_private, lock_data_directory
     from ..storage.open import open_store
-    from ..storage.sqlite.schema import DATABASE_NAME
+    from ..storage.sql.schema import DATABASE_NAME
     from ..tenants.service import TenantService
     from ..tenants.upgrade import (
         DATABASE,

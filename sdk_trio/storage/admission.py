@@ -20,12 +20,16 @@ TAKEN_OVER_SECONDS = 15.0
 
 
 class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """The owner and the periods, in seconds, that an open inbox applies to every change."""
+    """The owner and the periods, in seconds, that an open inbox applies to every change.
+
+    ``shared``: other owners may be alive, so only leases that have expired are taken away.
+    """
 
     owner: str
     lease_seconds: float
     dedup_seconds: float
     payload_seconds: float
+    shared: bool = False
 
     def live(self, until: float | None, *, now: float) -> float | None:
         """Return the deadline ``until`` if the lease is in force at ``now``; else None.

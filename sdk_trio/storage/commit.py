@@ -1,12 +1,29 @@
 """Group commit: the units of work of all tasks, many of them in one transaction.
 
-STUB OF THE INTERFACE - to be implemented (see the task).
+While one transaction is being synced, further units queue up, and the next transaction takes all of
+them. This is *natural batching*: a lone caller never waits for company, and many callers share the
+price of one sync (docs/adr/0002-own-commit-thread.md).
+
+Cancellation and time limits. A unit that was handed to the thread is always finished. A cancelled
+caller waits for it for :data:`STALL_SECONDS`, any other caller for :data:`ANSWER_SECONDS`. A caller
+that stops waiting does not know the outcome: the unit stays in the queue, and is committed when the
+store answers. Until then, the store is *silent*, and further callers are refused at once.
 """
 
+import math
+import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
 
-from ..errors import StoreUnavailableError
+import outcome
+import trio
+
+from ..base import clock
+from ..base.executor import start_worker
+from ..base.logs import Outage, get_logger
+from ..errors import StoreLostError, StoreUnavailableError
 from .sql.dialect import Dialect, Transaction
 
 T = TypeVar("T")
@@ -17,6 +34,43 @@ Work = Callable[[Transaction], T]
 
 #: Does the work for many items of different keys by few statements; returns their results in order.
 Kind = Callable[[Transaction, Sequence[Any]], Sequence[Any]]
+
+#: The most units in one transaction. It bounds the work that is repeated when one of them fails,
+#: and the time that the first unit waits for the last.
+BATCH_LIMIT = 200
+
+#: Time that a caller waits for a store that does not answer, in seconds. A sender of a webhook
+#: gives up after 10, and its delivery needs time before and after the store.
+ANSWER_SECONDS = 5.0
+
+#: Time that a cancelled caller waits for it, in seconds. It is longer than any sync that ends; with
+#: the clean-up behind it, it fits into the 5 s that a stop allows.
+STALL_SECONDS = 2.0
+
+#: Time for ``close`` to finish the queued units, in seconds.
+CLOSE_SECONDS = 4.0
+
+#: Time between two checks of the waiting callers, in seconds.
+WATCH_SECONDS = 0.5
+
+#: A store whose callers have waited for longer, in seconds, is not prompt.
+PROMPT_SECONDS = 0.1
+
+_log = get_logger("storage")
+
+_CRASHED = "the store's thread has failed; restart the process and report the traceback"
+
+_SILENT = {
+    "sqlite": "the store {place} has not answered for {seconds:.0f} s: its disk hangs, or another "
+    "process keeps it busy; look at the disk (dmesg, iostat); it goes on by itself when the disk "
+    "answers",
+    "postgresql": "the database {place} has not answered for {seconds:.0f} s; it goes on by itself "
+    "when the server answers",
+}
+_SILENT_IN_EFFECTS = (
+    "the store {place} has not answered for {seconds:.0f} s: the effects of the event {key} run "
+    "in its thread and do not return; SQL alone belongs there, no network and no sleep"
+)
 
 
 class CommitUnknownError(StoreUnavailableError):
@@ -41,12 +95,15 @@ class Engine(Protocol):
         """Wait until this process may write; what is asked for meanwhile joins the batch."""
         ...
 
-    def transact(self, work: Callable[[Transaction], None], *, durable: bool) -> None:
+    def transact(self, work: Callable[[Transaction], None], *, durable: bool) -> bool:
         """Run ``work`` in one transaction and commit it; it may run ``work`` again.
 
         Args:
             work: runs all units of a batch.
             durable: the commit must survive a power cut, not only the end of this process.
+
+        Returns:
+            False: it had nothing to write, so its success does not prove that the store can write.
 
         Raises:
             CommitUnknownError: it may have been committed.
@@ -64,8 +121,8 @@ class Engine(Protocol):
         """
         ...
 
-    def release(self) -> None:
-        """Let other processes write, unless :meth:`upkeep` is due."""
+    def release(self) -> bool:
+        """Let other processes write; True: :meth:`upkeep` is due, and they wait for its end."""
         ...
 
     def upkeep(self) -> None:
@@ -77,7 +134,7 @@ class Engine(Protocol):
         ...
 
 
-class Posted(Protocol):
+class PostedWork(Protocol):
     """Work that nobody waits for."""
 
     value: Any
@@ -86,10 +143,74 @@ class Posted(Protocol):
     finished: bool
 
 
-class GroupCommit(Generic[T]):
-    """Commits what all tasks of this process ask for, through one :class:`Engine`."""
+class _Unit:
+    """A unit of work on its way through the thread, and the task that waits for it, if any.
 
-    def __init__(self, engine: Engine, *, name: str) -> None: ...
+    The class has the defaults: most units differ in few attributes, and each delivery has two.
+    """
+
+    work: Callable[[Any], Any] | None = None
+    kind: Kind | None = None
+    key: str | None = None
+    item: Any = None
+    #: It runs outside of any transaction.
+    alone = False
+    #: It shares its transaction with no other unit.
+    single = False
+    #: The key of the event whose effects it applies.
+    name: str | None = None
+    durable = True
+    posted = False
+    #: The time at which its caller began to wait; infinite for one that waits without a limit.
+    asked_at = math.inf
+    #: Its caller got the error of a silent store.
+    refused = False
+    task: trio.lowlevel.Task | None = None
+    finished = False
+    value: Any = None
+    error: BaseException | None = None
+
+
+class GroupCommit(trio.abc.Instrument):
+    """Commits the work of all tasks of this process through one :class:`Engine`.
+
+    Make it in the event loop's thread. Units are committed in the order of their arrival.
+
+    Args:
+        engine: belongs to the thread from now on.
+        name: the thread's name.
+        outage: counts the calls that fail while the store is away; None: one of its own.
+    """
+
+    def __init__(self, engine: Engine, *, name: str, outage: Outage | None = None) -> None:
+        self._engine = engine
+        #: Runs before the work of each caller of :meth:`submit`, and raises if it must not be done.
+        self.fence: Work[None] | None = None
+        self._outage = Outage(_log) if outage is None else outage
+        self._worker = start_worker(name)
+        # Units move through three stages: asked for in this iteration of the event loop; handed
+        # over to the thread, which takes them from the left; in the batch that is being committed.
+        self._asked: dict[_Unit, None] = {}
+        self._queue: deque[_Unit] = deque()
+        self._batch: Sequence[_Unit] = ()
+        # The thread was called, and has not taken its batch yet.
+        self._called = False
+        # A caller waits for one of the units in _asked; only posted units linger.
+        self._awaited = False
+        self._lingers = False
+        self._refusal: str | None = None
+        self._waiting: set[_Unit] = set()
+        self._someone_waits = trio.Event()
+        self._silent_since: float | None = None
+        self._answered_at = 0.0
+        self._failing = False
+        # The key of the event whose effects run; set by the thread.
+        self._effects_key: str | None = None
+        self._ended = trio.Event()
+        self._watching = trio.CancelScope()
+        trio.lowlevel.add_instrument(self)
+        # A system task: it lives as long as the thread, and no nursery of a caller does.
+        trio.lowlevel.spawn_system_task(self._watch)
 
     async def submit(
         self,
@@ -98,23 +219,390 @@ class GroupCommit(Generic[T]):
         patient: bool = False,
         single: bool = False,
         durable: bool = True,
-    ) -> T: ...
+        name: str | None = None,
+    ) -> T:
+        """Run ``work`` in a transaction and return its result when that is committed.
 
-    async def run_alone(self, work: Callable[[Any], T]) -> T: ...
+        Args:
+            patient: wait without the limit of :data:`ANSWER_SECONDS`, as for a new schema.
+            single: run it in a transaction without other units, because it runs code that is not
+                ours: whatever that does, no other unit has to run again.
+            durable: the change must survive a power cut, not only the end of this process.
+            name: of a ``single`` unit: the key of the event whose effects it applies. Messages
+                about a store that does not answer name it.
 
-    async def gather(self, kind: Kind, key: str, item: Any, *, durable: bool = True) -> Any: ...
+        Raises:
+            StoreUnavailableError: the store failed, does not answer, or is closed.
+            StoreLostError: the same, until a restart.
+            Exception: what ``work`` has raised; its changes are rolled back.
 
-    def post(self, kind: Kind, key: str, item: Any, *, durable: bool = False) -> Posted: ...
+        If it is cancelled before the unit is handed over, nothing happens; see the module's
+        docstring for the time after that.
+        """
+        unit = _Unit()
+        unit.work, unit.single, unit.durable, unit.name = work, single, durable, name
+        if (fence := self.fence) is not None:
+            unit.work = lambda transaction: (fence(transaction), work(transaction))[1]
+        value: T = await self._commit_unit(unit, patient=patient)
+        return value
 
-    def withdraw(self, posted: Posted) -> bool: ...
+    async def run_alone(self, work: Callable[[Any], T]) -> T:
+        """Run ``work`` with the driver's connection, outside of any transaction; else as submit.
+
+        It waits without the limit of :data:`ANSWER_SECONDS`.
+        """
+        unit = _Unit()
+        unit.work, unit.single, unit.alone = work, True, True
+        value: T = await self._commit_unit(unit, patient=True)
+        return value
+
+    async def gather(self, kind: Kind, key: str, item: Any, *, durable: bool = True) -> Any:
+        """Run ``kind`` with this item and others of the same batch; otherwise as :meth:`submit`.
+
+        Args:
+            kind: always the same object for the same kind of work.
+            key: items of the same key are done in the order of their arrival.
+        """
+        return await self._commit_unit(_grouped(kind, key, item, durable))
+
+    def post(self, kind: Kind, key: str, item: Any, *, durable: bool = False) -> PostedWork:
+        """Have grouped work done, before all that is asked for later, without waiting for it.
+
+        An error is logged. Once the store is closed, nothing happens.
+        """
+        unit = _grouped(kind, key, item, durable)
+        unit.posted = True
+        if self._refusal is None:
+            self._asked[unit] = None
+            if self._engine.linger and not self._lingers:
+                self._lingers = True
+                trio.lowlevel.spawn_system_task(self._linger)
+        return unit
+
+    def withdraw(self, posted: PostedWork) -> bool:
+        """Take back posted work; return False if it was handed over to the thread already."""
+        return self._asked.pop(posted, posted) is None  # type: ignore[call-overload]
 
     @property
-    def lost(self) -> str | None: ...
+    def lost(self) -> str | None:
+        """The reason for which nothing is written any more; None: the store is in order."""
+        return self._engine.lost
 
     @property
-    def failing(self) -> bool: ...
+    def failing(self) -> bool:
+        """Whether the last writes failed, or wait for a store that does not answer."""
+        return self._failing or self._silent_since is not None or self.lost is not None
 
     @property
-    def prompt(self) -> bool: ...
+    def prompt(self) -> bool:
+        """Whether the store is in order and answers at once; after a failure, since a write."""
+        if self.failing or self._refusal is not None:
+            return False
+        return not self._waiting or clock.monotonic() - self._answered_at < PROMPT_SECONDS
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Finish the queued units, close the engine and end the thread.
+
+        Shielded from cancellation for at most :data:`CLOSE_SECONDS`. A second call waits for the
+        end of the first.
+
+        Raises:
+            StoreUnavailableError: the store did not answer in that time; the thread ends when it
+                does.
+        """
+        if self._refusal is None:
+            self._refusal = "the store is closed"
+            self._hand_over()
+            self._worker.post(self._finish, self._end)
+        # A store that is silent already gets no further patience.
+        patience = WATCH_SECONDS if self._silent_since is not None else CLOSE_SECONDS
+        with trio.move_on_after(patience, shield=True):
+            await self._ended.wait()
+        await trio.lowlevel.checkpoint()
+        if not self._ended.is_set():
+            raise StoreUnavailableError(
+                f"the store {self._engine.place} did not close within {patience:g} s: it does not "
+                "answer; what was not committed by then was not acknowledged to any sender either"
+            )
+
+    # -- in the event loop's thread ----------------------------------------------------------------
+
+    async def _commit_unit(self, unit: _Unit, *, patient: bool = False) -> Any:
+        # Only the test, not a whole checkpoint: the wait below is one.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._refusal or self._silent_since is not None or self._engine.lost:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            raise self._refuse()
+        if not patient:
+            unit.asked_at = clock.monotonic()
+            if not self._waiting:
+                self._answered_at = unit.asked_at
+                self._someone_waits.set()
+            self._waiting.add(unit)
+        self._asked[unit] = None
+        self._awaited = True
+        try:
+            await _wait_for(unit)
+        except trio.Cancelled:
+            with trio.move_on_after(STALL_SECONDS, shield=True) as patience:
+                await _wait_for(unit)
+            if patience.cancelled_caught:
+                self._fall_silent(STALL_SECONDS)
+            raise
+        if unit.refused:
+            raise StoreUnavailableError(self._silence(ANSWER_SECONDS))
+        if unit.error is not None:
+            raise unit.error
+        return unit.value
+
+    def _refuse(self) -> StoreUnavailableError:
+        self._outage.refuse()
+        if self._refusal is not None:
+            return StoreUnavailableError(self._refusal)
+        if self._engine.lost is not None:
+            return StoreLostError(self._engine.lost)
+        now = clock.monotonic()
+        return StoreUnavailableError(self._silence(now - (self._silent_since or now)))
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Hand over the units of this iteration; Trio calls it when every runnable task has run.
+
+        Called for each unit, the thread would take the interpreter's lock from the event loop for
+        transactions of one or two units: an acknowledged delivery then cost an eighth more CPU.
+        """
+        if self._asked and (self._awaited or not self._lingers):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        self._awaited = False
+        self._queue.extend(self._asked)
+        self._asked.clear()
+        if self._queue and not self._called:
+            self._called = True
+            self._worker.post(self._commit_next, self._deliver)
+
+    async def _linger(self) -> None:
+        await trio.sleep(self._engine.linger)
+        self._lingers = False
+        self._hand_over()
+
+    def _deliver(self, result: outcome.Outcome[tuple[Sequence[_Unit], bool]]) -> None:
+        if isinstance(result, outcome.Error):
+            self._crash(result.error)
+            return
+        units, wrote = result.unwrap()
+        if not units:
+            return
+        self._silent_since = None
+        self._answered_at = clock.monotonic()
+        failed = self._wake(units)
+        # A transaction that had nothing to write succeeds on a disk that takes no write.
+        if failed or wrote:
+            self._failing = failed > 0
+        if failed:
+            self._outage.fail(failed)
+        elif self._outage.since is not None and not self._failing:
+            self._outage.end()
+
+    def _wake(self, units: Sequence[_Unit]) -> int:
+        """Let the callers of finished units go on; return how many units the store has failed."""
+        failed = 0
+        for unit in units:
+            unit.finished = True
+            self._waiting.discard(unit)
+            if unit.error is not None:
+                failed += isinstance(unit.error, StoreUnavailableError)
+                if unit.posted:
+                    _log.store_unavailable(unit.error)
+            if unit.task is not None:
+                trio.lowlevel.reschedule(unit.task)
+                unit.task = None
+        return failed
+
+    async def _watch(self) -> None:
+        """Refuse the callers that have waited too long."""
+        with self._watching:
+            while True:
+                await self._someone_waits.wait()
+                while self._waiting:
+                    await trio.sleep(WATCH_SECONDS)
+                    # Real time: Trio's clock may run ahead of the disk in tests.
+                    self._refuse_late(clock.monotonic() - ANSWER_SECONDS)
+                self._someone_waits = trio.Event()
+
+    def _refuse_late(self, asked_before: float) -> None:
+        late = [unit for unit in self._waiting if unit.asked_at <= asked_before]
+        if late:
+            self._fall_silent(ANSWER_SECONDS)
+            self._outage.fail(len(late))
+        for unit in late:
+            unit.refused = True
+            self._waiting.discard(unit)
+            if unit.task is not None:
+                trio.lowlevel.reschedule(unit.task)
+                unit.task = None
+
+    def _fall_silent(self, seconds: float) -> None:
+        if self._silent_since is None:
+            self._silent_since = clock.monotonic() - seconds
+            self._outage.fail(0, seconds=seconds)
+            _log.error(
+                "store.stalled",
+                waited_seconds=seconds,
+                hint="the store does not answer; what was handed over is finished when it does"
+                if self._effects_key is None
+                else f"the effects of the event {self._effects_key} run in the store's thread and "
+                "do not return; all deliveries wait for them",
+            )
+
+    def _silence(self, seconds: float) -> str:
+        key = self._effects_key
+        text = _SILENT[self._engine.dialect.name] if key is None else _SILENT_IN_EFFECTS
+        return text.format(place=self._engine.place, seconds=seconds, key=key)
+
+    def _crash(self, error: BaseException) -> None:
+        """Refuse every call from now on: the thread has met an error that is no one's."""
+        if self._ended.is_set():
+            return
+        if self._refusal is None:
+            self._worker.post(self._engine.close, lambda _result: None)
+        self._refusal = _CRASHED
+        shown = "".join(traceback.format_exception(error))
+        _log.error("store.thread_failed", traceback=shown, hint=_CRASHED)
+        self._fail_rest()
+
+    def _end(self, result: outcome.Outcome[bool]) -> None:
+        if isinstance(result, outcome.Error):
+            self._crash(result.error)
+        elif result.unwrap() and not self._ended.is_set():
+            self._fail_rest()
+
+    def _fail_rest(self) -> None:
+        """Fail the units that the thread has left behind, so that no caller waits for ever."""
+        self._worker.close()
+        self._watching.cancel()
+        with suppress(KeyError):  # Trio removes an instrument that has raised
+            trio.lowlevel.remove_instrument(self)
+        rest = [unit for unit in (*self._batch, *self._queue, *self._asked) if not unit.finished]
+        self._queue.clear()
+        self._asked.clear()
+        for unit in rest:
+            unit.error = StoreUnavailableError(self._refusal or _CRASHED)
+        self._wake(rest)
+        self._ended.set()
+
+    # -- in the commit thread ----------------------------------------------------------------------
+
+    def _commit_next(self) -> tuple[Sequence[_Unit], bool]:
+        """Commit the units that wait, up to a limit; return them, and whether that has written."""
+        if self._batch:
+            return (), False  # the batch before has crashed
+        self._engine.acquire()
+        self._called = False
+        self._batch = batch = self._take()
+        wrote = bool(batch) and self._commit(batch)
+        if self._engine.release():
+            self._worker.post(self._engine.upkeep, self._note_upkeep)
+        if self._queue and not self._called:
+            self._called = True
+            self._worker.post(self._commit_next, self._deliver)
+        self._batch = ()
+        return batch, wrote
+
+    def _take(self) -> Sequence[_Unit]:
+        batch: list[_Unit] = []
+        queue = self._queue
+        while queue and len(batch) < BATCH_LIMIT:
+            if queue[0].single:
+                return batch or (queue.popleft(),)
+            batch.append(queue.popleft())
+        return batch
+
+    def _commit(self, batch: Sequence[_Unit]) -> bool:
+        """Run ``batch`` in one transaction, or each unit in its own when one of them raises."""
+        in_work = False
+
+        def work(transaction: Transaction) -> None:
+            nonlocal in_work
+            in_work = True
+            self._perform(batch, transaction)
+            in_work = False
+
+        try:
+            if batch[0].alone:
+                assert batch[0].work is not None
+                batch[0].value = self._engine.run_alone(batch[0].work)
+                return True
+            durable = any(unit.durable for unit in batch)
+            return self._engine.transact(work, durable=durable)
+        except Exception as error:  # each caller of the batch gets it
+            if in_work and len(batch) > 1 and not isinstance(error, CommitUnknownError):
+                return sum(self._commit((unit,)) for unit in batch) > 0
+            _fail(batch, error)
+            return False
+
+    def _perform(self, batch: Sequence[_Unit], transaction: Transaction) -> None:
+        """Do the units; those of one kind together, as long as their keys are different ones."""
+        gathered: dict[Kind, list[_Unit]] = {}
+        keys: set[str | None] = set()
+        for unit in batch:
+            if unit.kind is None or unit.key in keys:
+                _perform_kinds(gathered, transaction)
+                keys.clear()
+            if unit.kind is not None:
+                keys.add(unit.key)
+                gathered.setdefault(unit.kind, []).append(unit)
+            elif unit.work is not None:
+                self._effects_key = unit.name
+                try:
+                    unit.value = unit.work(transaction)
+                finally:
+                    self._effects_key = None
+        _perform_kinds(gathered, transaction)
+
+    def _finish(self) -> bool:
+        """Close the engine if nothing is queued any more; else come again after the next batch."""
+        if self._queue:
+            self._worker.post(self._finish, self._end)
+            return False
+        self._engine.close()
+        return True
+
+    def _note_upkeep(self, result: outcome.Outcome[None]) -> None:
+        if isinstance(result, outcome.Error):
+            self._crash(result.error)
+
+
+def _grouped(kind: Kind, key: str, item: Any, durable: bool) -> _Unit:
+    unit = _Unit()
+    unit.kind, unit.key, unit.item, unit.durable = kind, key, item, durable
+    return unit
+
+
+def _perform_kinds(gathered: dict[Kind, list[_Unit]], transaction: Transaction) -> None:
+    for kind, units in gathered.items():
+        values = kind(transaction, [unit.item for unit in units])
+        for unit, value in zip(units, values, strict=True):
+            unit.value = value
+    gathered.clear()
+
+
+def _fail(batch: Sequence[_Unit], error: Exception) -> None:
+    for unit in batch:
+        # One object raised in several tasks would mix up their tracebacks.
+        shared = len(batch) > 1 and isinstance(error, StoreUnavailableError)
+        unit.error = type(error)(str(error)) if shared else error
+
+
+async def _wait_for(unit: _Unit) -> None:
+    # _wake runs in this thread, too, so no unit can finish between the test and the sleep.
+    if unit.finished or unit.refused:
+        await trio.lowlevel.checkpoint()
+        return
+
+    def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+        unit.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    unit.task = trio.lowlevel.current_task()
+    await trio.lowlevel.wait_task_rescheduled(abort)

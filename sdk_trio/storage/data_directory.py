@@ -31,7 +31,7 @@ from ..base.file_locks import lock_holder
 from ..base.logs import get_logger
 from ..base.ownership import user_name
 from ..errors import EXIT_CONFIGURATION, StoreLockedError, StoreUnavailableError
-from .sqlite.schema import DATABASE_NAME
+from .sql.schema import DATABASE_NAME
 
 _log = get_logger("storage")
 

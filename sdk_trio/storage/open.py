@@ -7,7 +7,6 @@
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -16,11 +15,11 @@ from ..errors import OptionsValidationError, Problem
 
 if TYPE_CHECKING:
     from ..config import Settings
+    from .engines.postgres_address import PostgresAddress
     from .memory.inbox import MemoryInbox
     from .ports import Inbox, Store
-    from .postgres.connect import PostgresAddress
-    from .postgres.inbox import PostgresInbox
-    from .sqlite.inbox import SqliteInbox
+    from .postgres import PostgresInbox
+    from .sqlite import SqliteInbox
 
 #: Duration of a lease without renewal, in seconds, unless the caller gives another. It is longer
 #: than most stalls of a store or of a process, after which its runs go on. The events of a process
@@ -113,11 +112,11 @@ async def _open(
             payload_seconds=payload_seconds,
         )
     if backend == "Sqlite":
-        from .data_directory import create_data_directory, refuse_other_runtime
-        from .sqlite.claims import CLAIMS_NAME
-        from .sqlite.committer import TURN_NAME
-        from .sqlite.inbox import SqliteInbox
-        from .sqlite.schema import DATABASE_NAME
+        from .claims import CLAIMS_NAME
+        from .data_directory import create_data_directory
+        from .engines.sqlite import TURN_NAME
+        from .sql.schema import DATABASE_NAME
+        from .sqlite import SqliteInbox
 
         directory = create_data_directory(settings.storage.path)
         turn = directory / TURN_NAME
@@ -128,14 +127,13 @@ async def _open(
             dedup_seconds=dedup_seconds,
             payload_seconds=payload_seconds,
             claims=directory / CLAIMS_NAME if claims else None,
-            before_migration=None if sole else partial(refuse_other_runtime, directory),
             # A command that did not queue up would wait for a moment without a writer, which beside
             # several busy processes may not come.
             turn=turn if in_turn or (not sole and turn.exists()) else None,
             distrust_log=sole,
         )
     address = postgres_address(settings)
-    from .postgres.inbox import PostgresInbox
+    from .postgres import PostgresInbox
 
     return await PostgresInbox.open(
         address,
@@ -155,7 +153,7 @@ def postgres_address(
         OptionsValidationError: the variable is not set, or the extra is not installed.
     """
     try:
-        from .postgres.connect import PostgresAddress
+        from .engines.postgres_address import PostgresAddress
     except ModuleNotFoundError as error:
         raise OptionsValidationError(
             [

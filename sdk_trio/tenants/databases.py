@@ -36,7 +36,7 @@ from ..base.logs import get_logger
 from ..config import Settings
 from ..errors import InvalidTenantError, StoreUnavailableError
 from ..storage.data_directory import create_data_directory
-from ..storage.sqlite.connect import BUSY_SECONDS, describe_failure
+from ..storage.engines.sqlite import BUSY_SECONDS, describe_failure
 from .identity import is_tenant_id
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from ..config import Settings
 from ..errors import IllegalTransitionError, StoreUnavailableError, UnknownTenantError
 from ..records.tenants import AuditAction, AuditRecord, Tenant, TenantStatus
 from ..storage.ports import Store
-from ..storage.sqlite.schema import DATABASE_NAME
+from ..storage.sql.schema import DATABASE_NAME
 from . import upgrade
 from .database_copy import remove_database
 from .databases import SIDE_FILES, TenantDatabases, database_path, databases_directory

@@ -16,7 +16,7 @@ from support.supervised import Daemon, running
 from support.waiting import wait_until
 
 from sdk_trio.base.file_locks import lock_holder
-from sdk_trio.storage.sqlite.committer import TURN_NAME
+from sdk_trio.storage.engines.sqlite import TURN_NAME
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc/locks")
 

@@ -9,8 +9,8 @@ import apsw
 import pytest
 
 from sdk_trio.errors import StoreLostError
-from sdk_trio.storage.sqlite import rewrite
-from sdk_trio.storage.sqlite.rewrite import rewrite_log, rewrite_pages
+from sdk_trio.storage.engines import rewrite
+from sdk_trio.storage.engines.rewrite import rewrite_log, rewrite_pages
 
 ROWS = 50
 

@@ -61,8 +61,8 @@ class Database:
 
     @asynccontextmanager
     async def open(self, owner: str = "one", dsn: str = "", **terms: float) -> AsyncIterator[Any]:
-        from sdk_trio.storage.postgres.connect import PostgresAddress
-        from sdk_trio.storage.postgres.inbox import PostgresInbox
+        from sdk_trio.storage.engines.postgres_address import PostgresAddress
+        from sdk_trio.storage.postgres import PostgresInbox
 
         address = PostgresAddress(dsn=dsn or self.dsn)
         inbox = await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms})
@@ -610,7 +610,8 @@ async def test_a_database_that_only_reads_is_away_until_it_writes_again(
 def test_each_outage_is_told_of_also_by_a_part_that_has_not_dialled_since_the_one_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from sdk_trio.storage.postgres.connect import PostgresAddress, Redial
+    from sdk_trio.storage.engines.postgres import Redial
+from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
     outage = PostgresAddress(dsn="host=/nowhere").outage
     commits, effects = Redial(outage), Redial(outage)
@@ -844,7 +845,7 @@ async def test_a_connection_string_that_cannot_be_used_is_not_quoted(
 
 
 async def test_a_password_is_in_no_message_and_no_repr(database: Database) -> None:
-    from sdk_trio.storage.postgres.connect import PostgresAddress
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
     dsn = f"postgresql://user:hunter2@127.0.0.1:{free_port()}/db"
     assert "hunter2" not in repr(PostgresAddress(dsn=dsn))
@@ -1135,7 +1136,7 @@ async def test_a_pooler_that_changes_connections_changes_nothing(
 )
 def test_a_server_that_refuses_is_told_from_one_that_is_away(said: str, hint: str) -> None:
     psycopg = pytest.importorskip("psycopg")
-    from sdk_trio.storage.postgres.connect import PostgresAddress
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
     told = PostgresAddress(dsn="postgresql://db.example/b").describe(psycopg.OperationalError(said))
     assert hint in str(told)
@@ -1143,7 +1144,7 @@ def test_a_server_that_refuses_is_told_from_one_that_is_away(said: str, hint: st
 
 async def test_two_hosts_do_not_take_two_events_of_one_lane(database):
     from sdk_trio.storage.postgres import leases, writes
-    from sdk_trio.storage.postgres.connect import PostgresAddress
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
     async with database.open():
         """The tables are made."""

@@ -19,6 +19,7 @@ from support.waiting import wait_until
 
 from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, StoreVersionError
 from sdk_trio.storage.commit import CommitUnknownError
+from sdk_trio.storage.readers import ReadAgainError
 from sdk_trio.storage.sql.dialect import Dialect, Insert
 
 psycopg = pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
@@ -212,7 +213,8 @@ def test_a_statement_for_each_returns_the_first_rows_in_order(
         keys = [{"key": key} for key in ("b", "a", "b", "c")]
         text = f"{PUT} ON CONFLICT DO NOTHING RETURNING key"
         assert transaction.each(text, iter(keys)) == [("b",), ("a",), None, ("c",)]
-        assert transaction.each("UPDATE item SET at = 1 WHERE key = :key", keys[:2]) == [None] * 2
+        text = "UPDATE item SET at = 1 WHERE key = :key RETURNING at"
+        assert transaction.each(text, [*keys[:2], {"key": "missing"}]) == [(1.0,), (1.0,), None]
         assert transaction.run("UPDATE item SET at = 2 WHERE at = :at", at=1.0) == 2
         assert transaction.run("UPDATE item SET at = 2 WHERE at = :at", at=1.0) == 0
 
@@ -256,7 +258,9 @@ def test_a_statement_that_the_server_refuses_fails_alone_and_says_why(
     plain = Insert("item", {"key": "text"})
     calls: dict[str, Callable[[Any], Any]] = {
         "run": lambda transaction: transaction.run(PUT, key="taken"),
-        "each": lambda transaction: transaction.each(PUT, [{"key": "taken"}, {"key": "new"}]),
+        "each": lambda transaction: transaction.each(
+            f"{PUT} RETURNING key", [{"key": "new"}, {"key": "taken"}, *[{"key": "more"}] * 100]
+        ),
         # Nothing waits for its answer before the COMMIT.
         "insert": lambda transaction: transaction.insert(plain, [("taken",)]),
     }
@@ -462,6 +466,16 @@ def test_a_database_that_only_reads_is_away_until_it_writes_again(database: Data
     assert database.keys() == ["before", "after"]
 
 
+def test_a_connection_to_a_server_that_has_become_a_standby_is_replaced(database: Database) -> None:
+    engine = database.engine()
+    put(engine, "before")
+    engine.run_alone(
+        lambda connection: connection.execute("SET default_transaction_read_only = on")
+    )
+    put(engine, "after")
+    assert database.keys() == ["before", "after"]
+
+
 # -- locks -----------------------------------------------------------------------------------------
 
 
@@ -481,8 +495,10 @@ def test_the_session_that_holds_a_lock_is_named_and_no_other(
     engine = database.engine(dsn=path)
     put(engine, "a")
     touch = "UPDATE item SET at = 1 WHERE key = :key"
+    database.execute("CREATE TABLE public.theirs ()")
     with (
-        holding(database, "CREATE TABLE public.theirs ()", "innocent"),
+        # It has begun before, and holds tables of the application.
+        holding(database, "LOCK TABLE public.theirs", "innocent"),
         holding(database, lock),
         pytest.raises(StoreUnavailableError, match=r"holder is the session \d+ \(the-h"),
     ):
@@ -624,7 +640,7 @@ def test_a_half_open_connection_is_cut_and_made_anew(
     put(engine, "after")
     assert "store.connection_cut" in caplog.text
     assert database.name in caplog.text
-    with pytest.raises(StoreUnavailableError), reader.transaction() as transaction:
+    with pytest.raises(ReadAgainError), reader.transaction() as transaction:
         transaction.one("SELECT 1")
     with reader.transaction() as transaction:
         assert transaction.one("SELECT count(*) FROM item") == (2,)

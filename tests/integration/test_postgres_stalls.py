@@ -38,8 +38,8 @@ class Database:
 
     @asynccontextmanager
     async def open(self, owner: str = "one", dsn: str = "", **terms: Any) -> AsyncIterator[Any]:
-        from sdk_trio.storage.postgres.connect import PostgresAddress
-        from sdk_trio.storage.postgres.inbox import PostgresInbox
+        from sdk_trio.storage.engines.postgres_address import PostgresAddress
+        from sdk_trio.storage.postgres import PostgresInbox
 
         address = PostgresAddress(dsn=dsn or self.dsn)
         inbox = await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms})
@@ -164,7 +164,7 @@ async def test_a_frozen_host_keeps_only_its_own_keys_and_is_named(
 ) -> None:
     from sdk_trio.storage.admission import LeaseTerms
     from sdk_trio.storage.postgres import writes
-    from sdk_trio.storage.postgres.connect import PostgresAddress
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
     terms = writes.SharedTerms(lease=LeaseTerms(owner="frozen", **TERMS))
     address = PostgresAddress(dsn=f"{path} application_name=the-frozen-host")
@@ -284,7 +284,7 @@ async def _answers(inbox: Any) -> bool:
 async def test_a_host_may_have_any_name(
     database: Database, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    from sdk_trio.storage.postgres.connect import PostgresAddress
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
     monkeypatch.setattr("socket.gethostname", lambda: host)
     with closing(PostgresAddress(dsn=database.dsn).connect()) as connection:
@@ -404,7 +404,7 @@ async def test_a_tail_misses_no_delivery_that_is_committed_behind_a_later_one(
     from sdk_trio.cli.events import Tailer
     from sdk_trio.storage.admission import LeaseTerms
     from sdk_trio.storage.postgres import writes
-    from sdk_trio.storage.postgres.connect import PostgresAddress
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
     terms = writes.SharedTerms(lease=LeaseTerms(owner="other", **TERMS))
     address = PostgresAddress(dsn=database.dsn)

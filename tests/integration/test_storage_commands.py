@@ -25,7 +25,7 @@ from sdk_trio.records.tenants import (
 )
 from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
 from sdk_trio.storage.data_directory import lock_data_directory
-from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite import SqliteInbox
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
 MOVE = ("storage", "migrate", "--from", "sqlite", "--to", "postgres")
@@ -43,8 +43,8 @@ class Target:
         return self.server.execute(statement, self.dsn.rpartition("=")[2])
 
     async def open(self, owner: str = "two", **terms: float):
-        from sdk_trio.storage.postgres.connect import PostgresAddress
-        from sdk_trio.storage.postgres.inbox import PostgresInbox
+        from sdk_trio.storage.engines.postgres_address import PostgresAddress
+        from sdk_trio.storage.postgres import PostgresInbox
 
         address = PostgresAddress(dsn=self.dsn)
         return await PostgresInbox.open(address, owner=owner, **{**TERMS, **terms})
@@ -256,7 +256,8 @@ KILLER = """
 import os, signal, sys
 from pathlib import Path
 from sdk_trio.storage import transfer
-from sdk_trio.storage.postgres.connect import PostgresAddress, StoreConnection
+from sdk_trio.storage.engines.postgres_address import PostgresAddress
+from sdk_trio.storage.engines.postgres_connection import StoreConnection
 
 transfer.BATCH = 5
 execute = StoreConnection.execute
@@ -397,7 +398,8 @@ def test_a_program_that_has_just_ended_is_not_in_the_way(
 ) -> None:
     """The server lists its connection for a moment longer, as after a move that has failed."""
     from sdk_trio.storage import transfer
-    from sdk_trio.storage.postgres.connect import PostgresAddress, StoreConnection
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
+from sdk_trio.storage.engines.postgres_connection import StoreConnection
 
     ending = PostgresAddress(dsn=target.dsn).connect()
     execute = StoreConnection.execute
@@ -513,7 +515,7 @@ def test_large_bodies_are_moved_a_few_at_a_time(
     command_line: CommandLine, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sdk_trio.storage import transfer
-    from sdk_trio.storage.postgres.connect import PostgresAddress
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
     async def fill_with_large(file: Path) -> None:
         inbox = await SqliteInbox.open(file, owner="one", **TERMS)

@@ -20,9 +20,9 @@ from sdk_trio.records.deliveries import (
     Released,
     Retry,
 )
-from sdk_trio.storage.sqlite import keys as keys_module
-from sdk_trio.storage.sqlite.inbox import SqliteInbox
-from sdk_trio.storage.sqlite.known import KnownKeys
+from sdk_trio.storage import keys as keys_module
+from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.keys import KnownKeys
 
 
 def delivery(webhook_id: str, **fields: object) -> NewDelivery:

@@ -16,7 +16,7 @@ from support.store_seven import make_store_seven
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery
 from sdk_trio.storage.sqlite import migration
-from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite import SqliteInbox
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
 ROUNDS = 20
@@ -72,7 +72,7 @@ async def test_what_was_open_goes_on_and_what_is_known_is_not_run_again(tmp_path
 OPEN = """
 import sys
 from sdk_trio.storage.sqlite import migration
-from sdk_trio.storage.sqlite.connect import connect_writer
+from sdk_trio.storage.engines.sqlite import connect_writer
 moved = 0
 index_keys = migration.index_keys
 

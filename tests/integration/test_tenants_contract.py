@@ -32,9 +32,9 @@ from sdk_trio.records.tenants import (
 )
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.open import open_store
-from sdk_trio.storage.sqlite.inbox import SqliteInbox
+from sdk_trio.storage.sqlite import SqliteInbox
 from sdk_trio.storage.sqlite.queries import QueryRunner
-from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS
+from sdk_trio.storage.sql.schema import APPLICATION_ID, MIGRATIONS
 from sdk_trio.tenants import TenantService, TransitionResult
 from sdk_trio.tenants.service import CAPACITY
 

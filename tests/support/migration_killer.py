@@ -14,8 +14,8 @@ from pathlib import Path
 
 import apsw
 
-from sdk_trio.storage.sqlite.connect import connect_writer
-from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION
+from sdk_trio.storage.engines.sqlite import connect_writer
+from sdk_trio.storage.sql.schema import APPLICATION_ID, MIGRATIONS, VERSION
 
 #: Steps of SQLite's machine between two places at which a long statement is killed.
 STEPS = 20_000

@@ -186,7 +186,7 @@ class PostgresServer:
     def fresh(self) -> str:
         """The connection string of a new database that has the schema already."""
         if self._template is None:
-            from sdk_trio.storage.postgres.connect import PostgresAddress
+            from sdk_trio.storage.engines.postgres_address import PostgresAddress
 
             address = PostgresAddress(dsn=self.empty())
             connection = address.connect()
@@ -276,8 +276,8 @@ async def open_inbox(place: Path, *, owner: str, **terms: float) -> Any:
     """Open the inbox that stands for a file, as the contracts of the stores expect it: with the
     clock of its callers, and as the only one that is alive.
     """
-    from sdk_trio.storage.postgres.connect import PostgresAddress
-    from sdk_trio.storage.postgres.inbox import PostgresInbox
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
+    from sdk_trio.storage.postgres import PostgresInbox
 
     address = PostgresAddress(dsn=running_server().database_of(place))
     return await PostgresInbox.open(address, owner=owner, server_clock=False, shared=False, **terms)

@@ -8,7 +8,7 @@ import apsw
 import attrs
 
 from sdk_trio.records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
-from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS
+from sdk_trio.storage.sql.schema import APPLICATION_ID, MIGRATIONS
 
 _DELIVERY = """
 INSERT INTO inbox (sequence, delivery_key, signer, type, state, queued, attempts, received_at,

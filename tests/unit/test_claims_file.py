@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sdk_trio.storage.sqlite.claims import (
+from sdk_trio.storage.claims import (
     MOST_ENDED,
     SLOTS,
     ClaimsFile,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.storage.sqlite import known
-from sdk_trio.storage.sqlite.known import KnownKeys, key_hash
+from sdk_trio.storage.keys import KnownKeys, key_hash
 
 HASHES = st.integers(-(2**63), 2**63 - 1)
 

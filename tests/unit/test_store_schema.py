@@ -3,7 +3,7 @@
 import pytest
 
 from sdk_trio.errors import StoreVersionError
-from sdk_trio.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION, plan_migration
+from sdk_trio.storage.sql.schema import APPLICATION_ID, MIGRATIONS, VERSION, plan_migration
 
 
 def plan(application_id: int = APPLICATION_ID, version: int = VERSION, empty: bool = False):  # type: ignore[no-untyped-def] # statements

@@ -24,7 +24,7 @@ from sdk_trio.records.deliveries import (
 from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.backlog import BacklogWalk
 from sdk_trio.storage.sqlite import arrivals, known, leases, reads, writes
-from sdk_trio.storage.sqlite.schema import MIGRATIONS
+from sdk_trio.storage.sql.schema import MIGRATIONS
 
 HERE, THERE = (
     LeaseTerms(owner=owner, lease_seconds=10.0, dedup_seconds=30.0, payload_seconds=60.0)

@@ -26,7 +26,7 @@ from ...records.tenants import Tenant, TenantStatus
 from ...storage.examine import Examination, examine
 from ...storage.open import open_store, postgres_address
 from ...storage.ports import NotificationStore
-from ...storage.sqlite.schema import DATABASE_NAME, VERSION
+from ...storage.sql.schema import DATABASE_NAME, VERSION
 from ...tenants.credentials import CredentialReader
 from ..receiver import NobodyThereError, find
 from ..terminal import size_text

@@ -8,7 +8,7 @@ pauses that double up to 5 s.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -16,10 +16,10 @@ import psycopg
 from psycopg import sql
 
 from ...base import clock
-from ...base.executor import start_thread
 from ...base.logs import Outage, get_logger
 from ...errors import StoreUnavailableError
 from ..commit import CommitUnknownError
+from ..readers import ReadAgainError
 from ..sql.dialect import Dialect, Insert, Row
 from .postgres_address import PostgresAddress
 from .postgres_connection import StoreConnection
@@ -38,7 +38,7 @@ HURRIED_SECONDS = 0.01
 CANCEL_SECONDS = 2.0
 
 # SQLSTATEs of a transaction that only has to run again: serialization failure and deadlock.
-_CONFLICTS = frozenset({"40001", "40P01"})
+CONFLICTS = frozenset({"40001", "40P01"})
 
 _HURRIED = f"SET LOCAL lock_timeout TO {HURRIED_SECONDS * 1000:.0f}"
 
@@ -96,13 +96,21 @@ class PostgresTransaction:
 
     def each(self, statement: str, values: Iterable[Mapping[str, Any]], /) -> list[Row | None]:
         """Run a statement once for each of ``values``; return the first rows, in one round trip."""
-        if not (listed := list(values)):  # psycopg needs one
-            return []
-        cursor = self._connection.cursor()
-        cursor.executemany(self.dialect.translate(statement).text, listed, returning=True)
-        rows = [_first(cursor)]
-        while cursor.nextset():
-            rows.append(_first(cursor))
+        text = self.dialect.translate(statement).text
+        connection = self._connection
+        rows: list[Row | None] = []
+        failure: psycopg.Error | None = None
+        try:
+            with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
+                try:
+                    cursors = [connection.execute(text, each) for each in values]
+                    rows = [cursor.fetchone() for cursor in cursors]
+                except psycopg.Error as error:  # psycopg would log that the others were not run
+                    failure = error
+        except psycopg.Error as error:
+            failure = failure or error
+        if failure is not None:
+            raise failure
         return rows
 
     def insert(self, insert: Insert, rows: Sequence[Sequence[Any]], /) -> list[Row]:
@@ -118,10 +126,6 @@ class PostgresTransaction:
         """Note that other processes have to look for work; ``done``: deliveries that were ended."""
         self.changes += 1
         self.done += done
-
-
-def _first(cursor: "psycopg.Cursor[Row]") -> Row | None:
-    return None if cursor.description is None else cursor.fetchone()
 
 
 class Redial:
@@ -240,7 +244,7 @@ class PostgresEngine:
             try:
                 self._attempt(connection, work)
             except psycopg.Error as error:
-                if error.sqlstate in _CONFLICTS and conflicts < CONFLICT_LIMIT:
+                if error.sqlstate in CONFLICTS and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
                 elif connection.useless and not redialled:
                     # The server was restarted since the last transaction: nothing of this one has
@@ -262,9 +266,18 @@ class PostgresEngine:
             if self._hurried:
                 connection.execute(_HURRIED)
             work(transaction)
-            if transaction.changes:
-                count = self._count if connection.pooled else _COUNT_PREPARED
-                last.append(count % (transaction.changes, transaction.done))
+            last += self.count(transaction, prepared=not connection.pooled)
+
+    def count(self, transaction: PostgresTransaction, *, prepared: bool = False) -> list[bytes]:
+        """Return the statement that writes what ``transaction`` has noted, if it has any.
+
+        Args:
+            prepared: it runs on a direct connection of this engine.
+        """
+        if not transaction.changes:
+            return []
+        statement = _COUNT_PREPARED if prepared else self._count
+        return [statement % (transaction.changes, transaction.done)]
 
     def _dial(self) -> StoreConnection:
         connection = self._address.connect(writer=True)
@@ -333,24 +346,33 @@ class PostgresReader:
         """Return a transaction that only reads; dial first if the server has ended the connection.
 
         Raises:
+            ReadAgainError: the connection is of no use any more; the next call dials another one.
             StoreUnavailableError: the server failed.
         """
+        before = self._connection.current
         connection = self._connection.get()
         try:
             with self._address.transaction(connection, reading=True):
                 yield PostgresTransaction(connection, self._dialect)
         except psycopg.Error as error:
-            raise self._address.describe(error) from error
+            described = self._address.describe(error)
+            if connection.useless and connection is before:
+                raise ReadAgainError(str(described)) from error
+            raise described from error
 
     def interrupt(self) -> None:
-        """Cancel the query in progress, from any thread; do not wait for its end.
+        """Cancel the query in progress; callable from any thread.
 
-        The connection is cut soon after :data:`CANCEL_SECONDS`, even if the server does not answer.
+        It blocks while the server does not answer. After :data:`CANCEL_SECONDS` the connection is
+        cut anyway, and the query ends.
         """
         connection = self._connection.current
-        if connection is not None and not connection.useless:
-            connection.cut_at = clock.monotonic() + CANCEL_SECONDS
-            start_thread(_cancel, connection, name="sdk-postgres-cancel")
+        if connection is None or connection.useless:
+            return
+        connection.cut_at = clock.monotonic() + CANCEL_SECONDS
+        with suppress(psycopg.Error):  # the server does not answer
+            connection.cancel_safe(timeout=CANCEL_SECONDS)
+        connection.cut()
 
     @property
     def is_usable(self) -> bool:
@@ -365,12 +387,3 @@ class PostgresReader:
     def close(self) -> None:
         """Close the connection; nothing is called afterwards."""
         self._connection.close()
-
-
-def _cancel(connection: StoreConnection) -> None:
-    try:
-        connection.cancel_safe(timeout=CANCEL_SECONDS)
-    except psycopg.Error:
-        pass  # the server does not answer
-    finally:
-        connection.cut()

@@ -166,7 +166,8 @@ class Dialect:
         names = ", ".join(insert.columns)
         if self.is_sqlite:
             row = f"({', '.join('?' * len(insert.columns))})"
-            return f"INSERT INTO {insert.table} ({names}) VALUES {', '.join([row] * rows)} {insert.end}"
+            values = ", ".join([row] * rows)
+            return f"INSERT INTO {insert.table} ({names}) VALUES {values} {insert.end}"
         arrays = ", ".join(
             f"CAST(%({name}){'b' if kind == 'bytea' else 's'} AS {kind}[])"
             for name, kind in insert.columns.items()

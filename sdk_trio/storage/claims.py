@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ...base.logs import get_logger
+from ..base.logs import get_logger
 
 _log = get_logger("storage")
 

@@ -5,7 +5,6 @@ everything else is committed. It locks the row of its event first; others pass a
 when they look for work or renew their leases.
 """
 
-import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -17,10 +16,14 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from ...base.foreign_errors import attempt as catch
-from ...base.foreign_errors import causes_of, is_a
-from ...errors import EffectError, StoreUnavailableError
-from ..effects import (
+from ..base import clock
+from ..base.executor import run_in_thread
+from ..base.foreign_errors import attempt as catch
+from ..base.foreign_errors import causes_of, is_a
+from ..errors import EffectError, StoreUnavailableError
+from ..records.deliveries import Done
+from .admission import LeaseTerms
+from .effects import (
     SAVEPOINT,
     Effects,
     EffectsFailedError,
@@ -30,9 +33,17 @@ from ..effects import (
     refuse_commit,
     taken_over,
 )
-from . import writes
-from .commits import CONFLICT_LIMIT
-from .connect import CONFLICTS, PostgresAddress, Redial, StoreConnection
+from .engines.postgres import (
+    CONFLICT_LIMIT,
+    CONFLICTS,
+    PostgresEngine,
+    PostgresTransaction,
+    Redial,
+)
+from .engines.postgres_address import PostgresAddress
+from .engines.postgres_connection import StoreConnection
+from .sql import deliveries
+from .sql.deliveries import Lease
 
 #: The most transactions of handlers at once, each on a connection of its own.
 CONNECTIONS = 16
@@ -43,10 +54,9 @@ _PAUSE_SECONDS = 0.02
 # The lock is that of an update, so that whoever takes or renews the lease of the row passes it
 # over. The number of the run is the fence: a run that was taken over has a lower one.
 _LOCK = """
-SELECT 1 FROM work JOIN arrival USING (sequence)
-WHERE delivery_key = %s AND lease_owner = %s AND state = 'running'
-    AND work.earlier_attempts + work.attempts = %s
-FOR NO KEY UPDATE OF work
+SELECT 1 FROM work WHERE sequence = %s AND lease_token = %s AND state = 'running'
+    AND earlier_attempts + attempts = %s
+FOR NO KEY UPDATE
 """
 
 _TO_HANDLER = sql.SQL("SET LOCAL search_path TO DEFAULT; SAVEPOINT {}").format(
@@ -73,10 +83,10 @@ class EffectConnection(StoreConnection):
 class EffectTransactions:
     """Runs transactions of handlers in threads, on up to :data:`CONNECTIONS` connections."""
 
-    def __init__(self, address: PostgresAddress, terms: writes.SharedTerms, node: str) -> None:
+    def __init__(self, address: PostgresAddress, engine: PostgresEngine, terms: LeaseTerms) -> None:
         self._address = address
+        self._engine = engine
         self._terms = terms
-        self._node = node
         self._idle: deque[EffectConnection] = deque()
         self._in_use: set[EffectConnection] = set()
         self._limiter = trio.CapacityLimiter(CONNECTIONS)
@@ -89,13 +99,15 @@ class EffectTransactions:
             "SET LOCAL client_min_messages TO warning"
         ).format(savepoint, schema)
 
-    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
+    async def conclude(
+        self, key: str, lease: Lease, effects: Effects[T], *, attempt: int, now: float
+    ) -> T:
         """See :meth:`Inbox.conclude`. Cancelled, it waits for the thread."""
         inside = in_this_context(effects)
-        run = partial(self._run, key, attempt, inside, now)
+        run = partial(self._run, key, lease, attempt, inside, now)
         # Returned and not raised: Trio's thread reads __traceback__ of what is raised in it, and
         # ends if a handler's exception refuses that.
-        value, failure = await trio.to_thread.run_sync(catch, run, limiter=self._limiter)
+        value, failure = await run_in_thread(catch, run, limiter=self._limiter)
         if failure is not None:
             raise failure
         return cast("T", value)
@@ -114,7 +126,7 @@ class EffectTransactions:
 
     # -- in the thread -------------------------------------------------------------------------
 
-    def _run(self, key: str, attempt: int, effects: Effects[T], now: float) -> T:
+    def _run(self, key: str, lease: Lease, attempt: int, effects: Effects[T], now: float) -> T:
         conflicts = 0
         fresh = False
         while True:
@@ -123,23 +135,23 @@ class EffectTransactions:
             # Until the row is locked, whatever goes wrong is the store's failure.
             locked = applied = False
             try:
-                with self._address.transaction(connection):
-                    self._lock(connection, key, attempt)
+                with self._address.transaction(connection) as last:
+                    self._lock(connection, key, lease, attempt)
                     locked = True
                     value = self._apply(connection, effects)
                     applied = True
-                    self._end(connection, key, now)
+                    last += self._end(connection, lease, now)
             except EffectsFailedError as failed:
                 if not (_is_conflict(failed.error) and conflicts < CONFLICT_LIMIT):
                     raise failed.error from None
                 conflicts += 1
-                time.sleep(_PAUSE_SECONDS * conflicts)
+                clock.sleep(_PAUSE_SECONDS * conflicts)
             except Exception as error:  # of the store: a driver raises what it likes
                 if _is_conflict(error) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
-                    time.sleep(_PAUSE_SECONDS * conflicts)
+                    clock.sleep(_PAUSE_SECONDS * conflicts)
                     continue
-                if applied and isinstance(error, psycopg.Error) and connection.useless:
+                if applied and connection.useless:
                     raise StoreUnavailableError(
                         f"the connection to {self._address.place} broke during the commit of the "
                         f"effects of {key}: they and the event's end are either both committed or "
@@ -163,10 +175,10 @@ class EffectTransactions:
                 else:
                     self._idle.append(connection)
 
-    def _lock(self, connection: EffectConnection, key: str, attempt: int) -> None:
+    def _lock(self, connection: EffectConnection, key: str, lease: Lease, attempt: int) -> None:
         connection.row_factory = tuple_row  # the handler before may have set another one
         connection.execute(self._to_store)
-        ours = connection.execute(_LOCK, (key, self._terms.lease.owner, attempt))
+        ours = connection.execute(_LOCK, (*lease, attempt))
         if ours.fetchone() is None:
             raise taken_over(key)
         connection.execute(_TO_HANDLER)
@@ -183,8 +195,10 @@ class EffectTransactions:
             refuse_commit()
         return cast("T", value)
 
-    def _end(self, connection: EffectConnection, key: str, now: float) -> None:
-        writes.finish_all(self._terms, connection, [(key, now)])
+    def _end(self, connection: EffectConnection, lease: Lease, now: float) -> list[bytes]:
+        transaction = PostgresTransaction(connection, self._engine.dialect)
+        deliveries.finish(transaction, self._terms, lease, Done(), now)
+        return self._engine.count(transaction)
 
     def _take(self) -> EffectConnection:
         if self._closed:
@@ -199,7 +213,6 @@ class EffectTransactions:
             self._redial.failed(error)
             raise
         self._redial.succeeded()
-        connection.node = self._node
         return connection
 
 

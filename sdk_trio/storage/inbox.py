@@ -1,0 +1,500 @@
+"""The inbox in a SQL store: what both engines do the same way.
+
+All changes of this process go through one :class:`GroupCommit`, reads through :class:`ReaderPool`.
+A read sees every change whose method has returned.
+
+The inbox holds the leases of the runs of this process, by key. A claim whose caller has left is not
+among them, so the next renewal gives it up.
+
+Cancellation: a write that has begun is finished, see ``storage.commit``; a read is interrupted.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import trio
+
+from ..base import clock
+from ..errors import StoreUnavailableError
+from ..records.deliveries import (
+    Admission,
+    Admitted,
+    AttemptRecord,
+    DeliveryRecord,
+    DeliveryState,
+    Done,
+    Due,
+    EvidenceRecord,
+    NewDelivery,
+    Outcome,
+    Purged,
+    Renewed,
+)
+from .admission import LeaseTerms
+from .commit import GroupCommit, PostedWork
+from .effects import Effects
+from .readers import ReaderPool
+from .sql import arrivals, deliveries, leases, reads
+from .sql.deliveries import Arriving, Lease, RunEnd, RunStart
+from .sql.dialect import Transaction
+from .sql.leases import BacklogWalk, Claimed, new_token
+
+if TYPE_CHECKING:
+    # Most receivers have no tenants, and start without what is known of them.
+    from .sql.notifications import SqlNotifications
+    from .sql.tenants import SqlTenants
+    from .sql.upgrade import SqlUpgrade
+
+T = TypeVar("T")
+
+#: Deliveries that one transaction of the retention removes, for which a new delivery may have to
+#: wait. A pass over a large store takes many such transactions.
+PURGE_CHUNK = 50
+
+#: The wait after which a poll for due deliveries takes over no expired leases, in seconds, because
+#: the caller's time is old, and its clock may have been set since. The next poll does.
+LATE_SECONDS = 1.0
+
+
+class Begun(NamedTuple):
+    """A start that was posted without waiting, and its time."""
+
+    posted: PostedWork
+    at: float
+
+
+class SqlInbox:
+    """:class:`Inbox` on an engine; the classes of the engines add what differs.
+
+    Args:
+        terms: the owner and the periods.
+        commits: commits the changes.
+        readers: run the queries.
+    """
+
+    def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
+        self._terms = terms
+        self._commits = commits
+        self._readers = readers
+        self._walk = BacklogWalk()
+        self._leases: dict[str, Lease] = {}
+        # Tokens of claims whose callers wait, which a renewal must not give up.
+        self._pending: set[int] = set()
+        self._begun: dict[str, Begun] = {}
+        # Bound once: work of one kind is known by having the same object.
+        self._accepting = self._accept_all
+        self._claiming = self._claim_all
+        self._starting = self._start_all
+        self._ending = self._end_all
+        self._tenants: SqlTenants | None = None
+        self._upgrade: SqlUpgrade | None = None
+        self._notifications: SqlNotifications | None = None
+
+    @property
+    def tenants(self) -> "SqlTenants":
+        """The tenants."""
+        if self._tenants is None:
+            from .sql.tenants import SqlTenants
+
+            self._tenants = SqlTenants(self._commits, self._readers)
+        return self._tenants
+
+    @property
+    def upgrade(self) -> "SqlUpgrade":
+        """The upgrade from a single tenant."""
+        if self._upgrade is None:
+            from .sql.upgrade import SqlUpgrade
+
+            self._upgrade = SqlUpgrade(self._terms, self._commits, self._readers)
+        return self._upgrade
+
+    @property
+    def notifications(self) -> "SqlNotifications":
+        """The messages to site managers."""
+        if self._notifications is None:
+            from .sql.notifications import SqlNotifications
+
+            self._notifications = SqlNotifications(self._terms, self._commits, self._readers)
+        return self._notifications
+
+    @property
+    def lost(self) -> str | None:
+        """See :attr:`Inbox.lost`."""
+        return self._commits.lost
+
+    @property
+    def failing(self) -> bool:
+        """See :attr:`Inbox.failing`."""
+        return self._commits.failing
+
+    # -- admission -------------------------------------------------------------------------------
+
+    def _accept_all(self, tx: Transaction, arriving: Sequence[Arriving]) -> Sequence[Any]:
+        return deliveries.accept_all(tx, self._terms, arriving)
+
+    def _claim_all(self, tx: Transaction, arriving: Sequence[Arriving]) -> Sequence[Any]:
+        return deliveries.claim_all(tx, self._terms, arriving)
+
+    async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
+        """See :meth:`Inbox.accept`."""
+        token = new_token() if leased else None
+        return await self._admit(self._accepting, delivery, token)
+
+    async def claim(self, delivery: NewDelivery) -> Admitted:
+        """See :meth:`Inbox.claim`."""
+        return await self._admit(self._claiming, delivery, new_token(), durable=False)
+
+    async def _admit(
+        self, kind: Any, delivery: NewDelivery, token: int | None, *, durable: bool = True
+    ) -> Admitted:
+        key = delivery.key
+        if token is not None:
+            self._pending.add(token)
+        admitted: Admitted
+        try:
+            admitted, sequence = await self._commits.gather(
+                kind, key, Arriving(delivery, token), durable=durable
+            )
+        finally:
+            if token is not None:
+                self._pending.discard(token)
+        if token is not None and sequence is not None:
+            self._leases[key] = Lease(sequence, token)
+        return admitted
+
+    def claim_new(self, delivery: NewDelivery) -> bool:
+        """See :meth:`Inbox.claim_new`; no process knows what the others have written meanwhile."""
+        return False
+
+    async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
+        """See :meth:`Inbox.park`."""
+        terms = self._terms
+        return await self._commits.submit(lambda tx: deliveries.park(tx, terms, delivery, reason))
+
+    async def keep_other(self, delivery: NewDelivery) -> None:
+        """See :meth:`Inbox.keep_other`."""
+        await self._commits.submit(lambda tx: deliveries.keep_other(tx, delivery))
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    def _start_all(self, tx: Transaction, starts: Sequence[RunStart]) -> Sequence[Any]:
+        return deliveries.start_all(tx, self._terms, starts)
+
+    def _end_all(self, tx: Transaction, runs: Sequence[RunEnd]) -> Sequence[Any]:
+        return deliveries.end_all(tx, self._terms, runs)
+
+    async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
+        """See :meth:`Inbox.start`."""
+        self._begun.pop(key, None)
+        lease = self._leases.get(key)
+        if lease is None:
+            lease = await self._start_unleased(key, now, alone)
+            if lease is not None:
+                self._leases[key] = lease
+            return lease is not None
+        started: bool = await self._commits.gather(
+            self._starting, key, RunStart(*lease, now, alone)
+        )
+        if not started and self._leases.get(key) is lease:
+            del self._leases[key]
+        return started
+
+    async def _start_unleased(self, key: str, now: float, alone: bool) -> Lease | None:
+        terms, token = self._terms, new_token()
+
+        def work(tx: Transaction) -> Lease | None:
+            sequence = arrivals.find_one(tx, key)
+            if sequence is None:
+                return None
+            start = RunStart(sequence, token, now, alone)
+            return Lease(sequence, token) if deliveries.start_all(tx, terms, [start])[0] else None
+
+        return await self._commits.submit(work)
+
+    async def join(self, key: str) -> None:
+        """See :meth:`Inbox.join`."""
+        lease = self._leases.get(key)
+        if lease is None:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._commits.submit(partial(deliveries.join, lease=lease))
+
+    def begin(self, key: str, *, now: float) -> None:
+        """See :meth:`Inbox.begin`."""
+        lease = self._leases.get(key)
+        if lease is not None:
+            posted = self._commits.post(self._starting, key, RunStart(*lease, now))
+            self._begun[key] = Begun(posted, now)
+
+    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
+        """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
+        # Checked first: if it is cancelled here, the posted start is not withdrawn.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        lease = self._leases.get(key)
+        if lease is None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+        begun = self._begun.pop(key, None)
+        try:
+            await self._finish(key, lease, begun, outcome, now)
+        except StoreUnavailableError:
+            # The outcome may be sent again, and then has to bring its start again.
+            if begun is not None:
+                self._begun[key] = begun
+            raise
+        if self._leases.get(key) is lease:
+            del self._leases[key]
+
+    async def _finish(
+        self, key: str, lease: Lease, begun: Begun | None, outcome: Outcome, now: float
+    ) -> None:
+        commits = self._commits
+        if isinstance(outcome, Done) and outcome.answer is None:
+            # Most handlers end before their start is handed over: both are one change then. A start
+            # that was recorded counts once.
+            if begun is not None:
+                commits.withdraw(begun.posted)
+            run = RunEnd(*lease, now, None if begun is None else begun.at)
+            await commits.gather(self._ending, key, run)
+            return
+        terms = self._terms
+
+        def work(tx: Transaction) -> None:
+            if begun is not None:
+                deliveries.start_all(tx, terms, [RunStart(*lease, begun.at)])
+            deliveries.finish(tx, terms, lease, outcome, now)
+
+        await commits.submit(work)
+
+    async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
+        """See :meth:`Inbox.conclude`."""
+        raise NotImplementedError
+
+    async def replay(self, keys: Sequence[str]) -> Sequence[str]:
+        """See :meth:`Inbox.replay`."""
+        unique = tuple(dict.fromkeys(keys))
+        return await self._commits.submit(lambda tx: deliveries.replay(tx, unique))
+
+    async def repeat(self, keys: Sequence[str]) -> Sequence[str]:
+        """See :meth:`Inbox.repeat`."""
+        unique = tuple(dict.fromkeys(keys))
+        return await self._commits.submit(lambda tx: deliveries.repeat(tx, unique))
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    async def release(self, keys: Sequence[str]) -> None:
+        """See :meth:`Inbox.release`."""
+        held = {key: lease for key in keys if (lease := self._leases.get(key)) is not None}
+        released = await self._commits.submit(lambda tx: leases.release(tx, list(held.values())))
+        for key, lease in held.items():
+            if lease.sequence in released and self._leases.get(key) is lease:
+                del self._leases[key]
+
+    async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
+        """See :meth:`Inbox.take_due`."""
+        terms, walk = self._terms, self._walk
+        asked_at = clock.monotonic()
+
+        def work(tx: Transaction) -> Claimed:
+            late = clock.monotonic() - asked_at > LATE_SECONDS and not tx.dialect.server_clock
+            return leases.claim_due(
+                tx, terms, walk, limit=limit, now=now, overdue=overdue and not late
+            )
+
+        claimed = await self._commits.submit(work)
+        self._leases.update(claimed.leases)
+        return claimed.due
+
+    async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.take_suspects`."""
+        terms = self._terms
+        claimed = await self._commits.submit(
+            lambda tx: leases.claim_suspects(tx, terms, limit=limit, now=now)
+        )
+        self._leases.update(claimed.leases)
+        return claimed.due.records
+
+    async def reschedule(self, *, now: float) -> int:
+        """See :meth:`Inbox.reschedule`."""
+        return await self._commits.submit(lambda tx: leases.reschedule(tx, now=now))
+
+    async def recover(self, *, dead: str | None = None) -> int:
+        """See :meth:`Inbox.recover`."""
+        terms = self._terms
+        return await self._commits.submit(lambda tx: leases.recover(tx, terms, dead=dead))
+
+    async def take_over(self, owner: str, *, heir: str, now: float) -> int:
+        """See :meth:`Inbox.take_over`."""
+        terms = self._terms
+        return await self._commits.submit(
+            lambda tx: leases.take_over(tx, terms, owner, heir=heir, now=now)
+        )
+
+    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
+        """See :meth:`Inbox.renew`."""
+        terms = self._terms
+        held = {key: lease for key in keys if (lease := self._leases.get(key)) is not None}
+        for key in [key for key in self._leases if key not in held]:
+            del self._leases[key]
+        tokens = {lease.token for lease in held.values()} | self._pending
+        return await self._commits.submit(lambda tx: leases.renew(tx, terms, tokens, held, now=now))
+
+    async def lead(self, *, seconds: float) -> int | None:
+        """See :meth:`Inbox.lead`."""
+        owner, now = self._terms.owner, clock.wall()
+        return await self._commits.submit(
+            lambda tx: leases.lead(tx, owner, seconds=seconds, now=now)
+        )
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def _read(self, query: Callable[[Transaction], T]) -> T:
+        return await self._readers.run(query)
+
+    async def get(self, key: str) -> DeliveryRecord | None:
+        """See :meth:`Inbox.get`."""
+        return await self._read(lambda tx: reads.get(tx, key))
+
+    async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.find_by_id`."""
+        return await self._read(lambda tx: reads.find_by_id(tx, webhook_id, limit))
+
+    async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
+        """See :meth:`Inbox.evidence`."""
+        return await self._read(lambda tx: reads.evidence(tx, key))
+
+    async def known(self, keys: Sequence[str]) -> frozenset[str]:
+        """See :meth:`Inbox.known`."""
+        return await self._read(lambda tx: reads.known(tx, tuple(keys)))
+
+    async def attempts(self, key: str) -> Sequence[AttemptRecord]:
+        """See :meth:`Inbox.attempts`."""
+        return await self._read(lambda tx: reads.attempts(tx, key))
+
+    async def find(self, **conditions: Any) -> Sequence[DeliveryRecord]:
+        """See :meth:`Inbox.find`."""
+        return await self._read(lambda tx: reads.find(tx, **conditions))
+
+    async def last_sequence(self) -> int:
+        """See :meth:`Inbox.last_sequence`."""
+        return await self._read(arrivals.last_sequence)
+
+    async def counts(self) -> dict[DeliveryState, int]:
+        """See :meth:`Inbox.counts`."""
+        return await self._read(reads.counts)
+
+    async def oldest_waiting(self) -> float | None:
+        """See :meth:`Inbox.oldest_waiting`."""
+        return await self._read(reads.oldest_waiting)
+
+    async def expired_leases(self, *, before: float) -> int:
+        """See :meth:`Inbox.expired_leases`."""
+        return await self._read(lambda tx: reads.expired_leases(tx, before=before))
+
+    # -- what is remembered beside deliveries ----------------------------------------------------
+
+    async def read_checkpoint(self, name: str) -> str | None:
+        """See :meth:`Inbox.read_checkpoint`."""
+        return await self._read(lambda tx: reads.read_checkpoint(tx, name))
+
+    async def write_checkpoint(
+        self, name: str, value: str | None, *, term: int | None = None, once: bool = False
+    ) -> None:
+        """See :meth:`Inbox.write_checkpoint`."""
+        owner = self._terms.owner
+
+        def work(tx: Transaction) -> None:
+            if term is not None:
+                leases.require_term(tx, owner, term)
+            deliveries.write_checkpoint(tx, name, value, once=once)
+
+        await self._commits.submit(work)
+
+    # -- retention and end -----------------------------------------------------------------------
+
+    async def purge(self, *, now: float) -> Purged:
+        """See :meth:`Inbox.purge`. Cancelled, it stops between two transactions."""
+        terms = self._terms
+        old_body = now - terms.payload_seconds
+        # A row goes when neither its body nor its id is needed any more.
+        forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
+        done, parked = DeliveryState.DONE, DeliveryState.PARKED
+        return Purged(
+            bodies=await self._delete(done, old_body, deliveries.delete_bodies, with_body=True),
+            finished=await self._delete(done, forgotten, deliveries.delete_done),
+            parked=await self._delete(parked, old_body, deliveries.delete_parked),
+        )
+
+    async def _delete(
+        self,
+        state: DeliveryState,
+        before: float,
+        delete: Callable[[Transaction, Sequence[int], float], int],
+        *,
+        with_body: bool = False,
+    ) -> int:
+        """Delete what a reader finds, in many short transactions; return how much it was."""
+        deleted = after = 0
+        while True:
+            found = await self._read(
+                partial(
+                    reads.find_old,
+                    state=state,
+                    before=before,
+                    with_body=with_body,
+                    after=after,
+                    limit=PURGE_CHUNK,
+                )
+            )
+            if not found:
+                return deleted
+            after = found[-1]
+            # No one is told of it: what a power cut brings back goes with the next pass.
+            deleted += await self._commits.submit(
+                partial(_with, delete, found, before), durable=False
+            )
+
+    async def holdings(self, tenant_id: str) -> Mapping[str, int]:
+        """See :meth:`Inbox.holdings`."""
+        return await self._read(lambda tx: reads.holdings(tx, tenant_id))
+
+    async def unowned(self) -> Sequence[str]:
+        """See :meth:`Inbox.unowned`."""
+        return await self._read(reads.unowned)
+
+    async def erase(self, tenant_id: str) -> int:
+        """See :meth:`Inbox.erase`."""
+        erased = after = 0
+        while found := await self._read(
+            partial(reads.of_tenant, tenant_id=tenant_id, after=after, limit=PURGE_CHUNK)
+        ):
+            after = found[-1]
+            erased += await self._commits.submit(
+                partial(self._erase, sequences=found, tenant_id=tenant_id)
+            )
+        erase_evidence = partial(deliveries.erase_evidence, tenant_id=tenant_id, limit=PURGE_CHUNK)
+        while await self._commits.submit(erase_evidence):
+            pass
+        return erased
+
+    def _erase(self, tx: Transaction, sequences: Sequence[int], tenant_id: str) -> int:
+        return deliveries.erase(tx, sequences, tenant_id)
+
+    async def close(self) -> None:
+        """See :meth:`Inbox.close`; tenants and messages are closed with it."""
+        # Readers first: the last SQLite connection to go clears the write-ahead log, which one that
+        # may only read cannot do.
+        try:
+            await self._readers.close()
+        finally:
+            await self._commits.close()
+
+
+def _with(
+    delete: Callable[[Transaction, Sequence[int], float], int],
+    sequences: Sequence[int],
+    before: float,
+    tx: Transaction,
+) -> int:
+    return delete(tx, sequences, before)

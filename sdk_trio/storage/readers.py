@@ -1,0 +1,167 @@
+"""Read-only queries in threads, on a bounded number of connections."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Protocol, TypeVar
+
+import trio
+
+from ..base.executor import run_in_thread
+from ..errors import StoreUnavailableError
+from .sql.dialect import Transaction
+
+T = TypeVar("T")
+
+#: Time for an interrupted query to end, in seconds.
+CLOSE_SECONDS = 2.0
+
+
+class ReadAgainError(StoreUnavailableError):
+    """The query has to run again, because the failure may pass at once."""
+
+
+class Reader(Protocol):
+    """A connection that only reads, for one thread at a time."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a further query can use it."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """Read in one transaction, which sees every change that was committed before it began.
+
+        Raises:
+            ReadAgainError: the failure may pass; it is raised a bounded number of times.
+            StoreUnavailableError: the store cannot be read, or the query was interrupted.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """End the query in progress with an error; it may block. Callable from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class _Reading:
+    """A query in progress, and whether its caller has left."""
+
+    reader: Reader | None = None
+    abandoned: bool = False
+
+
+class ReaderPool:
+    """Up to ``limit`` connections that only read.
+
+    Each thread gives its connection back itself, also when its caller was cancelled.
+
+    Args:
+        connect: opens a connection, in a thread; it raises a
+            :class:`~sdk_trio.errors.StoreUnavailableError`.
+        place: the store's name for people.
+        limit: the most queries at once, each on a connection of its own.
+    """
+
+    def __init__(self, connect: Callable[[], Reader], *, place: str, limit: int) -> None:
+        self._connect = connect
+        self._place = place
+        self._limit = limit
+        self._idle: deque[Reader] = deque()
+        self._limiter = trio.CapacityLimiter(limit)
+        self._readings: set[_Reading] = set()
+        self._closed = False
+
+    async def run(self, query: Callable[[Transaction], T], *, seconds: float = math.inf) -> T:
+        """Run ``query`` in a thread and return its result; if it is cancelled, it is interrupted.
+
+        Args:
+            query: runs in the thread, and only reads; it may run again.
+            seconds: time limit in seconds.
+
+        Raises:
+            StoreLostError: the store's files are not there any more, or are damaged.
+            StoreUnavailableError: the store cannot be read, or not in time, or this is closed.
+        """
+        reading = _Reading()
+        with trio.move_on_after(seconds):
+            try:
+                return await run_in_thread(
+                    self._read, reading, query, abandon_on_cancel=True, limiter=self._limiter
+                )
+            except trio.Cancelled:
+                reading.abandoned = True
+                with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                    await _interrupt(reading)
+                raise
+        # Other connections are as old, and may be half-open as well.
+        self._drop_idle()
+        raise StoreUnavailableError(
+            f"the store {self._place} was not read within {seconds:g} s: it does not answer, or a "
+            "long listing holds it up; try again"
+        )
+
+    def _read(self, reading: _Reading, query: Callable[[Transaction], T]) -> T:
+        while True:
+            if self._closed or reading.abandoned:
+                raise StoreUnavailableError("the store is closed")
+            reader = reading.reader = self._take()
+            self._readings.add(reading)
+            try:
+                with reader.transaction() as transaction:
+                    return query(transaction)
+            except ReadAgainError:
+                continue
+            finally:
+                self._readings.discard(reading)
+                reading.reader = None
+                if self._can_reuse(reading, reader):
+                    self._idle.append(reader)
+                else:
+                    reader.close()
+
+    def _can_reuse(self, reading: _Reading, reader: Reader) -> bool:
+        # The request to interrupt an abandoned query may still be on its way, and would meet the
+        # next one.
+        return reader.is_usable and not self._closed and not reading.abandoned
+
+    def _take(self) -> Reader:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._connect()
+
+    def _drop_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    async def close(self) -> None:
+        """Interrupt the queries in progress and close the connections; a second call does nothing.
+
+        It is shielded from cancellation, for :data:`CLOSE_SECONDS` at most.
+        """
+        self._closed = True
+        with trio.move_on_after(CLOSE_SECONDS, shield=True):
+            await trio.lowlevel.checkpoint()
+            async with trio.open_nursery() as nursery:
+                for reading in tuple(self._readings):
+                    nursery.start_soon(_interrupt, reading)
+            # It is free when every thread has returned.
+            self._limiter.total_tokens = 1
+            async with self._limiter:
+                pass
+        self._drop_idle()
+        await trio.lowlevel.checkpoint()
+
+
+async def _interrupt(reading: _Reading) -> None:
+    reader = reading.reader
+    if reader is None or not reader.is_usable:
+        await trio.lowlevel.checkpoint()
+        return
+    await run_in_thread(reader.interrupt, abandon_on_cancel=True)

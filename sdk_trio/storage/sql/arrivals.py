@@ -1,0 +1,265 @@
+"""Arrivals: how a delivery is added, found by its key, and removed.
+
+On PostgreSQL a unique index of the keys does all of it. On SQLite each page that a transaction
+changes is written whole, so an index of random keys would cost every delivery a page. There
+the newest arrivals are searched row by row, and every :data:`INDEX_EVERY` arrivals all of these are
+added to ``lookup`` at once, in order: first the segment, which only the newest arrivals share, then
+the term. The price is one step in each segment for a key that is not among the newest.
+
+A term is a letter and a text: ``k`` the key, ``s`` the beginning of the subject, ``t`` the type,
+``n`` the tenant. All functions run in a transaction, which on SQLite is the only one that writes.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from ...records.deliveries import NewDelivery
+from .dialect import Insert, Transaction
+
+#: Arrivals of one segment, as a power of two.
+SEGMENT_BITS = 14
+
+#: The most arrivals that are not indexed; with bodies of 1 KB a search of them takes 0.1 ms.
+INDEX_EVERY = 512
+
+#: Characters of a subject or type that an index holds.
+INDEXED_CHARACTERS = 60
+
+_COLUMNS = {
+    "delivery_key": "text",
+    "signer": "text",
+    "type": "text",
+    "received_at": "float8",
+    "signed_at": "bigint",
+    "subject": "text",
+    "ordered": "boolean",
+    "tenant_id": "text",
+    "raw": "bytea",
+}
+
+_ADD_WITH_SEQUENCE = Insert("arrival", {"sequence": "bigint", **_COLUMNS})
+_ADD = Insert(
+    "arrival",
+    _COLUMNS,
+    "ON CONFLICT (delivery_key) DO NOTHING RETURNING delivery_key, sequence",
+)
+
+#: SQL of the highest sequence that is in ``lookup``, on SQLite.
+INDEXED = "(SELECT number FROM tally WHERE name = 'indexed')"
+
+
+def _values_of(delivery: NewDelivery) -> tuple[Any, ...]:
+    return (
+        delivery.key,
+        delivery.signer,
+        delivery.type,
+        float(delivery.received_at),
+        delivery.timestamp,
+        delivery.subject,
+        delivery.ordered,
+        delivery.tenant_id,
+        delivery.raw,
+    )
+
+
+def add(
+    tx: Transaction, deliveries: Sequence[NewDelivery], *, surely_new: bool = False
+) -> dict[str, int]:
+    """Add those deliveries whose keys are not known; return their sequences by key.
+
+    Args:
+        tx: the transaction.
+        deliveries: of different keys.
+        surely_new: the caller knows that none of the keys is known.
+    """
+    if not tx.dialect.is_sqlite:
+        return dict(tx.insert(_ADD, [_values_of(each) for each in deliveries]))
+    if not surely_new:
+        known = find(tx, [each.key for each in deliveries])
+        deliveries = [each for each in deliveries if each.key not in known]
+    if not deliveries:
+        return {}
+    before = last_sequence(tx)
+    rows = [(before + n, *_values_of(each)) for n, each in enumerate(deliveries, 1)]
+    tx.insert(_ADD_WITH_SEQUENCE, rows)
+    last = before + len(rows)
+    if last // INDEX_EVERY > before // INDEX_EVERY:
+        _index(tx, last)
+    return {row[1]: row[0] for row in rows}
+
+
+# -- finding -----------------------------------------------------------------------------------
+
+_FIND = "SELECT delivery_key, sequence FROM arrival WHERE delivery_key IN texts(:keys)"
+
+_FIND_NEWEST = f"""
+SELECT delivery_key, sequence FROM arrival
+WHERE sequence > {INDEXED} AND delivery_key IN texts(:keys)
+"""
+
+# The order of the loops is the order of the tables: one step for each segment and each term.
+_FIND_INDEXED = """
+SELECT substr(lookup.term, 2), lookup.sequence
+FROM segment CROSS JOIN json_each(:terms) AS wanted CROSS JOIN lookup
+WHERE lookup.segment = segment.number AND lookup.term = wanted.value
+"""
+
+
+def find(tx: Transaction, keys: Collection[str]) -> dict[str, int]:
+    """Return the sequences of those of ``keys`` that are known."""
+    if not tx.dialect.is_sqlite:
+        return dict(tx.all(_FIND, keys=list(keys)))
+    found: dict[str, int] = dict(tx.all(_FIND_NEWEST, keys=list(keys)))
+    older = [key for key in keys if key not in found]
+    if older:
+        found.update(tx.all(_FIND_INDEXED, terms=terms_of("k", older)))
+    return found
+
+
+def find_one(tx: Transaction, key: str) -> int | None:
+    """Return the sequence of the delivery with this key, or None."""
+    return find(tx, (key,)).get(key)
+
+
+def terms_of(letter: str, texts: Collection[str]) -> str:
+    """Return terms as the JSON list that SQLite reads."""
+    import msgspec
+
+    return msgspec.json.encode([letter + text for text in texts]).decode()
+
+
+# The keys of one id are the id itself and those that begin with the id and a dot, as no id has one.
+# "/" is the character after the dot.
+_OF_ID = """
+SELECT sequence FROM arrival WHERE {newest} (delivery_key = :id
+    OR (delivery_key > :id || '.' AND delivery_key < :id || '/'))
+"""
+_OF_ID_INDEXED = """
+SELECT lookup.sequence FROM segment CROSS JOIN lookup
+WHERE lookup.segment = segment.number AND (lookup.term = 'k' || :id
+    OR (lookup.term > 'k' || :id || '.' AND lookup.term < 'k' || :id || '/'))
+"""
+
+
+def of_id(tx: Transaction, webhook_id: str) -> list[int]:
+    """Return the sequences of the deliveries of one id, whoever signed them."""
+    if not tx.dialect.is_sqlite:
+        rows = tx.all(_OF_ID.format(newest=""), id=webhook_id)
+    else:
+        rows = tx.all(_OF_ID.format(newest=f"sequence > {INDEXED} AND"), id=webhook_id)
+        rows += tx.all(_OF_ID_INDEXED, id=webhook_id)
+    return [sequence for (sequence,) in rows]
+
+
+# One more than the last one ever, also where that was removed: who lists deliveries goes on after a
+# sequence, and must not miss one that has got it again.
+_LAST_ON_SQLITE = """
+SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
+    (SELECT number FROM tally WHERE name = 'last'))
+"""
+
+# The name is PostgreSQL's own, of the table and the column.
+_LAST = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM arrival_sequence_seq"
+
+
+def last_sequence(tx: Transaction) -> int:
+    """Return the highest sequence that was ever given, 0 before the first one."""
+    row = tx.one(_LAST_ON_SQLITE if tx.dialect.is_sqlite else _LAST)
+    return 0 if row is None else int(row[0])
+
+
+# -- the index on SQLite -------------------------------------------------------------------------
+
+_ADD_SEGMENTS = f"""
+INSERT INTO segment (number, first_at, last_at)
+SELECT sequence >> {SEGMENT_BITS}, min(received_at), max(received_at)
+FROM arrival WHERE sequence > {INDEXED} GROUP BY 1
+ON CONFLICT (number) DO UPDATE SET first_at = min(first_at, excluded.first_at),
+    last_at = max(last_at, excluded.last_at)
+"""
+
+_TERMS = f"""
+SELECT sequence >> {SEGMENT_BITS} AS segment, 'k' || delivery_key AS term, sequence
+FROM arrival WHERE {{which}}
+UNION ALL
+SELECT sequence >> {SEGMENT_BITS}, 't' || substr(type, 1, {INDEXED_CHARACTERS}), sequence
+FROM arrival WHERE {{which}}
+UNION ALL
+SELECT sequence >> {SEGMENT_BITS}, 's' || substr(subject, 1, {INDEXED_CHARACTERS}), sequence
+FROM arrival WHERE subject IS NOT NULL AND {{which}}
+UNION ALL SELECT sequence >> {SEGMENT_BITS}, 'n' || tenant_id, sequence
+FROM arrival WHERE tenant_id IS NOT NULL AND {{which}}
+"""
+
+# In the order of the index, so that each page is changed once.
+_ADD_TERMS = f"""
+INSERT INTO lookup (segment, term, sequence)
+{_TERMS.format(which=f"sequence > {INDEXED}")} ORDER BY 1, 2, 3
+"""
+
+_INDEXED_NOW = "UPDATE tally SET number = :last WHERE name = 'indexed'"
+
+
+def _index(tx: Transaction, last: int) -> None:
+    """Add the newest arrivals, up to ``last``, to ``segment`` and ``lookup``."""
+    tx.run(_ADD_SEGMENTS)
+    tx.run(_ADD_TERMS)
+    tx.run(_INDEXED_NOW, last=last)
+
+
+_ASSIGN_TERM = f"""
+INSERT INTO lookup (segment, term, sequence)
+SELECT sequence >> {SEGMENT_BITS}, 'n' || :tenant_id, sequence FROM arrival
+WHERE sequence IN ints(:sequences) AND sequence <= {INDEXED} AND tenant_id IS NULL
+ORDER BY 1, 2, 3
+"""
+
+_ASSIGN = """
+UPDATE arrival SET tenant_id = :tenant_id WHERE sequence IN ints(:sequences) AND tenant_id IS NULL
+"""
+
+
+def assign(tx: Transaction, sequences: Sequence[int], tenant_id: str) -> int:
+    """Give a tenant to those of the deliveries that have none; return their number."""
+    if tx.dialect.is_sqlite:
+        tx.run(_ASSIGN_TERM, sequences=list(sequences), tenant_id=tenant_id)
+    return tx.run(_ASSIGN, sequences=list(sequences), tenant_id=tenant_id)
+
+
+# -- removing ----------------------------------------------------------------------------------
+
+_REMOVE_TERMS = f"""
+DELETE FROM lookup WHERE (segment, term, sequence) IN (
+    {_TERMS.format(which="sequence IN ints(:sequences)")})
+"""
+
+_COUNT_REMOVED = """
+UPDATE tally SET number = CASE name WHEN 'last' THEN max(number, :last) ELSE number + :removed END
+WHERE name IN ('last', 'removed')
+"""
+
+_REMOVE_SEGMENTS = f"""
+DELETE FROM segment WHERE number IN ints(:segments)
+    AND (number + 1) << {SEGMENT_BITS} <= {INDEXED}
+    AND NOT EXISTS (SELECT 1 FROM arrival WHERE sequence >= segment.number << {SEGMENT_BITS}
+        AND sequence < (segment.number + 1) << {SEGMENT_BITS})
+"""
+
+
+def remove(tx: Transaction, sequences: Sequence[int]) -> int:
+    """Remove deliveries with all that belongs to them; return how many there were."""
+    if not sequences:
+        return 0
+    numbers = list(sequences)
+    if tx.dialect.is_sqlite:
+        tx.run(_REMOVE_TERMS, sequences=numbers)
+    for table in ("evidence", "attempt", "work"):
+        tx.run(f"DELETE FROM {table} WHERE sequence IN ints(:sequences)", sequences=numbers)
+    done = tx.run("DELETE FROM ended WHERE sequence IN ints(:sequences)", sequences=numbers)
+    removed = tx.run("DELETE FROM arrival WHERE sequence IN ints(:sequences)", sequences=numbers)
+    if tx.dialect.is_sqlite and removed:
+        tx.run(_COUNT_REMOVED, last=max(numbers), removed=removed)
+        segments = sorted({sequence >> SEGMENT_BITS for sequence in numbers})
+        tx.run(_REMOVE_SEGMENTS, segments=segments)
+    tx.note_change(done=-done)
+    return removed

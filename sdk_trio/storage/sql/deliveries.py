@@ -1,0 +1,815 @@
+"""Deliveries: admission, runs and their outcomes, replay, retention.
+
+Functions of a transaction; :class:`Inbox` describes what each means. A run is named by its
+:class:`Lease`: an outcome changes nothing if the lease's token is not the one in the row. Only a
+``retrying`` row has ``next_attempt_at``, and only a leased row has ``lease_owner``.
+
+Several processes write at once to PostgreSQL. A statement that decides by the state of a row and
+changes it is one statement, or has locked the row before.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...records.deliveries import (
+    MOST_EVIDENCE,
+    Admission,
+    Admitted,
+    Dead,
+    DeliveryState,
+    Done,
+    NewDelivery,
+    Outcome,
+    Parked,
+    Postponed,
+    Released,
+    Retry,
+)
+from ..admission import (
+    ACCEPTING,
+    CLAIMING,
+    PARKING,
+    AdmissionRule,
+    Change,
+    ExistingState,
+    Known,
+    LeaseTerms,
+    standing_of,
+)
+from . import arrivals
+from .dialect import Insert, Transaction
+from .schema import UNFINISHED
+
+
+class Lease(NamedTuple):
+    """The claim of one run: the delivery, and the token that this claim wrote into its row."""
+
+    sequence: int
+    token: int
+
+
+class Arriving(msgspec.Struct, frozen=True, gc=False):
+    """A delivery to be kept; ``token`` is that of its lease, None if it is not leased."""
+
+    delivery: NewDelivery
+    token: int | None
+
+
+#: The answer, and the sequence of a delivery that was kept or put back.
+Answer = tuple[Admitted, int | None]
+
+_NEW = Admitted(Admission.NEW)
+
+
+def lane_of(delivery_ordered: bool, tenant_id: str | None, subject: str | None) -> bytes | None:
+    """Return the lane of a delivery; those of one lane run one after the other. None: it has none.
+
+    A digest, because a subject may be longer than an index takes in.
+    """
+    if not delivery_ordered or subject is None:
+        return None
+    text = f"{tenant_id or ''}\x1f{subject}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
+
+
+# -- admission ---------------------------------------------------------------------------------
+
+_ADD_WORK = Insert(
+    "work",
+    {
+        "sequence": "bigint",
+        "state": "text",
+        "queued": "boolean",
+        "lane": "bytea",
+        "attempts": "integer",
+        "started_at": "float8",
+        "last_error": "text",
+        "lease_owner": "text",
+        "lease_token": "bigint",
+        "lease_until": "float8",
+    },
+)
+
+# An inline run of this owner's that is claimed once more was never begun, or its end could not be
+# recorded: it does not count.
+_KNOWN = """
+SELECT coalesce(work.state, 'done'), coalesce(work.queued, ended.queued),
+    coalesce(work.attempts, ended.attempts)
+        - CASE WHEN work.state = 'running' AND NOT work.queued AND work.lease_owner = :owner
+            THEN 1 ELSE 0 END,
+    coalesce(work.finished_at, ended.finished_at),
+    CASE WHEN work.lease_owner <> :owner THEN work.lease_until END,
+    coalesce(work.process_ends, ended.process_ends),
+    coalesce(work.earlier_attempts, ended.earlier_attempts),
+    coalesce(work.generation, ended.generation),
+    arrival.raw, arrival.tenant_id, arrival.subject, arrival.ordered, clock()
+FROM arrival LEFT JOIN work ON work.sequence = arrival.sequence
+    LEFT JOIN ended ON ended.sequence = arrival.sequence
+WHERE arrival.sequence = :sequence
+"""
+
+_LOCK = "SELECT 1 FROM arrival WHERE sequence = :sequence FOR NO KEY UPDATE"
+_LOCK_WORK = "SELECT 1 FROM work WHERE sequence = :sequence FOR UPDATE"
+
+_READMIT = """
+UPDATE work SET state = :state, queued = :queued, attempts = :attempts,
+    earlier_attempts = :earlier, lane = :lane, started_at = :started_at,
+    lease_owner = CASE WHEN CAST(:token AS bigint) IS NOT NULL THEN CAST(:owner AS text) END,
+    lease_token = :token,
+    lease_until = CASE WHEN CAST(:token AS bigint) IS NOT NULL THEN clock() + :seconds END,
+    next_attempt_at = NULL, finished_at = NULL, ran_alone = false,
+    process_ends = CASE WHEN CAST(:restart AS boolean) THEN 0 ELSE process_ends END,
+    last_error = CASE WHEN CAST(:reason AS text) IS NOT NULL THEN CAST(:reason AS text)
+        WHEN CAST(:restart AS boolean) THEN NULL ELSE last_error END
+WHERE sequence = :sequence
+"""
+
+_SET_ORDERED = "UPDATE arrival SET ordered = :ordered WHERE sequence = :sequence"
+
+#: The most times that an admission is decided, as the row may change in between.
+_TRIES = 10
+
+
+def accept_all(
+    tx: Transaction, terms: LeaseTerms, arriving: Sequence[Arriving], *, surely_new: bool = False
+) -> list[Answer]:
+    """Keep deliveries of different keys for our own workers."""
+    return _admit_all(tx, terms, arriving, ACCEPTING, DeliveryState.RECEIVED, surely_new)
+
+
+def claim_all(
+    tx: Transaction, terms: LeaseTerms, arriving: Sequence[Arriving], *, surely_new: bool = False
+) -> list[Answer]:
+    """Claim deliveries of different keys for inline runs."""
+    return _admit_all(tx, terms, arriving, CLAIMING, DeliveryState.RUNNING, surely_new)
+
+
+def park(tx: Transaction, terms: LeaseTerms, delivery: NewDelivery, reason: str | None) -> Admitted:
+    """Keep ``delivery`` without running it, and why."""
+    arriving = [Arriving(delivery, None)]
+    ((admitted, _),) = _admit_all(
+        tx, terms, arriving, PARKING, DeliveryState.PARKED, False, reason=reason
+    )
+    return admitted
+
+
+def _admit_all(
+    tx: Transaction,
+    terms: LeaseTerms,
+    arriving: Sequence[Arriving],
+    rules: Mapping[ExistingState, AdmissionRule],
+    state: DeliveryState,
+    surely_new: bool,
+    *,
+    reason: str | None = None,
+) -> list[Answer]:
+    new = arrivals.add(tx, [each.delivery for each in arriving], surely_new=surely_new)
+    if new:
+        _open(
+            tx, terms, [each for each in arriving if each.delivery.key in new], new, state, reason
+        )
+    return [
+        (_NEW, new[each.delivery.key])
+        if each.delivery.key in new
+        else _admit_known(tx, terms, each, rules, state, reason)
+        for each in arriving
+    ]
+
+
+def _open(
+    tx: Transaction,
+    terms: LeaseTerms,
+    arriving: Sequence[Arriving],
+    sequences: Mapping[str, int],
+    state: DeliveryState,
+    reason: str | None,
+) -> None:
+    """Give new deliveries their rows in ``work``."""
+    running = state is DeliveryState.RUNNING
+    queued = state is DeliveryState.RECEIVED
+    rows = []
+    now = _clock(tx, arriving[0].delivery.received_at)
+    unleased = False
+    for each in arriving:
+        delivery, token = each.delivery, each.token
+        unleased = unleased or token is None
+        rows.append(
+            (
+                sequences[delivery.key],
+                state.value,
+                queued,
+                lane_of(delivery.ordered, delivery.tenant_id, delivery.subject),
+                int(running),
+                float(delivery.received_at) if running else None,
+                reason,
+                None if token is None else terms.owner,
+                token,
+                None if token is None else (now or delivery.received_at) + terms.lease_seconds,
+            )
+        )
+    tx.insert(_ADD_WORK, rows)
+    if unleased:
+        tx.note_change()
+
+
+def _clock(tx: Transaction, now: float) -> float | None:
+    """Return the server's time; None: the store goes by the time of each delivery."""
+    if not tx.dialect.server_clock:
+        return None
+    row = tx.one("SELECT clock()", now=now)
+    return now if row is None else float(row[0])
+
+
+def _admit_known(
+    tx: Transaction,
+    terms: LeaseTerms,
+    arriving: Arriving,
+    rules: Mapping[ExistingState, AdmissionRule],
+    state: DeliveryState,
+    reason: str | None,
+) -> Answer:
+    """Decide on a delivery whose key is known.
+
+    It is decided without a lock first, because most redeliveries change nothing, and once more
+    behind a lock if something is to be changed.
+    """
+    delivery = arriving.delivery
+    now = delivery.received_at
+    locked: int | None = None
+    for _ in range(_TRIES):
+        sequence = arrivals.find_one(tx, delivery.key) or 0
+        row = tx.one(_KNOWN, sequence=sequence, owner=terms.owner, now=now)
+        if row is None:
+            # It was removed after the insert had met it.
+            new = arrivals.add(tx, [delivery])
+            if new:
+                _open(tx, terms, [arriving], new, state, reason)
+                return _NEW, new[delivery.key]
+            continue
+        known, raw, attempts, earlier, generation, *stored = _read_known(terms, row)
+        rule = rules[standing_of(known, now=now, dedup_seconds=terms.dedup_seconds)]
+        if rule.change is Change.NOTHING or sequence == locked:
+            break
+        tx.one(_LOCK, sequence=sequence)
+        tx.one(_LOCK_WORK, sequence=sequence)
+        locked = sequence
+    else:
+        raise AssertionError("a locked row does not change")
+    if rule.change is Change.REPLACE:
+        arrivals.remove(tx, [sequence])
+        new = arrivals.add(tx, [delivery])
+        _open(tx, terms, [arriving], new, state, reason)
+        return _NEW, new[delivery.key]
+    # After the payload retention there is nothing to compare with, and no reason to suspect the
+    # sender.
+    same_body = raw is None or raw == delivery.raw
+    if not same_body:
+        _keep_other(tx, sequence, delivery)
+    if rule.change is Change.NOTHING:
+        return Admitted(rule.admission, attempts, same_body), None
+    # A record that was given up begins anew: its earlier attempts are counted apart, so that the
+    # number of allowed ones is whole again.
+    restart = rule.change is Change.RESTART
+    before = 0 if restart else attempts
+    earlier += attempts - before
+    _readmit(tx, terms, arriving, sequence, state, reason, before, earlier, restart, stored)
+    return Admitted(rule.admission, before, same_body, earlier, generation), sequence
+
+
+def _read_known(terms: LeaseTerms, row: Sequence[Any]) -> tuple[Any, ...]:
+    state, queued, attempts, finished_at, until, ends, earlier, generation, raw, *stored, clock = (
+        row
+    )
+    held_until = terms.live(until, now=clock)
+    known = Known(DeliveryState(state), bool(queued), attempts, finished_at, held_until, ends)
+    return known, raw, attempts, earlier, generation, *stored
+
+
+def _readmit(
+    tx: Transaction,
+    terms: LeaseTerms,
+    arriving: Arriving,
+    sequence: int,
+    state: DeliveryState,
+    reason: str | None,
+    attempts: int,
+    earlier: int,
+    restart: bool,
+    stored: Sequence[Any],
+) -> None:
+    """Put a known delivery back to ``state``; ``stored``: its tenant, subject and order."""
+    delivery = arriving.delivery
+    tenant_id, subject, ordered = stored
+    running = state is DeliveryState.RUNNING
+    tx.run(
+        _READMIT,
+        sequence=sequence,
+        state=state.value,
+        queued=state is DeliveryState.RECEIVED,
+        attempts=attempts + running,
+        earlier=earlier,
+        lane=lane_of(delivery.ordered, tenant_id, subject),
+        started_at=float(delivery.received_at) if running else None,
+        owner=terms.owner,
+        token=arriving.token,
+        seconds=terms.lease_seconds,
+        restart=restart,
+        reason=reason,
+        now=delivery.received_at,
+    )
+    if bool(ordered) != delivery.ordered:
+        tx.run(_SET_ORDERED, sequence=sequence, ordered=delivery.ordered)
+    tx.note_change()
+
+
+# -- other bodies under one key ----------------------------------------------------------------
+
+# A sender decides how many bodies come under one key, so no more than a few are kept, and equal
+# ones once.
+_KEEP_OTHER = f"""
+INSERT INTO evidence (sequence, digest, received_at, address, raw, tenant_id)
+SELECT :sequence, :digest, :received_at, :address, :raw, :tenant_id
+WHERE (SELECT count(*) FROM evidence WHERE sequence = :sequence) < {MOST_EVIDENCE}
+ON CONFLICT DO NOTHING
+"""
+
+_FIRST_BODY = "SELECT raw FROM arrival WHERE sequence = :sequence AND raw IS NOT NULL"
+
+
+def keep_other(tx: Transaction, delivery: NewDelivery) -> None:
+    """Keep the body of ``delivery`` beside the first one of its key, if it is another one."""
+    sequence = arrivals.find_one(tx, delivery.key) or 0
+    row = tx.one(_FIRST_BODY, sequence=sequence)
+    if row is not None and row[0] != delivery.raw:
+        _keep_other(tx, sequence, delivery)
+
+
+def _keep_other(tx: Transaction, sequence: int, delivery: NewDelivery) -> None:
+    tx.run(
+        _KEEP_OTHER,
+        sequence=sequence,
+        digest=hashlib.sha256(delivery.raw).digest(),
+        received_at=float(delivery.received_at),
+        address=delivery.address,
+        raw=delivery.raw,
+        tenant_id=delivery.tenant_id,
+    )
+
+
+# -- runs and their outcomes -------------------------------------------------------------------
+
+# A start that is repeated, because its commit is unknown, counts once.
+_START = f"""
+UPDATE work SET state = 'running', attempts = attempts
+        + CASE WHEN state = 'running' AND lease_token = :token THEN 0 ELSE 1 END,
+    started_at = :now, ran_alone = :alone, next_attempt_at = NULL,
+    lease_owner = :owner, lease_token = :token, lease_until = clock() + :seconds
+WHERE sequence = :sequence AND {UNFINISHED}
+    AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= clock())
+RETURNING sequence
+"""
+
+
+class RunStart(msgspec.Struct, frozen=True, gc=False):
+    """The start of a run: its delivery, the token of its lease, when, and whether it is alone."""
+
+    sequence: int
+    token: int
+    now: float
+    alone: bool = False
+
+
+def start_all(tx: Transaction, terms: LeaseTerms, starts: Sequence[RunStart]) -> list[bool]:
+    """Begin runs: one more attempt. False: nothing has changed, the run is not ours."""
+    values = [
+        {
+            "sequence": each.sequence,
+            "token": each.token,
+            "now": each.now,
+            "alone": each.alone,
+            "owner": terms.owner,
+            "seconds": terms.lease_seconds,
+        }
+        for each in starts
+    ]
+    return [row is not None for row in tx.each(_START, values)]
+
+
+class RunEnd(msgspec.Struct, frozen=True, gc=False):
+    """A run that ended well: its lease, when, and when it began if its start may be unrecorded."""
+
+    sequence: int
+    token: int
+    finished_at: float
+    begun: float | None = None
+
+
+# A run that has lost its lease changes nothing. No two leases have the same token, so the two lists
+# name pairs.
+_TAKE_OUT = f"""
+DELETE FROM work
+WHERE sequence IN ints(:sequences) AND lease_token IN ints(:tokens) AND {UNFINISHED}
+RETURNING sequence, state, queued, attempts, earlier_attempts, process_ends, ran_alone,
+    generation, started_at, last_error
+"""
+
+_ADD_ENDED = Insert(
+    "ended",
+    {
+        "sequence": "bigint",
+        "queued": "boolean",
+        "attempts": "integer",
+        "earlier_attempts": "integer",
+        "process_ends": "integer",
+        "ran_alone": "boolean",
+        "generation": "integer",
+        "started_at": "float8",
+        "finished_at": "float8",
+        "last_error": "text",
+    },
+)
+
+_ADD_FIRST_END = Insert(
+    "ended",
+    {
+        "sequence": "bigint",
+        "queued": "boolean",
+        "attempts": "integer",
+        "started_at": "float8",
+        "finished_at": "float8",
+    },
+)
+
+
+def end_all(tx: Transaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> list[bool]:
+    """Record runs that ended well. False: nothing has changed, the run is not ours."""
+    ends = {run.sequence: run for run in runs}
+    taken_out = tx.all(_TAKE_OUT, sequences=list(ends), tokens=[run.token for run in runs])
+    rows = []
+    for sequence, state, queued, attempts, earlier, process_ends, alone, *rest in taken_out:
+        generation, started_at, error = rest
+        run = ends.pop(sequence)
+        before = attempts - (state == "running")
+        if run.begun is not None and state != "running":
+            attempts, started_at = attempts + 1, run.begun
+        # Without a failed run, the last error is the reason for which it had waited, such as a
+        # paused route, and that is over.
+        error = error if before > 0 else None
+        rows.append(
+            (
+                sequence,
+                queued,
+                attempts,
+                earlier,
+                process_ends,
+                alone,
+                generation,
+                started_at,
+                run.finished_at,
+                error,
+            )
+        )
+    if rows:
+        tx.insert(_ADD_ENDED, rows)
+        tx.note_change(done=len(rows))
+    return [run.sequence not in ends for run in runs]
+
+
+class Ran(msgspec.Struct, frozen=True, gc=False):
+    """The first inline run of a delivery, which has ended well."""
+
+    delivery: NewDelivery
+    token: int
+    finished_at: float
+
+
+def add_done(
+    tx: Transaction, terms: LeaseTerms, runs: Sequence[Ran], *, surely_new: bool = False
+) -> list[None]:
+    """Record deliveries of different keys together with their inline runs.
+
+    Should one be known after all, because another process has just kept it, the run ends that
+    record, unless another owner holds it.
+    """
+    new = arrivals.add(tx, [run.delivery for run in runs], surely_new=surely_new)
+    rows = [
+        (new[key], False, 1, float(run.delivery.received_at), run.finished_at)
+        for run in runs
+        if (key := run.delivery.key) in new
+    ]
+    if rows:
+        tx.insert(_ADD_FIRST_END, rows)
+        tx.note_change(done=len(rows))
+    for run in runs:
+        if run.delivery.key not in new:
+            record_run(tx, terms, run.delivery, run.token, Done(), run.finished_at)
+    return [None] * len(runs)
+
+
+def record_run(
+    tx: Transaction,
+    terms: LeaseTerms,
+    delivery: NewDelivery,
+    token: int,
+    outcome: Outcome,
+    now: float,
+) -> None:
+    """Record an inline run that has ended: claim and outcome in one transaction."""
+    ((admitted, sequence),) = claim_all(tx, terms, [Arriving(delivery, token)])
+    if admitted.admission is Admission.NEW and sequence is not None:
+        finish(tx, terms, Lease(sequence, token), outcome, now)
+    elif isinstance(outcome, Done) and (known := arrivals.find_one(tx, delivery.key)) is not None:
+        start = RunStart(known, token, delivery.received_at)
+        if start_all(tx, terms, [start]) == [True]:
+            end_all(tx, terms, [RunEnd(known, token, now)])
+
+
+_OURS = f"sequence = :sequence AND lease_token = :token AND {UNFINISHED}"
+
+_FAIL = f"""
+UPDATE work SET state = :state, queued = :queued, next_attempt_at = due(:at),
+    failed_at = CASE WHEN CAST(:finished_at AS float8) IS NULL THEN clock() END,
+    finished_at = :finished_at, last_error = :error,
+    lease_owner = NULL, lease_token = NULL, lease_until = NULL
+WHERE {_OURS} RETURNING attempts, started_at
+"""
+
+_RELEASE_RUN = f"""
+UPDATE work SET attempts = attempts - CASE WHEN state = 'running' THEN 1 ELSE 0 END,
+    state = 'received', started_at = NULL, next_attempt_at = NULL,
+    lease_owner = NULL, lease_token = NULL, lease_until = NULL
+WHERE {_OURS}
+"""
+
+_POSTPONE = f"""
+UPDATE work SET attempts = attempts - CASE WHEN state = 'running' THEN 1 ELSE 0 END,
+    state = 'retrying', queued = true, started_at = NULL, next_attempt_at = due(:at),
+    failed_at = clock(), last_error = :reason,
+    lease_owner = NULL, lease_token = NULL, lease_until = NULL
+WHERE {_OURS}
+"""
+
+_PARK = f"""
+UPDATE work SET state = 'parked', queued = false, next_attempt_at = NULL,
+    last_error = coalesce(:reason, last_error),
+    lease_owner = NULL, lease_token = NULL, lease_until = NULL
+WHERE {_OURS}
+"""
+
+_JOIN = f"UPDATE work SET ran_alone = false WHERE {_OURS}"
+
+_RUN_OF = f"SELECT attempts, started_at FROM work WHERE {_OURS} FOR UPDATE"
+
+_ADD_ATTEMPT = """
+INSERT INTO attempt (sequence, number, started_at, finished_at, error, place, traceback)
+VALUES (:sequence, :number, :started_at, :finished_at, :error, :place, :traceback)
+"""
+
+
+def join(tx: Transaction, lease: Lease) -> None:
+    """Note that a run is not alone any more."""
+    tx.run(_JOIN, **lease._asdict())
+
+
+def finish(tx: Transaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, now: float) -> None:
+    """Record the outcome of a run; nothing if its lease is not ours any more."""
+    ours = {**lease._asdict(), "now": now}
+    match outcome:
+        case Done(answer):
+            run = None if answer is None else tx.one(_RUN_OF, **ours)
+            if run is not None:
+                attempts, started_at = run
+                _add_attempt(tx, lease.sequence, attempts, started_at, now, "", answer, None)
+            end_all(tx, terms, [RunEnd(*lease, now)])
+            return
+        case Retry(at):
+            row = tx.one(
+                _FAIL, **ours, state="retrying", queued=at is not None, at=at, finished_at=None,
+                error=outcome.error,
+            )  # fmt: skip
+            _record_failure(tx, lease.sequence, row, outcome, now)
+        case Dead():
+            row = tx.one(
+                _FAIL, **ours, state="dead", queued=False, at=None, finished_at=now,
+                error=outcome.error,
+            )  # fmt: skip
+            # Its last failed run was the end of a process, which recovery has recorded; a second
+            # record would count it twice.
+            if not outcome.recorded:
+                _record_failure(tx, lease.sequence, row, outcome, now)
+        case Released():
+            tx.run(_RELEASE_RUN, **ours)
+        case Postponed(at, reason):
+            tx.run(_POSTPONE, **ours, at=at, reason=reason)
+        case Parked(reason):
+            tx.run(_PARK, **ours, reason=reason)
+    tx.note_change()
+
+
+def _record_failure(
+    tx: Transaction,
+    sequence: int,
+    row: tuple[Any, ...] | None,
+    outcome: Retry | Dead,
+    now: float,
+) -> None:
+    if row is not None:
+        attempts, started_at = row
+        place = outcome.answer or outcome.place
+        _add_attempt(
+            tx, sequence, attempts, started_at, now, outcome.error, place, outcome.traceback
+        )
+
+
+def _add_attempt(
+    tx: Transaction,
+    sequence: int,
+    attempts: int,
+    started_at: float | None,
+    now: float,
+    error: str,
+    place: str | None,
+    traceback: str | None,
+) -> None:
+    tx.run(
+        _ADD_ATTEMPT,
+        sequence=sequence,
+        # A body that cannot be decoded is dead without a run; it is recorded as the first attempt.
+        number=max(attempts, 1),
+        started_at=now if started_at is None else started_at,
+        finished_at=now,
+        error=error,
+        place=place,
+        traceback=traceback,
+    )
+
+
+_COUNT_ENDS = """
+UPDATE work SET attempts = attempts + :ends, process_ends = process_ends + :ends
+WHERE sequence = :sequence AND process_ends < :ends RETURNING sequence
+"""
+
+
+def count_ends(
+    tx: Transaction, sequence: int, ends: int, begun: float, now: float, error: str
+) -> int:
+    """Count runs during which a process ended before the store knew of them; return how many.
+
+    They are counted once: a second call changes nothing.
+    """
+    if tx.one(_COUNT_ENDS, sequence=sequence, ends=ends) is None:
+        return 0
+    _add_attempt(tx, sequence, ends, begun, max(begun, now), error, None, None)
+    return ends
+
+
+# -- putting back --------------------------------------------------------------------------------
+
+# Nothing that another process holds is put back, and nothing whose body the retention has removed:
+# it could not be run.
+_REPLAY = """
+UPDATE work SET state = 'received', queued = true,
+    earlier_attempts = earlier_attempts + attempts, attempts = 0, process_ends = 0,
+    ran_alone = false, next_attempt_at = NULL, started_at = NULL, finished_at = NULL,
+    last_error = NULL
+WHERE sequence IN ints(:sequences) AND state IN ('dead', 'parked', 'retrying')
+    AND lease_owner IS NULL
+    AND EXISTS (SELECT 1 FROM arrival WHERE arrival.sequence = work.sequence AND raw IS NOT NULL)
+RETURNING sequence
+"""
+
+_REPEAT = """
+DELETE FROM ended WHERE sequence IN ints(:sequences)
+    AND EXISTS (SELECT 1 FROM arrival WHERE arrival.sequence = ended.sequence AND raw IS NOT NULL)
+RETURNING sequence, attempts, earlier_attempts, generation
+"""
+
+_LANES_OF = """
+SELECT sequence, tenant_id, subject FROM arrival WHERE ordered AND sequence IN ints(:sequences)
+"""
+
+_ADD_REPEATED = Insert(
+    "work",
+    {
+        "sequence": "bigint",
+        "state": "text",
+        "queued": "boolean",
+        "lane": "bytea",
+        "attempts": "integer",
+        "earlier_attempts": "integer",
+        "generation": "integer",
+    },
+)
+
+
+def replay(tx: Transaction, keys: Sequence[str]) -> list[str]:
+    """Put dead, parked and waiting deliveries back; return the keys that were."""
+    sequences = arrivals.find(tx, keys)
+    found = {sequence for (sequence,) in tx.all(_REPLAY, sequences=list(sequences.values()))}
+    tx.note_change()
+    return [key for key in keys if sequences.get(key) in found]
+
+
+def repeat(tx: Transaction, keys: Sequence[str]) -> list[str]:
+    """Put done deliveries back, each as its next generation; return the keys that were."""
+    sequences = arrivals.find(tx, keys)
+    gone = tx.all(_REPEAT, sequences=list(sequences.values()))
+    numbers = [row[0] for row in gone]
+    lanes = {
+        sequence: lane_of(True, tenant_id, subject)
+        for sequence, tenant_id, subject in tx.all(_LANES_OF, sequences=numbers)
+    }
+    rows = [
+        (sequence, "received", True, lanes.get(sequence), 0, earlier + attempts, generation + 1)
+        for sequence, attempts, earlier, generation in gone
+    ]
+    if rows:
+        tx.insert(_ADD_REPEATED, rows)
+        tx.note_change(done=-len(rows))
+    return [key for key in keys if sequences.get(key) in set(numbers)]
+
+
+# -- retention ---------------------------------------------------------------------------------
+
+_STILL_DONE = """
+SELECT sequence FROM ended WHERE sequence IN ints(:sequences) AND finished_at < :before
+FOR UPDATE SKIP LOCKED
+"""
+
+_STILL_PARKED = """
+SELECT sequence FROM work WHERE sequence IN ints(:sequences) AND state = 'parked'
+FOR UPDATE SKIP LOCKED
+"""
+
+_DROP_BODIES = """
+UPDATE arrival SET raw = NULL WHERE sequence IN ints(:sequences) AND raw IS NOT NULL
+"""
+
+
+def delete_bodies(tx: Transaction, sequences: Sequence[int], before: float) -> int:
+    """Delete the bodies of those that are still done, and were before that time; count them.
+
+    A reader found them outside of this transaction: one may have been put back meanwhile. Other
+    bodies under their keys are deleted with them.
+    """
+    old = [row[0] for row in tx.all(_STILL_DONE, sequences=list(sequences), before=before)]
+    tx.run("DELETE FROM evidence WHERE sequence IN ints(:sequences)", sequences=old)
+    return tx.run(_DROP_BODIES, sequences=old)
+
+
+def delete_done(tx: Transaction, sequences: Sequence[int], before: float) -> int:
+    """Delete those that are still done, and were before that time; count them."""
+    return arrivals.remove(
+        tx, [row[0] for row in tx.all(_STILL_DONE, sequences=list(sequences), before=before)]
+    )
+
+
+def delete_parked(tx: Transaction, sequences: Sequence[int], before: float) -> int:
+    """Delete those that are still parked; count them."""
+    return arrivals.remove(tx, [row[0] for row in tx.all(_STILL_PARKED, sequences=list(sequences))])
+
+
+_STILL_OWNED = """
+SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) AND tenant_id = :tenant_id
+FOR UPDATE
+"""
+
+_EVIDENCE_OF = """
+DELETE FROM evidence WHERE id IN (SELECT id FROM evidence WHERE tenant_id = :tenant_id LIMIT :limit)
+"""
+
+
+def erase(tx: Transaction, sequences: Sequence[int], tenant_id: str) -> int:
+    """Delete those that are the tenant's, whatever their state; count them."""
+    rows = tx.all(_STILL_OWNED, sequences=list(sequences), tenant_id=tenant_id)
+    return arrivals.remove(tx, [sequence for (sequence,) in rows])
+
+
+def erase_evidence(tx: Transaction, tenant_id: str, limit: int) -> int:
+    """Delete up to ``limit`` bodies of the tenant's that came under others' keys; count them."""
+    return tx.run(_EVIDENCE_OF, tenant_id=tenant_id, limit=limit)
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+_KEEP = """
+INSERT INTO checkpoint (name, value) VALUES (:name, :value)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+"""
+
+_KEEP_FIRST = """
+INSERT INTO checkpoint (name, value) VALUES (:name, :value) ON CONFLICT (name) DO NOTHING
+"""
+
+_FORGET = "DELETE FROM checkpoint WHERE name = :name"
+
+
+def write_checkpoint(tx: Transaction, name: str, value: str | None, *, once: bool = False) -> None:
+    """Keep ``value`` under ``name``, with ``once`` unless one is kept there; None forgets it."""
+    if value is None:
+        tx.run(_FORGET, name=name)
+    else:
+        tx.run(_KEEP_FIRST if once else _KEEP, name=name, value=value)

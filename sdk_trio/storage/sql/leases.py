@@ -1,0 +1,517 @@
+"""Leases: claiming due deliveries, renewing, giving up and taking over; leases of single tasks.
+
+A lease is a token in the row of a delivery, with an owner and a deadline. Every claim writes a new
+token, and an outcome has to name it. Whatever an owner has in the store and does not hold in memory
+is given up at its next renewal, and what nobody renews expires. So a call that was abandoned, a
+late commit and a lost answer need no undo.
+
+Functions of a transaction; :class:`Inbox` describes what each means. A claim passes over rows that
+another process is just claiming (``SKIP LOCKED``), so any number of processes claim at the same
+time. Of a lane only the first unfinished delivery is claimed, and never beside a leased one: a
+unique index holds that, also for two hosts at the same moment.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from ...records.deliveries import PROCESS_ENDED, DeliveryState, Due, Renewed
+from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
+from ..term import TermEndedError
+from .deliveries import Lease
+from .dialect import Transaction
+from .reads import by_sequence
+from .schema import UNFINISHED
+
+#: The waiting deliveries that one poll goes through: more than it claims, and 2 ms of work.
+WINDOW: Final = 1000
+
+#: The lanes of which one poll asks for the first delivery.
+LANES: Final = 200
+
+#: Seconds from the end of a round of polls to the next, and those after which a round that does
+#: not get on is given up. What becomes due behind the window, and is in no lane, waits for it.
+ROUND_SECONDS: Final = 5.0
+
+
+def new_token() -> int:
+    """Return a token that no other claim has; adding sequences to it gives further ones."""
+    return secrets.randbits(61)
+
+
+class BacklogWalk(msgspec.Struct):
+    """The place in a backlog at which the next poll begins.
+
+    An ordered delivery is due only when it is the first in its lane. A poll that asked thousands
+    that wait behind others would take a second, so each poll goes through a window of the next
+    :data:`WINDOW`, and a round of polls through all. Of those that were passed, the first of each
+    lane is found by the index of the lanes. With fewer waiting deliveries each poll sees all.
+    """
+
+    #: Deliveries up to this sequence were gone through in this round.
+    passed: int = 0
+    #: The last lane that was asked; None: the next poll begins with the first one.
+    lane: bytes | None = None
+    #: When the next round begins, in Unix seconds; None: this one goes on, or one poll is a round.
+    next_round_at: float | None = None
+    #: Until when this round may stay where more is due than a poll claims, in Unix seconds.
+    stays_until: float | None = None
+
+    def begin(self, now: float) -> None:
+        """Begin a poll at ``now``, and a round with it if it is time for one."""
+        for at in (self.next_round_at, self.stays_until):
+            # A clock that was set back must not put the round off.
+            if at is not None and not now < at <= now + ROUND_SECONDS:
+                self.passed, self.next_round_at, self.stays_until = 0, None, None
+
+    def stay(self, *, now: float) -> None:
+        """End a poll that has found more than it claims: the next one begins there, too."""
+        if self.passed and self.stays_until is None:
+            self.stays_until = now + ROUND_SECONDS
+
+    def end(self, last: int | None, *, now: float) -> None:
+        """End a poll that has found less than it could claim.
+
+        Args:
+            last: the last sequence of its window; None: nothing waits behind.
+            now: Unix seconds.
+        """
+        self.stays_until = None
+        if last is not None:
+            self.passed = last
+        elif self.passed and self.next_round_at is None:
+            self.next_round_at = now + ROUND_SECONDS
+
+    def more(self, last: int | None) -> bool:
+        """Return whether the next poll need not wait: this one has not gone through all."""
+        return last is not None or (self.passed > 0 and self.lane is not None)
+
+    def until(self, next_due_at: float | None) -> float | None:
+        """Return when the next poll is due at the latest."""
+        times = [at for at in (next_due_at, self.next_round_at) if at is not None]
+        return min(times, default=None)
+
+
+# -- claiming ------------------------------------------------------------------------------------
+
+# A deadline further ahead than any lease lasts was written by a wrong clock.
+_IS_LIVE = f"""
+other.lease_until > clock()
+    AND other.lease_until <= clock() + :seconds + {CLOCK_SLACK_SECONDS}
+"""
+
+# Written so that only the index of the lanes fits: a planner that knows nothing of the table would
+# otherwise read all of it. The second condition is for two hosts that keep two deliveries of one
+# lane at once: the one with the smaller sequence may be committed later, when the other runs.
+_IS_FIRST = f"""
+(this.lane IS NULL OR (this.sequence = (
+    SELECT other.sequence FROM work AS other WHERE other.lane >= this.lane AND other.{UNFINISHED}
+    ORDER BY other.lane, other.sequence LIMIT 1
+) AND NOT (CAST(:shared AS boolean) AND this.lane IN (
+    SELECT other.lane FROM work AS other
+    WHERE other.lease_owner IS NOT NULL AND other.lane IS NOT NULL AND {{others}} {_IS_LIVE}))))
+"""
+
+_IS_WAITING = "queued AND state = 'received' AND lease_owner IS NULL"
+
+_IS_RETRYING = "queued AND state = 'retrying' AND lease_owner IS NULL"
+
+# The owners are two ranges of an index: for an inequality each claim would read our own leases.
+_HAS_EXPIRED = f"""
+lease_owner IS NOT NULL AND (lease_owner < :owner OR lease_owner > :owner)
+    AND (lease_until <= clock() OR lease_until > clock() + :seconds + {CLOCK_SLACK_SECONDS})
+"""
+
+
+def _first(which: str, *, others: str = "", columns: str = "sequence") -> str:
+    """Return SQL that finds and locks those which are first in their lanes."""
+    return (
+        f"SELECT {columns} FROM work AS this WHERE {which} AND {_IS_FIRST.format(others=others)} "
+        "ORDER BY sequence LIMIT :limit FOR UPDATE SKIP LOCKED"
+    )
+
+
+_WAITING = _first(f"{_IS_WAITING} AND sequence > :passed AND sequence <= :last")
+_PASSED_BY = _first(f"sequence IN ints(:firsts) AND {_IS_WAITING}")
+_RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()")
+_EXPIRED = _first(f"{_HAS_EXPIRED} AND queued AND {UNFINISHED}", columns="sequence, state")
+
+# One that is asked for may be ours already.
+_SUSPECTS = _first(
+    "process_ends > 0 AND state = 'received' AND queued "
+    "AND (lease_owner IS NULL OR lease_owner = :owner)",
+    others="other.lease_owner <> :owner AND",
+)
+
+_AHEAD = f"""
+SELECT (SELECT sequence FROM work WHERE {_IS_WAITING} AND sequence > :passed
+        ORDER BY sequence LIMIT 1 OFFSET {WINDOW - 1}),
+    (SELECT min(local(next_attempt_at)) FROM work
+        WHERE {_IS_RETRYING} AND next_attempt_at > clock())
+"""
+
+# All kinds in one statement, which is one round trip.
+_DUE = f"""
+WITH waiting AS ({_WAITING}), passed_by AS ({_PASSED_BY}), retrying AS ({_RETRYING}),
+    expired AS ({_EXPIRED})
+SELECT sequence, NULL FROM waiting UNION ALL SELECT sequence, NULL FROM passed_by
+UNION ALL SELECT sequence, NULL FROM retrying UNION ALL SELECT sequence, state FROM expired
+"""
+
+# One step of an index for each lane, however many deliveries wait in it.
+_FIRST_OF_LANE = f"""
+SELECT lane, sequence FROM work WHERE lane IS NOT NULL AND {UNFINISHED} AND lane > :lane
+ORDER BY lane, sequence LIMIT 1
+"""
+
+_CLAIM = """
+UPDATE work SET lease_owner = :owner, lease_token = :token + sequence,
+    lease_until = clock() + :seconds,
+    failed_at = CASE WHEN sequence IN ints(:expired) THEN coalesce(failed_at, 0)
+        ELSE failed_at END
+WHERE sequence IN ints(:sequences) RETURNING sequence, failed_at IS NULL
+"""
+
+#: The highest number of a sequence.
+_LAST_POSSIBLE = 2**62
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """Deliveries that were claimed, and their leases by key."""
+
+    due: Due
+    leases: Mapping[str, Lease]
+
+
+def claim_due(
+    tx: Transaction,
+    terms: LeaseTerms,
+    walk: BacklogWalk,
+    *,
+    limit: int,
+    now: float,
+    overdue: bool,
+) -> Claimed:
+    """Claim due deliveries, oldest arrival first in each part of the backlog."""
+    walk.begin(now)
+    last, next_due_at = tx.one(_AHEAD, passed=walk.passed, now=now) or (None, None)
+    found = tx.all(
+        _DUE,
+        # One more than wanted tells whether there are more.
+        limit=limit + 1,
+        passed=walk.passed,
+        last=_LAST_POSSIBLE if last is None else last,
+        firsts=_firsts(tx, walk),
+        owner=terms.owner,
+        seconds=terms.lease_seconds,
+        shared=terms.shared,
+        now=now,
+    )
+    if not overdue:
+        found = [row for row in found if row[1] is None]
+    found.sort()
+    if len(found) <= limit:
+        walk.end(last, now=now)
+    else:
+        walk.stay(now=now)
+        last = None
+    chosen = [sequence for sequence, _ in found[:limit]]
+    expired = [sequence for sequence, state in found[:limit] if state is not None]
+    # The owner has not renewed its lease: its process hangs or is gone, so a run of it counts as
+    # one that ended the process.
+    running = [sequence for sequence, state in found[:limit] if state == "running"]
+    _cut_short(tx, terms, running, sole=False, now=now)
+    claimed = _claim(tx, terms, chosen, expired, now)
+    more = len(found) > limit or walk.more(last)
+    due = Due(claimed.due.records, more, walk.until(next_due_at), claimed.due.unbegun)
+    return Claimed(due, claimed.leases)
+
+
+def _firsts(tx: Transaction, walk: BacklogWalk) -> list[int]:
+    """Return the first deliveries of the next lanes, as far as the walk has passed them."""
+    if walk.passed == 0:
+        return []
+    firsts: list[int] = []
+    lane = walk.lane or b""
+    for _ in range(LANES):
+        row = tx.one(_FIRST_OF_LANE, lane=lane)
+        if row is None:
+            walk.lane = None
+            return firsts
+        lane, sequence = bytes(row[0]), row[1]
+        if sequence <= walk.passed:
+            firsts.append(sequence)
+    walk.lane = lane
+    return firsts
+
+
+def _claim(
+    tx: Transaction, terms: LeaseTerms, sequences: list[int], expired: list[int], now: float
+) -> Claimed:
+    if not sequences:
+        return Claimed(Due([], False, None), {})
+    token = new_token()
+    rows: dict[int, Any] = dict(
+        tx.all(
+            _CLAIM,
+            sequences=sequences,
+            expired=expired,
+            token=token,
+            owner=terms.owner,
+            seconds=terms.lease_seconds,
+            now=now,
+        )
+    )
+    records = by_sequence(tx, list(rows))
+    unbegun = frozenset(
+        record.key
+        for record in records
+        if rows[record.sequence] and not record.attempts and record.state is DeliveryState.RECEIVED
+    )
+    leases = {each.key: Lease(each.sequence, token + each.sequence) for each in records}
+    return Claimed(Due(records, False, None, unbegun), leases)
+
+
+def claim_suspects(tx: Transaction, terms: LeaseTerms, *, limit: int, now: float) -> Claimed:
+    """Claim deliveries that ran when a process ended, oldest arrival first."""
+    found = tx.all(
+        _SUSPECTS,
+        limit=limit,
+        owner=terms.owner,
+        seconds=terms.lease_seconds,
+        shared=terms.shared,
+        now=now,
+    )
+    return _claim(tx, terms, [sequence for (sequence,) in found], [], now)
+
+
+# -- renewing and giving up ----------------------------------------------------------------------
+
+# A handler whose effects are one transaction with the end of its event has locked the row, and no
+# one else takes it. To wait for such a row would hold up every commit of this process.
+_OURS = f"""
+SELECT work.sequence, work.lease_token FROM work
+WHERE lease_owner = :owner AND {UNFINISHED} FOR NO KEY UPDATE SKIP LOCKED
+"""
+
+_RENEW = "UPDATE work SET lease_until = clock() + :seconds WHERE sequence IN ints(:sequences)"
+
+# The run was never begun, or its end could not be recorded: the attempt does not count.
+_GIVE_UP = """
+UPDATE work SET attempts = attempts - CASE WHEN state = 'running' THEN 1 ELSE 0 END,
+    started_at = CASE WHEN state = 'running' THEN NULL ELSE started_at END,
+    state = CASE WHEN state = 'running' THEN 'received' ELSE state END,
+    lease_owner = NULL, lease_token = NULL, lease_until = NULL
+WHERE sequence IN ints(:sequences)
+"""
+
+_HELD_BY_OTHERS = f"""
+SELECT sequence FROM work
+WHERE sequence IN ints(:sequences) AND lease_owner <> :owner AND {UNFINISHED}
+"""
+
+_RELEASE = """
+UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL
+WHERE sequence IN ints(:sequences) AND lease_token IN ints(:tokens)
+    AND state IN ('received', 'retrying')
+RETURNING sequence
+"""
+
+
+def renew(
+    tx: Transaction,
+    terms: LeaseTerms,
+    tokens: Collection[int],
+    leases: Mapping[str, Lease],
+    *,
+    now: float,
+) -> Renewed:
+    """Extend the leases of this owner with the ``tokens``, and give up all others of it.
+
+    ``leases`` are those of runs, by key; one that another owner has is reported as lost.
+    """
+    ours = tx.all(_OURS, owner=terms.owner)
+    kept = [sequence for sequence, token in ours if token in tokens]
+    stray = [sequence for sequence, token in ours if token not in tokens]
+    if kept:
+        # Not a change that others have to look for.
+        tx.run(_RENEW, sequences=kept, seconds=terms.lease_seconds, now=now)
+    if stray:
+        tx.run(_GIVE_UP, sequences=stray)
+        tx.note_change()
+    found = {sequence for sequence, _ in ours}
+    missing = {lease.sequence: key for key, lease in leases.items() if lease.sequence not in found}
+    lost: list[str] = []
+    if missing:
+        rows = tx.all(_HELD_BY_OTHERS, sequences=list(missing), owner=terms.owner)
+        lost = [missing[sequence] for (sequence,) in rows]
+    return Renewed(frozenset(lost), given_up=len(stray))
+
+
+def release(tx: Transaction, leases: Sequence[Lease]) -> frozenset[int]:
+    """Give up those leases whose run was never started; return the sequences of these."""
+    sequences, tokens = [each.sequence for each in leases], [each.token for each in leases]
+    released = tx.all(_RELEASE, sequences=sequences, tokens=tokens)
+    if released:
+        tx.note_change()
+    return frozenset(sequence for (sequence,) in released)
+
+
+# -- taking over ---------------------------------------------------------------------------------
+
+_OF_OTHERS = f"""
+SELECT sequence, state FROM work
+WHERE {UNFINISHED} AND lease_owner IS NOT NULL AND lease_owner <> :owner
+    AND (NOT CAST(:shared AS boolean) OR ({_HAS_EXPIRED}) OR lease_owner = :dead
+        OR substr(lease_owner, 1, length(:dead) + 1) = :dead || '.')
+FOR UPDATE SKIP LOCKED
+"""
+
+_OF_OWNER = f"""
+SELECT sequence, state, process_ends FROM work
+WHERE {UNFINISHED} AND lease_owner = :owner FOR UPDATE
+"""
+
+# The first start of a delivery is not waited for, so its process may have ended in that run without
+# a trace. Whoever takes the lease of a process that is gone says so by a time of failure in 1970:
+# that delivery's next start is waited for and counted (docs/adr/0011).
+_FREE = """
+UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL,
+    failed_at = coalesce(failed_at, 0)
+WHERE sequence IN ints(:sequences)
+"""
+
+_LEAVE = """
+UPDATE work SET lease_owner = :heir, lease_token = NULL, lease_until = clock() + :seconds,
+    failed_at = coalesce(failed_at, 0)
+WHERE sequence IN ints(:sequences)
+"""
+
+# The end of the run is taken from the last renewal of its lease, the last sign of life.
+_RECORD_ENDS = """
+INSERT INTO attempt (sequence, number, started_at, finished_at, error)
+SELECT sequence, attempts, begun, CASE WHEN seen > begun THEN seen ELSE begun END, :error
+FROM (
+    SELECT work.sequence AS sequence, attempts, coalesce(started_at, received_at) AS begun,
+        coalesce(lease_until, 0) - :seconds AS seen
+    FROM work JOIN arrival ON arrival.sequence = work.sequence
+    WHERE work.sequence IN ints(:sequences)
+) AS ended_runs
+"""
+
+_CUT_SHORT = """
+UPDATE work SET state = 'received', queued = true, process_ends = process_ends + 1,
+    ran_alone = (ran_alone OR CAST(:sole AS boolean)), last_error = :error,
+    lease_owner = NULL, lease_token = NULL
+WHERE sequence IN ints(:sequences)
+"""
+
+
+def _cut_short(
+    tx: Transaction, terms: LeaseTerms, sequences: list[int], *, sole: bool, now: float
+) -> None:
+    """Put runs of other owners back to ``received``, because their processes have ended."""
+    if sequences:
+        tx.run(_RECORD_ENDS, sequences=sequences, error=PROCESS_ENDED, seconds=terms.lease_seconds)
+        tx.run(_CUT_SHORT, sequences=sequences, error=PROCESS_ENDED, sole=sole)
+
+
+def recover(tx: Transaction, terms: LeaseTerms, *, dead: str | None) -> int:
+    """Take away the leases of other owners; return how many.
+
+    In a shared store those that have expired, and those of ``dead`` and of its processes.
+    """
+    held = tx.all(
+        _OF_OTHERS,
+        owner=terms.owner,
+        shared=terms.shared,
+        dead=dead or "",
+        seconds=terms.lease_seconds,
+        now=0.0,
+    )
+    running = [sequence for sequence, state in held if state == "running"]
+    # If the dead process held nothing else, this run has ended it, and needs no quarantine to prove
+    # that (ADR 23).
+    _cut_short(tx, terms, running, sole=len(held) == 1, now=0.0)
+    if held:
+        tx.run(_FREE, sequences=[sequence for sequence, _ in held])
+        tx.note_change()
+    return len(held)
+
+
+def take_over(tx: Transaction, terms: LeaseTerms, owner: str, *, heir: str, now: float) -> int:
+    """Take away the leases of ``owner``; its runs are left to ``heir``. Return how many."""
+    held = tx.all(_OF_OWNER, owner=owner)
+    running = [sequence for sequence, state, _ in held if state == "running"]
+    _cut_short(tx, terms, running, sole=len(held) == 1, now=now)
+    # One that the dead owner was left itself, and has not tried yet, goes on to its heir.
+    suspects = [row[0] for row in held if row[1] == "running" or row[2]]
+    others = [row[0] for row in held if row[0] not in suspects]
+    if others:
+        tx.run(_FREE, sequences=others)
+    if suspects:
+        tx.run(_LEAVE, sequences=suspects, heir=heir, seconds=terms.lease_seconds, now=now)
+    if held:
+        tx.note_change()
+    return len(held)
+
+
+# A clock that was ahead when a retry was planned would make it wait for hours after it was set
+# right. By a clock at 0 every retry was decided in the future.
+_RESCHEDULE = """
+UPDATE work SET next_attempt_at = clock(), failed_at = clock()
+WHERE state = 'retrying' AND queued AND next_attempt_at > clock()
+    AND coalesce(failed_at, started_at) > CASE WHEN CAST(:all AS boolean) THEN 0
+        ELSE clock() + :slack END
+"""
+
+
+def reschedule(tx: Transaction, *, now: float) -> int:
+    """Make due the retries that were decided in the future; return their number."""
+    all_of_them = now == 0 and tx.dialect.server_clock
+    changed = tx.run(_RESCHEDULE, now=now, all=all_of_them, slack=CLOCK_SLACK_SECONDS)
+    if changed:
+        tx.note_change()
+    return changed
+
+
+# -- leases of single tasks ----------------------------------------------------------------------
+
+_LEAD = """
+INSERT INTO lease AS held (name, owner, term, until)
+VALUES (:name, :owner, 1, clock() + :seconds)
+ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until = excluded.until,
+    term = held.term + CASE WHEN held.owner = excluded.owner THEN 0 ELSE 1 END
+WHERE held.owner = excluded.owner OR held.until <= clock()
+RETURNING term
+"""
+
+# Locked until the commit, so that no other owner begins a term in between.
+_TERM = "SELECT owner, term FROM lease WHERE name = :name FOR UPDATE"
+
+#: The lease of the host that leads the others, and of the one that upgrades from a single tenant.
+LEADER = "storage.leader"
+UPGRADER = "upgrade.lease"
+
+
+def lead(
+    tx: Transaction, owner: str, *, seconds: float, now: float, name: str = LEADER
+) -> int | None:
+    """Take or renew a lease of the whole store; return its term, None while another holds it."""
+    row = tx.one(_LEAD, name=name, owner=owner, seconds=float(seconds), now=now)
+    return None if row is None else int(row[0])
+
+
+def require_term(tx: Transaction, owner: str, term: int, *, name: str = LEADER) -> None:
+    """Raise TermEndedError unless ``owner`` still holds that lease in this term."""
+    if tx.one(_TERM, name=name) != (owner, term):
+        did = "led the others" if name == LEADER else "ran the upgrade"
+        raise TermEndedError(
+            f"this host {did} in term {term}, which is over: another one may go on"
+        )
+
+
+#: Refuses the transaction that it runs in, or does nothing.
+Fence = Callable[[Transaction], None]

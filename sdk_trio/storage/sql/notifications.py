@@ -1,0 +1,486 @@
+"""Messages to site managers.
+
+Functions of a transaction; :class:`SqlNotifications` runs the reading ones on a reader and hands
+the others to the group commit. :class:`NotificationStore` says what each means. Only a ``retrying``
+row has ``next_attempt_at``.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ...records.notifications import (
+    CUT_OFF,
+    POSITION,
+    SILENT,
+    SWITCHED_OFF,
+    DueNotifications,
+    Enlisted,
+    Lookout,
+    NotificationId,
+    NotificationRecord,
+    NotificationState,
+    Recovered,
+    SendResult,
+    too_old,
+)
+from ..admission import LeaseTerms
+from ..commit import GroupCommit
+from ..readers import ReaderPool
+from .deliveries import write_checkpoint
+from .dialect import Insert, Transaction
+from .schema import NOTIFICATION_OPEN
+from .tenants import TRANSITION_COLUMNS, transition_of
+
+#: Messages that one transaction of the retention removes.
+PURGE_CHUNK = 500
+
+_COLUMNS = (
+    "state",
+    "repeatable",
+    "attempts",
+    "created_at",
+    "next_attempt_at",
+    "started_at",
+    "finished_at",
+    "provider_id",
+    "reason",
+)
+
+_SELECT = f"""
+SELECT notification.sequence, channel, {", ".join(f"notification.{name}" for name in _COLUMNS)},
+    {", ".join(f"outbox.{name}" for name in TRANSITION_COLUMNS)}
+FROM notification JOIN outbox ON outbox.sequence = notification.sequence
+"""
+
+_ONE = "sequence = :sequence AND channel = :channel"
+
+_IS_DUE = """
+(lease_owner IS NULL AND (state = 'pending'
+    OR (state = 'retrying' AND next_attempt_at <= clock()))
+OR lease_owner IS NOT NULL AND lease_until <= clock())
+"""
+
+_HAS_DUE = f"""
+SELECT EXISTS (SELECT 1 FROM notification
+    WHERE {NOTIFICATION_OPEN} AND channel = :channel AND {_IS_DUE})
+"""
+
+
+def position(tx: Transaction, *, lock: bool = False) -> int | None:
+    """Return the sequence of the last enlisted transition; None: not set, or switched off."""
+    query = "SELECT value FROM checkpoint WHERE name = :name"
+    row = tx.one(f"{query} FOR UPDATE" if lock else query, name=POSITION)
+    return None if row is None or row[0] == SILENT else int(row[0])
+
+
+def _newest(tx: Transaction) -> int:
+    (newest,) = tx.one("SELECT max(sequence) FROM outbox") or (None,)
+    return newest or 0
+
+
+def look(tx: Transaction, channels: Sequence[str], now: float) -> Lookout:
+    """Return whether there are new transitions, and the channels with due messages."""
+    reached = position(tx)
+    due = [channel for channel in channels if tx.all(_HAS_DUE, channel=channel, now=now)[0][0]]
+    return Lookout(reached is None or _newest(tx) > reached, frozenset(due))
+
+
+def get(tx: Transaction, id: NotificationId) -> NotificationRecord | None:
+    """Return one message with its transition."""
+    row = tx.one(f"{_SELECT} WHERE notification.{_ONE}", **_key(id))
+    return None if row is None else _record_of(row)
+
+
+def find(
+    tx: Transaction,
+    *,
+    state: NotificationState | None,
+    channel: str | None,
+    tenant_id: str | None,
+    before: NotificationId | None,
+    limit: int,
+) -> Sequence[NotificationRecord]:
+    """List messages, the newest transition first."""
+    conditions = {
+        "state = :state": state,
+        "channel = :channel": channel,
+        "tenant_id = :tenant_id": tenant_id,
+        "(notification.sequence, channel) < (:sequence, :last)": before,
+    }
+    chosen = [text for text, wanted in conditions.items() if wanted is not None]
+    where = f"WHERE {' AND '.join(chosen)}" if chosen else ""
+    rows = tx.all(
+        f"{_SELECT} {where} ORDER BY notification.sequence DESC, channel DESC LIMIT :limit",
+        state=state,
+        channel=channel,
+        tenant_id=tenant_id,
+        sequence=before and before.sequence,
+        last=before and before.channel,
+        limit=limit,
+    )
+    return [_record_of(row) for row in rows]
+
+
+def counts(tx: Transaction) -> dict[NotificationState, int]:
+    """Return how many messages are in each state."""
+    found = dict.fromkeys(NotificationState, 0)
+    for state, number in tx.all("SELECT state, count(*) FROM notification GROUP BY state"):
+        found[NotificationState(state)] = number
+    return found
+
+
+def _record_of(row: tuple[Any, ...]) -> NotificationRecord:
+    end = 2 + len(_COLUMNS)
+    values = dict(zip(_COLUMNS, row[2:end], strict=True))
+    values["state"] = NotificationState(values["state"])
+    values["repeatable"] = bool(values["repeatable"])
+    return NotificationRecord(
+        id=NotificationId(row[0], row[1]), outbox=transition_of(row[end:]), **values
+    )
+
+
+# -- new messages ------------------------------------------------------------------------------
+
+_NEXT_TRANSITIONS = """
+SELECT sequence, occurred_at FROM outbox WHERE sequence > :after ORDER BY sequence LIMIT :limit
+"""
+
+_ADD = Insert(
+    "notification",
+    {
+        "sequence": "bigint",
+        "channel": "text",
+        "state": "text",
+        "repeatable": "boolean",
+        "attempts": "integer",
+        "created_at": "float8",
+        "finished_at": "float8",
+        "reason": "text",
+    },
+    "ON CONFLICT (sequence, channel) DO NOTHING",
+)
+
+_SKIP_OTHERS = f"""
+UPDATE notification SET state = 'skipped', reason = :reason, finished_at = :now,
+    next_attempt_at = NULL
+WHERE {NOTIFICATION_OPEN} AND state IN ('pending', 'retrying') AND lease_owner IS NULL
+    AND NOT (channel IN texts(:channels))
+"""
+
+
+def enlist(
+    tx: Transaction, channels: Mapping[str, bool], now: float, oldest: float, limit: int
+) -> Enlisted:
+    """Give the next transitions their messages, and skip messages that wait on other channels."""
+    skipped = tx.run(_SKIP_OTHERS, reason=SWITCHED_OFF, now=now, channels=list(channels))
+    # Locked, so that of two processes one enlists a transition, and the position only grows.
+    reached = position(tx, lock=True)
+    # First run: start at the newest transition; older ones are not announced (ADR 13).
+    if reached is None:
+        write_checkpoint(tx, POSITION, str(_newest(tx)))
+        return Enlisted(0, skipped, more=False)
+    transitions = tx.all(_NEXT_TRANSITIONS, after=reached, limit=limit)
+    rows: list[tuple[Any, ...]] = []
+    pending = 0
+    for sequence, occurred_at in transitions:
+        reached = sequence
+        is_recent = occurred_at >= oldest
+        state, end = ("pending", None) if is_recent else ("skipped", now)
+        reason = None if is_recent else too_old(now - occurred_at)
+        for channel, repeatable in channels.items():
+            rows.append((sequence, channel, state, repeatable, 0, now, end, reason))
+            pending += is_recent
+            skipped += not is_recent
+    if rows:
+        tx.insert(_ADD, rows)
+    if transitions:
+        write_checkpoint(tx, POSITION, str(reached))
+        tx.note_change()
+    return Enlisted(pending, skipped, more=len(transitions) == limit)
+
+
+def switch_off(tx: Transaction) -> None:
+    """Replace the position by the mark that notifications are off."""
+    write_checkpoint(tx, POSITION, SILENT)
+
+
+# -- leases ------------------------------------------------------------------------------------
+
+_TAKE = f"""
+SELECT sequence FROM notification
+WHERE {NOTIFICATION_OPEN} AND channel = :channel AND lease_owner IS NULL
+    AND (state = 'pending' OR (state = 'retrying' AND next_attempt_at <= clock()))
+ORDER BY sequence LIMIT :limit FOR UPDATE SKIP LOCKED
+"""
+
+_NEXT_DUE = f"""
+SELECT min(local(next_attempt_at)) FROM notification
+WHERE {NOTIFICATION_OPEN} AND channel = :channel AND state = 'retrying'
+    AND lease_owner IS NULL AND next_attempt_at > clock()
+"""
+
+_EXPIRED = "lease_owner IS NOT NULL AND lease_owner <> :owner AND lease_until <= clock()"
+
+_FOREIGN = """
+lease_owner IS NOT NULL AND lease_owner <> :owner
+    AND (NOT CAST(:shared AS boolean) OR lease_until <= clock())
+"""
+
+# A message that was being sent may have arrived. It is sent again only where its receiver can tell
+# a repetition; else people decide.
+_FREE = f"""
+UPDATE notification SET lease_owner = NULL, lease_until = NULL, next_attempt_at = NULL,
+    state = CASE WHEN state = 'sending' AND NOT repeatable THEN 'unknown' ELSE 'pending' END,
+    finished_at = CASE WHEN state = 'sending' AND NOT repeatable THEN CAST(:now AS float8) END,
+    reason = CASE WHEN state = 'sending' AND NOT repeatable THEN :reason ELSE reason END
+WHERE (sequence, channel) IN (
+    SELECT sequence, channel FROM notification WHERE {NOTIFICATION_OPEN} AND {{which}}
+    FOR UPDATE SKIP LOCKED)
+RETURNING sequence, channel, state
+"""
+
+_LEASE = f"""
+UPDATE notification SET lease_owner = :owner, lease_until = clock() + :seconds,
+    next_attempt_at = NULL
+WHERE {_ONE}
+"""
+
+_RELEASE = f"""
+UPDATE notification SET lease_owner = NULL, lease_until = NULL, state = 'pending'
+WHERE {NOTIFICATION_OPEN} AND state IN ('pending', 'retrying') AND lease_owner = :owner
+"""
+
+# A message is named by its sequence and its channel.
+_IS_HELD = "CAST(sequence AS text) || ' ' || channel IN texts(:held)"
+
+_RENEW = f"""
+UPDATE notification SET lease_until = clock() + :seconds
+WHERE {NOTIFICATION_OPEN} AND lease_owner = :owner AND {_IS_HELD}
+"""
+
+
+def take_due(
+    tx: Transaction, terms: LeaseTerms, channel: str, limit: int, now: float
+) -> DueNotifications:
+    """Lease due messages of one channel, oldest transition first."""
+    values: dict[str, Any] = {"channel": channel, "owner": terms.owner, "now": now}
+    lost = _free(tx, f"channel = :channel AND {_EXPIRED}", **values).lost
+    found = [sequence for (sequence,) in tx.all(_TAKE, **values, limit=limit + 1)]
+    records = []
+    for sequence in found[:limit]:
+        tx.run(_LEASE, **values, sequence=sequence, seconds=terms.lease_seconds)
+        records.append(_record(tx, NotificationId(sequence, channel)))
+    (next_due_at,) = tx.one(_NEXT_DUE, **values) or (None,)
+    return DueNotifications(records, lost, len(found) > limit, next_due_at)
+
+
+def _free(tx: Transaction, which: str, **values: Any) -> Recovered:
+    rows = tx.all(_FREE.format(which=which), **values, reason=CUT_OFF)
+    lost = [
+        _record(tx, NotificationId(sequence, channel))
+        for sequence, channel, state in sorted(rows)
+        if state == "unknown"
+    ]
+    if rows:
+        tx.note_change()
+    return Recovered(len(rows) - len(lost), lost)
+
+
+def _record(tx: Transaction, id: NotificationId) -> NotificationRecord:
+    record = get(tx, id)
+    if record is None:
+        raise AssertionError("a message is removed together with its transition")
+    return record
+
+
+def release(tx: Transaction, terms: LeaseTerms) -> None:
+    """Give up leases of ours whose sending has not begun."""
+    if tx.run(_RELEASE, owner=terms.owner):
+        tx.note_change()
+
+
+def recover(tx: Transaction, terms: LeaseTerms, now: float) -> Recovered:
+    """Take away the leases of other owners, in a shared store the expired ones."""
+    return _free(tx, _FOREIGN, owner=terms.owner, shared=terms.shared, now=now)
+
+
+_NOT_HELD = f"lease_owner = :owner AND NOT ({_IS_HELD})"
+
+
+def renew(
+    tx: Transaction, terms: LeaseTerms, held: Collection[NotificationId], now: float
+) -> Recovered:
+    """Extend the leases of ours that are ``held``, and give up all others."""
+    names = [f"{id.sequence} {id.channel}" for id in held]
+    tx.run(_RENEW, owner=terms.owner, held=names, seconds=terms.lease_seconds, now=now)
+    return _free(tx, _NOT_HELD, owner=terms.owner, held=names, now=now)
+
+
+# -- attempts ----------------------------------------------------------------------------------
+
+_START = f"""
+UPDATE notification SET state = 'sending', attempts = attempts + 1, started_at = :now,
+    lease_until = clock() + :seconds, next_attempt_at = NULL
+WHERE {_ONE} AND lease_owner = :owner AND state IN ('pending', 'retrying')
+"""
+
+_FINISH = f"""
+UPDATE notification SET state = :state, reason = :reason, provider_id = :provider_id,
+    next_attempt_at = due(:next_attempt_at), finished_at = :finished_at,
+    lease_owner = NULL, lease_until = NULL
+WHERE {_ONE} AND lease_owner = :owner AND {NOTIFICATION_OPEN}
+"""
+
+# The attempt was claimed and sent nothing, so it does not count.
+_UNDO = f"""
+UPDATE notification SET attempts = attempts - CASE WHEN state = 'sending' THEN 1 ELSE 0 END,
+    state = 'pending', next_attempt_at = NULL, lease_owner = NULL, lease_until = NULL
+WHERE {_ONE} AND lease_owner = :owner AND {NOTIFICATION_OPEN}
+"""
+
+_RETRY = f"""
+UPDATE notification SET state = 'pending', attempts = 0, started_at = NULL, finished_at = NULL,
+    provider_id = NULL, reason = NULL
+WHERE {_ONE} AND state IN ('failed', 'skipped', 'unknown')
+"""
+
+_PURGE = """
+DELETE FROM notification WHERE (sequence, channel) IN (
+    SELECT sequence, channel FROM notification
+    WHERE finished_at IS NOT NULL AND finished_at < :before ORDER BY finished_at LIMIT :limit)
+"""
+
+
+def _key(id: NotificationId) -> dict[str, object]:
+    return {"sequence": id.sequence, "channel": id.channel}
+
+
+def start(tx: Transaction, terms: LeaseTerms, id: NotificationId, now: float) -> bool:
+    """Mark a message of ours as being sent."""
+    values = {"owner": terms.owner, "seconds": terms.lease_seconds, "now": now}
+    return tx.run(_START, **values, **_key(id)) == 1
+
+
+def finish(
+    tx: Transaction, terms: LeaseTerms, id: NotificationId, ending: SendResult, now: float
+) -> bool:
+    """Record the end of an attempt."""
+    tx.note_change()
+    if ending.state is NotificationState.PENDING:
+        return tx.run(_UNDO, owner=terms.owner, **_key(id)) == 1
+    changed = tx.run(
+        _FINISH,
+        owner=terms.owner,
+        now=now,
+        state=ending.state,
+        reason=ending.reason,
+        provider_id=ending.provider_id,
+        next_attempt_at=ending.next_attempt_at,
+        finished_at=None if ending.state is NotificationState.RETRYING else now,
+        **_key(id),
+    )
+    return changed == 1
+
+
+def retry(tx: Transaction, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
+    """Put messages back that were not sent."""
+    tx.note_change()
+    return [id for id in ids if tx.run(_RETRY, **_key(id))]
+
+
+def purge(tx: Transaction, before: float, limit: int) -> int:
+    """Remove up to ``limit`` messages that were finished before that time."""
+    return tx.run(_PURGE, before=before, limit=limit)
+
+
+class SqlNotifications:
+    """:class:`NotificationStore` in a SQL store; cancellation is as in the inbox."""
+
+    def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
+        self._terms = terms
+        self._commits = commits
+        self._readers = readers
+
+    async def enlist(
+        self, channels: Mapping[str, bool], *, now: float, oldest: float, limit: int = 500
+    ) -> Enlisted:
+        """See :meth:`NotificationStore.enlist`."""
+        chosen = dict(channels)
+        return await self._commits.submit(lambda tx: enlist(tx, chosen, now, oldest, limit))
+
+    async def switch_off(self) -> None:
+        """See :meth:`NotificationStore.switch_off`."""
+        await self._commits.submit(switch_off)
+
+    async def look(self, channels: Mapping[str, bool], *, now: float) -> Lookout:
+        """See :meth:`NotificationStore.look`."""
+        chosen = tuple(channels)
+        return await self._readers.run(lambda tx: look(tx, chosen, now))
+
+    async def take_due(self, channel: str, *, limit: int, now: float) -> DueNotifications:
+        """See :meth:`NotificationStore.take_due`."""
+        terms = self._terms
+        return await self._commits.submit(lambda tx: take_due(tx, terms, channel, limit, now))
+
+    async def start(self, id: NotificationId, *, now: float) -> bool:
+        """See :meth:`NotificationStore.start`."""
+        terms = self._terms
+        return await self._commits.submit(lambda tx: start(tx, terms, id, now))
+
+    async def finish(self, id: NotificationId, ending: SendResult, *, now: float) -> bool:
+        """See :meth:`NotificationStore.finish`."""
+        terms = self._terms
+        return await self._commits.submit(lambda tx: finish(tx, terms, id, ending, now))
+
+    async def release(self) -> None:
+        """See :meth:`NotificationStore.release`."""
+        terms = self._terms
+        await self._commits.submit(lambda tx: release(tx, terms))
+
+    async def recover(self, *, now: float) -> Recovered:
+        """See :meth:`NotificationStore.recover`; in a shared store expired leases are taken."""
+        terms = self._terms
+        return await self._commits.submit(lambda tx: recover(tx, terms, now))
+
+    async def renew(self, ids: Collection[NotificationId], *, now: float) -> Recovered:
+        """See :meth:`NotificationStore.renew`."""
+        terms, held = self._terms, tuple(ids)
+        return await self._commits.submit(lambda tx: renew(tx, terms, held, now))
+
+    async def retry(self, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
+        """See :meth:`NotificationStore.retry`."""
+        chosen = tuple(ids)
+        return await self._commits.submit(lambda tx: retry(tx, chosen))
+
+    async def get(self, id: NotificationId) -> NotificationRecord | None:
+        """See :meth:`NotificationStore.get`."""
+        return await self._readers.run(lambda tx: get(tx, id))
+
+    async def find(
+        self,
+        *,
+        state: NotificationState | None = None,
+        channel: str | None = None,
+        tenant_id: str | None = None,
+        before: NotificationId | None = None,
+        limit: int = 50,
+    ) -> Sequence[NotificationRecord]:
+        """See :meth:`NotificationStore.find`."""
+        return await self._readers.run(
+            lambda tx: find(
+                tx, state=state, channel=channel, tenant_id=tenant_id, before=before, limit=limit
+            )
+        )
+
+    async def counts(self) -> dict[NotificationState, int]:
+        """See :meth:`NotificationStore.counts`."""
+        return await self._readers.run(counts)
+
+    async def purge(self, *, before: float) -> int:
+        """See :meth:`NotificationStore.purge`. Cancelled, it stops between transactions."""
+        removed = 0
+        while True:
+            chunk = await self._commits.submit(lambda tx: purge(tx, before, PURGE_CHUNK))
+            removed += chunk
+            if chunk < PURGE_CHUNK:
+                return removed

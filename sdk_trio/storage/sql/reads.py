@@ -1,0 +1,481 @@
+"""Queries of the inbox: functions of a transaction that only reads."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...base import clock
+from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
+from . import arrivals
+from .arrivals import INDEXED, INDEXED_CHARACTERS, SEGMENT_BITS
+from .dialect import Row, Transaction
+from .schema import OWN_TABLES, UNFINISHED
+
+# The columns of a record, with the body or without.
+_RECORD = """
+arrival.sequence, arrival.delivery_key, arrival.signer, arrival.type,
+    coalesce(work.state, 'done'), coalesce(work.queued, ended.queued),
+    coalesce(work.attempts, ended.attempts), arrival.received_at, arrival.signed_at,
+    arrival.subject, arrival.ordered, work.next_attempt_at,
+    coalesce(work.started_at, ended.started_at), coalesce(work.finished_at, ended.finished_at),
+    coalesce(work.last_error, ended.last_error), {raw}, arrival.tenant_id,
+    coalesce(work.process_ends, ended.process_ends), coalesce(work.ran_alone, ended.ran_alone),
+    coalesce(work.earlier_attempts, ended.earlier_attempts),
+    coalesce(work.generation, ended.generation)
+"""
+
+_STATE = """
+LEFT JOIN work ON work.sequence = arrival.sequence
+LEFT JOIN ended ON ended.sequence = arrival.sequence
+"""
+
+_WHOLE = f"SELECT {_RECORD.format(raw='arrival.raw')} FROM arrival {_STATE}"
+
+_BY_SEQUENCE = f"{_WHOLE} WHERE arrival.sequence IN ints(:sequences) ORDER BY arrival.sequence"
+
+
+def _record_of(row: Row) -> DeliveryRecord:
+    sequence, key, signer, type_, state, queued, attempts, *middle = row
+    received_at, signed_at, subject, ordered, *rest = middle
+    *rest, generation = rest
+    head: list[Any] = [sequence, key[: -len(signer) - 1] if signer else key, type_]
+    state_now: list[Any] = [DeliveryState(state), bool(queued), attempts]
+    arrived: list[Any] = [received_at, signed_at, subject, bool(ordered)]
+    return DeliveryRecord(*head, *state_now, *arrived, *rest, signer, generation)
+
+
+def by_sequence(tx: Transaction, sequences: Iterable[int]) -> list[DeliveryRecord]:
+    """Return the deliveries with these numbers with their bodies, oldest first."""
+    return [_record_of(row) for row in tx.all(_BY_SEQUENCE, sequences=list(sequences))]
+
+
+def get(tx: Transaction, key: str) -> DeliveryRecord | None:
+    """Return one delivery with its body, or None."""
+    return next(iter(by_sequence(tx, arrivals.find(tx, (key,)).values())), None)
+
+
+def find_by_id(tx: Transaction, webhook_id: str, limit: int) -> Sequence[DeliveryRecord]:
+    """Return the deliveries of one id, whoever signed them, the host's first."""
+    records = by_sequence(tx, arrivals.of_id(tx, webhook_id))
+    return sorted(records, key=lambda record: record.key)[:limit]
+
+
+def known(tx: Transaction, keys: Sequence[str]) -> frozenset[str]:
+    """Return those of ``keys`` that have a record."""
+    return frozenset(arrivals.find(tx, keys))
+
+
+_ATTEMPTS = """
+SELECT number, started_at, finished_at, error, place, traceback
+FROM attempt WHERE sequence = :sequence ORDER BY id
+"""
+
+_EVIDENCE = """
+SELECT received_at, address, raw, tenant_id FROM evidence WHERE sequence = :sequence ORDER BY id
+"""
+
+
+def attempts(tx: Transaction, key: str) -> Sequence[AttemptRecord]:
+    """Return the failed runs of one delivery, oldest first."""
+    rows = tx.all(_ATTEMPTS, sequence=arrivals.find_one(tx, key))
+    return [AttemptRecord(*row) for row in rows]
+
+
+def evidence(tx: Transaction, key: str) -> Sequence[EvidenceRecord]:
+    """Return the other bodies that came under a key, oldest first."""
+    rows = tx.all(_EVIDENCE, sequence=arrivals.find_one(tx, key))
+    return [EvidenceRecord(*row) for row in rows]
+
+
+def read_checkpoint(tx: Transaction, name: str) -> str | None:
+    """Return the value under ``name``, or None."""
+    row = tx.one("SELECT value FROM checkpoint WHERE name = :name", name=name)
+    return None if row is None else str(row[0])
+
+
+# -- listing -------------------------------------------------------------------------------------
+
+#: The most by which the clocks of two hosts are expected to differ, in seconds: a listing by time
+#: looks at the sequences between two arrivals that lie further outside than this.
+_SKEW_SECONDS = 3600.0
+
+# Beside the conditions themselves, those that PostgreSQL's indexes answer.
+_CONDITIONS = {
+    "type": "arrival.type = :type",
+    "subject": "arrival.subject = :subject",
+    "tenant": "arrival.tenant_id = :tenant",
+    "since": "arrival.received_at >= :since",
+    "until": "arrival.received_at < :until",
+    "after": "arrival.sequence > :after",
+    "before": "arrival.sequence < :before",
+}
+_INDEXED_CONDITIONS = {
+    name: f"left(arrival.{name}, {INDEXED_CHARACTERS}) = left(:{name}, {INDEXED_CHARACTERS})"
+    for name in ("type", "subject")
+}
+
+_IN_WORK = "arrival.sequence IN (SELECT sequence FROM work WHERE state = :state)"
+_IN_KEPT = (
+    "arrival.sequence IN (SELECT sequence FROM work "
+    "WHERE state IN ('dead', 'parked') AND state = :state)"
+)
+_IN_ENDED = "ended.sequence IS NOT NULL"
+
+_KEPT = (DeliveryState.DEAD, DeliveryState.PARKED)
+
+# The letter of each condition's term in `lookup`, the most selective first.
+_LETTERS = {"subject": "s", "tenant": "n", "type": "t"}
+
+_LISTED = f"SELECT {_RECORD.format(raw='NULL')} FROM {{source}} {_STATE} WHERE {{conditions}}"
+
+# In the order of two primary keys: nothing is sorted, and no more is read than is wanted.
+_BY_TERM = """
+segment CROSS JOIN lookup ON lookup.segment = segment.number AND lookup.term = :term
+CROSS JOIN arrival ON arrival.sequence = lookup.sequence
+"""
+
+
+def find(
+    tx: Transaction,
+    *,
+    type: str | None = None,
+    state: DeliveryState | None = None,
+    since: float | None = None,
+    until: float | None = None,
+    after_sequence: int | None = None,
+    before_sequence: int | None = None,
+    subject: str | None = None,
+    tenant_id: str | None = None,
+    oldest_first: bool | None = None,
+    limit: int = 50,
+) -> list[DeliveryRecord]:
+    """List deliveries without bodies; see :meth:`Inbox.find`."""
+    if oldest_first is None:
+        oldest_first = after_sequence is not None
+    first, last = _sequences_between(tx, since, until)
+    if after_sequence is not None:
+        first = max(first, after_sequence)
+    if before_sequence is not None:
+        last = min(last, before_sequence)
+    given: dict[str, Any] = {
+        "type": type,
+        "subject": subject,
+        "tenant": tenant_id,
+        "since": since,
+        "until": until,
+        "after": first,
+        "before": last,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    conditions = [_CONDITIONS[name] for name in given]
+    if state is DeliveryState.DONE:
+        conditions.append(_IN_ENDED)
+    elif state is not None:
+        conditions.append(_IN_KEPT if state in _KEPT else _IN_WORK)
+        given["state"] = state.value
+    order = "ASC" if oldest_first else "DESC"
+    letter = next((name for name in _LETTERS if name in given), None)
+    if tx.dialect.is_sqlite and letter is not None and (state in (None, DeliveryState.DONE)):
+        return _find_by_term(tx, letter, conditions, given, order=order, limit=limit)
+    if not tx.dialect.is_sqlite:
+        conditions += [text for name, text in _INDEXED_CONDITIONS.items() if name in given]
+    statement = _LISTED.format(source="arrival", conditions=" AND ".join(conditions))
+    rows = tx.all(
+        f"{statement} ORDER BY arrival.sequence {order} LIMIT :limit", **given, limit=limit
+    )
+    return [_record_of(row) for row in rows]
+
+
+def _find_by_term(
+    tx: Transaction,
+    name: str,
+    conditions: Sequence[str],
+    given: Mapping[str, Any],
+    *,
+    order: str,
+    limit: int,
+) -> list[DeliveryRecord]:
+    """List those of one value by ``lookup``, and search the newest, which are not indexed."""
+    values = {**given, "term": _LETTERS[name] + given[name][:INDEXED_CHARACTERS]}
+    if name == "tenant":
+        values["term"] = _LETTERS[name] + given[name]
+    segments = [
+        *conditions,
+        f"segment.number >= :after >> {SEGMENT_BITS}",
+        f"segment.number <= :before >> {SEGMENT_BITS}",
+    ]
+    indexed = (
+        _LISTED.format(source=_BY_TERM, conditions=" AND ".join(segments))
+        + f" ORDER BY segment.number {order}, lookup.sequence {order} LIMIT :limit"
+    )
+    newest = (
+        _LISTED.format(
+            source="arrival",
+            conditions=" AND ".join([*conditions, f"arrival.sequence > {INDEXED}"]),
+        )
+        + f" ORDER BY arrival.sequence {order} LIMIT :limit"
+    )
+    rows: list[Any] = []
+    for statement in (indexed, newest) if order == "ASC" else (newest, indexed):
+        rows += tx.all(statement, **values, limit=limit - len(rows))
+        if len(rows) >= limit:
+            break
+    return [_record_of(row) for row in rows]
+
+
+_FIRST_SEGMENT = "SELECT min(number) FROM segment WHERE last_at >= :since"
+_LAST_SEGMENT = "SELECT max(number) FROM segment WHERE first_at < :until"
+_LAST_INDEXED = f"SELECT {INDEXED}"
+
+_LAST_BEFORE = """
+SELECT sequence FROM arrival WHERE received_at < :at ORDER BY received_at DESC LIMIT 1
+"""
+_FIRST_AFTER = """
+SELECT sequence FROM arrival WHERE received_at > :at ORDER BY received_at LIMIT 1
+"""
+
+_HIGHEST = 2**62
+
+
+def _sequences_between(
+    tx: Transaction, since: float | None, until: float | None
+) -> tuple[int, int]:
+    """Return two sequences between which, both excluded, all arrivals of a time lie."""
+    first, last = 0, _HIGHEST
+    if tx.dialect.is_sqlite:
+        if since is not None:
+            ((segment,),) = tx.all(_FIRST_SEGMENT, since=since)
+            ((indexed,),) = tx.all(_LAST_INDEXED)
+            first = indexed if segment is None else (segment << SEGMENT_BITS) - 1
+        return first, last
+    if since is not None and (row := tx.one(_LAST_BEFORE, at=since - _SKEW_SECONDS)):
+        first = row[0]
+    if until is not None and (row := tx.one(_FIRST_AFTER, at=until + _SKEW_SECONDS)):
+        last = row[0]
+    return first, last
+
+
+# -- counts --------------------------------------------------------------------------------------
+
+_COUNTS = "SELECT state, count(*) FROM work GROUP BY state"
+
+_DONE = "SELECT CAST(coalesce(sum(done), 0) AS bigint) FROM node"
+
+# Sequences have no gaps but the removed ones.
+_ALL_ON_SQLITE = """
+SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
+    (SELECT number FROM tally WHERE name = 'last'))
+    - (SELECT number FROM tally WHERE name = 'removed')
+"""
+
+
+def counts(tx: Transaction) -> dict[DeliveryState, int]:
+    """Return how many deliveries are in each state."""
+    found = dict.fromkeys(DeliveryState, 0)
+    for state, number in tx.all(_COUNTS):
+        found[DeliveryState(state)] = int(number)
+    ((number,),) = tx.all(_ALL_ON_SQLITE if tx.dialect.is_sqlite else _DONE)
+    found[DeliveryState.DONE] = number - sum(found.values()) if tx.dialect.is_sqlite else number
+    return found
+
+
+# Two steps, each of which an index answers.
+_OLDEST_WAITING = """
+SELECT min(received_at) FROM arrival WHERE sequence IN (
+    (SELECT min(sequence) FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL),
+    (SELECT min(sequence) FROM work
+        WHERE queued AND state IN ('received', 'running') AND lease_owner IS NOT NULL))
+"""
+
+
+def oldest_waiting(tx: Transaction) -> float | None:
+    """Return the arrival time of the oldest queued delivery that waits or runs, or None."""
+    row = tx.one(_OLDEST_WAITING)
+    return None if row is None or row[0] is None else float(row[0])
+
+
+_EXPIRED_LEASES = f"""
+SELECT count(*) FROM work
+WHERE lease_owner IS NOT NULL AND queued AND {UNFINISHED} AND lease_until <= due(:before)
+"""
+
+
+def expired_leases(tx: Transaction, *, before: float) -> int:
+    """Return how many leases expired before that time of the caller's clock."""
+    row = tx.one(_EXPIRED_LEASES, before=before, now=clock.wall())
+    return 0 if row is None else int(row[0])
+
+
+def clock_offset(tx: Transaction) -> float:
+    """Return the seconds by which this host's clock is ahead of the server's.
+
+    What may be the answer's way is not counted as an offset.
+    """
+    asked = clock.wall()
+    row = tx.one("SELECT CAST(extract(epoch FROM clock_timestamp()) AS float8)")
+    answered = clock.wall()
+    server = asked if row is None else float(row[0])
+    return max(0.0, asked - server) + min(0.0, answered - server)
+
+
+_CHANGES = f"""
+SELECT CAST(coalesce(sum(changes), 0) AS bigint), count(*),
+    CAST(:shared AS boolean) AND EXISTS (SELECT 1 FROM work WHERE lease_owner IS NOT NULL
+        AND lease_owner <> :owner AND queued AND {UNFINISHED} AND lease_until <= clock())
+FROM node WHERE id <> :node
+"""
+
+
+def changes_of_others(
+    tx: Transaction, *, node: str, owner: str, shared: bool
+) -> tuple[tuple[int, int], bool]:
+    """Return numbers of which one changes with every transaction of another node.
+
+    The second result says whether a lease of another owner has expired, if the store is shared: a
+    process that ended writes nothing that would tell of it.
+    """
+    row = tx.one(_CHANGES, node=node, owner=owner, shared=shared, now=clock.wall())
+    changes, nodes, expired = row or (0, 0, False)
+    return (changes, nodes), bool(expired)
+
+
+# -- retention and tenants -----------------------------------------------------------------------
+
+# Rows are in order of arrival, and nothing is done before it has arrived.
+_OLD_DONE = """
+SELECT ended.sequence FROM arrival CROSS JOIN ended ON ended.sequence = arrival.sequence
+WHERE arrival.sequence > :after AND arrival.sequence < :last AND finished_at < :before {which}
+ORDER BY arrival.sequence LIMIT :limit
+"""
+
+_OLD_PARKED = """
+SELECT work.sequence FROM work JOIN arrival ON arrival.sequence = work.sequence
+WHERE work.state IN ('dead', 'parked') AND work.state = 'parked' AND work.sequence > :after
+    AND received_at < :before
+ORDER BY work.sequence LIMIT :limit
+"""
+
+
+def find_old(
+    tx: Transaction,
+    state: DeliveryState,
+    before: float,
+    *,
+    with_body: bool = False,
+    after: int,
+    limit: int,
+) -> list[int]:
+    """Return sequences above ``after``: done before that time, or parked and arrived before."""
+    if state is DeliveryState.PARKED:
+        rows = tx.all(_OLD_PARKED, before=before, after=after, limit=limit)
+    else:
+        which = "AND arrival.raw IS NOT NULL" if with_body else ""
+        rows = tx.all(
+            _OLD_DONE.format(which=which),
+            before=before,
+            after=after,
+            last=_first_arrival_after(tx, before),
+            limit=limit,
+        )
+    return [sequence for (sequence,) in rows]
+
+
+def _first_arrival_after(tx: Transaction, at: float) -> int:
+    if tx.dialect.is_sqlite:
+        ((segment,),) = tx.all(_LAST_SEGMENT, until=at)
+        ((last,),) = tx.all("SELECT max(number) FROM segment")
+        # The newest arrivals, and those of a segment that is not full, are looked at.
+        return _HIGHEST if segment == last else ((segment or 0) + 1) << SEGMENT_BITS
+    row = tx.one(_FIRST_AFTER, at=at + _SKEW_SECONDS)
+    return _HIGHEST if row is None else int(row[0])
+
+
+_OF_TENANT = """
+SELECT sequence FROM arrival WHERE tenant_id = :tenant_id AND sequence > :after
+ORDER BY sequence LIMIT :limit
+"""
+
+_OF_TENANT_ON_SQLITE = f"""
+SELECT lookup.sequence FROM segment CROSS JOIN lookup
+WHERE lookup.segment = segment.number AND lookup.term = 'n' || :tenant_id
+    AND segment.number >= :after >> {SEGMENT_BITS} AND lookup.sequence > :after
+UNION ALL SELECT sequence FROM arrival
+WHERE sequence > {INDEXED} AND tenant_id = :tenant_id AND sequence > :after
+ORDER BY 1 LIMIT :limit
+"""
+
+
+def of_tenant(tx: Transaction, tenant_id: str, *, after: int, limit: int) -> list[int]:
+    """Return the next sequences above ``after`` of a tenant's deliveries."""
+    statement = _OF_TENANT_ON_SQLITE if tx.dialect.is_sqlite else _OF_TENANT
+    rows = tx.all(statement, tenant_id=tenant_id, after=after, limit=limit)
+    return [sequence for (sequence,) in rows]
+
+
+_ALL_OF_TENANT = "SELECT sequence FROM arrival WHERE tenant_id = :id"
+_ALL_OF_TENANT_ON_SQLITE = f"""
+SELECT lookup.sequence AS sequence FROM segment CROSS JOIN lookup
+WHERE lookup.segment = segment.number AND lookup.term = 'n' || :id
+UNION ALL SELECT sequence FROM arrival WHERE sequence > {INDEXED} AND tenant_id = :id
+"""
+
+_HOLDINGS = """
+SELECT (SELECT count(*) FROM ({of_tenant}) AS own),
+    (SELECT count(*) FROM arrival WHERE sequence IN ({of_tenant}) AND raw IS NOT NULL),
+    (SELECT count(*) FROM attempt WHERE sequence IN ({of_tenant})),
+    (SELECT count(*) FROM evidence WHERE tenant_id = :id OR sequence IN ({of_tenant})),
+    (SELECT count(*) FROM notification JOIN outbox ON outbox.sequence = notification.sequence
+        WHERE tenant_id = :id),
+    (SELECT count(*) FROM outbox WHERE tenant_id = :id),
+    (SELECT count(*) FROM audit WHERE tenant_id = :id)
+"""
+
+
+def holdings(tx: Transaction, tenant_id: str) -> Mapping[str, int]:
+    """Count the records of a tenant beside its own row."""
+    names = ("deliveries", "bodies", "attempts", "evidence", "messages", "outbox", "audit")
+    own = _ALL_OF_TENANT_ON_SQLITE if tx.dialect.is_sqlite else _ALL_OF_TENANT
+    row = tx.one(_HOLDINGS.format(of_tenant=own), id=tenant_id) or ()
+    return dict(zip(names, row, strict=True))
+
+
+# One step in the index for each tenant, however many deliveries name it.
+_NAMED = """
+WITH RECURSIVE named (id) AS (
+    SELECT min(tenant_id) FROM arrival
+    UNION ALL SELECT (SELECT min(tenant_id) FROM arrival WHERE tenant_id > named.id)
+    FROM named WHERE named.id IS NOT NULL
+) SELECT id FROM named WHERE id IS NOT NULL
+"""
+
+_NAMED_ON_SQLITE = f"""
+WITH RECURSIVE step (segment, term) AS (
+    SELECT number, (SELECT min(term) FROM lookup
+        WHERE lookup.segment = number AND term >= 'n' AND term < 'o') FROM segment
+    UNION ALL SELECT segment, (SELECT min(term) FROM lookup
+        WHERE lookup.segment = step.segment AND term > step.term AND term < 'o')
+    FROM step WHERE step.term IS NOT NULL
+) SELECT substr(term, 2) AS id FROM step WHERE term IS NOT NULL
+UNION SELECT tenant_id FROM arrival WHERE sequence > {INDEXED} AND tenant_id IS NOT NULL
+"""
+
+_UNOWNED = """
+SELECT id FROM ({named}) AS named WHERE id NOT IN (SELECT id FROM tenant)
+UNION SELECT tenant_id FROM evidence
+WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
+"""
+
+
+def unowned(tx: Transaction) -> Sequence[str]:
+    """Return the ids of tenants that deliveries or evidence name and that no tenant has."""
+    named = _NAMED_ON_SQLITE if tx.dialect.is_sqlite else _NAMED
+    return [tenant_id for (tenant_id,) in tx.all(_UNOWNED.format(named=named))]
+
+
+_TABLES = """
+SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name
+"""
+
+
+def other_tables(tx: Transaction) -> Sequence[str]:
+    """Return the names of the tables in a SQLite file that are not the store's."""
+    return [name for (name,) in tx.all(_TABLES) if name not in OWN_TABLES]

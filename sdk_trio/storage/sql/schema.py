@@ -1,0 +1,504 @@
+"""The tables of the store, for both engines: version 1, and how later versions come to be.
+
+A delivery is in at most two of three tables:
+
+- ``arrival``: what the sender delivered. The row is appended once, and only the retention changes
+  it, when it removes the body.
+- ``work``: the state of what is not done: small, whatever the history.
+- ``ended``: the outcome of what is done.
+
+Columns have PostgreSQL's types; :func:`statements` gives those of SQLite.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import StoreVersionError
+from .dialect import Dialect
+
+#: The version of the schema that this package reads and writes.
+VERSION = 1
+
+#: Marks a SQLite file as a store of this package: the bytes of "SdkT" (PRAGMA application_id).
+APPLICATION_ID = 0x53646B54
+
+#: The name of the database inside the data directory.
+DATABASE_NAME = "inbox.db"
+
+#: SQL of the states in which the runtime itself will still do something.
+UNFINISHED = "state IN ('received', 'running', 'retrying')"
+
+#: SQL of the states in which a message will still be sent by itself.
+NOTIFICATION_OPEN = "state IN ('pending', 'sending', 'retrying')"
+
+# `subject` and `ordered` decide the lane: unfinished events of one lane run one after the other.
+_ARRIVAL = """
+CREATE TABLE arrival (
+    sequence identity,
+    delivery_key text COLLATE "C" NOT NULL,
+    signer text NOT NULL,
+    type text NOT NULL,
+    received_at float8 NOT NULL,
+    signed_at bigint NOT NULL,
+    subject text,
+    ordered boolean NOT NULL,
+    tenant_id text,
+    raw bytea
+)
+"""
+
+# lane: a digest of tenant and subject of an ordered delivery. process_ends: runs during which the
+# process ended; ran_alone: no other run was beside the last of these. earlier_attempts: runs before
+# a replay; generation: how often it was put back after it had been done. failed_at: when
+# next_attempt_at was decided, by which a clock that was set back is noticed; 0 where a run may have
+# ended a process without a trace. lease_token: the run that holds the lease (storage.sql.leases).
+_WORK = """
+CREATE TABLE work (
+    sequence bigint PRIMARY KEY,
+    state text NOT NULL CHECK (state IN ('received', 'running', 'retrying', 'dead', 'parked')),
+    queued boolean NOT NULL,
+    lane bytea,
+    attempts integer NOT NULL,
+    earlier_attempts integer NOT NULL DEFAULT 0,
+    process_ends integer NOT NULL DEFAULT 0,
+    ran_alone boolean NOT NULL DEFAULT false,
+    generation integer NOT NULL DEFAULT 0,
+    next_attempt_at float8,
+    failed_at float8,
+    started_at float8,
+    finished_at float8,
+    last_error text,
+    lease_owner text,
+    lease_token bigint,
+    lease_until float8
+)
+"""
+
+# Rows come and go within seconds. The free fifth of a page lets a renewed lease stay on its page
+# (a HOT update), and the vacuum must not wait for a share of the table to die.
+_WORK_STORAGE = """
+ALTER TABLE work SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 1000, autovacuum_analyze_scale_factor = 0,
+    autovacuum_analyze_threshold = 5000)
+"""
+
+# The deadline of a lease, its token and the number of attempts are in no index, so that changing
+# them leaves the indexes as they are. work_lane_leased: of each lane at most one queued delivery is
+# leased, whatever two hosts decide at the same moment.
+_WORK_INDEXES = (
+    """
+CREATE INDEX work_waiting ON work (sequence)
+WHERE queued AND state = 'received' AND lease_owner IS NULL
+""",
+    """
+CREATE INDEX work_retrying ON work (next_attempt_at)
+WHERE queued AND state = 'retrying' AND lease_owner IS NULL
+""",
+    "CREATE INDEX work_leased ON work (lease_owner) WHERE lease_owner IS NOT NULL",
+    f"CREATE INDEX work_lane ON work (lane, sequence) WHERE lane IS NOT NULL AND {UNFINISHED}",
+    """
+CREATE UNIQUE INDEX work_lane_leased ON work (lane)
+WHERE lane IS NOT NULL AND queued AND lease_owner IS NOT NULL
+""",
+    "CREATE INDEX work_kept ON work (state, sequence) WHERE state IN ('dead', 'parked')",
+    "CREATE INDEX work_suspect ON work (sequence) WHERE process_ends > 0 AND state = 'received'",
+)
+
+_ENDED = """
+CREATE TABLE ended (
+    sequence bigint PRIMARY KEY,
+    queued boolean NOT NULL,
+    attempts integer NOT NULL,
+    earlier_attempts integer NOT NULL DEFAULT 0,
+    process_ends integer NOT NULL DEFAULT 0,
+    ran_alone boolean NOT NULL DEFAULT false,
+    generation integer NOT NULL DEFAULT 0,
+    started_at float8,
+    finished_at float8 NOT NULL,
+    last_error text
+)
+"""
+
+# place: where in the user's code a run failed, or what an application answered.
+_ATTEMPT = (
+    """
+CREATE TABLE attempt (
+    id identity,
+    sequence bigint NOT NULL,
+    number integer NOT NULL,
+    started_at float8 NOT NULL,
+    finished_at float8 NOT NULL,
+    error text NOT NULL,
+    place text,
+    traceback text
+)
+""",
+    "CREATE INDEX attempt_of ON attempt (sequence)",
+)
+
+# Other bodies than the first one that came under the key of a delivery. They go with the tenant
+# that they name.
+_EVIDENCE = (
+    """
+CREATE TABLE evidence (
+    id identity,
+    sequence bigint NOT NULL,
+    digest bytea NOT NULL,
+    received_at float8 NOT NULL,
+    address text,
+    raw bytea NOT NULL,
+    tenant_id text,
+    UNIQUE (sequence, digest)
+)
+""",
+    "CREATE INDEX evidence_of ON evidence (tenant_id) WHERE tenant_id IS NOT NULL",
+)
+
+# Values that parts of the runtime keep across restarts, by name.
+_CHECKPOINT = "CREATE TABLE checkpoint (name text PRIMARY KEY, value text NOT NULL)"
+
+# Leases of what one process does for all: leading, upgrading. `until` is by the store's clock.
+_LEASE = """
+CREATE TABLE lease (
+    name text PRIMARY KEY,
+    owner text NOT NULL,
+    term bigint NOT NULL,
+    until float8 NOT NULL
+)
+"""
+
+# Numbers that are given in the order of the commits: whoever takes one holds its row until the
+# commit.
+_COUNTER = (
+    "CREATE TABLE counter (name text PRIMARY KEY, value bigint NOT NULL)",
+    "INSERT INTO counter (name, value) VALUES ('audit', 0), ('outbox', 0)",
+)
+
+_TENANT = (
+    """
+CREATE TABLE tenant (
+    id text PRIMARY KEY,
+    identifier text COLLATE "C" NOT NULL UNIQUE,
+    name text NOT NULL,
+    status text NOT NULL CHECK (status IN ('Active', 'Suspended', 'Deactivated', 'Deleted')),
+    site_manager_email text,
+    site_manager_email_verified boolean NOT NULL,
+    site_manager_phone text,
+    organization_id text UNIQUE,
+    created_at float8 NOT NULL,
+    deleted_at float8,
+    version bigint NOT NULL,
+    credentials text
+)
+""",
+    "CREATE INDEX tenant_status ON tenant (status, identifier)",
+    # Which tenants name a source of credentials.
+    """
+CREATE TABLE source (
+    tenant_id text NOT NULL,
+    text text NOT NULL,
+    PRIMARY KEY (tenant_id, text)
+)
+""",
+    "CREATE INDEX source_text ON source (text)",
+)
+
+_AUDIT = (
+    """
+CREATE TABLE audit (
+    sequence bigint PRIMARY KEY,
+    tenant_id text NOT NULL,
+    tenant_identifier text NOT NULL,
+    action text NOT NULL,
+    previous_status text,
+    new_status text,
+    actor text NOT NULL,
+    reason text,
+    relaxation text,
+    details text,
+    occurred_at float8 NOT NULL
+)
+""",
+    "CREATE INDEX audit_of ON audit (tenant_id, sequence)",
+    # Holds the id of a tenant within the transaction that purges it, and nothing at other times.
+    "CREATE TABLE purging (tenant_id text PRIMARY KEY)",
+)
+
+# The audit trail is append-only: only the rows of a tenant in `purging` may go.
+_AUDIT_ON_POSTGRESQL = (
+    """
+CREATE FUNCTION audit_unchanged() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' AND EXISTS (
+        SELECT 1 FROM purging WHERE purging.tenant_id = OLD.tenant_id
+    ) THEN
+        RETURN OLD;
+    END IF;
+    RAISE EXCEPTION 'the audit trail is append-only';
+END $$
+""",
+    """
+CREATE TRIGGER audit_unchanged BEFORE UPDATE OR DELETE ON audit
+FOR EACH ROW EXECUTE FUNCTION audit_unchanged()
+""",
+    """
+CREATE TRIGGER audit_not_emptied BEFORE TRUNCATE ON audit
+FOR EACH STATEMENT EXECUTE FUNCTION audit_unchanged()
+""",
+)
+
+# INSERT OR REPLACE removes a row without firing the DELETE trigger.
+_AUDIT_ON_SQLITE = (
+    """
+CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
+""",
+    """
+CREATE TRIGGER audit_not_replaced BEFORE INSERT ON audit
+WHEN EXISTS (SELECT 1 FROM audit WHERE audit.sequence = NEW.sequence)
+BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
+""",
+    """
+CREATE TRIGGER audit_kept BEFORE DELETE ON audit
+WHEN NOT EXISTS (SELECT 1 FROM purging WHERE purging.tenant_id = OLD.tenant_id)
+BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
+""",
+)
+
+_OUTBOX = (
+    """
+CREATE TABLE outbox (
+    sequence bigint PRIMARY KEY,
+    delivery_id text NOT NULL UNIQUE,
+    tenant_id text NOT NULL,
+    tenant_identifier text NOT NULL,
+    tenant_name text NOT NULL,
+    transition text NOT NULL,
+    previous_status text NOT NULL,
+    new_status text NOT NULL,
+    reason text,
+    actor text NOT NULL,
+    occurred_at float8 NOT NULL,
+    site_manager_email text,
+    site_manager_email_verified boolean NOT NULL,
+    site_manager_phone text
+)
+""",
+    "CREATE INDEX outbox_of ON outbox (tenant_id)",
+)
+
+# The marker of the upgrade from a single tenant: no row before it has begun, one row ever after.
+_UPGRADE = """
+CREATE TABLE upgrade (
+    id integer PRIMARY KEY CHECK (id = 1),
+    state text NOT NULL CHECK (state IN ('running', 'done')),
+    tenant_id text NOT NULL,
+    step text NOT NULL,
+    position text,
+    started_at float8 NOT NULL,
+    finished_at float8
+)
+"""
+
+# One message of one transition on one channel. `sending` is written before the first byte leaves.
+_NOTIFICATION = (
+    """
+CREATE TABLE notification (
+    sequence bigint NOT NULL,
+    channel text COLLATE "C" NOT NULL,
+    state text NOT NULL CHECK (state IN
+        ('pending', 'sending', 'retrying', 'sent', 'failed', 'skipped', 'unknown')),
+    repeatable boolean NOT NULL,
+    attempts integer NOT NULL,
+    created_at float8 NOT NULL,
+    next_attempt_at float8,
+    started_at float8,
+    finished_at float8,
+    provider_id text,
+    reason text,
+    lease_owner text,
+    lease_until float8,
+    PRIMARY KEY (sequence, channel)
+)
+""",
+    f"CREATE INDEX notification_open ON notification (channel, sequence) WHERE {NOTIFICATION_OPEN}",
+    """
+CREATE INDEX notification_finished ON notification (finished_at) WHERE finished_at IS NOT NULL
+""",
+)
+
+_COMMON = (
+    _ARRIVAL,
+    _WORK,
+    *_WORK_INDEXES,
+    _ENDED,
+    *_ATTEMPT,
+    *_EVIDENCE,
+    _CHECKPOINT,
+    _LEASE,
+    *_COUNTER,
+    *_TENANT,
+    *_AUDIT,
+    *_OUTBOX,
+    _UPGRADE,
+    *_NOTIFICATION,
+)
+
+# node: a row for each open store: the number of its transactions that changed something, by which
+# the others notice them, and how many deliveries it has ended more than removed. The sum is the
+# count of done deliveries, which no query could count without reading them all.
+#
+# Types and subjects may be longer than an index takes in, so their beginnings are indexed.
+_POSTGRESQL = (
+    _WORK_STORAGE,
+    "CREATE UNIQUE INDEX arrival_key ON arrival (delivery_key)",
+    "CREATE INDEX arrival_at ON arrival (received_at)",
+    "CREATE INDEX arrival_type ON arrival (left(type, 60), sequence)",
+    "CREATE INDEX arrival_subject ON arrival (left(subject, 60), sequence) "
+    "WHERE subject IS NOT NULL",
+    "CREATE INDEX arrival_of ON arrival (tenant_id, sequence) WHERE tenant_id IS NOT NULL",
+    """
+CREATE TABLE node (
+    id text PRIMARY KEY,
+    changes bigint NOT NULL,
+    done bigint NOT NULL,
+    seen_at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200)
+""",
+    "INSERT INTO node (id, changes, done) VALUES ('', 0, 0)",
+    *_AUDIT_ON_POSTGRESQL,
+)
+
+# An index of random keys costs each delivery a page of its own. So arrivals are indexed many at a
+# time, and in segments, of which only the newest is written to (storage.sql.arrivals).
+#
+# tally: last: the highest sequence among removed arrivals; removed: how many there were; indexed:
+# up to here all arrivals are in `lookup`. Sequences have no other gaps, so the number of arrivals
+# is known without counting.
+_SQLITE = (
+    """
+CREATE TABLE segment (
+    number integer PRIMARY KEY, first_at float8 NOT NULL, last_at float8 NOT NULL
+)
+""",
+    """
+CREATE TABLE lookup (
+    segment integer NOT NULL,
+    term text NOT NULL,
+    sequence integer NOT NULL,
+    PRIMARY KEY (segment, term, sequence)
+) WITHOUT ROWID
+""",
+    "CREATE TABLE tally (name text PRIMARY KEY, number integer NOT NULL)",
+    "INSERT INTO tally (name, number) VALUES ('last', 0), ('removed', 0), ('indexed', 0)",
+    *_AUDIT_ON_SQLITE,
+)
+
+#: The tables that both engines have, in an order in which they can be copied.
+TABLES: Sequence[str] = tuple(
+    found[1]
+    for statement in _COMMON
+    if (found := re.match(r"\s*CREATE TABLE (\w+)", statement)) is not None
+)
+
+#: All tables of a SQLite store; any other one in the file is an application's.
+OWN_TABLES = frozenset((*TABLES, "segment", "lookup", "tally"))
+
+_IDENTITY = "bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY"
+
+_SQLITE_TYPES = {
+    "identity": "INTEGER PRIMARY KEY",
+    "bigint": "INTEGER",
+    "integer": "INTEGER",
+    "boolean": "INTEGER",
+    "float8": "REAL",
+    "bytea": "BLOB",
+    "text": "TEXT",
+}
+_TYPE = re.compile(rf"(?<=[\w\"] )({'|'.join(_SQLITE_TYPES)})\b(?! [(=])")
+
+
+def statements(dialect: Dialect) -> Sequence[str]:
+    """Return the statements that make version 1 of the schema in an empty database."""
+    if dialect.is_sqlite:
+        return [_for_sqlite(statement) for statement in (*_COMMON, *_SQLITE)]
+    return [
+        statement.replace(" identity,", f" {_IDENTITY},") for statement in (*_COMMON, *_POSTGRESQL)
+    ]
+
+
+def _for_sqlite(statement: str) -> str:
+    if not statement.lstrip().startswith("CREATE TABLE"):
+        return statement
+    head, body = statement.strip().split("(", 1)
+    body = _TYPE.sub(lambda found: _SQLITE_TYPES[found[1]], body.replace(' COLLATE "C"', ""))
+    made = f"{head}({body}"
+    return f"{made}, STRICT" if made.endswith("WITHOUT ROWID") else f"{made} STRICT"
+
+
+#: Lists of statements that lead from version 1 to 2, from 2 to 3, and so on; for each engine.
+LATER_SQLITE: Sequence[Sequence[str]] = ()
+LATER_POSTGRESQL: Sequence[Sequence[str]] = ()
+
+# One statement reads all three at one moment: another process may be creating the tables.
+_STATE_OF_FILE = """
+SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
+FROM pragma_application_id, pragma_user_version
+"""
+
+
+def prepare_sqlite(connection: Any, file: str) -> None:
+    """Create the tables in a new SQLite file, or bring them up to date, one step at a time.
+
+    Args:
+        connection: one of apsw, outside of any transaction.
+        file: its path, for messages.
+
+    Raises:
+        StoreVersionError: the file is of another program or of another version.
+        apsw.Error: it cannot be read or written.
+    """
+    while (version := _version_of(connection, file)) != VERSION:
+        # Two processes may open a file at once: the second waits, and looks again.
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if _version_of(connection, file) == version:
+                new = statements(Dialect("sqlite"))
+                for statement in LATER_SQLITE[version - 1] if version else new:
+                    connection.execute(statement)
+                if not version:
+                    # Nothing was deleted yet, so no remnant has to be overwritten.
+                    connection.execute("INSERT INTO checkpoint VALUES ('storage.wiped', '1')")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {version + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+def _version_of(connection: Any, file: str) -> int:
+    """Return the version of the schema, 0 of a new file."""
+    application_id, version, tables = connection.execute(_STATE_OF_FILE).fetchone()
+    if not (application_id or version or tables):
+        return 0
+    if application_id != APPLICATION_ID:
+        raise StoreVersionError(
+            f"{file} is a SQLite database of another program (application id "
+            f"{application_id:#x}); set Sdk:Storage:Path to a directory of its own, or move the "
+            "file away"
+        )
+    if version < 0:
+        raise StoreVersionError(
+            f"{file} was moved to PostgreSQL by 'storage migrate': set Sdk:Storage:Backend to "
+            "Postgres; what the database there has got since would be missing here"
+        )
+    if version > VERSION:
+        raise StoreVersionError(
+            f"{file} has schema version {version}, this version of sdk_trio knows up to "
+            f"{VERSION}; install the version that wrote it, or restore a backup from before the "
+            "upgrade"
+        )
+    return int(version)

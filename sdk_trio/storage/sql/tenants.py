@@ -1,0 +1,369 @@
+"""Tenants, audit and outbox.
+
+Functions of a transaction; :class:`SqlTenants` hands them to the group commit of the inbox, so that
+a tenant's row, its audit row and its outbox row are committed together or not at all. Every change
+takes its audit number first, and holds the row of that counter until the commit: changes of tenants
+by any number of processes come one after the other.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ...records.notifications import POSITION
+from ...records.tenants import (
+    AuditAction,
+    AuditRecord,
+    CredentialSource,
+    OutboxRecord,
+    Tenant,
+    TenantPurged,
+    TenantStatus,
+    Transition,
+    credentials_from_text,
+    credentials_to_text,
+    erasure_mark,
+    require_version,
+    source_to_text,
+    taken,
+)
+from ..commit import ANSWER_SECONDS, GroupCommit
+from ..readers import ReaderPool
+from . import deliveries, reads
+from .dialect import Transaction
+
+_TENANT = tuple(field.name for field in attrs.fields(Tenant))
+_AUDIT = tuple(field.name for field in attrs.fields(AuditRecord))
+TRANSITION_COLUMNS = tuple(field.name for field in attrs.fields(OutboxRecord))
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    places = ", ".join(f":{name}" for name in columns)
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"
+
+
+_INSERT_TENANT = _insert("tenant", _TENANT)
+_INSERT_AUDIT = _insert("audit", _AUDIT)
+_INSERT_TRANSITION = _insert("outbox", TRANSITION_COLUMNS)
+_UPDATE_TENANT = (
+    f"UPDATE tenant SET {', '.join(f'{name} = :{name}' for name in _TENANT[1:])} "
+    "WHERE id = :id AND version = :version - 1"
+)
+_SELECT_TENANT = f"SELECT {', '.join(_TENANT)} FROM tenant"
+_SELECT_AUDIT = f"SELECT {', '.join(_AUDIT)} FROM audit"
+_SELECT_TRANSITION = f"SELECT {', '.join(TRANSITION_COLUMNS)} FROM outbox"
+
+#: More than any tenant has left.
+_ALL = 2**31
+
+_ADD_SOURCE = "INSERT INTO source (tenant_id, text) VALUES (:tenant_id, :text)"
+
+_NEXT = "UPDATE counter SET value = value + 1 WHERE name = :name RETURNING value"
+
+# Sets the position to just before the first announced transition, unless it is set already or
+# notifications are switched off.
+_DRAW_LINE = """
+INSERT INTO checkpoint (name, value) VALUES (:name, (SELECT coalesce(max(sequence), 0) FROM outbox))
+ON CONFLICT (name) DO NOTHING
+"""
+
+_DELETE_NOTIFICATIONS = """
+DELETE FROM notification
+WHERE sequence IN (SELECT sequence FROM outbox WHERE tenant_id = :tenant_id)
+"""
+
+_HOLDERS = """
+SELECT identifier FROM source JOIN tenant ON tenant.id = source.tenant_id
+WHERE source.text = :text AND source.tenant_id <> :but ORDER BY identifier
+"""
+
+
+# -- changes -----------------------------------------------------------------------------------
+
+
+def add(tx: Transaction, tenant: Tenant, audit: AuditRecord) -> None:
+    """Insert a tenant and its first audit row."""
+    number = _next(tx, "audit")
+    # Looked up before the insert: the message names the holder, which the server's does not.
+    _refuse_taken(tx, tenant, but="")
+    tx.run(_INSERT_TENANT, **_values_of(tenant))
+    _keep_sources(tx, tenant)
+    _keep_audit(tx, audit, number)
+
+
+def change(
+    tx: Transaction,
+    tenant: Tenant,
+    audit: AuditRecord,
+    transition: OutboxRecord | None,
+    announced: bool,
+) -> None:
+    """Update a tenant from the version before its own, with its audit and outbox rows."""
+    number = _next(tx, "audit")
+    require_version(_version_of(tx, tenant.id), tenant, expected=tenant.version - 1)
+    _refuse_taken(tx, tenant, but=tenant.id)
+    tx.run(_UPDATE_TENANT, **_values_of(tenant))
+    _keep_sources(tx, tenant)
+    _keep_audit(tx, audit, number)
+    if transition is not None:
+        if announced:
+            tx.run(_DRAW_LINE, name=POSITION)
+        values = {**attrs.asdict(transition), "sequence": _next(tx, "outbox")}
+        tx.run(_INSERT_TRANSITION, **values)
+
+
+def note(tx: Transaction, audit: AuditRecord) -> None:
+    """Insert an audit row alone."""
+    _keep_audit(tx, audit, _next(tx, "audit"))
+
+
+def purge(tx: Transaction, tenant: Tenant, audit: AuditRecord, forget_audit: bool) -> TenantPurged:
+    """Delete all records of a tenant, and write that into the audit trail."""
+    number = _next(tx, "audit")
+    require_version(_version_of(tx, tenant.id), tenant, expected=tenant.version)
+    # Few as a rule: Inbox.erase has removed the others in short transactions before.
+    left = reads.of_tenant(tx, tenant.id, after=0, limit=_ALL)
+    deliveries.erase(tx, left, tenant.id)
+    deliveries.erase_evidence(tx, tenant.id, _ALL)
+    tx.run(_DELETE_NOTIFICATIONS, tenant_id=tenant.id)
+    removed = tx.run("DELETE FROM outbox WHERE tenant_id = :tenant_id", tenant_id=tenant.id)
+    audits = 0
+    if forget_audit:
+        # The trigger that keeps the audit trail lets the rows of this tenant go meanwhile.
+        tx.run("INSERT INTO purging (tenant_id) VALUES (:tenant_id)", tenant_id=tenant.id)
+        audits = tx.run("DELETE FROM audit WHERE tenant_id = :tenant_id", tenant_id=tenant.id)
+        tx.run("DELETE FROM purging")
+    tx.run("DELETE FROM source WHERE tenant_id = :tenant_id", tenant_id=tenant.id)
+    tx.run("DELETE FROM tenant WHERE id = :tenant_id", tenant_id=tenant.id)
+    if tenant.organization_id is not None:
+        deliveries.write_checkpoint(tx, erasure_mark(tenant.organization_id), tenant.id)
+    _keep_audit(tx, audit, number)
+    return TenantPurged(removed, audits)
+
+
+def _next(tx: Transaction, name: str) -> int:
+    (value,) = tx.one(_NEXT, name=name) or (0,)
+    return int(value)
+
+
+def _keep_audit(tx: Transaction, audit: AuditRecord, number: int) -> None:
+    tx.run(_INSERT_AUDIT, **{**attrs.asdict(audit), "sequence": number})
+
+
+def _keep_sources(tx: Transaction, tenant: Tenant) -> None:
+    texts = sorted({source_to_text(source) for source in tenant.credentials.sources})
+    tx.run("DELETE FROM source WHERE tenant_id = :tenant_id", tenant_id=tenant.id)
+    for text in texts:
+        tx.run(_ADD_SOURCE, tenant_id=tenant.id, text=text)
+
+
+def _version_of(tx: Transaction, tenant_id: str) -> int | None:
+    row = tx.one("SELECT version FROM tenant WHERE id = :id", id=tenant_id)
+    return None if row is None else int(row[0])
+
+
+def _refuse_taken(tx: Transaction, tenant: Tenant, *, but: str) -> None:
+    for column, value in (
+        ("id", tenant.id),
+        ("identifier", tenant.identifier),
+        ("organization_id", tenant.organization_id),
+    ):
+        row = tx.one(
+            f"SELECT identifier FROM tenant WHERE {column} = :value AND id <> :but",
+            value=value,
+            but=but,
+        )
+        if row is not None:
+            raise taken(column, value, row[0])
+
+
+# -- queries -----------------------------------------------------------------------------------
+
+
+def get(tx: Transaction, column: str, value: str) -> Tenant | None:
+    """Return the tenant with that value in ``column``, which is a unique one."""
+    row = tx.one(f"{_SELECT_TENANT} WHERE {column} = :value", value=value)
+    return None if row is None else _tenant_of(row)
+
+
+def owner_of(tx: Transaction, organization_id: str) -> Tenant | str | None:
+    """Return the tenant of an organization, or the id of the one that had it and was purged."""
+    tenant = get(tx, "organization_id", organization_id)
+    return tenant or reads.read_checkpoint(tx, erasure_mark(organization_id))
+
+
+def holders(
+    tx: Transaction, sources: Sequence[CredentialSource], but: str
+) -> Mapping[CredentialSource, Sequence[str]]:
+    """Return the identifiers of the tenants that name each source."""
+    return {
+        source: [row[0] for row in tx.all(_HOLDERS, text=source_to_text(source), but=but)]
+        for source in sources
+    }
+
+
+def page(tx: Transaction, status: TenantStatus | None, after: str, limit: int) -> Sequence[Tenant]:
+    """List tenants by identifier."""
+    chosen = "" if status is None else "status = :status AND "
+    rows = tx.all(
+        f"{_SELECT_TENANT} WHERE {chosen}identifier > :after ORDER BY identifier LIMIT :limit",
+        status=status,
+        after=after,
+        limit=limit,
+    )
+    return [_tenant_of(row) for row in rows]
+
+
+def counts(tx: Transaction) -> dict[TenantStatus, int]:
+    """Return how many tenants are in each status."""
+    found = dict.fromkeys(TenantStatus, 0)
+    for status, number in tx.all("SELECT status, count(*) FROM tenant GROUP BY status"):
+        found[TenantStatus(status)] = number
+    return found
+
+
+def audit_rows(
+    tx: Transaction, tenant_id: str | None, after_sequence: int, limit: int
+) -> Sequence[AuditRecord]:
+    """List audit rows, oldest first."""
+    chosen = "" if tenant_id is None else "tenant_id = :tenant_id AND "
+    rows = tx.all(
+        f"{_SELECT_AUDIT} WHERE {chosen}sequence > :after ORDER BY sequence LIMIT :limit",
+        tenant_id=tenant_id,
+        after=after_sequence,
+        limit=limit,
+    )
+    return [_audit_of(row) for row in rows]
+
+
+def transitions(tx: Transaction, after_sequence: int, limit: int) -> Sequence[OutboxRecord]:
+    """List transitions, oldest first."""
+    rows = tx.all(
+        f"{_SELECT_TRANSITION} WHERE sequence > :after ORDER BY sequence LIMIT :limit",
+        after=after_sequence,
+        limit=limit,
+    )
+    return [transition_of(row) for row in rows]
+
+
+def revision(tx: Transaction) -> int:
+    """Return the number of the last audit row: every change writes one."""
+    row = tx.one("SELECT value FROM counter WHERE name = 'audit'")
+    return 0 if row is None else int(row[0])
+
+
+# -- rows and records --------------------------------------------------------------------------
+
+
+def _values_of(tenant: Tenant) -> dict[str, Any]:
+    values = {name: getattr(tenant, name) for name in _TENANT}
+    values["credentials"] = credentials_to_text(tenant.credentials)
+    return values
+
+
+def _tenant_of(row: tuple[Any, ...]) -> Tenant:
+    values = dict(zip(_TENANT, row, strict=True))
+    values["status"] = TenantStatus(values["status"])
+    values["site_manager_email_verified"] = bool(values["site_manager_email_verified"])
+    values["credentials"] = credentials_from_text(values["credentials"])
+    return Tenant(**values)
+
+
+def _audit_of(row: tuple[Any, ...]) -> AuditRecord:
+    values = dict(zip(_AUDIT, row, strict=True))
+    values["action"] = AuditAction(values["action"])
+    for name in ("previous_status", "new_status"):
+        values[name] = None if values[name] is None else TenantStatus(values[name])
+    return AuditRecord(**values)
+
+
+def transition_of(row: tuple[Any, ...]) -> OutboxRecord:
+    """Return the record of a row of :data:`TRANSITION_COLUMNS`."""
+    values = dict(zip(TRANSITION_COLUMNS, row, strict=True))
+    values["transition"] = Transition(values["transition"])
+    values["previous_status"] = TenantStatus(values["previous_status"])
+    values["new_status"] = TenantStatus(values["new_status"])
+    values["site_manager_email_verified"] = bool(values["site_manager_email_verified"])
+    return OutboxRecord(**values)
+
+
+class SqlTenants:
+    """:class:`TenantStore` in a SQL store; cancellation is as in the inbox."""
+
+    def __init__(self, commits: GroupCommit, readers: ReaderPool) -> None:
+        self._commits = commits
+        self._readers = readers
+
+    async def add(self, tenant: Tenant, audit: AuditRecord) -> None:
+        """See :meth:`TenantStore.add`."""
+        await self._commits.submit(lambda tx: add(tx, tenant, audit))
+
+    async def change(
+        self,
+        tenant: Tenant,
+        audit: AuditRecord,
+        outbox: OutboxRecord | None = None,
+        *,
+        announced: bool = False,
+    ) -> None:
+        """See :meth:`TenantStore.change`."""
+        await self._commits.submit(lambda tx: change(tx, tenant, audit, outbox, announced))
+
+    async def note(self, audit: AuditRecord) -> None:
+        """See :meth:`TenantStore.note`."""
+        await self._commits.submit(lambda tx: note(tx, audit))
+
+    async def purge(
+        self, tenant: Tenant, audit: AuditRecord, *, forget_audit: bool = False
+    ) -> TenantPurged:
+        """See :meth:`TenantStore.purge`."""
+        return await self._commits.submit(lambda tx: purge(tx, tenant, audit, forget_audit))
+
+    async def get(self, tenant_id: str) -> Tenant | None:
+        """See :meth:`TenantStore.get`."""
+        return await self._look_up("id", tenant_id)
+
+    async def find(self, identifier: str) -> Tenant | None:
+        """See :meth:`TenantStore.find`."""
+        return await self._look_up("identifier", identifier)
+
+    async def _look_up(self, column: str, value: str) -> Tenant | None:
+        # A sender may wait for it, so it has a deadline.
+        return await self._readers.run(lambda tx: get(tx, column, value), seconds=ANSWER_SECONDS)
+
+    async def owner_of(self, organization_id: str) -> Tenant | str | None:
+        """See :meth:`TenantStore.owner_of`."""
+        return await self._readers.run(
+            lambda tx: owner_of(tx, organization_id), seconds=ANSWER_SECONDS
+        )
+
+    async def holders(
+        self, sources: Sequence[CredentialSource], *, but: str
+    ) -> Mapping[CredentialSource, Sequence[str]]:
+        """See :meth:`TenantStore.holders`."""
+        return await self._readers.run(lambda tx: holders(tx, sources, but))
+
+    async def page(
+        self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
+    ) -> Sequence[Tenant]:
+        """See :meth:`TenantStore.page`."""
+        return await self._readers.run(lambda tx: page(tx, status, after, limit))
+
+    async def counts(self) -> dict[TenantStatus, int]:
+        """See :meth:`TenantStore.counts`."""
+        return await self._readers.run(counts)
+
+    async def audit(
+        self, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
+    ) -> Sequence[AuditRecord]:
+        """See :meth:`TenantStore.audit`."""
+        return await self._readers.run(lambda tx: audit_rows(tx, tenant_id, after_sequence, limit))
+
+    async def outbox(self, *, after_sequence: int = 0, limit: int = 100) -> Sequence[OutboxRecord]:
+        """See :meth:`TenantStore.outbox`."""
+        return await self._readers.run(lambda tx: transitions(tx, after_sequence, limit))
+
+    async def revision(self) -> int:
+        """See :meth:`TenantStore.revision`."""
+        return await self._readers.run(revision)
