@@ -28,6 +28,7 @@ import msgspec
 import trio
 
 from ..base.logs import get_logger
+from ..base.opener import open_file
 from ..base.public_addresses import host_name
 from ..base.throttle import TokenBucket
 from ..config import Settings, StorageBackend
@@ -369,7 +370,7 @@ def _generate(file: Path) -> str:
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     temporary = file.with_name(f"{TOKEN_NAME}.{secrets.token_hex(8)}")
     # Whole before it has its name, and readable by nobody else from its first byte on.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as opened:
             opened.write(f"{token}\n")

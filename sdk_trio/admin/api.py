@@ -7,7 +7,6 @@ the same filter alone, and stands for exactly the events that were counted.
 
 import json
 import secrets
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 import trio
 
+from ..base.clock import wall
 from ..base.http import Send
 from ..base.logs import get_logger
 from ..records.deliveries import DeliveryRecord, DeliveryState, listed, shown
@@ -119,7 +119,7 @@ KEPT_IDS = 20
 class Actions:
     """The last actions; each is logged as ``admin.acted`` or by an event of its own."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = wall) -> None:
         self._clock = clock
         self._kept: deque[OrderedAction] = deque(maxlen=KEPT_ACTIONS)
 

@@ -6,7 +6,6 @@ work. None of them looks at the upstream, whose faults no restart would mend.
 """
 
 import platform
-import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from math import inf
 from pathlib import Path
@@ -16,6 +15,7 @@ import attrs
 import msgspec
 import trio
 
+from ..base.clock import wall
 from ..base.http import PASSED_ON, UPGRADE, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
 from ..base.public_addresses import host_name, is_loopback
@@ -181,7 +181,7 @@ class AdminApp:
         concurrency: Concurrency,
         source_of: Callable[[str | None], Hashable],
         directory: Path | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
         started_at: float | None = None,
         tolerance: Callable[[], float] = lambda: 300.0,
     ) -> None:

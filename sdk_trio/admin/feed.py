@@ -11,7 +11,6 @@ transition of a tenant. They wait in a buffer for each listener. When it is full
 the listener is told how many it has missed; the present state is in the store.
 """
 
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ import msgspec
 import trio
 
 from ..base.bell import Flag
+from ..base.clock import wall
 from ..base.http import ProtocolUpgrade
 from ..base.logs import get_logger
 from ..base.throttle import TokenBucket
@@ -277,7 +277,7 @@ class Feed:
         source: ConsoleSource,
         version: str,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
     ) -> None:
         self._observed = observed
         self._source = source

@@ -23,6 +23,7 @@ import h11
 import msgspec
 import trio
 
+from ..base import opener
 from ..base.http import DEFAULT_PORTS
 from ..base.throttle import jittered_wait
 from ..config.fields import split_unix
@@ -266,8 +267,8 @@ async def _connect(
     secure = parts.scheme == "wss"
     with trio.fail_after(CONNECT_SECONDS):
         if parts.scheme == "unix":
-            return await trio.open_unix_socket(url.removeprefix("unix:"))
-        stream = await trio.open_tcp_stream(
+            return await opener.dial_unix(url.removeprefix("unix:"))
+        stream = await opener.dial_tcp(
             host, parts.port or DEFAULT_PORTS["https" if secure else "http"]
         )
     if not secure:

@@ -6,7 +6,6 @@ counting the rows of a large store costs a few per cent of one reading thread at
 """
 
 import shutil
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from math import inf
@@ -17,6 +16,8 @@ import msgspec
 import trio
 
 from ..base.bell import Bell, Flag
+from ..base.clock import wall
+from ..base.executor import run_in_thread
 from ..base.logs import get_logger
 from ..base.telemetry import Check, CheckSource, Sample, SampleSource
 from ..errors import NotRunningError, StoreUnavailableError
@@ -139,7 +140,7 @@ class StoreObserver:
         stores: Stores,
         *,
         directory: Path | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
     ) -> None:
         self._stores = stores
         self._directory = directory
@@ -296,9 +297,7 @@ class StoreObserver:
             return None
         try:
             # A network file system that hangs would hold the event loop.
-            usage = await trio.to_thread.run_sync(
-                shutil.disk_usage, self._directory, abandon_on_cancel=True
-            )
+            usage = await run_in_thread(shutil.disk_usage, self._directory, abandon_on_cancel=True)
         except OSError:
             return None
         return usage.free, usage.total

@@ -11,7 +11,6 @@ with 503; and a delivery that was begun depends on the server's side for nothing
 import asyncio
 import contextvars
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -20,6 +19,7 @@ import outcome
 import trio
 
 from ..base.cells import Cells
+from ..base.clock import monotonic
 from ..base.http import App, Receive, Scope, Whole
 from ..base.logs import get_logger
 from ..errors import NotRunningError, StoreLockedError, only_member
@@ -111,7 +111,7 @@ class RuntimeThread:
             self._thread.join()
 
     async def _leave(self) -> None:
-        now = time.perf_counter()
+        now = monotonic()
         runs = [run.described(now) for run in self.runtime.receiver.runs]
         _log.error("runtime.left_behind", runs=runs, hint=LEFT_BEHIND)
         left = asyncio.Event()
@@ -198,7 +198,7 @@ class RuntimeThread:
 
     async def _end_requests(self, requests: trio.Nursery) -> None:
         end = await self.runtime.wait_draining()
-        await trio.sleep(max(0.0, end - time.monotonic()))
+        await trio.sleep(max(0.0, end - monotonic()))
         requests.cancel_scope.cancel()
 
     def _begin(self, exchange: "_Exchange") -> None:

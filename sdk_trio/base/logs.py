@@ -13,7 +13,6 @@ import re
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -21,6 +20,7 @@ from json import JSONEncoder
 from json.encoder import encode_basestring_ascii
 from typing import Any, ClassVar, TextIO, cast
 
+from .clock import monotonic, wall
 from .log_output import EXIT_SECONDS, LogOutput, level_name
 
 ROOT = "sdk_trio"
@@ -49,9 +49,7 @@ class Logger:
 
     __slots__ = ("_again", "_logger")
 
-    def __init__(
-        self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, logger: logging.Logger, *, clock: Callable[[], float] = monotonic) -> None:
         self._logger = logger
         self._again = Throttle(lines=1, seconds=10.0, longest=60.0, clock=clock)
 
@@ -177,7 +175,7 @@ class Throttle:
         lines: int,
         seconds: float,
         longest: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._lines = lines
         self._seconds = seconds
@@ -249,7 +247,7 @@ class Outage:
         with self._lock:
             begins = self.since is None
             if begins:
-                self.since, self._failed = time.monotonic() - seconds, 0
+                self.since, self._failed = monotonic() - seconds, 0
             self._failed += calls
         return begins
 
@@ -263,7 +261,7 @@ class Outage:
         with self._lock:
             since, self.since = self.since, None
         if since is not None:
-            seconds = round(time.monotonic() - since, 3)
+            seconds = round(monotonic() - since, 3)
             self._log.info("store.answers", seconds=seconds, failed=self._failed)
             Outage.ended += 1
 
@@ -316,7 +314,7 @@ class _Stamp:
 
     def __call__(self) -> str:
         begin, text = self._second
-        micros = time.time_ns() // 1000 - begin
+        micros = int(wall() * 1e6 + 0.5) - begin
         if 0 < micros < 1_000_000:
             # A slice is faster than a format to six digits, 0.13 us instead of 0.18.
             return f"{text}{str(micros + 1_000_000)[1:]}Z"

@@ -103,6 +103,19 @@ def sync_file(descriptor: int) -> None:
     _current.sync(descriptor)
 
 
+def sync_path(path: str | os.PathLike[str]) -> None:
+    """Make a file, or the names in a directory, survive a power cut, as :func:`sync_file` does.
+
+    Raises:
+        OSError: it cannot be opened, or the disk failed.
+    """
+    descriptor = open_file(path, os.O_RDONLY)
+    try:
+        sync_file(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def open_database(path: str | os.PathLike[str], *, flags: int) -> "apsw.Connection":
     """Open a SQLite database and return the connection.
 

@@ -301,7 +301,7 @@ class ExitReport:
     # -- both ------------------------------------------------------------------------------------
 
     def _log_left(self) -> None:
-        now = time.perf_counter()
+        now = time.monotonic()
         runs = [run.described(now) for run in self._runtime.receiver.runs]
         step = self._runtime.receiver.upgrade_step
         if step is not None:

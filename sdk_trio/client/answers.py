@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import httpx
 import trio
 
+from ..base.executor import run_in_thread
 from ..base.retry_after import parse_retry_after
 from ..net.messages import Incident, NetworkError, NotProcessed, TransportClosed
 from .call import Call
@@ -430,7 +431,7 @@ async def decode_json(response: httpx.Response, call: Call) -> Any:
     try:
         if len(content) <= PATIENT_BYTES:
             return read_json(content)
-        return await trio.to_thread.run_sync(read_json, content, abandon_on_cancel=True)
+        return await run_in_thread(read_json, content, abandon_on_cancel=True)
     except UnreadableJsonError as error:
         fault = str(error)
     finally:

@@ -9,7 +9,6 @@ functions that take everything as an argument.
 import platform
 import random
 import re
-import time
 import uuid
 from collections.abc import Callable
 from types import TracebackType
@@ -22,6 +21,7 @@ import trio
 
 from .._version import __version__
 from ..base.breaker import BreakerPolicy, BreakerState
+from ..base.clock import wall
 from ..base.http import DEFAULT_PORTS
 from ..base.logs import get_logger
 from ..base.telemetry import find_tracer
@@ -244,7 +244,7 @@ class RequestSources:
     """
 
     clock: Callable[[], float] = trio.current_time
-    wall_clock: Callable[[], float] = time.time
+    wall_clock: Callable[[], float] = wall
     random: Callable[[], float] = random.random
     new_key: Callable[[], str] = lambda: str(uuid.uuid4())
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..base import opener
 from ..base.logs import get_logger
 from ..config.options.client import ConnectionOptions
 from ..errors import OptionsValidationError, Problem
@@ -183,9 +184,9 @@ class Http3Origins:
 
 async def open_udp(host: str, port: int) -> socket.socket:
     """Return a non-blocking UDP socket connected to ``host``; raises ``OSError``."""
-    addresses = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    addresses = await opener.resolve(host, port, kind=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = addresses[0]
-    sock = socket.socket(family, kind, protocol)
+    sock = opener.open_socket(family, kind, protocol)
     try:
         sock.setblocking(False)
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):

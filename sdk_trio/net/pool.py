@@ -11,7 +11,6 @@ request. docs/adr/0028-one-event-one-failure.md has the measurements behind the 
 """
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
@@ -19,6 +18,7 @@ from ssl import SSLCertVerificationError, SSLContext
 
 import trio
 
+from ..base import opener
 from ..base.logs import get_logger
 from ..config.options.client import ConnectionOptions
 from .http1 import Http1Connection
@@ -502,12 +502,12 @@ class ConnectionPool:
         # A second attempt at the same address would mostly meet the same silence.
         taken = {rival.address for rival in lane.attempts if rival is not attempt} - {None}
         if taken:
-            for *_, address in await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            for *_, address in await opener.resolve(host, port):
                 if address[0] not in taken:
                     attempt.address = str(address[0])
                     with contextlib.suppress(OSError):
-                        return await trio.open_tcp_stream(attempt.address, port)
-        stream = await trio.open_tcp_stream(host, port)
+                        return await opener.dial_tcp(attempt.address, port)
+        stream = await opener.dial_tcp(host, port)
         attempt.address = stream.socket.getpeername()[0]
         return stream
 

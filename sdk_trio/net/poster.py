@@ -9,7 +9,6 @@ address that was checked: a second look-up of the name could give another one.
 """
 
 import contextlib
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -17,6 +16,7 @@ import attrs
 import httpx
 import trio
 
+from ..base import opener
 from ..base.public_addresses import is_internal, is_public
 from ..base.retry_after import parse_retry_after
 from ..config.options.client import ConnectionOptions
@@ -61,7 +61,7 @@ class NoAllowedAddressError(OSError):
 
 async def resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a host in the resolver's order, each once."""
-    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await opener.resolve(host, port)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
@@ -70,7 +70,7 @@ async def dial_public(
     port: int,
     *,
     resolve: Resolve = resolve,
-    connect: Callable[[str, int], Awaitable[trio.SocketStream]] = trio.open_tcp_stream,
+    connect: Callable[[str, int], Awaitable[trio.SocketStream]] = opener.dial_tcp,
 ) -> trio.SocketStream:
     """Connect to the first public address of a host that answers.
 
@@ -96,7 +96,7 @@ async def dial_private(
     port: int,
     *,
     resolve: Resolve = resolve,
-    connect: Callable[[str, int], Awaitable[trio.SocketStream]] = trio.open_tcp_stream,
+    connect: Callable[[str, int], Awaitable[trio.SocketStream]] = opener.dial_tcp,
 ) -> trio.SocketStream:
     """Connect to the first address of a host that is this machine's or of a private network.
 
@@ -121,7 +121,7 @@ def dial_unix(path: str) -> Dial:
     """Return a function that connects to a unix socket, whatever host it is asked for."""
 
     async def dial(_host: str, _port: int) -> trio.SocketStream:
-        return await trio.open_unix_socket(path)
+        return await opener.dial_unix(path)
 
     return dial
 
@@ -167,7 +167,7 @@ class HttpPoster:
         *,
         clock: Callable[[], float],
         verify: ssl.SSLContext | None = None,
-        dial: Dial = trio.open_tcp_stream,
+        dial: Dial = opener.dial_tcp,
         dial_public: Dial = dial_public,
     ) -> None:
         self._clock = clock

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from ..base import opener
 from .messages import (
     ConnectFailedError,
     ConnectTimedOutError,
@@ -144,7 +145,7 @@ async def open_wire(
     context: ssl.SSLContext | None,
     protocols: list[str],
     limit: float,
-    dial: Dial = trio.open_tcp_stream,
+    dial: Dial = opener.dial_tcp,
 ) -> BufferedSocket:
     """Connect to ``origin`` and, when there is a ``context``, agree on TLS.
 

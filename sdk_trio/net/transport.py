@@ -24,6 +24,7 @@ import attrs
 import httpx
 import trio
 
+from ..base import opener
 from ..base.http import IDEMPOTENT_METHODS
 from ..config.options.client import ConnectionOptions
 from ..errors import NotRunningError, OptionsValidationError, Problem
@@ -89,7 +90,7 @@ class Proxy:
             OSError: the proxy cannot be reached, or opens no tunnel.
         """
         try:
-            stream = await trio.open_tcp_stream(self.host, self.port)
+            stream = await opener.dial_tcp(self.host, self.port)
         except OSError as error:
             raise ProxyRefusedError(f"the proxy {self} cannot be reached: {error}") from error
         try:

@@ -11,7 +11,6 @@ repetition is never sent again by itself, unless the channel says that it was su
 """
 
 import random
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf
@@ -21,6 +20,7 @@ import attrs
 import trio
 
 from ..base.bell import Flag
+from ..base.clock import wall
 from ..base.logs import get_logger
 from ..base.throttle import TokenBucket
 from ..errors import StoreUnavailableError
@@ -387,7 +387,7 @@ class NotificationPump:
         *,
         limits: Mapping[str, ChannelLimits] | None = None,
         changed: Flag | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
         fraction: Callable[[], float] = random.random,
     ) -> None:
         self._store = store

@@ -4,13 +4,13 @@ A redelivery arrives like every other delivery and so passes every check of the 
 decisions are in ``plan.py``; this module reads the upstream's lists and keeps the checkpoint.
 """
 
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
 import trio
 
+from ..base.clock import wall
 from ..base.logs import get_logger
 from ..config import Settings
 from ..errors import SdkError, StoreUnavailableError
@@ -115,7 +115,7 @@ class Reconciler:
         inbox: Inbox,
         settings: Settings,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
         ask_seconds: float = ASK_SECONDS,
         term: int | None = None,
     ) -> None:

@@ -17,6 +17,7 @@ import h11
 import msgspec
 import trio
 
+from ..base import opener
 from ..errors import ReplicatorError
 
 #: Bytes of one read.
@@ -309,7 +310,7 @@ class ControlClient:
 
     async def _ask(self, target: str, question: dict[str, object] | None, seconds: float) -> bytes:
         answer = await ask_local(
-            partial(trio.open_unix_socket, self.socket_path),
+            partial(opener.dial_unix, self.socket_path),
             target,
             body=None if question is None else msgspec.json.encode(question),
             seconds=seconds,

@@ -15,6 +15,7 @@ from typing import Final
 
 import trio
 
+from ..base.executor import run_in_thread
 from ..config import Settings
 from ..config.fields import ReplicaTargetType
 from ..config.options.tenants import ReplicationOptions
@@ -102,7 +103,7 @@ class ReplicaErasure:
         with trio.move_on_after(self._wait_seconds):
             while True:
                 # SQLite's own lock proves that nobody has the database open (ADR 34).
-                held = await trio.to_thread.run_sync(HeldDatabase.take, file)
+                held = await run_in_thread(HeldDatabase.take, file)
                 if held is not None:
                     break
                 # Nothing tells when another process closes a file.
@@ -117,12 +118,12 @@ class ReplicaErasure:
 
     async def remove(self, tenant_id: str) -> str | None:
         """Remove the tenant's replica; return in words what could not be removed, else None."""
-        found = await trio.to_thread.run_sync(self.holdings, tenant_id)
+        found = await run_in_thread(self.holdings, tenant_id)
         if found is None:
             return None
         if self._is_local:
             try:
-                return await trio.to_thread.run_sync(_remove_local, Path(found.where))
+                return await run_in_thread(_remove_local, Path(found.where))
             except OSError as error:
                 return f"the replica {found.where} cannot be removed ({error.strerror})"
         try:

@@ -8,7 +8,6 @@ time, and for no more after the first failure.
 
 import math
 import os
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
@@ -18,6 +17,9 @@ from typing import TypeAlias
 import attrs
 import trio
 
+from ..base import opener
+from ..base.clock import wall
+from ..base.executor import run_in_thread
 from ..base.logs import get_logger
 from ..config import Settings
 from ..config.options.tenants import ReplicationOptions
@@ -74,7 +76,7 @@ class LagSurveyor:
         reader: ReplicaReader | None = None,
         *,
         pause: float | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
     ) -> None:
         options = settings.multi_tenant.file_db.replication
         self._reader = ReplicaReader(settings) if reader is None else reader
@@ -144,7 +146,7 @@ class LagSurveyor:
         with scratch_directory(self._data, ".listing-") as scratch:
             replica = self._reader.prepare(Path(path).stem, scratch)
             position = newest_position(await self._files(replica, path))
-        since = await trio.to_thread.run_sync(partial(waiting_since, path, position.txid))
+        since = await run_in_thread(partial(waiting_since, path, position.txid))
         self.book.found(path, position, since, asked_at)
 
     async def _files(self, replica: TenantReplica, path: str) -> tuple[ReplicaFile, ...]:
@@ -230,7 +232,7 @@ class HealthChecker:
         failure: Callable[[], str | None] = lambda: None,
         reloading: Callable[[], bool] = lambda: False,
         surveyor: LagSurveyor | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
     ) -> None:
         self._options = options
         # A check must not outlast the lag that it has to notice.
@@ -410,7 +412,7 @@ class HealthChecker:
     async def _read_metrics(self) -> Mapping[str, DatabaseMetrics]:
         port = self._options.metrics_port
         answer = await ask_local(
-            partial(trio.open_tcp_stream, METRICS_HOST, port, happy_eyeballs_delay=math.inf),
+            partial(opener.dial_tcp, METRICS_HOST, port, next_address=math.inf),
             "/metrics",
             seconds=self._patience,
             max_bytes=_METRICS_BYTES,
@@ -419,9 +421,7 @@ class HealthChecker:
         if answer.status != _OK:
             raise ReplicatorError(f"port {port} answers with status {answer.status}")
         # In a thread: 10 000 databases take 0.1 s, and this is asked every few seconds.
-        found = await trio.to_thread.run_sync(
-            lambda: read_metrics(answer.body.decode("utf-8", "replace"))
-        )
+        found = await run_in_thread(lambda: read_metrics(answer.body.decode("utf-8", "replace")))
         if not found and b"litestream_" not in answer.body:
             raise ReplicatorError(f"what answers on port {port} is no replicator")
         return found

@@ -14,6 +14,7 @@ from typing import Final
 import apsw
 import attrs
 
+from ..base.opener import open_database, open_file, sync_path
 from ..errors import RestoreError
 from ..tenants.databases import SIDE_FILES
 
@@ -75,7 +76,7 @@ class Snapshot:
             apsw.Error: it cannot be read.
         """
         # Not read-only: SQLite could then not make the index of a write-ahead log.
-        self._connection = apsw.Connection(os.fspath(file), flags=apsw.SQLITE_OPEN_READWRITE)
+        self._connection = open_database(file, flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             self._connection.set_busy_timeout(int(_BUSY_SECONDS * 1000))
             # Only the replicator may copy the log into the database. We might be the last
@@ -232,7 +233,7 @@ class HeldDatabase:
         if not file.exists():
             return cls(file)
         try:
-            connection = apsw.Connection(os.fspath(file), flags=apsw.SQLITE_OPEN_READWRITE)
+            connection = open_database(file, flags=apsw.SQLITE_OPEN_READWRITE)
             try:
                 # The caller tries again and says for whom it waits; SQLite would wait in silence.
                 connection.set_busy_timeout(0)
@@ -254,7 +255,7 @@ class HeldDatabase:
 
     @classmethod
     def _take_damaged(cls, file: Path) -> "HeldDatabase | None":
-        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_file(file, os.O_RDWR)
         try:
             if fcntl is not None:
                 # A file that SQLite cannot read can still be locked by the bytes that SQLite would
@@ -303,7 +304,7 @@ class HeldDatabase:
         if self.connection is None and self.descriptor is None:
             return False
         try:
-            os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(open_file(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except OSError as error:
             raise RestoreError(
                 f"{target} cannot be made ({error.strerror}): name a file that does not exist, in "
@@ -311,7 +312,7 @@ class HeldDatabase:
             ) from error
         try:
             self._copy(target)
-            sync_to_disk(target)
+            sync_path(target)
         except (apsw.Error, OSError) as error:
             with suppress(OSError):
                 target.unlink()
@@ -327,7 +328,7 @@ class HeldDatabase:
                 f"{self.file} is so damaged that it cannot be copied as a database: copy all files "
                 "of that name yourself, then restore without --keep"
             )
-        copy = apsw.Connection(os.fspath(target), flags=apsw.SQLITE_OPEN_READWRITE)
+        copy = open_database(target, flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             # The copy is synced once, as a whole, when it is complete.
             copy.execute("PRAGMA synchronous = OFF")
@@ -347,7 +348,7 @@ class HeldDatabase:
             # those of the new database.
             Path(f"{self.file}{suffix}").unlink(missing_ok=True)
         restored.replace(self.file)
-        sync_to_disk(self.file.parent)
+        sync_path(self.file.parent)
 
     def release(self) -> None:
         """Unlock the database, so that others can open the file at the path."""
@@ -355,19 +356,6 @@ class HeldDatabase:
             self.connection.close()
         if self.descriptor is not None:
             os.close(self.descriptor)
-
-
-def sync_to_disk(path: Path) -> None:
-    """Make a file, or the names in a directory, survive a loss of power.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def name_holders(file: Path) -> str:

@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 
 import attrs
 
+from ..base.opener import open_file, sync_file, sync_path
 from ..base.ownership import is_foreign_link
 from ..config.check_tenants import MISREAD_IN_PATHS
 from ..config.fields import ReplicaTargetType
@@ -405,7 +406,7 @@ class ManifestWriter:
     def is_current(self, text: str) -> bool:
         """Return whether the file holds exactly ``text`` and only its owner can read it."""
         try:
-            with open(self.path, "rb") as file:
+            with open(self.path, "rb", opener=open_file) as file:
                 mode = os.fstat(file.fileno()).st_mode & 0o777
                 # Reads one byte more than expected, never the whole of a large foreign file.
                 expected = text.encode()
@@ -443,7 +444,7 @@ class ManifestWriter:
                 raise
             # A rename is durable when its directory is synced: after a loss of power the old name
             # could lead to the old text, of which the replicator was not told.
-            _sync_directory(target.parent)
+            sync_path(target.parent)
             _sweep(target)
         except OSError as error:
             raise ReplicationError(
@@ -455,21 +456,13 @@ class ManifestWriter:
 
 
 def _write_durably(file: Path, content: bytes) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+    descriptor = open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
     with open(descriptor, "wb") as stream:
         # The umask takes bits away from the mode that open() was given.
         os.chmod(file, MODE)
         stream.write(content)
         stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_file(stream.fileno())
 
 
 def _sweep(target: Path) -> None:

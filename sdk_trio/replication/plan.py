@@ -17,7 +17,9 @@ import attrs
 import msgspec
 import trio
 
+from ..base.executor import run_in_thread
 from ..base.logs import get_logger
+from ..base.opener import open_file
 from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError
 from .manifest import ManifestWriter, TenantDatabaseFile, quoted, render_manifest, replica_url
@@ -221,7 +223,7 @@ class PlanReader:
         if known is not None and known.text == text:
             return known
         # The replicator reads a copy: the original could be replaced between its reading and ours.
-        await trio.to_thread.run_sync(ManifestWriter(self._candidate).write, text)
+        await run_in_thread(ManifestWriter(self._candidate).write, text)
         return Plan(text, await self._databases(binary, text))
 
     async def adopt(self, plan: Plan) -> None:
@@ -230,15 +232,15 @@ class PlanReader:
         Raises:
             ReplicationError: the copy cannot be written.
         """
-        await trio.to_thread.run_sync(ManifestWriter(self.running_path).write, plan.text)
+        await run_in_thread(ManifestWriter(self.running_path).write, plan.text)
 
     async def _text(self) -> str:
         def load() -> bytes:
-            with open(self.config_path, "rb") as file:
+            with open(self.config_path, "rb", opener=open_file) as file:
                 return file.read(MAX_BYTES + 1)
 
         try:
-            content = await trio.to_thread.run_sync(load)
+            content = await run_in_thread(load)
             # One byte more than that was read, so a longer file is noticed and never held in
             # memory.
             if len(content) > MAX_BYTES:

@@ -25,6 +25,7 @@ import attrs
 import filelock
 import trio
 
+from ..base.opener import open_file
 from ..base.times import readable, rfc3339
 from ..config import Settings
 from ..errors import ReplicationError, ReplicatorError, RestoreError
@@ -270,7 +271,7 @@ class ReplicaReader:
             )
             manifest = scratch / "replicator.yml"
             # It may name the target's keys, so it is ours alone from its first byte on.
-            with open(os.open(manifest, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            with open(manifest, "x", opener=open_file) as file:
                 file.write(text)
         except (OSError, ValueError) as error:
             raise RestoreError(

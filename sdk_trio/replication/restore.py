@@ -15,6 +15,8 @@ import attrs
 import filelock
 import trio
 
+from ..base.executor import call_loop, check_cancelled, run_in_thread
+from ..base.opener import sync_path
 from ..base.times import readable
 from ..errors import ReplicatorError, RestoreError, SdkError, StoreLockedError
 from ..records.tenants import AuditAction, AuditRecord, Tenant, TenantStatus, Transition
@@ -22,7 +24,7 @@ from ..tenants.databases import SIDE_FILES
 from ..tenants.service import TenantService
 from . import replica
 from .control import ControlClient, control_socket_path
-from .live_database import HeldDatabase, name_holders, read_file, sync_to_disk
+from .live_database import HeldDatabase, name_holders, read_file
 from .replica import ReplicaReader, RestorePoint, TenantReplica, scratch_directory
 
 #: Time between two looks at the growing file, in seconds.
@@ -111,7 +113,7 @@ class Restorer:
                 restored = scratch / "restored.db"
                 await self._fetch(source, restored, at)
                 size = restored.stat().st_size
-                await trio.to_thread.run_sync(_settle, restored, point, install)
+                await run_in_thread(_settle, restored, point, install)
         except OSError as error:
             raise RestoreError(
                 f"{output} cannot be written ({error.strerror}); make its directory writable for "
@@ -200,7 +202,7 @@ def _settle(restored: Path, point: RestorePoint, install: Install) -> None:
     restored.chmod(0o600)
     # Before it gets its name: a name that leads to half a file after a loss of power is worse than
     # none.
-    sync_to_disk(restored)
+    sync_path(restored)
     install(restored, point)
 
 
@@ -221,7 +223,7 @@ def _install(restored: Path, _: RestorePoint, *, output: Path, overwrite: bool) 
         _refuse_existing(output, overwrite=False)
     except OSError:  # a file system without links
         restored.rename(output)
-    sync_to_disk(output.parent)
+    sync_path(output.parent)
 
 
 # In place, whatever daemon runs beside: suspend the tenant; lock its database when nobody has it
@@ -338,7 +340,7 @@ class InPlaceRestorer:
             was_active = tenant.is_active or await self._is_suspended_by_us(tenant)
             try:
                 if tenant.is_active:
-                    if wish.drops_nothing and await trio.Path(file).exists():
+                    if wish.drops_nothing and await run_in_thread(Path(file).exists):
                         await self._bring_up_to_date(file)
                     await self._suspend(tenant, wish)
                 restored, kept = await self._replace(tenant, file, wish)
@@ -430,7 +432,7 @@ class InPlaceRestorer:
             if wish.drops_nothing:
                 unsure = _refuse_loss(held, restored, point)
                 if unsure is not None:
-                    trio.from_thread.run_sync(self._notice, unsure)
+                    call_loop(self._notice, unsure)
             kept = wish.keep is not None and held.copy_to(wish.keep)
             held.replace_by(restored)
 
@@ -447,10 +449,10 @@ class InPlaceRestorer:
         deadline = trio.current_time() + seconds
         told = ""
         while True:
-            held = await trio.to_thread.run_sync(HeldDatabase.take, file)
+            held = await run_in_thread(HeldDatabase.take, file)
             if held is not None:
                 return held
-            holders = await trio.to_thread.run_sync(name_holders, file)
+            holders = await run_in_thread(name_holders, file)
             if trio.current_time() >= deadline:
                 raise RestoreError(
                     f"{holders} has {file} open, {seconds:g} s after the suspension, so it was not "
@@ -471,13 +473,13 @@ def _refuse_loss(held: HeldDatabase, restored: Path, point: RestorePoint) -> str
         RestoreError: the database can be read, and holds something else.
     """
     when = readable(point.as_of)
-    present = held.read(trio.from_thread.check_cancelled)
+    present = held.read(check_cancelled)
     if present is None or not present.tables:
         return (
             f"{held.file} is damaged, missing or empty, so nothing was compared: what was written "
             f"after {when} may be missing"
         )
-    difference = present.difference(read_file(restored, trio.from_thread.check_cancelled))
+    difference = present.difference(read_file(restored, check_cancelled))
     if difference is None:
         return None
     raise RestoreError(

@@ -21,7 +21,9 @@ from typing import Final
 import attrs
 import trio
 
+from ..base.executor import run_in_thread
 from ..base.logs import get_logger
+from ..base.opener import open_file
 from ..errors import ReplicatorError, StoreLockedError
 from .manifest import TenantDatabaseFile
 
@@ -52,7 +54,7 @@ def lock_databases(directory: str | os.PathLike[str]) -> Iterator[int]:
     path = Path(directory) / LOCK_NAME
     try:
         # Not truncated here: until the lock is ours, the file names its holder.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise ReplicatorError(
             f"the replicator's lock {path} cannot be made ({error.strerror}): make the directory "
@@ -121,7 +123,7 @@ def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
     file = Path(path).absolute()
     partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = open_file(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise ReplicatorError(
             f"the pid file {file} cannot be written ({error.strerror}): make its directory "
@@ -160,7 +162,7 @@ def _put_in_place(partial: Path, file: Path) -> None:
 def _remove_abandoned(file: Path) -> None:
     try:
         # Not blocking: a pipe in its place would never open.
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = open_file(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -318,7 +320,7 @@ class Signaler:
 
         For the same databases the same warning is logged once.
         """
-        outcome = await trio.to_thread.run_sync(self._signal)
+        outcome = await run_in_thread(self._signal)
         if isinstance(outcome, Signalled):
             self._last = None
             _log.info("replication.reloaded", pid=outcome.pid, databases=len(databases))
@@ -394,7 +396,7 @@ def read_pid(pid_file: Path) -> int | SignalRefusal:
     """Return the process id in a file, or the reason not to use it; blocks."""
     try:
         # Not blocking: the open of a named pipe would wait for a writer.
-        descriptor = os.open(pid_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_file(pid_file, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return SignalRefusal(
             "missing", f"there is no pid file: start the replicator with one, or set {_KEY}"

@@ -14,7 +14,6 @@ import enum
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +24,8 @@ import attrs
 import filelock
 import trio
 
+from ..base.clock import wall
+from ..base.executor import check_cancelled, run_in_thread
 from ..base.times import readable
 from ..config import Settings
 from ..errors import ReplicationError, ReplicatorError, StoreLockedError
@@ -243,7 +244,7 @@ class Verifier:
     """
 
     def __init__(
-        self, settings: Settings, reader: ReplicaReader, *, clock: Callable[[], float] = time.time
+        self, settings: Settings, reader: ReplicaReader, *, clock: Callable[[], float] = wall
     ) -> None:
         self._reader = reader
         self._clock = clock
@@ -418,7 +419,7 @@ class Verifier:
         return await self._open(live, first.txid, exact=False)
 
     async def _open(self, live: Path, txid: int | None, *, exact: bool) -> _Moment:
-        snapshot = await trio.to_thread.run_sync(Snapshot, live)
+        snapshot = await run_in_thread(Snapshot, live)
         return _Moment(snapshot, txid, exact, _written_at(live))
 
     async def _control(self) -> ControlClient | None:
@@ -488,4 +489,4 @@ def _written_at(live: Path) -> float:
 
 async def _in_thread(read: Callable[[Callable[[], None]], Content]) -> Content:
     """Read a database in a thread; cancelled, the thread stops at the next pause."""
-    return await trio.to_thread.run_sync(read, trio.from_thread.check_cancelled)
+    return await run_in_thread(read, check_cancelled)

@@ -1,10 +1,10 @@
 """The verification of all active tenants' replicas, now or by schedule; the store remembers it."""
 
-import time
 from collections.abc import Callable
 
 import trio
 
+from ..base.clock import wall
 from ..base.logs import get_logger
 from ..config import Settings
 from ..errors import SdkError, StoreLockedError
@@ -44,7 +44,7 @@ class VerificationKeeper:
         verifier: Verifier,
         inbox: Inbox,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
         term: int | None = None,
     ) -> None:
         self._term = term
@@ -147,7 +147,7 @@ class VerificationScheduler:
         tenants: TenantList,
         keeper: VerificationKeeper,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
     ) -> None:
         hours = settings.multi_tenant.file_db.replication.verify_interval_hours
         self._interval = None if hours is None else hours * _HOUR_SECONDS

@@ -17,6 +17,8 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from ..base.clock import monotonic
+from ..base.executor import run_in_thread
 from ..base.logs import get_logger
 from ..config import Settings
 from ..errors import ReplicationError, SdkError
@@ -151,7 +153,7 @@ async def find_databases(tenants: TenantList, directory: Path) -> list[TenantDat
         ReplicationError: the directory cannot be read.
     """
     active = await active_tenants(tenants)
-    return await trio.to_thread.run_sync(_of_tenants, directory, active)
+    return await run_in_thread(_of_tenants, directory, active)
 
 
 def _of_tenants(directory: Path, active: frozenset[str]) -> list[TenantDatabaseFile]:
@@ -312,11 +314,11 @@ class DirectoryScanner:
             ReplicationError: the directory cannot be read.
         """
         state, now_ns = self._look(), time.time_ns()
-        fresh = time.monotonic() - self._read_at < _READ_AGAIN_SECONDS
+        fresh = monotonic() - self._read_at < _READ_AGAIN_SECONDS
         if fresh and state is not None and state == self._state:
             return self._found
         # The state is from before the read, so a change during the read is found by the next look.
-        self._read_at = time.monotonic()
+        self._read_at = monotonic()
         self._state = None
         self._found = database_files(self._directory)
         # A change in the same step of the file system's clock would leave the time as it is.
@@ -431,7 +433,7 @@ class Watcher:
         """Return the active tenants whose file is there, with its identity."""
         if self._active is None:
             self._active = await active_tenants(self._tenants)
-        files = await trio.to_thread.run_sync(self._scanner.scan, limiter=self._limiter)
+        files = await run_in_thread(self._scanner.scan, limiter=self._limiter)
         return {tenant_id: files[tenant_id] for tenant_id in files if tenant_id in self._active}
 
     async def _apply(self, seen: Mapping[str, str]) -> None:
@@ -440,7 +442,7 @@ class Watcher:
         before = self._applied or {}
         databases = databases_of(self._directory, seen)
         self._told = False
-        if await trio.to_thread.run_sync(self._write, databases, limiter=self._limiter):
+        if await run_in_thread(self._write, databases, limiter=self._limiter):
             self.regenerations += 1
             _log.info(
                 "replication.manifest_written",

@@ -7,7 +7,6 @@ backup is behind would turn a risk into a loss. It is degraded, which ``/healthz
 the alerts show.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from ..admin.access import (
 )
 from ..admin.app import AdminApp
 from ..admin.status import StatusProviders, TenantCounts
+from ..base.clock import wall
 from ..base.logs import get_logger
 from ..base.telemetry import Check
 from ..config import Settings, StorageBackend
@@ -112,7 +112,7 @@ class AdminServer:
     is kept; it is None before :meth:`run`.
     """
 
-    def __init__(self, runtime: ObservedRuntime, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, runtime: ObservedRuntime, *, clock: Callable[[], float] = wall) -> None:
         self.sources: StatusProviders = StatusProviders()
         self.token: AdminToken | None = None
         #: The parts that the console shows.

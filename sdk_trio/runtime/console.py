@@ -5,7 +5,6 @@ the :class:`~sdk_trio.admin.console.ConsoleSource` that hands it what it needs. 
 for a view is imported when the view is asked for.
 """
 
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from math import inf
@@ -17,6 +16,7 @@ import trio
 
 from ..admin.console import MissingPartError, SecretsStayHereError
 from ..admin.query import BadQueryError
+from ..base.clock import wall
 from ..config import Secret, Settings
 from ..config.secret import PUBLIC_KEY_PREFIX
 from ..config.show import SettingRow, describe
@@ -175,7 +175,7 @@ class RuntimeConsole:
         clock: returns Unix seconds.
     """
 
-    def __init__(self, runtime: ObservedRuntime, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, runtime: ObservedRuntime, *, clock: Callable[[], float] = wall) -> None:
         self.origins: Mapping[str, str] | None = None
         self.examine: Callable[[], Awaitable[list[dict[str, str]]]] | None = None
         self._runtime = runtime

@@ -5,11 +5,11 @@ wake-up delays a message and never loses one.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 import trio
 
+from ..base.clock import wall
 from ..base.telemetry import Sample
 from ..config import Settings
 from ..config.fields import KeyDerivation
@@ -50,7 +50,7 @@ def make_channels(
     *,
     poster: Poster | None = None,
     read_variable: ReadVariable = os.environ.get,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = wall,
 ) -> dict[str, Channel]:
     """Return every channel under its name, in the order of ``records.channels.CHANNELS``.
 
@@ -100,7 +100,7 @@ class Notifier:
         *,
         channels: ChannelFactory | None = None,
         limits: Mapping[str, ChannelLimits] | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
     ) -> None:
         self._settings = settings
         self._channels = channels

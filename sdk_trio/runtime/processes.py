@@ -20,7 +20,6 @@ import pickle
 import signal
 import socket
 import subprocess
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -32,6 +31,7 @@ import msgspec
 import trio
 
 from ..admin.metrics import add_up, lasting
+from ..base.executor import start_thread
 from ..base.logs import get_logger
 from ..base.telemetry import Check, Sample
 from ..config import Settings
@@ -463,9 +463,7 @@ class Processes:
         out.send_nowait(pickle.dumps(place))
         token = trio.lowlevel.current_trio_token()
         # A thread of our own for each, as all of them wait for as long as the processes run.
-        threading.Thread(
-            target=_wait, args=(popen, token, process.ended), name="sdk_trio-process", daemon=True
-        ).start()
+        start_thread(_wait, popen, token, process.ended, name="sdk_trio-process")
         self._processes[number] = process
         return process
 

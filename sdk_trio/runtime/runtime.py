@@ -11,7 +11,6 @@ the other parts; the admin address last, so that probes can watch the drain.
 """
 
 import os
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
@@ -20,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
+from ..base.clock import current as current_clock
+from ..base.clock import monotonic
+from ..base.executor import run_in_thread
 from ..base.log_output import dropped_in_all
 from ..base.logs import get_logger
 from ..base.telemetry import Sample, SampleSource
@@ -96,7 +98,7 @@ class Runtime:
             runtime makes one from the settings. It opens and closes either.
         standalone: run without a client; None: do so when there is neither an access token nor a
             ``client``.
-        clock: returns Unix seconds.
+        clock: returns Unix seconds; None: the clock of :mod:`sdk_trio.base.clock`.
         client_factory: makes the client of a tenant out of settings with its access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
         quiescence: the host's signal that nothing writes its data. With
@@ -125,7 +127,7 @@ class Runtime:
         *,
         client: "Client | None" = None,
         standalone: bool | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
         quiescence: "Quiescence | None" = None,
@@ -158,15 +160,17 @@ class Runtime:
         # Tenants' clients are made as the host's is, out of settings with the tenant's token.
         if client_factory is None and not standalone:
             client_factory = make_client
+        #: The clock of all parts, in Unix seconds.
+        self.clock: Callable[[], float] = clock or current_clock().wall
         self._notifier = (
-            make_notifier(settings, channels, clock) if self._share.singletons else None
+            make_notifier(settings, channels, self.clock) if self._share.singletons else None
         )
         self.receiver: WebhookReceiver = WebhookReceiver(
             settings,
             # Not "or": a registry with nothing but a fallback is empty, and so is false.
             HandlerRegistry() if handlers is None else handlers,
             client=self._client,
-            clock=clock,
+            clock=self.clock,
             client_factory=client_factory,
             host_upgrade=host_upgrade,
             quiescence=quiescence,
@@ -179,8 +183,6 @@ class Runtime:
         self.processes: Processes | None = None
         if workers is not None:
             self.processes = workers(self.receiver)
-        #: The clock of all parts, in Unix seconds.
-        self.clock: Callable[[], float] = clock
         self._listens = listens
         self._announced = False
         self._bind = settings.server.bind if worker is None else worker.bind
@@ -224,7 +226,7 @@ class Runtime:
         self._served = False
         self._administrator = None
         if settings.admin.enabled and self._share.singletons:
-            self._administrator = make_administrator(self, clock)
+            self._administrator = make_administrator(self, self.clock)
         if self._administrator is not None:
             from .admin import LIVE_KEYS as ADMIN_KEYS  # loaded by those who have one
 
@@ -471,7 +473,7 @@ class Runtime:
         return self._reason
 
     async def wait_draining(self) -> float:
-        """Wait until the drain has begun; return when it ends (``time.monotonic``)."""
+        """Wait until the drain has begun; return when it ends (``clock.monotonic``)."""
         await self._drain_begun.wait()
         assert self._drain_ends_at is not None  # set before the event
         return self._drain_ends_at
@@ -516,7 +518,7 @@ class Runtime:
             raise NotRunningError("this runtime has been run already; make another one")
         self._used = True
         # Before anything listens, also on the admin address.
-        await trio.to_thread.run_sync(require_startable, self.settings)
+        await run_in_thread(require_startable, self.settings)
         try:
             async with trio.open_nursery(strict_exception_groups=True) as nursery:
                 try:
@@ -553,12 +555,12 @@ class Runtime:
             self.replication.end_by(self._scope.deadline)
         left = self._scope.deadline - trio.current_time()
         # On the clock that threads can read: what ends a stuck event loop cannot ask Trio.
-        self._drain_ends_at = time.monotonic() + left
+        self._drain_ends_at = monotonic() + left
         self._drain_begun.set()
         if self.started is not None:
             self.receiver.stop_accepting()
             event = "runtime.draining" if self._worker is None else "process.draining"
-            now = time.perf_counter()
+            now = monotonic()
             # The handlers that the drain waits for: one that hangs takes all of its time.
             runs = [run.described(now) for run in self.receiver.runs[:MOST_REPORTED_RUNS]]
             waits = {"runs": runs} if runs else {}

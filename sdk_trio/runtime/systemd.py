@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import trio
 
+from ..base import opener
 from ..base.logs import get_logger
 from ..config import Settings
 from ..config.table import full_key
@@ -214,7 +215,7 @@ class SystemdNotifier:
         self._socket: socket.socket | None = None
         self._complained = False
         if self._address is not None:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket = opener.open_socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             # The manager's queue holds about ten messages; a full one must not block the loop.
             self._socket.setblocking(False)
 

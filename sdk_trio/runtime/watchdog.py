@@ -7,11 +7,12 @@ that before it is over. A delivery costs nothing more for it.
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import trio
 
+from ..base.clock import monotonic
+from ..base.executor import start_thread
 from ..base.logs import get_logger
 from ..base.telemetry import Sample
 from ..webhooks.invocation import Run, run_in
@@ -42,26 +43,18 @@ class Watchdog:
         self,
         *,
         blocked_seconds: float = BLOCKED_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._blocked_seconds = blocked_seconds
         self._clock = clock
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
         self._times = 0
         self._seconds = 0.0
 
     def __enter__(self) -> "Watchdog":
         token = trio.lowlevel.current_trio_token()
-        self._thread = threading.Thread(
-            target=self._watch,
-            args=(token, threading.get_ident()),
-            name="sdk_trio-watchdog",
-            # A blocked loop may be the reason for the end; this thread must not hold the process
-            # then.
-            daemon=True,
-        )
-        self._thread.start()
+        # A blocked loop may be the reason for the end: this thread does not hold the process then.
+        start_thread(self._watch, token, threading.get_ident(), name="sdk_trio-watchdog")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -17,6 +17,7 @@ try:
 except ImportError:  # Windows has no such limit
     resource = None  # type: ignore[assignment]
 
+from ..base import opener
 from ..config.fields import split_unix
 from ..errors import EXIT_UNAVAILABLE, SdkError
 
@@ -117,7 +118,7 @@ def _open(address: str) -> socket.socket:
         return _unix_socket(path, int(mode, 8))
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    sock = socket.socket(family)
+    sock = opener.open_socket(family)
     if os.name == "posix":  # elsewhere the option lets two programs share one port
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -130,7 +131,7 @@ def _unix_socket(path: str, mode: int) -> socket.socket:
     A peer of a unix socket has no address to check, so the file's mode is all that keeps others
     out.
     """
-    sock = socket.socket(socket.AF_UNIX)
+    sock = opener.open_socket(socket.AF_UNIX)
     with suppress(OSError):
         # Linux makes the file with the mode of the socket, so there is no moment in between.
         os.fchmod(sock.fileno(), mode)
@@ -159,7 +160,7 @@ def _remove_stale_socket(path: str) -> None:
     """Remove the socket file of a dead process; one that a live server listens on stays."""
     if not Path(path).is_socket():
         return
-    with socket.socket(socket.AF_UNIX) as probe:
+    with opener.open_socket(socket.AF_UNIX) as probe:
         # Not blocking: BlockingIOError means that a live server's backlog is full.
         probe.setblocking(False)
         try:

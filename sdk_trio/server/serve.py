@@ -1,7 +1,6 @@
 """The server of one ASGI application: listens on addresses, serves, and drains in order."""
 
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..base.cells import Cells
+from ..base.clock import wall
 from ..base.http import App
 from ..base.logs import Throttle, get_logger
 from ..base.telemetry import Sample
@@ -94,7 +94,7 @@ class Server:
     def _note_dates(self, cert_file: str, dates: tuple[float, float] | None) -> None:
         self._certificate_end = dates and dates[1]
         # Served all the same: refusing to start would take away what handles the waiting events.
-        if (fault := validity_fault(dates, time.time())) is not None:
+        if (fault := validity_fault(dates, wall())) is not None:
             _log.warning("server.certificate", file=cert_file, fault=fault)
 
     async def run(

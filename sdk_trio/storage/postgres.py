@@ -93,7 +93,7 @@ class PostgresInbox(SqlInbox):
         )
         inbox = cls(address, terms, server_clock=server_clock)
         try:
-            await run_in_thread(_migrate, address)
+            await run_in_thread(migrate, address)
             await inbox.changed_elsewhere()
         except BaseException:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
@@ -163,7 +163,13 @@ def _forget_nodes(tx: Transaction) -> None:
     tx.run(_LEFT_LONG_AGO)
 
 
-def _migrate(address: PostgresAddress) -> None:
+def migrate(address: PostgresAddress) -> None:
+    """Create the tables, or bring them up to date; blocks.
+
+    Raises:
+        StoreVersionError: the schema is of a newer version or of another program.
+        StoreUnavailableError: no server answers, or it refuses.
+    """
     connection = address.connect()
     try:
         migrate_postgres(

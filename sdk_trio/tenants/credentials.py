@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
+from ..base.executor import run_in_thread
 from ..base.logs import get_logger
 from ..config import Secret
 from ..errors import TenantCredentialsError
@@ -92,7 +93,7 @@ class CredentialReader:
         """Return the text of each source, or the reason why it cannot be read."""
         # Only files need a thread: variables are read where we are.
         if any(isinstance(source, KeyFile) for source in sources):
-            return await trio.to_thread.run_sync(
+            return await run_in_thread(
                 self._read_all, tenant, sources, abandon_on_cancel=True, limiter=self._threads
             )
         await trio.lowlevel.checkpoint()

@@ -15,6 +15,7 @@ from pathlib import Path
 import apsw
 import attrs
 
+from ..base.opener import open_database, open_file, sync_path
 from ..errors import SourceDatabaseError, UpgradeError
 from .databases import SIDE_FILES
 
@@ -107,9 +108,9 @@ def copy_database(source: Path, partial: Path, pause: Pause, progress: CopyProgr
         ):
             pages = _back_up(reading, copy, partial, pause, progress)
             _check(source, copy, pause)
-        _sync(partial)
+        sync_path(partial)
         # The directory, too: after a power cut a file that was synced may have no name.
-        _sync(partial.parent)
+        sync_path(partial.parent)
     except BaseException:
         remove_database(partial)
         raise
@@ -126,7 +127,7 @@ def install(partial: Path, target: Path) -> None:
         return
     refuse_existing(target)
     partial.rename(target)
-    _sync(target.parent)
+    sync_path(target.parent)
 
 
 def refuse_existing(target: Path) -> None:
@@ -190,13 +191,13 @@ def _translated(source: Path) -> Iterator[None]:
 def _opened(source: Path) -> Iterator[apsw.Connection]:
     # Opened without SQLite first, because SQLite has one message for every file that it cannot
     # open, and the operating system says why.
-    with source.open("rb"):
+    with open(source, "rb", opener=open_file):
         pass
     log = source.with_name(f"{source.name}-wal")
     keeps_log = log.exists()
     # Opened for writing, because the journal of a killed process has to be rolled back before the
     # database can be read.
-    connection = apsw.Connection(os.fspath(source), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection = open_database(source, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(int(_BUSY_SECONDS * 1000))
         # The old files stay as they are. A checkpoint at closing would change the database, and
@@ -226,13 +227,13 @@ def _writers_kept_out(source: Path) -> Iterator[None]:
 @contextmanager
 def _created(partial: Path) -> Iterator[apsw.Connection]:
     try:
-        os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(open_file(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
         raise UpgradeError(
             f"the copy {partial} cannot be written ({error.strerror}); make its directory writable "
             "for this user; nothing was changed"
         ) from error
-    connection = apsw.Connection(os.fspath(partial), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection = open_database(partial, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         # Without journal and syncs the copy is fast. That is safe, because a copy that was cut
         # short is thrown away, and a whole one is synced before it counts.
@@ -300,11 +301,3 @@ def _interruptible(connection: apsw.Connection, pause: Pause) -> Iterator[None]:
         raise
     finally:
         connection.set_progress_handler(None)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -32,7 +32,9 @@ import attrs
 import outcome
 import trio
 
+from ..base.executor import run_in_thread, start_in_thread
 from ..base.logs import get_logger
+from ..base.opener import open_database, open_file
 from ..config import Settings
 from ..errors import InvalidTenantError, StoreUnavailableError
 from ..storage.data_directory import create_data_directory
@@ -313,9 +315,7 @@ class TenantDatabases:
             for _ in range(self._max_threads):
                 await self._threads.acquire()
                 held += 1
-            await trio.to_thread.run_sync(
-                _close_all, list(self._idle.values()), abandon_on_cancel=True
-            )
+            await run_in_thread(_close_all, list(self._idle.values()), abandon_on_cancel=True)
             self._idle.clear()
             self._ended.set()
         finally:
@@ -365,17 +365,13 @@ class TenantDatabases:
         if opens and call.opened is None and self.open_count > self._max_open:
             # Closed by the job's thread, because closing may copy the log and wait for the disk.
             _, call.evicted = self._idle.popitem(last=False)
-        token = trio.lowlevel.current_trio_token()
 
         def deliver(result: outcome.Outcome[T]) -> None:
             call.result = result
-            try:
-                token.run_sync_soon(self._end, call)
-            except trio.RunFinishedError:
-                return  # the event loop has ended without close(), so no caller waits any more
+            self._end(call)
 
         try:
-            trio.lowlevel.start_thread_soon(lambda: job(call), deliver, "sdk_trio-tenant")
+            start_in_thread(lambda: job(call), deliver, name="sdk_trio-tenant")
         except BaseException:
             self._running -= 1
             raise
@@ -523,7 +519,7 @@ def _connect(file: Path, *, create: bool, replicated: bool) -> _Opened:
         main = _create(file)
     # Without SQLITE_OPEN_CREATE: a file that vanished at this moment is being replaced, and an
     # empty one in its place would be taken for the database.
-    connection = apsw.Connection(os.fspath(file), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection = open_database(file, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         for statement in _SETTINGS:
@@ -549,7 +545,7 @@ def _create(file: Path) -> tuple[int, int]:
     An existing file is never opened here, because closing it would drop SQLite's POSIX locks on it.
     """
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = open_file(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise _replaced(file) from error
     except OSError as error:

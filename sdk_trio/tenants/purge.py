@@ -12,7 +12,6 @@ docs/adr/0037-what-a-purge-reaches.md has the alternatives.
 """
 
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
@@ -21,7 +20,10 @@ from typing import Protocol
 import attrs
 import trio
 
+from ..base.clock import wall
+from ..base.executor import run_in_thread
 from ..base.logs import get_logger
+from ..base.opener import open_file
 from ..config import Settings
 from ..errors import IllegalTransitionError, StoreUnavailableError, UnknownTenantError
 from ..records.tenants import AuditAction, AuditRecord, Tenant, TenantStatus
@@ -126,7 +128,7 @@ class Purger:
         *,
         replicas: Replicas | None = None,
         databases: TenantDatabases | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
     ) -> None:
         self._policy = StatusPolicy.of(settings)
         self._directory = databases_directory(settings).absolute()
@@ -288,20 +290,20 @@ class Purger:
             files = await self._files_of(tenant_id)
             # Removed even where somebody has it open: the name is free then, and the content goes
             # with the last one who closes it.
-            freed = await trio.to_thread.run_sync(_remove, file, files)
+            freed = await run_in_thread(_remove, file, files)
         named = self._named_source if await self._was_upgraded_to(tenant_id) else None
-        if named is not None and await trio.Path(named).exists():
+        if named is not None and await run_in_thread(Path(named).exists):
             unreached.append(f"the database that the upgrade copied: {named}; remove that file")
         # A backup beside the store holds the tenant as well, and is not ours to remove.
-        copies = await trio.to_thread.run_sync(_copies, self._data, tenant_id)
+        copies = await run_in_thread(_copies, self._data, tenant_id)
         unreached += [f"{copy}: a database that names the tenant; a backup?" for copy in copies]
         return freed, unreached
 
     async def _files_of(self, tenant_id: str) -> list[Path]:
-        files = await trio.to_thread.run_sync(_named_after, self._directory, tenant_id)
+        files = await run_in_thread(_named_after, self._directory, tenant_id)
         if await self._was_upgraded_to(tenant_id) and self._named_source is None:
             source = self._directory / upgrade.SOURCE_NAME
-            files += await trio.to_thread.run_sync(_database_files, source)
+            files += await run_in_thread(_database_files, source)
         return files
 
     async def _was_upgraded_to(self, tenant_id: str) -> bool:
@@ -313,11 +315,11 @@ class Purger:
         files = await self._files_of(tenant_id)
         replica = None
         if self._replicas is not None:
-            replica = await trio.to_thread.run_sync(self._replicas.holdings, tenant_id)
+            replica = await run_in_thread(self._replicas.holdings, tenant_id)
         return PurgeCandidate(
             tenant_id=tenant_id,
             tenant=tenant,
-            bytes=await trio.to_thread.run_sync(_size, files),
+            bytes=await run_in_thread(_size, files),
             files=[str(file) for file in files],
             rows=await self._inbox.holdings(tenant_id),
             replica=replica,
@@ -369,11 +371,11 @@ class Purger:
 
     async def _left_behind(self, *, orphans: bool = False) -> list[PurgeCandidate]:
         """Return the remaining data of purged tenants; with ``orphans`` of unknown ones, too."""
-        ids = set(await trio.to_thread.run_sync(_tenant_ids, self._directory))
+        ids = set(await run_in_thread(_tenant_ids, self._directory))
         ids.update(await self._inbox.unowned())
         replicated: set[str] = set()
         if self._replicas is not None:
-            replicated.update(await trio.to_thread.run_sync(self._replicas.ids))
+            replicated.update(await run_in_thread(self._replicas.ids))
         return [
             await self._described(name, None)
             for name in sorted(ids | replicated)
@@ -464,7 +466,7 @@ def _copies(data: Path, tenant_id: str) -> list[Path]:
 
 
 def _is_database_with(path: Path, wanted: bytes) -> bool:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_file) as file:
         chunk = file.read(_READ_BYTES)
         if not chunk.startswith(_MAGIC):
             return False

@@ -9,7 +9,6 @@ ask the store for its tenant each time.
 """
 
 import enum
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +17,7 @@ from typing import Final
 import attrs
 import trio
 
+from ..base.clock import monotonic, wall
 from ..base.logs import Throttle, get_logger
 from ..base.lru import Lru
 from ..config import Settings
@@ -210,9 +210,9 @@ class TenantService:
         settings: Settings,
         store: TenantStore,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
         new_id: Callable[[], uuid.UUID] = uuid.uuid4,
-        stopwatch: Callable[[], float] = time.monotonic,
+        stopwatch: Callable[[], float] = monotonic,
     ) -> None:
         self._policy = StatusPolicy.of(settings)
         multi_tenant = settings.multi_tenant

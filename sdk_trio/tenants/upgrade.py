@@ -33,6 +33,8 @@ import attrs
 import msgspec
 import trio
 
+from ..base.executor import run_in_thread
+from ..base.opener import open_database
 from ..config import Settings
 from ..config.fields import DefaultTenantStrategy
 from ..config.options.tenants import SingleTenantUpgradeOptions
@@ -500,7 +502,7 @@ class SqliteTenantIds:
 
     async def count(self) -> int:
         """Return how many rows have no tenant."""
-        return await trio.to_thread.run_sync(self._count)
+        return await run_in_thread(self._count)
 
     async def run_batch(self, tenant: Tenant, position: str | None) -> StepBatch:
         """Fill the next rows; ``position`` is the last row id that was looked at.
@@ -508,7 +510,7 @@ class SqliteTenantIds:
         Raises:
             UpgradeError: the file cannot be written, or has no such table or column.
         """
-        return await trio.to_thread.run_sync(self._fill, tenant.id, position)
+        return await run_in_thread(self._fill, tenant.id, position)
 
     def _count(self) -> int:
         # S608: both names are quoted above.
@@ -554,7 +556,7 @@ class _Opened:
 
     def __enter__(self) -> apsw.Connection:
         try:
-            connection = apsw.Connection(os.fspath(self._file), flags=apsw.SQLITE_OPEN_READWRITE)
+            connection = open_database(self._file, flags=apsw.SQLITE_OPEN_READWRITE)
         except apsw.Error as error:
             raise self._error(error) from error
         connection.set_busy_timeout(int(_BUSY_SECONDS * 1000))

@@ -1,6 +1,5 @@
 """The run of the upgrade from a single tenant; ``upgrade.py`` has its steps and their order."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,8 @@ import filelock
 import msgspec
 import trio
 
+from ..base.clock import wall
+from ..base.executor import call_loop, check_cancelled, run_in_thread
 from ..base.logs import get_logger
 from ..config import Settings
 from ..config.fields import DefaultTenantStrategy
@@ -97,7 +98,7 @@ class Upgrader:
         quiescence: Quiescence,
         host: HostUpgrade | None = None,
         report: Report = _ignore,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
     ) -> None:
         self._options = settings.multi_tenant.single_tenant_upgrade
         self._directory = databases_directory(settings)
@@ -534,13 +535,13 @@ class Upgrader:
     async def _copy(self, source: Path) -> int:
         def progress(done: int, total: int) -> None:
             update = UpgradeProgress(DATABASE, done, total, unit="pages")
-            trio.from_thread.run_sync(self._report, update)
+            call_loop(self._report, update)
 
-        pause = trio.from_thread.check_cancelled
+        pause = check_cancelled
         return await self._in_thread(copy_database, source, self._partial, pause, progress)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
-        return await trio.to_thread.run_sync(function, *arguments, limiter=self._one_thread)
+        return await run_in_thread(function, *arguments, limiter=self._one_thread)
 
     # -- planning --------------------------------------------------------------------------------
 
@@ -578,7 +579,7 @@ class Upgrader:
         source = self._source()
         if source is None:
             return None
-        counts = await self._in_thread(count_source, source, trio.from_thread.check_cancelled)
+        counts = await self._in_thread(count_source, source, check_cancelled)
         remark = f"{source}: {counts.tables} tables, {counts.bytes} bytes"
         return PlannedStep(step=name, rows=counts.rows, remark=remark)
 

@@ -2,10 +2,10 @@
 
 import hmac
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
+from ..base.clock import wall
 from ..config import KeyDerivation, Secret
 from ..errors import VerificationError
 from ..notifications.channels.webhook import SIGNATURE_HEADER, body_signature
@@ -39,7 +39,7 @@ def verify_notification(
         OptionsValidationError: the secret cannot be used.
     """
     text = secret.reveal() if isinstance(secret, Secret) else secret
-    received_at = time.time() if now is None else now
+    received_at = wall() if now is None else now
     # Frameworks hand headers over in every case.
     lowered = {name.lower(): value for name, value in headers.items()}
     pairs = [(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in lowered.items()]

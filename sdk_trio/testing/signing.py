@@ -2,7 +2,6 @@
 
 import difflib
 import sys
-import time
 import uuid
 import warnings
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
+from ..base.clock import wall
 from ..config import KeyDerivation, Secret
 from ..events import DEFAULT_CATALOG
 from ..events.samples import sample, sample_body, sample_types
@@ -49,7 +49,7 @@ def sign_delivery(
         UnknownEventTypeError: there is no sample of that type.
         ValueError: the id, the timestamp or the secret is one that a receiver would refuse.
     """
-    now = time.time() if timestamp is None else float(timestamp)
+    now = wall() if timestamp is None else float(timestamp)
     # A new id for each, because a receiver answers a known one without running the handler.
     identifier = f"msg_{uuid.uuid4().hex}" if webhook_id is None else webhook_id
     if isinstance(event, bytes):

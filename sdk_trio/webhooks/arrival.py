@@ -6,6 +6,7 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
+from ..base.executor import run_in_thread
 from ..events import Envelope, decode_envelope, plain_envelope
 from ..events.decoding import Outline
 from ..records.deliveries import Admitted, DeliveryRecord, NewDelivery
@@ -44,7 +45,7 @@ async def look_closer(body: bytes) -> Envelope:
     if len(body) <= LARGE_BYTES:
         await trio.lowlevel.checkpoint()
         return decode_envelope(body)
-    return await trio.to_thread.run_sync(decode_envelope, body)
+    return await run_in_thread(decode_envelope, body)
 
 
 async def arrival_of(record: DeliveryRecord) -> VerifiedDelivery:

@@ -5,13 +5,13 @@
 event is done.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 import trio
 
+from ..base.clock import wall
 from ..errors import EffectError
 from ..events import Event
 from ..storage.effects import Effects
@@ -29,7 +29,7 @@ class Conclusions:
         clock: returns Unix seconds.
     """
 
-    def __init__(self, inbox: Inbox, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, inbox: Inbox, *, clock: Callable[[], float] = wall) -> None:
         self._inbox = inbox
         self._clock = clock
         self._begun: set[str] = set()

@@ -4,7 +4,6 @@ The way of a delivery begins here: screen, read the body, verify, route, and the
 run (``run``) or the queue (``queue``), whose answer is sent. docs/explanation/delivery.md draws it.
 """
 
-import time
 from collections.abc import Callable, Hashable
 from hmac import compare_digest
 from typing import NamedTuple
@@ -13,6 +12,7 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
+from ..base.clock import wall
 from ..base.http import (
     SHORTCUT,
     DirectRequest,
@@ -180,7 +180,7 @@ class Endpoint:
         counters: Counters,
         rejections: Rejections,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
     ) -> None:
         options = settings.webhooks
         self._counters = counters

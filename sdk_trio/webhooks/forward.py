@@ -10,13 +10,13 @@ A pause is a record in the store: commands write it, and this process looks for 
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
 import trio
 
+from ..base import opener
 from ..base.breaker import (
     AttemptOutcome,
     BreakerPolicy,
@@ -25,6 +25,7 @@ from ..base.breaker import (
     CircuitRefusal,
     Permit,
 )
+from ..base.clock import wall
 from ..base.logs import get_logger
 from ..base.telemetry import Histogram, Sample, find_tracer, trace_headers
 from ..base.throttle import TokenBucket, longest_wait
@@ -413,7 +414,7 @@ class Forwarder:
         settings: Settings,
         inbox: Inbox,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
         read_variable: ReadVariable = os.environ.get,
     ) -> None:
         traced = find_tracer() is not None
@@ -491,7 +492,7 @@ def dial_of(options: RouteOptions) -> Dial:
     """Return the function that connects to the application of a route."""
     if options.url.startswith("unix:"):
         return dial_unix(options.url.split(":")[1])
-    return trio.open_tcp_stream if options.allow_public_addresses else dial_private
+    return opener.dial_tcp if options.allow_public_addresses else dial_private
 
 
 def _header_of(text: str) -> tuple[str, str]:

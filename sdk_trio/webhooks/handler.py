@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import trio
 
+from ..base.executor import run_in_thread
 from ..base.foreign_errors import attempt
 from ..errors import HandlerRegistrationError, NotAwaitedError
 from ..events import Event
@@ -276,9 +277,7 @@ class ThreadHandler(WebhookHandlerBase[Any]):
         function that calls ``trio.from_thread.check_cancelled()`` ends at a cancellation.
         """
         # No limiter here: the runner has taken a place before the event was claimed.
-        raised = await trio.to_thread.run_sync(
-            self._run, event, limiter=_PLACE_TAKEN, thread_name=self._name
-        )
+        raised = await run_in_thread(self._run, event, limiter=_PLACE_TAKEN, name=self._name)
         if raised is not None:
             raise raised
 

@@ -42,7 +42,7 @@ UNDESCRIBED = "an exception that could not be described"
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
-    """A handler at work: its name, its event, and when it began (``time.perf_counter``).
+    """A handler at work: its name, its event, and when it began (``clock.monotonic``).
 
     ``threaded`` says that it is a plain function in a thread, which nothing can stop.
     """
@@ -54,7 +54,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     threaded: bool = False
 
     def described(self, now: float) -> dict[str, object]:
-        """Return its fields for a log at ``now``, by ``time.perf_counter``."""
+        """Return its fields for a log at ``now``, by ``clock.monotonic``."""
         return {
             "webhook_id": self.webhook_id,
             "handler": self.handler,
@@ -105,7 +105,7 @@ class Invocations:
     async def call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
         """Call a handler, and its error hook if it fails; return how it failed, None if it has not.
 
-        ``begun`` is when it began, by ``time.perf_counter``. A cancellation of ours is raised.
+        ``begun`` is when it began, by ``clock.monotonic``. A cancellation of ours is raised.
         """
         self.at_work[event.key] = Run(
             handler.name, event.webhook_id, begun, event.key, handler.threads is not None

@@ -1,10 +1,10 @@
 """The janitor: retention of finished deliveries, and a warning about secrets that match nothing."""
 
-import time
 from collections.abc import Callable
 
 import trio
 
+from ..base.clock import wall
 from ..base.logs import get_logger
 from ..errors import StoreUnavailableError
 from ..storage.ports import Inbox
@@ -20,7 +20,7 @@ class Janitor:
     """Applies the retention settings once an hour, beginning at the start."""
 
     def __init__(
-        self, inbox: Inbox, secret_usage: SecretUsage, *, clock: Callable[[], float] = time.time
+        self, inbox: Inbox, secret_usage: SecretUsage, *, clock: Callable[[], float] = wall
     ) -> None:
         self._inbox = inbox
         self._secret_usage = secret_usage

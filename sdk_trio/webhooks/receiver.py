@@ -7,7 +7,6 @@ end.
 """
 
 import json
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from ..base.clock import current as current_clock
+from ..base.executor import run_in_thread
 from ..base.http import DirectRequest, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
 from ..base.telemetry import Links, Sample, find_tracer
@@ -103,7 +104,7 @@ class WebhookReceiver:
             and closes it.
         client: the object that handlers find in ``services.client``, open for as long as this
             runs; None: the receiver is standalone, and handlers get an error there.
-        clock: returns Unix seconds.
+        clock: returns Unix seconds; None: the clock of :mod:`sdk_trio.base.clock`.
         client_factory: makes the client that ``services.client_for`` gives out for a tenant, out
             of settings with the tenant's access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
@@ -133,7 +134,7 @@ class WebhookReceiver:
         *,
         inbox: Inbox | None = None,
         client: object | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         client_factory: "ClientFactory | None" = None,
         host_upgrade: "HostUpgrade | None" = None,
         quiescence: "Quiescence | None" = None,
@@ -154,7 +155,8 @@ class WebhookReceiver:
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._given_inbox = inbox
         self._client = client
-        self._clock = clock
+        # The function itself: each delivery asks it several times.
+        self._clock = clock or current_clock().wall
         self._client_factory = client_factory
         self._host_upgrade = host_upgrade
         self._quiescence = quiescence
@@ -171,7 +173,9 @@ class WebhookReceiver:
         #: The number of deliveries of earlier processes that the start has taken over.
         self.recovered: int = 0
         self._rejections = Rejections(self.counters)
-        self._endpoint: Endpoint = Endpoint(settings, self.counters, self._rejections, clock=clock)
+        self._endpoint: Endpoint = Endpoint(
+            settings, self.counters, self._rejections, clock=self._clock
+        )
         self._running: _Running | None = None
         self._last: _Running | None = None
         self._drained: trio.Event = trio.Event()
@@ -529,7 +533,7 @@ class WebhookReceiver:
         from ..tenants.upgrade_run import Upgrader
 
         quiescence = self._quiescence or Quiescence()
-        await trio.to_thread.run_sync(quiescence.directory_locked, self.settings)
+        await run_in_thread(quiescence.directory_locked, self.settings)
         upgrader = Upgrader(
             self.settings,
             store,

@@ -9,7 +9,6 @@ holds what the request claimed, bounded, and nothing of its body but the type.
 """
 
 import re
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -17,6 +16,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from ..base.clock import wall
 from ..base.http import Headers
 from ..base.logs import Throttle, get_logger
 from .counters import Counters
@@ -78,7 +78,7 @@ class RejectionRing:
         clock: returns Unix seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = wall) -> None:
         self._clock = clock
         self._kept: deque[tuple[int, float, Rejection]] = deque(maxlen=KEPT)
         self._causes: Counter[str] = Counter()

@@ -1,7 +1,6 @@
 """Runs of handlers: one at a time for each key, with the outcome recorded in the inbox."""
 
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,6 +11,8 @@ import msgspec
 import trio
 
 from ..base.cells import Cells, is_cell_cancelled
+from ..base.clock import current as current_clock
+from ..base.clock import wall
 from ..base.http import Deadline, Expiry
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
@@ -109,10 +110,11 @@ class _Apart(msgspec.Struct):
 class _End(msgspec.Struct):
     """The end of a run, and whether the store is known to have it although it has failed.
 
-    ``offset``: by how much the wall clock was ahead of the monotonic one then.
+    ``offset``: by how much the wall clock was ahead of Trio's at the first try, if a due time is
+    recorded.
     """
 
-    offset: float
+    offset: float | None = None
     recorded: bool = False
 
 
@@ -236,9 +238,8 @@ class DeliveryRunner:
         inbox: Inbox,
         counters: Counters,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
         jitter: Callable[[], float] = random.random,
-        stopwatch: Callable[[], float] = time.perf_counter,
         tenancy: "TenantRuntime | None" = None,
         conclusions: Conclusions | None = None,
         invocations: Invocations | None = None,
@@ -250,7 +251,7 @@ class DeliveryRunner:
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._clock = clock
         self._jitter = jitter
-        self._stopwatch = stopwatch
+        self._stopwatch = current_clock().monotonic
         self._tenancy = tenancy
         self._inline_max_attempts = options.inline_max_attempts
         self._retries = DeliveryRetries(
@@ -540,7 +541,8 @@ class DeliveryRunner:
         tenant = None
         try:
             if fresh:
-                self._inbox.begin(delivery.key, now=self._clock())
+                key = delivery.key if delivery.signer else delivery.webhook_id
+                self._inbox.begin(key, now=self._clock())
             else:
                 ours = await self._keep(
                     lambda: self._inbox.start(delivery.key, now=self._clock(), alone=alone)
@@ -690,8 +692,7 @@ class DeliveryRunner:
         """Record and report how run number ``attempt`` ended, which took ``seconds``."""
         key = delivery.key if delivery.signer else delivery.webhook_id
         if policy.insists:
-            end = _End(self._clock() - trio.current_time())
-            await self._keep(partial(self._insist, key, outcome, end))
+            await self._keep(partial(self._insist, key, outcome, _End()))
         else:
             await self._finish(key, outcome)
         self._report(delivery, attempt, outcome, handler, seconds)
@@ -703,10 +704,12 @@ class DeliveryRunner:
             return
         self._unsure[key] = end
         if isinstance(outcome, Retry | Postponed) and outcome.at is not None:
-            # The clock may have been set since the last try: due times are corrected in the store,
+            # The clock may have been set since the first try: due times are corrected in the store,
             # which does not have this one.
-            step = self._clock() - trio.current_time() - end.offset
-            outcome = msgspec.structs.replace(outcome, at=outcome.at + step)
+            offset = self._clock() - trio.current_time()
+            if end.offset is None:
+                end.offset = offset
+            outcome = msgspec.structs.replace(outcome, at=outcome.at + (offset - end.offset))
         await self._finish(key, outcome)
         if self._unsure.get(key) is end:
             del self._unsure[key]

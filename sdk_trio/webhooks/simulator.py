@@ -5,7 +5,6 @@ another installation may verify with: a signature that it returned could be used
 """
 
 import json
-import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from urllib.parse import unquote
 import msgspec
 import trio
 
+from ..base.clock import wall
 from ..base.http import PASSED_ON, Receive, Scope, Send
 from ..base.logs import get_logger
 from ..base.public_addresses import host_name, is_loopback
@@ -76,7 +76,7 @@ class Simulator:
     that was not made for tests.
     """
 
-    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = wall) -> None:
         self.settings = settings
         self._clock = clock
         self.address = ""

@@ -187,10 +187,11 @@ class PostgresServer:
         """The connection string of a new database that has the schema already."""
         if self._template is None:
             from sdk_trio.storage.engines.postgres_address import PostgresAddress
+            from sdk_trio.storage.postgres import migrate
 
             address = PostgresAddress(dsn=self.empty())
+            migrate(address)
             connection = address.connect()
-            address.migrate(connection)
             self._template = connection.info.dbname
             connection.close()
         if len(self._created) < _KEPT:

@@ -1,14 +1,18 @@
 """The seams that a simulation replaces: time, threads, sockets and files of the data directory."""
 
+import ast
 import os
 import socket
 import threading
 import time
+from pathlib import Path
 
 import apsw
 import pytest
 import trio
+from support.imports import modules
 
+import sdk_trio
 from sdk_trio.base import clock, executor, opener
 
 
@@ -128,3 +132,120 @@ async def test_a_replaced_opener_opens_everything_until_the_end_of_the_block(tmp
     os.close(opener.open_file(file, os.O_RDONLY))
     assert len(recorder.opened) == 3
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+#: What only ``sdk_trio.base`` may do: the calls, and the module that does them for all others.
+SEAMS = {
+    "clock": {
+        "time.time",
+        "time.time_ns",
+        "time.monotonic",
+        "time.monotonic_ns",
+        "time.perf_counter",
+        "time.perf_counter_ns",
+        "time.sleep",
+        "datetime.now",
+        "datetime.utcnow",
+    },
+    "executor": {
+        "trio.to_thread.run_sync",
+        "trio.from_thread.run",
+        "trio.from_thread.run_sync",
+        "trio.from_thread.check_cancelled",
+        "trio.lowlevel.start_thread_soon",
+        "trio.Path",
+        "trio.open_file",
+        "threading.Thread",
+        "threading.Timer",
+    },
+    "opener": {
+        "apsw.Connection",
+        "os.open",
+        "os.fsync",
+        "socket.create_connection",
+        "socket.create_server",
+        "socket.getaddrinfo",
+        "socket.socket",
+        "socket.socketpair",
+        "trio.open_ssl_over_tcp_stream",
+        "trio.open_tcp_listeners",
+        "trio.open_tcp_stream",
+        "trio.open_unix_socket",
+        "trio.serve_tcp",
+        "trio.socket.getaddrinfo",
+        "trio.socket.socket",
+    },
+}
+
+#: Modules, or packages, that do such a thing themselves; a simulation replaces none of it.
+EXCEPTIONS = {
+    "sdk_trio.__main__": "the process, before it runs anything",
+    "sdk_trio.asgi": "the thread of a runtime beside an asyncio loop: two loops cannot be one",
+    "sdk_trio.base.log_output": "logs of a process; its thread must work without any event loop",
+    "sdk_trio.cli": "commands of a person, and the end of the process",
+    "sdk_trio.client.blocking": "the thread of the event loop behind a blocking client",
+    "sdk_trio.config.sources": "compares with the times of files, which are the kernel's",
+    "sdk_trio.replication.child": "a thread that lives as long as another program",
+    "sdk_trio.replication.manifest": "compares with the times of files, which are the kernel's",
+    "sdk_trio.replication.watch": "compares with the times of files, which are the kernel's",
+    "sdk_trio.runtime.processes": "the channel between two processes",
+    "sdk_trio.storage": "not converted yet",
+}
+
+
+#: Classes among them: to name one in an annotation opens nothing.
+CLASSES = {"apsw.Connection", "socket.socket", "threading.Thread"}
+
+
+def _named(tree):
+    """Yield the dotted names in a module and their lines: what was imported, by its full name."""
+    homes = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            homes |= {name.asname or name.name: name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            homes |= {name.asname or name.name: f"{node.module}.{name.name}" for name in node.names}
+    called = {
+        node.func
+        for node in ast.walk(tree)
+        # A socket that is made of a descriptor was opened by somebody else.
+        if isinstance(node, ast.Call) and not any(each.arg == "fileno" for each in node.keywords)
+    }
+    for node in ast.walk(tree):
+        after = ""
+        place = node
+        while isinstance(place, ast.Attribute):
+            after, place = f".{place.attr}{after}", place.value
+        if isinstance(place, ast.Name):
+            name = homes.get(place.id, place.id) + after
+            if name not in CLASSES or node in called:
+                yield name.replace("datetime.datetime.", "datetime."), node.lineno
+
+
+def _is_excepted(module):
+    return any(module == name or module.startswith(f"{name}.") for name in EXCEPTIONS)
+
+
+FILES = modules(Path(sdk_trio.__file__).parent)
+
+
+@pytest.mark.parametrize("exception", EXCEPTIONS)
+def test_an_exception_is_needed(exception):
+    inside = [name for name in FILES if f"{name}.".startswith(f"{exception}.")]
+    assert any(_uses(name) for name in inside), "take it out of EXCEPTIONS: it uses the seams"
+
+
+def _uses(module):
+    tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
+    return [
+        (seam, f"{module}:{line} {name}")
+        for name, line in _named(tree)
+        for seam, names in SEAMS.items()
+        if name in names and module != f"sdk_trio.base.{seam}"
+    ]
+
+
+@pytest.mark.parametrize("module", [name for name in FILES if not _is_excepted(name)])
+def test_time_threads_sockets_and_files_come_from_the_seams(module):
+    uses = [f"{use}: use sdk_trio.base.{seam}" for seam, use in _uses(module)]
+    assert not uses, f"a simulation could not replace these: {uses}"

@@ -342,7 +342,7 @@ def changes_of_others(
 
 # Rows are in order of arrival, and nothing is done before it has arrived.
 _OLD_DONE = """
-SELECT ended.sequence FROM arrival CROSS JOIN ended ON ended.sequence = arrival.sequence
+SELECT ended.sequence FROM arrival JOIN ended ON ended.sequence = arrival.sequence
 WHERE arrival.sequence > :after AND arrival.sequence < :last AND finished_at < :before {which}
 ORDER BY arrival.sequence LIMIT :limit
 """
