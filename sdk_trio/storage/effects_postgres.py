@@ -135,12 +135,12 @@ class EffectTransactions:
             # Until the row is locked, whatever goes wrong is the store's failure.
             locked = applied = False
             try:
-                with self._address.transaction(connection):
+                with self._address.transaction(connection) as last:
                     self._lock(connection, key, lease, attempt)
                     locked = True
                     value = self._apply(connection, effects)
                     applied = True
-                    self._end(connection, lease, now)
+                    last += self._end(connection, lease, now)
             except EffectsFailedError as failed:
                 if not (_is_conflict(failed.error) and conflicts < CONFLICT_LIMIT):
                     raise failed.error from None
@@ -151,7 +151,7 @@ class EffectTransactions:
                     conflicts += 1
                     clock.sleep(_PAUSE_SECONDS * conflicts)
                     continue
-                if applied and isinstance(error, psycopg.Error) and connection.useless:
+                if applied and connection.useless:
                     raise StoreUnavailableError(
                         f"the connection to {self._address.place} broke during the commit of the "
                         f"effects of {key}: they and the event's end are either both committed or "
@@ -195,10 +195,10 @@ class EffectTransactions:
             refuse_commit()
         return cast("T", value)
 
-    def _end(self, connection: EffectConnection, lease: Lease, now: float) -> None:
+    def _end(self, connection: EffectConnection, lease: Lease, now: float) -> list[bytes]:
         transaction = PostgresTransaction(connection, self._engine.dialect)
         deliveries.finish(transaction, self._terms, lease, Done(), now)
-        self._engine.count(connection, transaction)
+        return self._engine.count(transaction)
 
     def _take(self) -> EffectConnection:
         if self._closed:

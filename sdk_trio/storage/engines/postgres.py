@@ -8,17 +8,18 @@ pauses that double up to 5 s.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import sql
 
 from ...base import clock
-from ...base.executor import start_thread
 from ...base.logs import Outage, get_logger
 from ...errors import StoreUnavailableError
 from ..commit import CommitUnknownError
+from ..readers import ReadAgainError
 from ..sql.dialect import Dialect, Insert, Row
 from .postgres_address import PostgresAddress
 from .postgres_connection import StoreConnection
@@ -42,10 +43,14 @@ CONFLICTS = frozenset({"40001", "40P01"})
 _HURRIED = f"SET LOCAL lock_timeout TO {HURRIED_SECONDS * 1000:.0f}"
 
 _COUNT = """
-INSERT INTO node (id, changes, done) VALUES (%s, %s, %s)
+INSERT INTO node (id, changes, done) VALUES ({}, %d, %d)
 ON CONFLICT (id) DO UPDATE SET changes = node.changes + excluded.changes,
     done = node.done + excluded.done, seen_at = now()
 """
+
+# Planned for each transaction, that statement costs the server as much as an insert.
+_PREPARE = b"PREPARE sdk_trio_count (bigint, bigint) AS "
+_COUNT_PREPARED = b"EXECUTE sdk_trio_count (%d, %d)"
 
 # An engine that closes adds its counts to the common row. The sum of the changes must not become
 # smaller: no one would notice an engine that opens, changes something and closes.
@@ -87,25 +92,25 @@ class PostgresTransaction:
     def run(self, statement: str, /, **values: Any) -> int:
         """Run a statement and return the number of rows that it has changed."""
         cursor = self._connection.execute(self.dialect.translate(statement).text, values)
-        self._settle()
         return max(cursor.rowcount, 0)
 
     def each(self, statement: str, values: Iterable[Mapping[str, Any]], /) -> list[Row | None]:
         """Run a statement once for each of ``values``; return the first rows, in one round trip."""
         text = self.dialect.translate(statement).text
         connection = self._connection
-        if connection.open_pipeline is not None:
-            cursors = [connection.execute(text, each) for each in values]
-            connection.open_pipeline.sync()
-            return [_first(cursor) for cursor in cursors]
-        # psycopg needs at least one, and a connection has no pipeline of its own behind a pooler.
-        if not (listed := list(values)):
-            return []
-        cursor = connection.cursor()
-        cursor.executemany(text, listed, returning=True)
-        rows = [_first(cursor)]
-        while cursor.nextset():
-            rows.append(_first(cursor))
+        rows: list[Row | None] = []
+        failure: psycopg.Error | None = None
+        try:
+            with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
+                try:
+                    cursors = [connection.execute(text, each) for each in values]
+                    rows = [cursor.fetchone() for cursor in cursors]
+                except psycopg.Error as error:  # psycopg would log that the others were not run
+                    failure = error
+        except psycopg.Error as error:
+            failure = failure or error
+        if failure is not None:
+            raise failure
         return rows
 
     def insert(self, insert: Insert, rows: Sequence[Sequence[Any]], /) -> list[Row]:
@@ -115,24 +120,12 @@ class PostgresTransaction:
         columns = map(list, zip(*rows, strict=True))
         values = dict(zip(insert.columns, columns, strict=True))
         cursor = self._connection.execute(_insert_text(self.dialect, insert), values)
-        if "RETURNING" in insert.end:
-            return cursor.fetchall()
-        self._settle()
-        return []
-
-    def _settle(self) -> None:
-        """Wait for the answer, so that an error is raised by the unit that has caused it."""
-        if self._connection.open_pipeline is not None:
-            self._connection.open_pipeline.sync()
+        return [] if cursor.description is None else cursor.fetchall()
 
     def note_change(self, *, done: int = 0) -> None:
         """Note that other processes have to look for work; ``done``: deliveries that were ended."""
         self.changes += 1
         self.done += done
-
-
-def _first(cursor: "psycopg.Cursor[Row]") -> Row | None:
-    return None if cursor.description is None else cursor.fetchone()
 
 
 class Redial:
@@ -181,10 +174,9 @@ class Redial:
 class _Dialled:
     """A connection that is dialled when it is needed, and again when the server has ended it."""
 
-    def __init__(self, address: PostgresAddress, *, writer: bool) -> None:
-        self._address = address
-        self._writer = writer
-        self._redial = Redial(address.outage)
+    def __init__(self, outage: Outage, dial: Callable[[], StoreConnection]) -> None:
+        self._redial = Redial(outage)
+        self._dial = dial
         self.current: StoreConnection | None = None
 
     def get(self) -> StoreConnection:
@@ -206,19 +198,6 @@ class _Dialled:
             raise
         self._redial.succeeded()
         return self.current
-
-    def _dial(self) -> StoreConnection:
-        connection = self._address.connect(writer=self._writer)
-        if self._writer:
-            try:
-                note_timeline(self._address, connection)
-            except psycopg.Error as error:
-                if connection.useless:
-                    raise self._address.describe(error) from error
-                # A server without that function has failovers of its own kind.
-            except CommitUnknownError as error:  # of the notice, not of a transaction of callers
-                raise StoreUnavailableError(str(error)) from error
-        return connection
 
     def close(self) -> None:
         if self.current is not None:
@@ -244,8 +223,9 @@ class PostgresEngine:
         self.dialect = dialect
         self._address = address
         self._node = node
-        self._connection = _Dialled(address, writer=True)
+        self._connection = _Dialled(address.outage, self._dial)
         self._hurried = False
+        self._count = sql.SQL(_COUNT).format(node).as_bytes(None)
 
     def acquire(self) -> None:
         """Begin a batch: all hosts write at once, so there is nothing to wait for."""
@@ -282,17 +262,41 @@ class PostgresEngine:
         self, connection: StoreConnection, work: Callable[[PostgresTransaction], None]
     ) -> None:
         transaction = PostgresTransaction(connection, self.dialect)
-        with self._address.transaction(connection, pipelined=True):
+        with self._address.transaction(connection) as last:
             if self._hurried:
                 connection.execute(_HURRIED)
             work(transaction)
-            self.count(connection, transaction)
+            last += self.count(transaction, prepared=not connection.pooled)
 
-    def count(self, connection: StoreConnection, transaction: PostgresTransaction) -> None:
-        """Write down what ``transaction`` has noted, as its last statement."""
-        if transaction.changes:
-            counts = (self._node, transaction.changes, transaction.done)
-            connection.execute(_COUNT, counts)
+    def count(self, transaction: PostgresTransaction, *, prepared: bool = False) -> list[bytes]:
+        """Return the statement that writes what ``transaction`` has noted, if it has any.
+
+        Args:
+            prepared: it runs on a direct connection of this engine.
+        """
+        if not transaction.changes:
+            return []
+        statement = _COUNT_PREPARED if prepared else self._count
+        return [statement % (transaction.changes, transaction.done)]
+
+    def _dial(self) -> StoreConnection:
+        connection = self._address.connect(writer=True)
+        try:
+            try:
+                note_timeline(self._address, connection)
+            except psycopg.Error:
+                # A server without that function has failovers of its own kind.
+                if connection.useless:
+                    raise
+            if not connection.pooled:
+                connection.execute(_PREPARE + self._count.replace(b"%d, %d", b"$1, $2"))
+        except psycopg.Error as error:
+            connection.close()
+            raise self._address.describe(error) from error
+        except CommitUnknownError as error:  # of the notice, not of a transaction of callers
+            connection.close()
+            raise StoreUnavailableError(str(error)) from error
+        return connection
 
     def run_alone(self, work: Callable[[StoreConnection], T]) -> T:
         """Run ``work`` with psycopg's connection, outside of any transaction; see the protocol."""
@@ -317,7 +321,7 @@ class PostgresEngine:
         connection.notice_end()
         if not connection.useless:
             try:
-                with self._address.transaction(connection, pipelined=True):
+                with self._address.transaction(connection):
                     connection.execute(_LEAVE, (self._node,))
             except (psycopg.Error, StoreUnavailableError) as error:
                 _log.store_unavailable(error)
@@ -335,31 +339,40 @@ class PostgresReader:
     def __init__(self, address: PostgresAddress, dialect: Dialect) -> None:
         self._address = address
         self._dialect = dialect
-        self._connection = _Dialled(address, writer=False)
+        self._connection = _Dialled(address.outage, address.connect)
 
     @contextmanager
     def transaction(self) -> Iterator[PostgresTransaction]:
         """Return a transaction that only reads; dial first if the server has ended the connection.
 
         Raises:
+            ReadAgainError: the connection is of no use any more; the next call dials another one.
             StoreUnavailableError: the server failed.
         """
+        before = self._connection.current
         connection = self._connection.get()
         try:
-            with self._address.transaction(connection, reading=True, pipelined=True):
+            with self._address.transaction(connection, reading=True):
                 yield PostgresTransaction(connection, self._dialect)
         except psycopg.Error as error:
-            raise self._address.describe(error) from error
+            described = self._address.describe(error)
+            if connection.useless and connection is before:
+                raise ReadAgainError(str(described)) from error
+            raise described from error
 
     def interrupt(self) -> None:
-        """Cancel the query in progress, from any thread; do not wait for its end.
+        """Cancel the query in progress; callable from any thread.
 
-        The connection is cut soon after :data:`CANCEL_SECONDS`, even if the server does not answer.
+        It blocks while the server does not answer. After :data:`CANCEL_SECONDS` the connection is
+        cut anyway, and the query ends.
         """
         connection = self._connection.current
-        if connection is not None and not connection.useless:
-            connection.cut_at = clock.monotonic() + CANCEL_SECONDS
-            start_thread(_cancel, connection, name="sdk-postgres-cancel")
+        if connection is None or connection.useless:
+            return
+        connection.cut_at = clock.monotonic() + CANCEL_SECONDS
+        with suppress(psycopg.Error):  # the server does not answer
+            connection.cancel_safe(timeout=CANCEL_SECONDS)
+        connection.cut()
 
     @property
     def is_usable(self) -> bool:
@@ -374,12 +387,3 @@ class PostgresReader:
     def close(self) -> None:
         """Close the connection; nothing is called afterwards."""
         self._connection.close()
-
-
-def _cancel(connection: StoreConnection) -> None:
-    try:
-        connection.cancel_safe(timeout=CANCEL_SECONDS)
-    except psycopg.Error:
-        pass  # the server does not answer
-    finally:
-        connection.cut()

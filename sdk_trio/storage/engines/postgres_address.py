@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -194,7 +194,7 @@ class PostgresAddress:
         connection.pooled = row is not None and row[0] != connection.info.backend_pid
         if connection.pooled:
             connection.prepare_threshold = None
-            connection.settings = _set_all(settings, local=True).as_bytes(connection)
+            connection.settings = b";" + _set_all(settings, local=True).as_bytes(connection)
         else:
             connection.execute(_set_all(settings, local=False))
             if plans:
@@ -202,52 +202,38 @@ class PostgresAddress:
 
     @contextmanager
     def transaction(
-        self, connection: StoreConnection, *, reading: bool = False, pipelined: bool = False
-    ) -> Iterator[None]:
+        self, connection: StoreConnection, *, reading: bool = False
+    ) -> Iterator[list[bytes]]:
         """Commit at the end of the block; roll back and raise if it raises.
 
         A connection that cannot be rolled back is closed, so that none is ever left in an open
-        transaction.
+        transaction. The block gets a list, and may add statements that are sent with the COMMIT.
 
         Args:
             reading: nothing is changed.
-            pipelined: send BEGIN with the first statement that waits for its answer, and COMMIT
-                with all behind the last one, where libpq and the way to the server permit it. The
-                block uses no COPY.
 
         Raises:
             CommitUnknownError: the transaction may have been committed.
             psycopg.Error: the server failed, and has committed nothing.
         """
-        pipelined = pipelined and not connection.pooled and psycopg.Pipeline.is_supported()
         begin = b"BEGIN READ ONLY" if reading else b"BEGIN"
-        if connection.settings:
-            begin = begin + b";" + connection.settings
-        failure: BaseException | None = None
+        last: list[bytes] = []
         committing = False
         try:
-            with connection.pipeline() if pipelined else nullcontext() as pipeline:
-                connection.open_pipeline = pipeline
-                try:
-                    connection.execute(begin)
-                    yield
-                    connection.warned = False
-                    committing = not reading
-                    connection.execute(b"COMMIT")
-                except BaseException as error:  # psycopg would log what follows from it
-                    failure = error
-        except psycopg.Error as error:
-            failure = failure or error
-        connection.open_pipeline = None
-        if failure is not None:
-            connection.roll_back(failure)
-            refused = isinstance(failure, psycopg.Error) and failure.sqlstate == _READ_ONLY
+            connection.execute(begin + connection.settings)
+            yield last
+            connection.warned = False
+            committing = not reading
+            connection.execute(b";".join((*last, b"COMMIT")))
+        except BaseException as error:
+            connection.roll_back(error)
+            refused = isinstance(error, psycopg.Error) and error.sqlstate == _READ_ONLY
             if committing and connection.useless and not refused:
                 raise CommitUnknownError(
                     f"the connection to {self.place} broke during a commit; it goes on by itself "
                     "when the server answers"
-                ) from failure
-            raise failure
+                ) from error
+            raise
         if committing and connection.warned:
             # The server says so when its wait for the standby is cancelled (by an operator, by a
             # time limit, by its own shutdown). A failover would lose what was answered 200 then.

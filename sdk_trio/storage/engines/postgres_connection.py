@@ -93,8 +93,6 @@ class StoreConnection(psycopg.Connection[tuple[Any, ...]]):
     settings: bytes = b""
     #: The longest time that the server may take for a statement, in seconds.
     limit: float = STATEMENT_SECONDS
-    #: The pipeline of the transaction in progress, if it has one.
-    open_pipeline: psycopg.Pipeline | None = None
     #: The time on the monotonic clock after which it is cut, as no one waits for its answer.
     cut_at: float = math.inf
     _socket: _Socket | None = None

@@ -20,7 +20,7 @@ LOCK_SECONDS = 1.0
 #: Time after which a start gives up a migration that gets no lock, in seconds.
 MIGRATION_SECONDS = 600.0
 
-# What a step raises while another host makes the same one.
+# The errors of a step that another host makes at the same time.
 _OTHERS = (
     psycopg.errors.LockNotAvailable,
     psycopg.errors.DeadlockDetected,
