@@ -15,11 +15,11 @@ import trio.testing
 from sdk_trio.errors import StoreLostError, StoreUnavailableError, StoreVersionError
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.storage.admission import LeaseTerms
+from sdk_trio.storage.engines.files import StoreFile
 from sdk_trio.storage.sqlite import committer as committer_module
 from sdk_trio.storage.sqlite import inbox as inbox_module
 from sdk_trio.storage.sqlite import writes
 from sdk_trio.storage.sqlite.arrivals import SETTLE_EVERY
-from sdk_trio.storage.engines.files import StoreFile
 from sdk_trio.storage.sqlite.inbox import PURGE_CHUNK, SqliteInbox
 from sdk_trio.storage.sqlite.schema import APPLICATION_ID, VERSION
 
