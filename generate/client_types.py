@@ -5,9 +5,9 @@ From the table of this package (names, paths, kinds of answers) and the upstream
 
 - ``client/models.pyi``: the records that operations answer, and the objects that they are sent;
 - ``client/operations/*.pyi``: each operation's signature, asynchronous and (``synchronous.pyi``)
-  blocking;
-- ``client/signatures.py``: the names and types of parameters for run time, as text;
-- ``client/model_fields.py``: the names of the models' fields for run time, as text.
+  blocking.
+
+``client/stubs.py`` reads the first two at run time, so their layout is part of its work.
 """
 
 import ast
@@ -407,88 +407,6 @@ def needed_models(models: Models, described: Iterable[Described]) -> set[str]:
     return found
 
 
-# --- run time -----------------------------------------------------------------------------------
-
-
-def signatures(described: Mapping[str, Described]) -> str:
-    """Return the module with every operation's parameters as text."""
-    lines = [
-        HEADER.format(title="Parameters of every operation, as text: read when one is called.")
-    ]
-    lines += [
-        "# A summary, the scopes, the result, the parameters; ? stands at what may be left out.",
-        "SIGNATURES: dict[str, str] = {",
-    ]
-    for name, one in described.items():
-        lines += [f'    "{name}": """\\', one.summary, " ".join(one.scopes) or "-"]
-        lines += [returned(one, is_sync=False).replace("builtins.", "")]
-        for parameter in one.parameters:
-            if parameter.name in ("body", "options") or (
-                parameter.name == "query" and parameter.type == "Mapping[str, Any] | None"
-            ):
-                continue  # the client's own, which every operation has
-            mark = "" if parameter.is_required else "?"
-            lines.append(f"{parameter.name}{mark}: {parameter.type}")
-        lines.append('""",')
-    return _text([*lines, "}"])
-
-
-def model_fields(models: Models, needed: set[str], described: Mapping[str, Described]) -> str:
-    """Return the module with every record's fields as text."""
-    lines = [
-        HEADER.format(
-            title="The fields of the upstream's records, as text: read when one is absent."
-        )
-    ]
-    lines += [
-        "# Each field is name, name:datetime or name:Model|Model, by what it holds.",
-        "MODELS: dict[str, str] = {",
-    ]
-    records = {n for n, m in models.models.items() if n in needed and not m.is_input}
-    unions = {
-        name: names_in(text)
-        for name, text in models.aliases.items()
-        if name in needed
-        and name not in models.sent
-        and names_in(text) <= models.models.keys() | models.aliases.keys()
-        and not _is_texts(text)
-    }
-    for name in (n for n in models.models if n in records):
-        fields = []
-        for field in models.models[name].fields.values():
-            held = sorted(names_in(field.type) & (records | unions.keys()))
-            if is_time(field.name) and "str" in names_in(field.type):
-                held = ["datetime"]
-            fields.append(f"{field.name}:{'|'.join(held)}" if held else field.name)
-        lines.append(f'    "{name}": "{" ".join(fields)}",')
-    lines += ["}", "", "UNIONS: dict[str, str] = {"]
-    lines += [f'    "{name}": "{"|".join(sorted(held))}",' for name, held in unions.items()]
-    lines += [
-        "}",
-        "",
-        "# The model of each operation's answer, of a list its items'.",
-        "RESULTS: dict[str, str] = {",
-    ]
-    for name, one in described.items():
-        held = sorted(names_in(one.result) & (records | unions.keys()))
-        if held:
-            lines.append(f'    "{name}": "{"|".join(held)}",')
-    lines += ["}", ""]
-    inputs = sorted(n for n, m in models.models.items() if n in needed and m.is_input)
-    texts = sorted(n for n, text in models.aliases.items() if n in needed and _is_texts(text))
-    lines += [
-        "# Names of what is sent: mappings; and closed lists of texts.",
-        f'INPUTS = """{_wrapped(inputs)}"""',
-        "",
-    ]
-    lines += [f'TEXTS = """{_wrapped(texts)}"""']
-    return _text(lines)
-
-
-def _wrapped(names: Iterable[str]) -> str:
-    return "\n" + "\n".join(names) + "\n"
-
-
 def _text(lines: Iterable[str]) -> str:
     text = "\n".join(lines).rstrip("\n") + "\n"
     return re.sub(r"\n{3,}", "\n\n", text)
@@ -518,8 +436,6 @@ def files() -> dict[Path, str]:
     needed = needed_models(models, described.values())
     made = {
         CLIENT / "models.pyi": model_stubs(models, needed),
-        CLIENT / "signatures.py": signatures(described),
-        CLIENT / "model_fields.py": model_fields(models, needed, described),
     }
     everything: list[type[Resource]] = []
     for module in MODULES:

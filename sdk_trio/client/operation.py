@@ -8,7 +8,6 @@ the upstream's table. :func:`signature_of` and :func:`description_of` are for ``
 
 import difflib
 import enum
-import functools
 import inspect
 import math
 import re
@@ -23,7 +22,7 @@ import attrs
 
 from .call import NO_OPTIONS, UNSET, Call, CallOptions, Unset, is_idempotent
 from .records import Record
-from .signatures import SIGNATURES
+from .stubs import KnownOperation, known_operation
 
 #: Lists in arguments; a text is one value, not a list of letters.
 _LISTS = (list, tuple, set, frozenset)
@@ -233,11 +232,9 @@ class Operation:
         return tuple(_PARAMETER.findall(self.path))
 
     @property
-    def known(self) -> "KnownOperation | None":
-        """Return the generated table's entry; None for a row that the upstream's table lacks."""
-        # Of some 190 operations a program calls a few, so an entry is split from its text at its
-        # first use (docs/adr/0030-types-are-generated-and-not-imported.md).
-        return _known(self.full_name)
+    def known(self) -> KnownOperation | None:
+        """Return the stub's entry; None for a row that the upstream's client lacks."""
+        return known_operation(self.full_name)
 
     @property
     def pagination(self) -> Pagination:
@@ -254,39 +251,6 @@ class Operation:
             lambda match: path_segment(values[match[1]], f"{self.full_name}({match[1]}=)"),
             self.path,
         )
-
-
-@attrs.frozen
-class KnownOperation:
-    """The generated table's entry of an operation.
-
-    ``fields`` are the arguments by name, those of the path first: the type, as people read it, and
-    whether the upstream requires the field. ``is_open`` says that it takes others, too. ``returns``
-    is the type of a call's result.
-    """
-
-    summary: str
-    scopes: tuple[str, ...]
-    returns: str
-    fields: Mapping[str, tuple[str, bool]]
-    is_open: bool
-
-
-@functools.cache
-def _known(full_name: str) -> KnownOperation | None:
-    text = SIGNATURES.get(full_name)
-    if text is None:
-        return None
-    summary, scopes, returns, *lines = text.strip().splitlines()
-    fields = {}
-    for line in lines:
-        name, _, kind = line.partition(": ")
-        fields[name.rstrip("?")] = kind, not name.endswith("?")
-    # The forms of OAuth 2, whose fields the upstream does not describe.
-    is_open = fields.pop("**fields", None) is not None
-    return KnownOperation(
-        summary, tuple(scopes.removeprefix("-").split()), returns, fields, is_open
-    )
 
 
 class UnknownArgumentError(TypeError):
