@@ -30,10 +30,10 @@ from .export import CsvExport, CsvRows
 from .layers import ClientCounters
 from .layers.retry import BudgetPolicy
 from .operation import description_of, signature_of
-from .operations.synchronous import SyncResources
+from .operations import Resources
 from .pages import Item, Listing, Page
 from .pipeline import ClientConfig, RequestSources
-from .resources import OfInstance, OperationMethod, WithResponse
+from .resources import Blocking, OfInstance, OperationMethod, WithResponse
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -627,7 +627,7 @@ class SyncBreaker:
         self._portal.run_sync(lambda: self._portal.client.breaker.close())
 
 
-class SyncClient(SyncResources, path=""):
+class SyncClient(Resources[Blocking], path=""):
     """The client of the upstream API for scripts and threads: no Trio, no asyncio, no ``await``.
 
     ``with SyncClient(settings) as client: ...``, or without ``with`` and :meth:`close` in the end:

@@ -35,6 +35,7 @@ from .layers import AttemptHook, ClientCounters
 from .layers.retry import BudgetPolicy
 from .operations import Resources
 from .pipeline import ClientConfig, Pipeline, RequestSources, plan_of, token_warning
+from .resources import Awaiting
 
 logger = get_logger("client")
 
@@ -51,7 +52,7 @@ LIVE_KEYS = (
 )
 
 
-class Client(Resources, path=""):
+class Client(Resources[Awaiting], path=""):
     """The client of the upstream API: ``async with Client(settings) as client: ...``.
 
     Its attributes are the upstream's resources (``client.orders.get(id)``); :meth:`request` reaches

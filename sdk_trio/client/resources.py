@@ -32,6 +32,7 @@ from .records import Record, wrap
 P = ParamSpec("P")
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
+Mode = TypeVar("Mode")
 Later = Coroutine[Any, Any, Result]
 
 
@@ -58,10 +59,18 @@ class _Recording:
         return self.response
 
 
-class Resource:
+class Awaiting:
+    """The mode of resources whose operations are awaited, as type checkers see it."""
+
+
+class Blocking:
+    """The mode of resources whose operations block."""
+
+
+class Resource(Generic[Mode]):
     """Base of the resources: operations that belong together, and the sender of their calls.
 
-    Subclasses name their place in the client: ``class Orders(Resource, path="orders")``.
+    Subclasses name their place in the client: ``class Orders(Resource[Mode], path="orders")``.
     """
 
     path: ClassVar[str] = ""
@@ -99,7 +108,7 @@ class Resource:
         return f"<resource {self.path or 'client'}>"
 
 
-R = TypeVar("R", bound=Resource)
+R = TypeVar("R", bound=Resource[Any])
 
 
 class Nested(Generic[R]):
@@ -111,8 +120,8 @@ class Nested(Generic[R]):
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: Resource, owner: type) -> R: ...
-    def __get__(self, instance: Resource | None, owner: type) -> Self | R:
+    def __get__(self, instance: Resource[Any], owner: type) -> R: ...
+    def __get__(self, instance: Resource[Any] | None, owner: type) -> Self | R:
         if instance is None:
             return self
         # Made anew at each access: it holds three references, and a view with other options must
@@ -132,9 +141,9 @@ class BoundEndpoint(Generic[Result]):
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: Resource, owner: type) -> "BoundOperation[..., Result]": ...
+    def __get__(self, instance: Resource[Any], owner: type) -> "BoundOperation[..., Result]": ...
     def __get__(
-        self, instance: Resource | None, owner: type
+        self, instance: Resource[Any] | None, owner: type
     ) -> "Self | OperationMethod[..., Result]":
         if instance is None:
             return self
