@@ -79,7 +79,7 @@ class Resource(Generic[Mode]):
         self,
         sender: OperationSender,
         options: CallOptions = NO_OPTIONS,
-        method: "type[OperationMethod[..., Any]] | None" = None,
+        method: "Callable[..., OperationMethod[..., Any]] | None" = None,
     ) -> None:
         self._sender = sender
         self._options = options
@@ -173,6 +173,8 @@ class OperationMethod(Generic[P, Result]):
     ``help()`` and ``inspect.signature`` show the upstream's parameters.
     """
 
+    __signature__: Any = OfInstance(None, signature_of)
+
     def __init__(
         self,
         endpoint: BoundEndpoint[Result],
@@ -183,6 +185,37 @@ class OperationMethod(Generic[P, Result]):
         self._receive = endpoint.receive
         self._sender = sender
         self._options = options
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Call the operation and return the result that the resource method promises.
+
+        Raises:
+            TypeError: a path parameter is missing, or an argument is unknown.
+            ValueError: a value cannot be sent.
+            CallError: whatever the call ended with; if it is awaited or iterated, only then.
+        """
+        try:
+            call = self._prepare(args, kwargs)
+        finally:
+            del args, kwargs  # reports of a failure show variables: no body may be among them
+        result: Result = self._finish(self._receive(self._sender, call))
+        return result
+
+    def unchecked(self, *args: object, **kwargs: object) -> Result:
+        """Call the operation with any arguments, also without those that it requires.
+
+        Names are sent as they are: neither the table nor a type checker checks them.
+        """
+        try:
+            call = self._prepare(args, kwargs, is_checked=False)
+        finally:
+            del args, kwargs  # reports of a failure show variables
+        result: Result = self._finish(self._receive(self._sender, call))
+        return result
+
+    def _finish(self, result: Any) -> Any:
+        """Return what the caller gets of a coroutine, a listing or an export."""
+        return result
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return the request that these arguments make, and send nothing."""
@@ -208,8 +241,8 @@ class OperationMethod(Generic[P, Result]):
         finally:
             del path, named  # reports of a failure show variables
 
-    async def _send_with_response(self, sender: OperationSender, call: Call) -> WithResponse[Any]:
-        recording = _Recording(sender)
+    async def _send_with_response(self, call: Call) -> WithResponse[Any]:
+        recording = _Recording(self._sender)
         result: Any = self._receive(recording, call)
         # It has sent nothing yet, so there is no answer to give.
         if isinstance(result, CsvExport):
@@ -234,34 +267,6 @@ class BoundOperation(OperationMethod[P, Result]):
     """
 
     __doc__: Any = OfInstance(__doc__, description_of)
-    __signature__: Any = OfInstance(None, signature_of)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Call the operation and return the result that the resource method promises.
-
-        Raises:
-            TypeError: a path parameter is missing, or an argument is unknown.
-            ValueError: a value cannot be sent.
-            CallError: when awaited or iterated, whatever the call ended with.
-        """
-        try:
-            call = self._prepare(args, kwargs)
-        finally:
-            del args, kwargs  # reports of a failure show variables: no body may be among them
-        result: Result = self._receive(self._sender, call)
-        return result
-
-    def unchecked(self, *args: object, **kwargs: object) -> Result:
-        """Call the operation with any arguments, also without those that it requires.
-
-        Names are sent as they are: neither the table nor a type checker checks them.
-        """
-        try:
-            call = self._prepare(args, kwargs, is_checked=False)
-        finally:
-            del args, kwargs  # reports of a failure show variables
-        result: Result = self._receive(self._sender, call)
-        return result
 
     async def raw(self, *args: P.args, **kwargs: P.kwargs) -> httpx.Response:
         """Call the operation and return the answer itself, with its headers and exact bytes.
@@ -293,7 +298,7 @@ class BoundOperation(OperationMethod[P, Result]):
             call = self._prepare(args, kwargs)
         finally:
             del args, kwargs  # reports of a failure show variables
-        return await self._send_with_response(self._sender, call)
+        return await self._send_with_response(call)
 
 
 async def receive_record(sender: OperationSender, call: Call) -> Record:
