@@ -354,7 +354,7 @@ class BlockingOperation(OperationMethod[P, Result]):
     def __init__(
         self,
         portal: Portal,
-        endpoint: BoundEndpoint[Result],
+        endpoint: BoundEndpoint,
         sender: OperationSender,
         options: CallOptions = NO_OPTIONS,
     ) -> None:

@@ -28,11 +28,11 @@ from .call import (
     Query,
     checked_method,
     checked_path,
-    flat_query,
 )
 from .errors import NotFoundError, UnprocessableEntityError, without_frames
 from .layers import AttemptHook, ClientCounters
 from .layers.retry import BudgetPolicy
+from .operation import query_pairs
 from .operations import Resources
 from .pipeline import ClientConfig, Pipeline, RequestSources, plan_of, token_warning
 from .resources import Awaiting
@@ -273,7 +273,7 @@ class Client(Resources[Awaiting], path=""):
         return Call(
             method=checked_method(method),
             path=checked_path(path),
-            query=flat_query(params),
+            query=tuple(query_pairs(params or {})),
             json=json,
             content=content,
             options=merged,

@@ -51,8 +51,10 @@ def path_segment(value: object, where: str) -> str:
     return quote(text, safe="")
 
 
-def query_pairs(fields: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield the query's pairs in order.
+def query_pairs(
+    fields: Mapping[str, object] | Iterable[tuple[str, object]],
+) -> Iterator[tuple[str, str]]:
+    """Yield the query's pairs of text in order.
 
     None is left out, also inside lists. A list is its key repeated, a mapping is ``key[inner]``
     for each of its members (the upstream's ``metadata``), a Boolean is ``true`` or ``false``, a
@@ -61,7 +63,7 @@ def query_pairs(fields: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     Raises:
         TypeError, ValueError: a value has no form in a query.
     """
-    for key, value in fields.items():
+    for key, value in fields.items() if isinstance(fields, Mapping) else fields:
         if isinstance(value, Mapping):
             yield from query_pairs({f"{key}[{inner}]": item for inner, item in value.items()})
         elif isinstance(value, _LISTS):

@@ -7,6 +7,7 @@ answer, and type checkers know it: ``record`` rows are awaited for a
 :class:`CsvExport`.
 """
 
+import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -108,20 +109,17 @@ class Resource(Generic[Mode]):
         return f"<resource {self.path or 'client'}>"
 
 
-R = TypeVar("R", bound=Resource[Any])
+# Type checkers read the stub of the table, which says what each attribute is, so the two
+# descriptors below need no types of their own.
 
 
-class Nested(Generic[R]):
+class Nested:
     """A resource as the attribute of another: ``client.customers.members``."""
 
-    def __init__(self, resource: type[R]) -> None:
+    def __init__(self, resource: type[Resource[Any]]) -> None:
         self.resource = resource
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Resource[Any], owner: type) -> R: ...
-    def __get__(self, instance: Resource[Any] | None, owner: type) -> Self | R:
+    def __get__(self, instance: Resource[Any] | None, owner: type) -> Any:
         if instance is None:
             return self
         # Made anew at each access: it holds three references, and a view with other options must
@@ -129,22 +127,16 @@ class Nested(Generic[R]):
         return self.resource(instance._sender, instance._options, instance._method)
 
 
-class BoundEndpoint(Generic[Result]):
+class BoundEndpoint:
     """One row of the table, as the attribute of a resource class."""
 
     def __init__(
-        self, operation: Operation, receive: Callable[[OperationSender, Call], Result]
+        self, operation: Operation, receive: Callable[[OperationSender, Call], Any]
     ) -> None:
         self.operation = operation
         self.receive = receive
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Resource[Any], owner: type) -> "BoundOperation[..., Result]": ...
-    def __get__(
-        self, instance: Resource[Any] | None, owner: type
-    ) -> "Self | OperationMethod[..., Result]":
+    def __get__(self, instance: Resource[Any] | None, owner: type) -> Any:
         if instance is None:
             return self
         return instance._method(self, instance._sender, instance._options)
@@ -177,7 +169,7 @@ class OperationMethod(Generic[P, Result]):
 
     def __init__(
         self,
-        endpoint: BoundEndpoint[Result],
+        endpoint: BoundEndpoint,
         sender: OperationSender,
         options: CallOptions = NO_OPTIONS,
     ) -> None:
@@ -335,43 +327,37 @@ async def receive_nothing(sender: OperationSender, call: Call) -> None:
     await sender.send(call)
 
 
-def record(
-    specification: str, *, body: Body | None = None, idempotent: bool | None = None
-) -> BoundEndpoint[Later[Record]]:
-    """Return a row whose answer is one object."""
-    row = operation(specification, OperationAnswer.RECORD, body=body, idempotent=idempotent)
-    return BoundEndpoint(row, receive_record)
+_RECEIVERS: dict[OperationAnswer, Callable[[OperationSender, Call], Any]] = {
+    OperationAnswer.RECORD: receive_record,
+    OperationAnswer.RECORDS: receive_records,
+    OperationAnswer.JSON: receive_anything,
+    OperationAnswer.NOTHING: receive_nothing,
+    OperationAnswer.PAGE: Listing,
+    OperationAnswer.CURSOR_PAGE: Listing,
+    OperationAnswer.CSV: CsvExport,
+}
 
 
-def records(specification: str) -> BoundEndpoint[Later[list[Record]]]:
-    """Return a row whose answer is a whole array of objects."""
-    return BoundEndpoint(operation(specification, OperationAnswer.RECORDS), receive_records)
+def row(
+    answer: OperationAnswer,
+    specification: str,
+    *,
+    body: Body | None = None,
+    idempotent: bool | None = None,
+) -> BoundEndpoint:
+    """Return a row of the table; the arguments are those of :func:`operation`."""
+    made = operation(specification, answer, body=body, idempotent=idempotent)
+    return BoundEndpoint(made, _RECEIVERS[answer])
 
 
-def json_endpoint(specification: str, *, body: Body | None = None) -> BoundEndpoint[Later[Any]]:
-    """Return a row whose answer is any JSON, or none."""
-    return BoundEndpoint(
-        operation(specification, OperationAnswer.JSON, body=body), receive_anything
-    )
+_Row = Callable[..., BoundEndpoint]
 
-
-def empty_endpoint(specification: str, *, body: Body | None = None) -> BoundEndpoint[Later[None]]:
-    """Return a row whose answer holds nothing but its success."""
-    return BoundEndpoint(
-        operation(specification, OperationAnswer.NOTHING, body=body), receive_nothing
-    )
-
-
-def pages(specification: str) -> BoundEndpoint[Listing[Record]]:
-    """Return a row that is a list in numbered pages."""
-    return BoundEndpoint(operation(specification, OperationAnswer.PAGE), Listing)
-
-
-def cursor_pages(specification: str) -> BoundEndpoint[Listing[Record]]:
-    """Return a row that is a list whose pages say only whether there is a next one."""
-    return BoundEndpoint(operation(specification, OperationAnswer.CURSOR_PAGE), Listing)
-
-
-def csv(specification: str) -> BoundEndpoint[CsvExport]:
-    """Return a row that is a CSV file."""
-    return BoundEndpoint(operation(specification, OperationAnswer.CSV), CsvExport)
+#: Rows by the form of the answer: one object, an array of objects, any JSON or none, nothing but
+#: the success, a list in numbered pages, one whose pages say only whether there is a next, a file.
+record: _Row = functools.partial(row, OperationAnswer.RECORD)
+records: _Row = functools.partial(row, OperationAnswer.RECORDS)
+json_endpoint: _Row = functools.partial(row, OperationAnswer.JSON)
+empty_endpoint: _Row = functools.partial(row, OperationAnswer.NOTHING)
+pages: _Row = functools.partial(row, OperationAnswer.PAGE)
+cursor_pages: _Row = functools.partial(row, OperationAnswer.CURSOR_PAGE)
+csv: _Row = functools.partial(row, OperationAnswer.CSV)

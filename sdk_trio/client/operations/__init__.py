@@ -21,35 +21,8 @@ from typing import Any
 
 from ...errors import EXIT_USAGE, SdkError
 from ..operation import Body, Operation, OperationAnswer, Pagination
-from ..resources import BoundEndpoint, BoundOperation, Mode, Nested, Resource
-from .table import (
-    BenefitGrants,
-    Benefits,
-    CheckoutLinks,
-    Checkouts,
-    CustomerMeters,
-    CustomerPortal,
-    Customers,
-    CustomerSeats,
-    CustomerSessions,
-    CustomFields,
-    Discounts,
-    Disputes,
-    Events,
-    EventTypes,
-    Files,
-    LicenseKeys,
-    Meters,
-    Metrics,
-    OAuth2,
-    Orders,
-    Organizations,
-    Payments,
-    Products,
-    Refunds,
-    Subscriptions,
-    Webhooks,
-)
+from ..resources import BoundEndpoint, BoundOperation, Nested, Resource
+from .table import Resources
 
 __all__ = [
     "OperationAnswer",
@@ -65,42 +38,7 @@ __all__ = [
 ]
 
 
-class Resources(Resource[Mode], path=""):
-    """Every resource, as attributes; the client is a subclass."""
-
-    products: Nested[Products[Mode]] = Nested(Products)
-    benefits: Nested[Benefits[Mode]] = Nested(Benefits)
-    benefit_grants: Nested[BenefitGrants[Mode]] = Nested(BenefitGrants)
-    discounts: Nested[Discounts[Mode]] = Nested(Discounts)
-    custom_fields: Nested[CustomFields[Mode]] = Nested(CustomFields)
-    checkout_links: Nested[CheckoutLinks[Mode]] = Nested(CheckoutLinks)
-    checkouts: Nested[Checkouts[Mode]] = Nested(Checkouts)
-    files: Nested[Files[Mode]] = Nested(Files)
-    license_keys: Nested[LicenseKeys[Mode]] = Nested(LicenseKeys)
-    meters: Nested[Meters[Mode]] = Nested(Meters)
-
-    orders: Nested[Orders[Mode]] = Nested(Orders)
-    subscriptions: Nested[Subscriptions[Mode]] = Nested(Subscriptions)
-    refunds: Nested[Refunds[Mode]] = Nested(Refunds)
-    disputes: Nested[Disputes[Mode]] = Nested(Disputes)
-    payments: Nested[Payments[Mode]] = Nested(Payments)
-
-    customers: Nested[Customers[Mode]] = Nested(Customers)
-    customer_meters: Nested[CustomerMeters[Mode]] = Nested(CustomerMeters)
-    customer_seats: Nested[CustomerSeats[Mode]] = Nested(CustomerSeats)
-    customer_sessions: Nested[CustomerSessions[Mode]] = Nested(CustomerSessions)
-
-    customer_portal: Nested[CustomerPortal[Mode]] = Nested(CustomerPortal)
-
-    organizations: Nested[Organizations[Mode]] = Nested(Organizations)
-    webhooks: Nested[Webhooks[Mode]] = Nested(Webhooks)
-    events: Nested[Events[Mode]] = Nested(Events)
-    event_types: Nested[EventTypes[Mode]] = Nested(EventTypes)
-    metrics: Nested[Metrics[Mode]] = Nested(Metrics)
-    oauth2: Nested[OAuth2[Mode]] = Nested(OAuth2)
-
-
-def endpoints(resource: type[Resource[Any]] = Resources) -> Iterator[BoundEndpoint[object]]:
+def endpoints(resource: type[Resource[Any]] = Resources) -> Iterator[BoundEndpoint]:
     """Yield every row below ``resource``: its own first, then those of nested resources."""
     for value in vars(resource).values():
         if isinstance(value, BoundEndpoint):

@@ -445,3 +445,38 @@ class OAuth2(Resource[Mode], path="oauth2"):
     revoke_token = record("POST /oauth2/revoke", body=Body.FORM, idempotent=True)
     introspect_token = record("POST /oauth2/introspect", body=Body.FORM, idempotent=True)
     userinfo = record("GET /oauth2/userinfo")
+
+
+class Resources(Resource[Mode], path=""):
+    """Every resource, as attributes; the client is a subclass."""
+
+    products = Nested(Products)
+    benefits = Nested(Benefits)
+    benefit_grants = Nested(BenefitGrants)
+    discounts = Nested(Discounts)
+    custom_fields = Nested(CustomFields)
+    checkout_links = Nested(CheckoutLinks)
+    checkouts = Nested(Checkouts)
+    files = Nested(Files)
+    license_keys = Nested(LicenseKeys)
+    meters = Nested(Meters)
+
+    orders = Nested(Orders)
+    subscriptions = Nested(Subscriptions)
+    refunds = Nested(Refunds)
+    disputes = Nested(Disputes)
+    payments = Nested(Payments)
+
+    customers = Nested(Customers)
+    customer_meters = Nested(CustomerMeters)
+    customer_seats = Nested(CustomerSeats)
+    customer_sessions = Nested(CustomerSessions)
+
+    customer_portal = Nested(CustomerPortal)
+
+    organizations = Nested(Organizations)
+    webhooks = Nested(Webhooks)
+    events = Nested(Events)
+    event_types = Nested(EventTypes)
+    metrics = Nested(Metrics)
+    oauth2 = Nested(OAuth2)

@@ -3807,3 +3807,110 @@ class OAuth2(Resource[Mode], path="oauth2"):
 
         ``GET /oauth2/userinfo``
         """
+
+class Resources(Resource[Mode], path=""):
+    """Every resource, as attributes; the client is a subclass."""
+
+    @property
+    def products(self) -> Products[Mode]:
+        """Products and their prices."""
+
+    @property
+    def benefits(self) -> Benefits[Mode]:
+        """Benefits that buying a product grants."""
+
+    @property
+    def benefit_grants(self) -> BenefitGrants[Mode]:
+        """Benefits as granted to customers."""
+
+    @property
+    def discounts(self) -> Discounts[Mode]:
+        """Discounts and their codes."""
+
+    @property
+    def custom_fields(self) -> CustomFields[Mode]:
+        """Fields that checkouts ask for."""
+
+    @property
+    def checkout_links(self) -> CheckoutLinks[Mode]:
+        """Lasting addresses that open a checkout."""
+
+    @property
+    def checkouts(self) -> Checkouts[Mode]:
+        """Checkouts, by the seller and (``client_...``) by who holds the client secret."""
+
+    @property
+    def files(self) -> Files[Mode]:
+        """Files that products and benefits hold."""
+
+    @property
+    def license_keys(self) -> LicenseKeys[Mode]:
+        """License keys, their activations and validation."""
+
+    @property
+    def meters(self) -> Meters[Mode]:
+        """Meters that add up events for billing by usage."""
+
+    @property
+    def orders(self) -> Orders[Mode]:
+        """Orders, their invoices and receipts."""
+
+    @property
+    def subscriptions(self) -> Subscriptions[Mode]:
+        """Subscriptions; ``revoke`` ends one at once."""
+
+    @property
+    def refunds(self) -> Refunds[Mode]:
+        """Refunds of orders."""
+
+    @property
+    def disputes(self) -> Disputes[Mode]:
+        """Disputes that a customer raised at a bank."""
+
+    @property
+    def payments(self) -> Payments[Mode]:
+        """Attempts to pay, also those that failed."""
+
+    @property
+    def customers(self) -> Customers[Mode]:
+        """Customers, by the upstream's id or (``..._external``) by the application's."""
+
+    @property
+    def customer_meters(self) -> CustomerMeters[Mode]:
+        """The usage of each meter by each customer."""
+
+    @property
+    def customer_seats(self) -> CustomerSeats[Mode]:
+        """Seats of a subscription or order, and who holds them."""
+
+    @property
+    def customer_sessions(self) -> CustomerSessions[Mode]:
+        """Sessions that let a customer into the customer portal."""
+
+    @property
+    def customer_portal(self) -> CustomerPortal[Mode]:
+        """The customer portal's resources."""
+
+    @property
+    def organizations(self) -> Organizations[Mode]:
+        """Organizations that the token reaches."""
+
+    @property
+    def webhooks(self) -> Webhooks[Mode]:
+        """Webhook endpoints, and what was delivered to them."""
+
+    @property
+    def events(self) -> Events[Mode]:
+        """Events of usage and of the upstream itself."""
+
+    @property
+    def event_types(self) -> EventTypes[Mode]:
+        """Kinds of events, with their counts."""
+
+    @property
+    def metrics(self) -> Metrics[Mode]:
+        """Figures over time, and dashboards of them."""
+
+    @property
+    def oauth2(self) -> OAuth2[Mode]:
+        """The upstream's OAuth 2 server; its tokens' operations take form fields."""
