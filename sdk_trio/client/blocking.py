@@ -6,7 +6,6 @@ have one pipeline: retries, breaker, limits, errors and settings are the same.
 """
 
 import contextlib
-import copy
 import inspect
 import os
 import threading
@@ -16,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context, copy_context
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import httpx
 import outcome
@@ -26,7 +25,7 @@ from ..base.breaker import BreakerState
 from ..config import Settings
 from ..errors import only_member
 from .answers import broken_by_closing
-from .call import NO_OPTIONS, CallOptions, OperationSender, OptionFields
+from .call import NO_OPTIONS, CallOptions, OperationSender
 from .client import Client, HookType
 from .export import CsvExport, CsvRows
 from .layers import ClientCounters
@@ -652,14 +651,6 @@ class SyncClient(Resources[Blocking], path=""):
         finally:
             del args, kwargs  # as for the operations
         return SyncStream(self._portal, context)
-
-    def with_options(
-        self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
-    ) -> Self:
-        """Return a view of this client with other options for its calls; it shares everything."""
-        view = copy.copy(self)
-        view._options = self._options.merged_with(options).merged_with(CallOptions(**fields))
-        return view
 
     def on_attempt(self, hook: HookType) -> HookType:
         """Call ``hook`` with the record of every attempt, in the client's own thread."""

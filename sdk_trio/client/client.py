@@ -4,7 +4,6 @@ It holds no logic of calls itself: ``resources`` and ``operation`` make calls of
 ``pipeline`` retries, limits and hedges them, ``transport`` sends their requests.
 """
 
-import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -201,18 +200,6 @@ class Client(Resources[Awaiting], path=""):
             raise without_frames(error)
         finally:
             del params, json, content, options, fields  # reports of a failure show variables
-
-    def with_options(
-        self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
-    ) -> Self:
-        """Return a view of this client with other options for its calls.
-
-        ``client.with_options(max_retries=0, total_timeout=2).orders.list()``. It shares
-        everything with the client: connections, budget, breakers, limits, counters.
-        """
-        view = copy.copy(self)
-        view._options = self._options.merged_with(options).merged_with(CallOptions(**fields))
-        return view
 
     def on_attempt(self, hook: HookType) -> HookType:
         """Call ``hook`` with the :class:`CallAttempt` of every attempt when it has ended.

@@ -7,6 +7,7 @@ answer, and type checkers know it: ``record`` rows are awaited for a
 :class:`CsvExport`.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, Unpack, overload
@@ -98,12 +99,15 @@ class Resource(Generic[Mode]):
     def with_options(
         self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
     ) -> Self:
-        """Return the same resource with other options for its calls.
+        """Return the same resource, or a view of the client, with other options for its calls.
 
-        ``fields`` are those of :class:`CallOptions`; the options of a single call win over these.
+        ``client.with_options(max_retries=0, total_timeout=2).orders.list()``. A view shares
+        everything with its client: connections, budget, breakers, limits, counters. ``fields`` are
+        those of :class:`CallOptions`; the options of a single call win over these.
         """
-        changed = self._options.merged_with(options).merged_with(CallOptions(**fields))
-        return type(self)(self._sender, changed, self._method)
+        view = copy.copy(self)
+        view._options = self._options.merged_with(options).merged_with(CallOptions(**fields))
+        return view
 
     def __repr__(self) -> str:
         return f"<resource {self.path or 'client'}>"
