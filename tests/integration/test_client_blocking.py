@@ -159,7 +159,9 @@ def test_a_failure_shows_no_body_and_no_token_in_its_variables(client):
         # From the first frame of the package in the caller's thread to where the thread waited.
         frames = traceback.walk_tb(caught.value.__traceback__)
         variables = [
-            frame.f_locals for frame, _ in frames if "/client/blocking" in frame.f_code.co_filename
+            frame.f_locals
+            for frame, _ in frames
+            if re.search("/client/(blocking|portal|resources)", frame.f_code.co_filename)
         ]
         assert len(variables) >= 2
         assert secret not in repr(variables)
@@ -431,8 +433,8 @@ print(threading.active_count())
 
 INTERRUPTED_OFTEN = """
 import random
-from sdk_trio.client import blocking
-blocking.INTERRUPT_SECONDS = 3600  # a wait for a call that has ended would last that long
+from sdk_trio.client import portal
+portal.INTERRUPT_SECONDS = 3600  # a wait for a call that has ended would last that long
 # An interrupt may come between the making of a coroutine and its hand-over.
 warnings.simplefilter("ignore", RuntimeWarning)
 in_call, interrupts = False, 0
