@@ -60,18 +60,18 @@ READER_SECONDS = 0.05
 
 
 class _Stream(ClientStream):
-    """A stream whose reader and upload are held back by windows."""
+    """A stream whose reader and upload are held back by windows.
 
-    __slots__ = ("unacknowledged", "window")
+    ``unacknowledged`` counts the bytes by which the reader has not opened the window again.
+    ``window`` rings when the server may take more; an upload that has to wait makes it.
+    """
 
-    def __init__(self, stream_id: int, *, opened: float, upload_ended: bool) -> None:
-        super().__init__(stream_id, opened=opened, upload_ended=upload_ended)
-        self.unacknowledged: int = 0
-        self.window: Bell = Bell()
+    unacknowledged: int = 0
+    window: Bell | None = None
 
     def open_window(self) -> None:
         """Wake the upload, if one waits for the server's window."""
-        if not self.upload_ended:
+        if self.window is not None:
             self.window.ring()
 
     def fail(self, error: NetworkError) -> None:
@@ -405,7 +405,9 @@ class Http2Connection:
             )
             # Frames that are queued lie in memory, and go out before every later request's.
             if window <= 0 or self._queued > QUEUED_BYTES:
-                gate = stream.window if window <= 0 else self._drained
+                gate = self._drained
+                if window <= 0:
+                    gate = stream.window = stream.window or Bell()
                 with trio.move_on_after(float("inf") if limit is None else limit) as scope:
                     await gate.wait()
                 if scope.cancelled_caught:

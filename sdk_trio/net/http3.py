@@ -89,11 +89,7 @@ class _Quic(QuicConnection):
 class _Stream(ClientStream):
     """A stream whose server may have asked for no more of the upload."""
 
-    __slots__ = ("upload_refused",)
-
-    def __init__(self, stream_id: int, *, opened: float, upload_ended: bool) -> None:
-        super().__init__(stream_id, opened=opened, upload_ended=upload_ended)
-        self.upload_refused: bool = False
+    upload_refused: bool = False
 
 
 class Http3Connection:
