@@ -319,5 +319,5 @@ class Portal:
         loop = self._loop
         if loop is None or loop.process != os.getpid():
             return
-        with self._lock:  # whoever opens it has done so then
+        with self._lock:  # a thread that opens it has finished by then
             loop.stop()

@@ -75,7 +75,7 @@ class _Stream(ClientStream):
             self.window.ring()
 
     def fail(self, error: NetworkError) -> None:
-        """End with ``error``, and wake whoever waits for the stream."""
+        """End with ``error``, and wake the waiting upload."""
         super().fail(error)
         self.open_window()
 
