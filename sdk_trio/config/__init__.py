@@ -5,17 +5,10 @@
 """
 
 from .check import unmet_needs
+from .fields import KeyDerivation, Mode, StorageBackend
 from .load import Loaded, load_settings, read_settings
-from .options import (
-    BUNDLED_API_VERSION,
-    KeyDerivation,
-    Mode,
-    Secret,
-    Settings,
-    StorageBackend,
-    bundled_api_version,
-)
-from .secret import ParsedSecret, parse_secret
+from .options import BUNDLED_API_VERSION, Settings, bundled_api_version
+from .secret import ParsedSecret, Secret, parse_secret
 from .show import SettingRow as Row
 from .show import describe, json_schema
 

@@ -72,14 +72,18 @@ class SettingMetadata(msgspec.Struct, frozen=True):
     masked: bool = False
 
 
-def about(doc: str, **details: Any) -> SettingMetadata:
+def about(
+    doc: str, *, between: tuple[float | None, float | None] = (None, None), **details: Any
+) -> SettingMetadata:
     """Return the metadata of a setting, for the annotation of its field.
 
     Args:
         doc: the meaning of the setting, one sentence.
+        between: the range of a number, both ends included.
         details: further fields of the record.
     """
-    return SettingMetadata(doc, **details)
+    minimum, maximum = between
+    return SettingMetadata(doc, **{"minimum": minimum, "maximum": maximum} | details)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):

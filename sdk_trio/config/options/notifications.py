@@ -86,8 +86,7 @@ REACTIVATED = _texts(
     "It is active, and everything can be used again. Thank you for your patience.",
 )
 DEACTIVATED = _texts(
-    "has been deactivated",
-    "It is switched off. Its data is kept, and it can be reactivated.",
+    "has been deactivated", "It is switched off. Its data is kept, and it can be reactivated."
 )
 DELETED = _texts(
     "has been deleted",
@@ -182,12 +181,7 @@ class EmailProviderAOptions(Section, frozen=True, kw_only=True):
         str, about("Variable with the provider key.", form=Form.ENV_VAR, required=True)
     ] = "EMAIL_API_KEY"
     base_url: Annotated[
-        str,
-        about(
-            "Base address, for regions and tests.",
-            form=Form.HTTPS_URL,
-            required=True,
-        ),
+        str, about("Base address, for regions and tests.", form=Form.HTTPS_URL, required=True)
     ] = "https://api.sendgrid.com"
 
 
@@ -204,13 +198,7 @@ class EmailOptions(Section, frozen=True, kw_only=True):
         str, about("Display name in the From header.", form=Form.HEADER_TEXT)
     ] = "Platform"
     timeout_seconds: Annotated[
-        int,
-        about(
-            "Timeout of one request to the provider.",
-            minimum=1,
-            maximum=300,
-            unit="seconds",
-        ),
+        int, about("Timeout of one request to the provider.", between=(1, 300), unit="seconds")
     ] = 30
     email_provider_a: EmailProviderAOptions = EmailProviderAOptions()
 
@@ -226,12 +214,7 @@ class SmsProviderAOptions(Section, frozen=True, kw_only=True):
     ] = "SMS_AUTH_TOKEN"
     from_number: Annotated[str, about("Sender number.", form=Form.PHONE, required=True)] = ""
     base_url: Annotated[
-        str,
-        about(
-            "Base address, for regions and tests.",
-            form=Form.HTTPS_URL,
-            required=True,
-        ),
+        str, about("Base address, for regions and tests.", form=Form.HTTPS_URL, required=True)
     ] = "https://api.twilio.com"
 
 
@@ -242,13 +225,7 @@ class SmsOptions(Section, frozen=True, kw_only=True):
         SmsProvider.SMS_PROVIDER_A
     )
     timeout_seconds: Annotated[
-        int,
-        about(
-            "Timeout of one request to the provider.",
-            minimum=1,
-            maximum=300,
-            unit="seconds",
-        ),
+        int, about("Timeout of one request to the provider.", between=(1, 300), unit="seconds")
     ] = 30
     sms_provider_a: SmsProviderAOptions = SmsProviderAOptions()
 
@@ -258,23 +235,13 @@ class WebhookChannelOptions(Section, frozen=True, kw_only=True):
 
     url: Annotated[
         str,
-        about(
-            "Receives the JSON payload by POST.",
-            form=Form.HOOK_URL,
-            required=True,
-            masked=True,
-        ),
+        about("Receives the JSON payload by POST.", form=Form.HOOK_URL, required=True, masked=True),
     ] = ""
     signing_secret_env_var: Annotated[
-        str,
-        about(
-            "Variable with the HMAC signing secret.",
-            form=Form.ENV_VAR,
-            required=True,
-        ),
+        str, about("Variable with the HMAC signing secret.", form=Form.ENV_VAR, required=True)
     ] = "SDK_WEBHOOK_SECRET"
     timeout_seconds: Annotated[
-        int, about("Timeout of one POST.", minimum=1, maximum=300, unit="seconds")
+        int, about("Timeout of one POST.", between=(1, 300), unit="seconds")
     ] = 10
     # A customer may have chosen the URL, and must not reach the operator's network through us (ADR
     # 14).
@@ -330,8 +297,7 @@ class NotificationsOptions(Section, frozen=True, kw_only=True):
         float,
         about(
             "Longest wait after the first failed attempt, doubled after each further one.",
-            minimum=0,
-            maximum=86_400,
+            between=(0, 86_400),
             unit="seconds",
         ),
     ] = 30.0
@@ -339,8 +305,7 @@ class NotificationsOptions(Section, frozen=True, kw_only=True):
         float,
         about(
             "The wait between two attempts grows no longer than this.",
-            minimum=0,
-            maximum=86_400,
+            between=(0, 86_400),
             unit="seconds",
             at_least="retry_base_seconds",
         ),
