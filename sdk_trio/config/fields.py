@@ -110,7 +110,16 @@ def pascal_case(name: str) -> str:
 # -- enumerations: spelled as in a file, bound without regard to case ----------------------------
 
 
-class Mode(enum.StrEnum):
+class Choice(enum.StrEnum):
+    """A set of words, one of which a setting has; found whatever the case of its letters."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Choice | None":
+        word = value.casefold() if isinstance(value, str) else None
+        return next((member for member in cls if member.casefold() == word), None)
+
+
+class Mode(Choice):
     """The upstream that the client calls."""
 
     TEST = "Test"
@@ -118,7 +127,7 @@ class Mode(enum.StrEnum):
     CUSTOM = "Custom"
 
 
-class ApiVersionStrictness(enum.StrEnum):
+class ApiVersionStrictness(Choice):
     """The consequence of an ApiVersion other than the bundled one."""
 
     WARN = "Warn"
@@ -126,7 +135,7 @@ class ApiVersionStrictness(enum.StrEnum):
     OFF = "Off"
 
 
-class KeyDerivation(enum.StrEnum):
+class KeyDerivation(Choice):
     """The way from a webhook secret to an HMAC key."""
 
     AUTO = "Auto"
@@ -137,7 +146,7 @@ class KeyDerivation(enum.StrEnum):
     """The UTF-8 bytes of the whole text, its prefix included."""
 
 
-class ForwardedHeaders(enum.StrEnum):
+class ForwardedHeaders(Choice):
     """The family of forwarding headers that a trusted proxy sets."""
 
     AUTO = "Auto"
@@ -148,7 +157,7 @@ class ForwardedHeaders(enum.StrEnum):
     """``X-Forwarded-For`` and ``X-Forwarded-Proto`` alone."""
 
 
-class StorageBackend(enum.StrEnum):
+class StorageBackend(Choice):
     """The kind of store that keeps the inbox."""
 
     SQLITE = "Sqlite"
@@ -156,7 +165,7 @@ class StorageBackend(enum.StrEnum):
     MEMORY = "Memory"
 
 
-class LogLevel(enum.StrEnum):
+class LogLevel(Choice):
     """The least severe log events that are written."""
 
     DEBUG = "Debug"
@@ -165,7 +174,7 @@ class LogLevel(enum.StrEnum):
     ERROR = "Error"
 
 
-class LogFormat(enum.StrEnum):
+class LogFormat(Choice):
     """The form of log events; ``Auto`` is readable on a terminal and JSON elsewhere."""
 
     AUTO = "Auto"
@@ -173,7 +182,7 @@ class LogFormat(enum.StrEnum):
     CONSOLE = "Console"
 
 
-class DefaultTenantStrategy(enum.StrEnum):
+class DefaultTenantStrategy(Choice):
     """The way in which the single-tenant upgrade finds the default tenant."""
 
     LITERAL_DEFAULT = "LiteralDefault"
@@ -181,7 +190,7 @@ class DefaultTenantStrategy(enum.StrEnum):
     HOST_SUPPLIED = "HostSupplied"
 
 
-class ReplicaTargetType(enum.StrEnum):
+class ReplicaTargetType(Choice):
     """The kind of place that tenant databases are replicated to."""
 
     OBJECT_STORE = "ObjectStore"
@@ -191,13 +200,13 @@ class ReplicaTargetType(enum.StrEnum):
     LOCAL_DISK = "LocalDisk"
 
 
-class EmailProvider(enum.StrEnum):
+class EmailProvider(Choice):
     """The email provider; one in v1.0."""
 
     EMAIL_PROVIDER_A = "EmailProviderA"
 
 
-class SmsProvider(enum.StrEnum):
+class SmsProvider(Choice):
     """The SMS provider; one in v1.0."""
 
     SMS_PROVIDER_A = "SmsProviderA"

@@ -135,12 +135,10 @@ def read_section(mapping: Mapping[Any, Any], origin: str | None) -> Layer:
     return found.layer()
 
 
-def read_item(
-    path: tuple[str, ...], mapping: Mapping[Any, Any] | Pairs, origin: str | None
-) -> Layer:
+def read_item(path: tuple[str, ...], value: Any, origin: str | None) -> Layer:
     """Flatten one item of a list of sections, which stands at ``path``."""
     found = _Flattening(origin)
-    found.visit(path, mapping, rooted=True)
+    found.place(path, value)
     return found.layer()
 
 
@@ -188,9 +186,10 @@ class _Flattening:
                 continue
             inner = (*path, *below)
             self._once(here, inner, self._origin)
-            self._value(inner, value)
+            self.place(inner, value)
 
-    def _value(self, path: tuple[str, ...], value: Any) -> None:
+    def place(self, path: tuple[str, ...], value: Any) -> None:
+        """Add what stands at ``path``: one entry, or those of a mapping."""
         if isinstance(value, Mapping | Pairs) and len(path) < MAXIMUM_DEPTH:
             if value.pairs if isinstance(value, Pairs) else value:
                 self.visit(path, value, rooted=True)

@@ -204,7 +204,7 @@ def test_mistakes_in_a_route_name_the_key_and_its_place():
         "Sdk:Forward:Routes:0:Ordered?"
     ]
     keys = [problem.key for problem in found.problems]
-    assert keys == ["Sdk:Forward:Routes:1", "Sdk:Forward:Routes:1:TimeoutSeconds"]
+    assert keys == ["Sdk:Forward:Routes:2:TimeoutSeconds", "Sdk:Forward:Routes:1"]
     assert problems({"Routes": [{}]}) == ["Routes:0:Url"]
     assert problems({"Routes": [{"Url": URL, "Concurrency": 0}]}) == ["Routes:0:Concurrency"]
     assert problems({"Routes": [{"Url": URL, "Types": []}]}) == ["Routes:0:Types"]
