@@ -9,16 +9,14 @@ is a problem of its layer, with line and column, so that one start reports all p
 contents never appear in a message, because a file may hold secrets.
 
 :class:`KeyFileReader` notices that a file with a secret or a certificate has another content.
-Orchestrators replace such files without telling anybody: Kubernetes swaps a symbolic link, others
-rename a new file over the old one. A look costs one ``stat`` a file; only a file that is another
-one, or was written a moment ago, is read, and only other content counts.
+Orchestrators replace such files without a signal: Kubernetes swaps a symbolic link, others rename
+a new file over the old one. These files are few and small, so each is read, and contents compared.
 """
 
 import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,10 +38,6 @@ _MAPPING_SEPARATORS = re.compile(r":|__|\.")
 ENVIRONMENT_VARIABLE = "SDK_ENVIRONMENT"
 STATE_DIRECTORY_VARIABLE = "STATE_DIRECTORY"
 CREDENTIALS_DIRECTORY_VARIABLE = "CREDENTIALS_DIRECTORY"
-
-#: Two writes of a file this close to each other, in seconds, may bear the same time: the clocks of
-#: file systems have ticks, of some ms where they are fine and of 2 s on FAT.
-_TICK_SECONDS = 2.0
 
 #: Longer whole numbers fit no setting; Python refuses to convert those beyond 4300 digits.
 _LONGEST_INTEGER = 30
@@ -499,68 +493,41 @@ def key_files(settings: Settings) -> tuple[Path, ...]:
     return tuple(Path(path) for path in named if path is not None)
 
 
-@attrs.frozen
-class _Seen:
-    """A file as the last look found it: ``identity`` tells cheaply whether it may have changed.
-
-    Unless it is ``young``: then it may have been written once more with the same identity.
-    """
-
-    identity: tuple[int, ...]
-    young: bool
-    digest: bytes = attrs.field(repr=False)
-
-
 class KeyFileReader:
-    """Compares files with what they were at the last look. Not for several threads at once."""
+    """Compares files with what they were when last read. Not for several threads at once."""
 
     def __init__(self) -> None:
-        self._seen: dict[Path, _Seen | None] = {}
+        self._digests: dict[Path, bytes | None] = {}
         self._places: frozenset[Path] = frozenset()
 
-    def look(self, places: Iterable[Path]) -> tuple[str, ...]:
-        """Return the files whose content is another than at the last look, with new and lost ones.
+    def read(self, places: Iterable[Path]) -> tuple[str, ...]:
+        """Return the files whose content has changed since the last call, new and lost ones too.
 
         Args:
-            places: files, and directories of key files. What lies in a place that was not looked
-                at before has not changed.
+            places: files, and directories of key files. The files of a place that the last call
+                did not name have not changed.
         """
         places = frozenset(places)
-        # A place that is new may be full of files that were there all the time.
-        known = {place for place in places if place in self._places}
-        found = {path: self._see(path) for place in places for path in _files_of(place)}
+        before, known = self._digests, self._places & places
+        self._places = places
+        self._digests = {path: _digest(path) for place in places for path in _files_of(place)}
         changed = [
             path
-            for path in found.keys() | self._seen.keys()
+            for path in self._digests.keys() | before.keys()
             if (path in known or path.parent in known)
-            and _digest(found.get(path)) != _digest(self._seen.get(path))
+            and self._digests.get(path) != before.get(path)
         ]
-        self._seen = found
-        self._places = places
         return tuple(sorted(map(str, changed)))
 
-    def _see(self, path: Path) -> _Seen | None:
-        """Return what the file is now; None if it cannot be read."""
-        try:
-            status = path.stat()
-            # The inode shows a file that was renamed over the old one, size and time one that was
-            # written in place.
-            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            before = self._seen.get(path)
-            if before is not None and before.identity == identity and not before.young:
-                return before
-            # Before it is read: what is written later than a tick from now bears another time.
-            young = time.time() - status.st_mtime < _TICK_SECONDS
-            with path.open("rb") as file:
-                # A digest and not the content: a secret is kept in one place of the memory less.
-                digest = hashlib.sha256(file.read(MAX_FILE_BYTES)).digest()
-            return _Seen(identity, young, digest)
-        except (OSError, ValueError):
-            return None
 
-
-def _digest(seen: _Seen | None) -> bytes | None:
-    return None if seen is None else seen.digest
+def _digest(path: Path) -> bytes | None:
+    """Return the digest of a file; None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            # A digest, so that a secret is in memory once less.
+            return hashlib.sha256(file.read(MAX_FILE_BYTES)).digest()
+    except (OSError, ValueError):
+        return None
 
 
 def _files_of(place: Path) -> Iterator[Path]:

@@ -90,7 +90,7 @@ class ServerOptions(Section, frozen=True, kw_only=True):
             live=True,
         ),
     ] = 0.0
-    # A ``stat`` a file. Notification by the kernel sees neither network file systems nor a link
+    # A poll, because notification by the kernel sees neither network file systems nor a link
     # that is swapped above the file (ADR 19).
     key_file_poll_seconds: Annotated[
         float,
