@@ -22,7 +22,7 @@ from .options.notifications import (
     unknown_placeholders,
 )
 from .secret import parse_secret
-from .table import NOTIFICATIONS, REPLICATION, TRANSITIONS, full_key
+from .table import NOTIFICATIONS, REPLICATION, TRANSITIONS, bound_addresses
 
 #: Above this an SMS template is remarked on: every segment of every message is paid for.
 USUAL_SEGMENTS = 3
@@ -158,6 +158,8 @@ _ANY_HOST = frozenset({"", "0.0.0.0", "127.0.0.1", "localhost", "::", "[::]"})
 def replication_problems(settings: Settings) -> Iterator[Problem]:
     """Yield what keeps the replicator from doing its work."""
     options = settings.multi_tenant.file_db.replication
+    if not options.use_replication:
+        return
     if options.auto_regenerate_on_tenant_change:
         paths = (
             ("ConfigOutputPath", options.config_output_path),
@@ -206,6 +208,8 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
 def replication_warnings(settings: Settings) -> Iterator[Problem]:
     """Yield what works, and probably not as meant."""
     options = settings.multi_tenant.file_db.replication
+    if not options.use_replication:
+        return
     sync, lag = options.sync_interval_seconds, options.health_check_max_lag_seconds
     if options.health_check_enabled and lag < sync:
         yield Problem(
@@ -244,8 +248,8 @@ def databases_setting(settings: Settings) -> tuple[str, str]:
     """Return the key and the value of the setting that says where the tenants' databases are."""
     directory = settings.multi_tenant.file_db.directory
     if directory is None:
-        return full_key(("Storage", "Path")), settings.storage.path
-    return full_key(("MultiTenant", "FileDb", "Directory")), directory
+        return "Sdk:Storage:Path", settings.storage.path
+    return "Sdk:MultiTenant:FileDb:Directory", directory
 
 
 def database_path_fault(path: str) -> str | None:
@@ -334,10 +338,7 @@ def _host_fault(host: str) -> str | None:
 def _metrics_port(settings: Settings) -> Iterator[Problem]:
     """The replicator only logs that its port is taken, and then nobody can ask for the lag."""
     port = settings.multi_tenant.file_db.replication.metrics_port
-    bound = [(f"{full_key(('Server', 'Bind'))}:{i}", b) for i, b in enumerate(settings.server.bind)]
-    if settings.admin.enabled:
-        bound.append((full_key(("Admin", "Bind")), settings.admin.bind))
-    for key, address in bound:
+    for key, address in bound_addresses(settings):
         host, _, number = address.rpartition(":")
         if number == str(port) and host.casefold() in _ANY_HOST:
             yield Problem(f"{REPLICATION}:MetricsPort", f"is the port of {key}: choose another one")

@@ -382,6 +382,11 @@ def _path_of(name: str) -> tuple[str, ...] | None:
     return below_root(split_key(name)) or None
 
 
+def reason_of(error: OSError | ValueError) -> str | None:
+    """Return why a file cannot be opened; a ``ValueError`` comes of a path that cannot be one."""
+    return error.strerror if isinstance(error, OSError) else "not a path"
+
+
 def _without_line_break(text: str) -> str:
     # One, as `echo` and editors write it; a second one belongs to the value, and is found by its
     # check.
@@ -404,8 +409,7 @@ def _read_text(
         message = "the file does not exist: check its path"
         return None, None if optional else Problem(ROOT, message, str(path))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a path"
-        return None, Problem(ROOT, f"the file cannot be read: {reason}", str(path))
+        return None, Problem(ROOT, f"the file cannot be read: {reason_of(error)}", str(path))
     try:
         # Editors on Windows put a byte order mark in front of UTF-8, which is no part of the first
         # key.

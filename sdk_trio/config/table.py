@@ -152,14 +152,22 @@ def _shape(annotation: Any) -> tuple[type, bool, bool]:
     return kind, True, False
 
 
+def bound_addresses(settings: Settings) -> list[tuple[str, str]]:
+    """Return the addresses of the receiver and, if it is on, of the admin, with their keys."""
+    addresses = [(f"Sdk:Server:Bind:{i}", bind) for i, bind in enumerate(settings.server.bind)]
+    if settings.admin.enabled:
+        addresses.append(("Sdk:Admin:Bind", settings.admin.bind))
+    return addresses
+
+
 # -- sections that are switched off --------------------------------------------------------------
 
-REPLICATION = full_key(("MultiTenant", "FileDb", "Replication"))
-SIMULATOR = full_key(("Simulator",))
-FORWARD = full_key(("Forward",))
+REPLICATION = "Sdk:MultiTenant:FileDb:Replication"
+SIMULATOR = "Sdk:Simulator"
+FORWARD = "Sdk:Forward"
 FORWARD_SECRET = f"{FORWARD}:SecretEnvVar"
-NOTIFICATIONS = full_key(("MultiTenant", "Notifications"))
-UPGRADE = full_key(("MultiTenant", "SingleTenantUpgrade"))
+NOTIFICATIONS = "Sdk:MultiTenant:Notifications"
+UPGRADE = "Sdk:MultiTenant:SingleTenantUpgrade"
 
 USE_REPLICATION = f"{REPLICATION}:UseReplication"
 TARGET = f"{REPLICATION}:ReplicaTargetType"

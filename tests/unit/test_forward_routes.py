@@ -10,8 +10,8 @@ from support.deliveries import SECRET
 from sdk_trio.config import Settings, load_settings
 from sdk_trio.config.bind import bind
 from sdk_trio.config.check import check, forward_secret_problem
-from sdk_trio.config.load import probe
 from sdk_trio.config.options.forward import RouteOptions
+from sdk_trio.config.probe import probe
 from sdk_trio.config.show import describe, json_schema
 from sdk_trio.config.sources import Entry, layer_of, read_section
 from sdk_trio.errors import OptionsValidationError

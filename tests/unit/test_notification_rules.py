@@ -8,8 +8,8 @@ import pytest
 
 from sdk_trio.config.bind import bind
 from sdk_trio.config.check import Findings, check
-from sdk_trio.config.load import probe
 from sdk_trio.config.options.notifications import TemplatesOptions, unknown_placeholders
+from sdk_trio.config.probe import probe
 from sdk_trio.config.sources import read_section
 
 KEY = "MultiTenant:Notifications"
