@@ -570,20 +570,19 @@ def token_fault(token: str) -> str | None:
     return None
 
 
-def admin_token_findings(settings: Settings, token: str) -> tuple[Problem | None, Problem | None]:
-    """Judge the admin token of the environment: a problem, else a warning, else neither.
+def admin_token_findings(settings: Settings, token: str) -> Findings:
+    """Judge the admin token of the environment.
 
     Args:
         settings: where it is used.
         token: the value of the variable; empty where one is generated.
     """
-    # A token that nothing uses is nobody's problem.
     fault = token_fault(token) if settings.admin.enabled and token else None
     if fault is None:
-        return None, None
-    found = Problem(
-        "Sdk:Admin:TokenEnvVar",
-        f"names the variable {settings.admin.token_env_var}, whose value {fault}",
-    )
+        return Findings()
+    variable = settings.admin.token_env_var
+    found = Problem("Sdk:Admin:TokenEnvVar", f"names the variable {variable}, whose value {fault}")
     # On loopback and unix sockets only this machine can guess the token, which is worth a warning.
-    return (None, found) if is_local_bind(settings.admin.bind) else (found, None)
+    if is_local_bind(settings.admin.bind):
+        return Findings(warnings=(found,))
+    return Findings(problems=(found,))

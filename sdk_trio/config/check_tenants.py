@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from ..base.public_addresses import names_local_address
 from ..errors import Problem
 from ..records.channels import CHANNELS
-from .fields import KeyDerivation, ReplicaTargetType, is_plain_loopback, pascal_case
+from .fields import Form, KeyDerivation, ReplicaTargetType, is_plain_loopback, pascal_case
 from .options import Settings
 from .options.notifications import (
     PLACEHOLDERS,
@@ -22,7 +22,7 @@ from .options.notifications import (
     unknown_placeholders,
 )
 from .secret import parse_secret
-from .table import NOTIFICATIONS, REPLICATION, TRANSITIONS, bound_addresses
+from .table import NOTIFICATIONS, REPLICATION, TRANSITIONS, bound_addresses, is_below, table
 
 #: Above this an SMS template is remarked on: every segment of every message is paid for.
 USUAL_SEGMENTS = 3
@@ -194,9 +194,8 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
         fault = _text_fault(value)
         if fault is not None:
             yield Problem(key, fault)
-    for key, value in _places(settings):
         # The replicator takes a path with a scheme for the address of another kind of target.
-        if "://" in value:
+        if key.endswith((":Path", ":PathPrefix")) and "://" in value:
             yield Problem(key, "is an address: it must be a path without a scheme")
     if options.replica_target_type is ReplicaTargetType.SFTP:
         fault = _host_fault(options.sftp.host)
@@ -264,48 +263,14 @@ def database_path_fault(path: str) -> str | None:
 
 def _written(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield the target's texts that are written into the replicator's configuration."""
-    options = settings.multi_tenant.file_db.replication
-    values: dict[str, str | None]
-    match options.replica_target_type:
-        case ReplicaTargetType.OBJECT_STORE:
-            store = options.object_store
-            values = {
-                "Bucket": store.bucket,
-                "Region": store.region,
-                "PathPrefix": store.path_prefix,
-                "EndpointUrl": store.endpoint_url,
-            }
-        case ReplicaTargetType.BLOB_STORE:
-            blobs = options.blob_store
-            values = {
-                "AccountName": blobs.account_name,
-                "Container": blobs.container,
-                "PathPrefix": blobs.path_prefix,
-                "EndpointUrl": blobs.endpoint_url,
-            }
-        case ReplicaTargetType.CLOUD_STORAGE:
-            cloud = options.cloud_storage
-            values = {"Bucket": cloud.bucket, "PathPrefix": cloud.path_prefix}
-        case ReplicaTargetType.SFTP:
-            sftp = options.sftp
-            values = {
-                "Host": sftp.host,
-                "User": sftp.user,
-                "Path": sftp.path,
-                "PrivateKeyPath": sftp.private_key_path,
-                "HostKey": sftp.host_key,
-            }
-        case ReplicaTargetType.LOCAL_DISK:
-            values = {"Path": options.local_disk.path}
-    for name, value in values.items():
-        if value is not None:
-            yield f"{REPLICATION}:{options.replica_target_type}:{name}", value
-
-
-def _places(settings: Settings) -> Iterator[tuple[str, str]]:
-    return (
-        (key, value) for key, value in _written(settings) if key.endswith((":Path", ":PathPrefix"))
-    )
+    target = settings.multi_tenant.file_db.replication.replica_target_type
+    for setting in table():
+        # Variables are written by their values, and the path of credentials is one of them.
+        is_text = setting.kind is str and setting.about.form is not Form.ENV_VAR
+        if is_below(setting.key, f"{REPLICATION}:{target}") and is_text:
+            value = setting.of(settings)
+            if value is not None and setting.path[-1] != "CredentialsJsonPath":
+                yield setting.key, value
 
 
 def _text_fault(text: str) -> str | None:

@@ -52,8 +52,8 @@ class SettingMetadata(msgspec.Struct, frozen=True):
     """Metadata of one setting.
 
     ``doc`` is one plain sentence; ``minimum`` and ``maximum`` are inclusive, in ``unit``;
-    ``required`` means that it may not be blank while its section is in use. ``key`` replaces the
-    name that is derived from the attribute. ``default_note`` says what a null default stands for.
+    ``required`` means that it may not be blank while its section is in use.
+    ``default_note`` says what a null default stands for.
     ``at_least`` is the attribute of the same section whose value it may not be below.
     ``live`` means that a reload puts a change into force; others wait for the next start.
     ``masked`` means a URL whose path lets whoever knows it send: no more than its host is shown.
@@ -65,7 +65,6 @@ class SettingMetadata(msgspec.Struct, frozen=True):
     unit: str | None = None
     form: Form | None = None
     required: bool = False
-    key: str | None = None
     default_note: str | None = None
     at_least: str | None = None
     live: bool = False

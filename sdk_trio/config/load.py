@@ -206,15 +206,15 @@ def _validated(
     # If a source could not be read, its keys may stand in it: they are not reported as missing.
     unread = ROOT in invalid
     problems += [p for p in findings.problems if not unread or p.key in bound.origins]
-    if environ is not None:
+    # Only a receiver has an admin address; a client's settings may share its environment.
+    if environ is not None and receiver:
         token = environ.get(settings.admin.token_env_var, "").strip()
-        weak, doubtful = admin_token_findings(settings, token)
-        # Only a receiver has an admin address; a client's settings may share its environment.
-        problems += [weak] if weak and receiver else []
-        warnings += [doubtful] if doubtful and receiver else []
-    # Looking at files makes directories and costs time; with settings that are wrong it would
-    # report what follows from them.
-    if not problems and environ is not None:
+        judged = admin_token_findings(settings, token)
+        problems += judged.problems
+        warnings += judged.warnings
+    # Probing makes directories and costs time; with settings that are wrong it would report what
+    # follows from them.
+    if environ is not None and not problems:
         probed = probe(settings, environ)
         problems += probed.problems
         warnings += probed.warnings

@@ -128,11 +128,8 @@ def sections() -> dict[tuple[str, ...], tuple[str, ...]]:
 def _walk(section: Section, path: tuple[str, ...], attributes: tuple[str, ...]) -> list[Setting]:
     found: list[Setting] = []
     for name, annotation, known in fields_of(type(section)):
-        # The name of the attribute, where no other one is asked for: one spelling less that can
-        # differ.
-        key = (known.key if known else None) or pascal_case(name)
         default = getattr(section, name)
-        where = ((*path, key), (*attributes, name))
+        where = ((*path, pascal_case(name)), (*attributes, name))
         if known is None:
             found += _walk(default, *where)
         else:
