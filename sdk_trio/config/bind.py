@@ -149,7 +149,7 @@ def coerce(setting: Setting, value: Any) -> Any:
         # Digits and exponents beyond any use convert to infinity.
         if kind is float and not math.isfinite(converted):
             raise msgspec.ValidationError
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, SystemError):  # the latter for 10**400, up to msgspec 0.20
         # The library's own message may quote the value, which may be a misplaced secret.
         expected = _EXPECTED.get(kind) or f"one of {', '.join(kind)}"
         raise ValueError(f"must be {expected}, not {shown(value)}") from None

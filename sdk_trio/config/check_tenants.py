@@ -5,9 +5,8 @@ Ranges, forms and required values are in the metadata; the rules here go beyond 
 
 import ipaddress
 from collections.abc import Iterator, Sequence
-from urllib.parse import urlsplit
 
-from ..base.public_addresses import names_local_address
+from ..base.public_addresses import names_local_address, url_host
 from ..errors import Problem
 from ..records.channels import CHANNELS
 from .fields import Form, KeyDerivation, ReplicaTargetType, is_plain_loopback, pascal_case
@@ -311,8 +310,5 @@ def _metrics_port(settings: Settings) -> Iterator[Problem]:
 
 def _has_bare_name(url: str | None) -> bool:
     """Whether a URL has a host such as localhost; an IP address is never given a bucket's name."""
-    try:
-        host = urlsplit(url or "").hostname or ""
-    except ValueError:
-        return False  # told by the form of the setting
+    host = url_host(url or "")
     return bool(host) and "." not in host and ":" not in host

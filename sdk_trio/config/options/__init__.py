@@ -6,8 +6,8 @@ The key of a field is its name in PascalCase, under the key of its class: ``webh
 ``load_settings`` do that.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 from ..fields import ApiVersionStrictness, Form, Mode, Section, about
 from ..secret import Secret
@@ -163,18 +163,12 @@ class Settings(Section, frozen=True, kw_only=True):
         return _from_mapping(mapping, standalone=standalone, receiver=receiver)
 
 
-class _FromMapping(Protocol):
-    def __call__(
-        self, mapping: Mapping[str, Any], *, standalone: bool, receiver: bool
-    ) -> Settings: ...
-
-
 # Set by ``load.py``, which validates settings and therefore imports this module: an import of it
-# from here would close a circle. The package imports both, so nobody sees it unset.
-_from_mapping: _FromMapping
+# from here would close a circle. The package imports both, so it is always set.
+_from_mapping: Callable[..., Settings]
 
 
-def validate_mappings_with(function: _FromMapping) -> None:
+def validate_mappings_with(function: Callable[..., Settings]) -> None:
     """Let :meth:`Settings.from_mapping` call ``function``."""
     global _from_mapping
     _from_mapping = function

@@ -47,54 +47,6 @@ _GSM7_ALONE, _GSM7_JOINED = 160, 153
 _UCS2_ALONE, _UCS2_JOINED = 70, 67
 
 
-class TemplateTexts(msgspec.Struct, frozen=True):
-    """The three texts of one transition."""
-
-    email_subject: str
-    email_body: str
-    sms_body: str
-
-
-def _texts(happened: str, meaning: str) -> TemplateTexts:
-    return TemplateTexts(
-        email_subject=f"{{TenantName}} {happened}",
-        email_body=(
-            "Hello,\n"
-            "\n"
-            f"{{TenantName}} ({{TenantIdentifier}}) {happened}.\n"
-            "\n"
-            "Reason: {Reason}\n"
-            "When: {OccurredAt}\n"
-            "Status: {NewStatus} (it was {PreviousStatus})\n"
-            "\n"
-            f"{meaning}\n"
-            "\n"
-            "You receive this message because you are the site manager. If you did not expect it, "
-            "please get in touch with us.\n"
-        ),
-        sms_body=f"{{TenantName}} {happened}. Reason: {{Reason}}",
-    )
-
-
-SUSPENDED = _texts(
-    "has been suspended",
-    "Access is paused for now. Nothing has been removed, and everything is there again once it "
-    "has been reactivated.",
-)
-REACTIVATED = _texts(
-    "has been reactivated",
-    "It is active, and everything can be used again. Thank you for your patience.",
-)
-DEACTIVATED = _texts(
-    "has been deactivated", "It is switched off. Its data is kept, and it can be reactivated."
-)
-DELETED = _texts(
-    "has been deleted",
-    "Its data is kept for a limited time, in which it can still be restored. After that it is "
-    "removed for good. If you want it back, please tell us soon.",
-)
-
-
 def substitute(template: str, values: Mapping[str, str]) -> str:
     """Return ``template`` with each ``{Word}`` of ``values`` replaced; other text stays as it is.
 
@@ -266,19 +218,47 @@ class TemplateOptions(Section, frozen=True, kw_only=True):
     sms_body: Annotated[str, about("Text of the SMS.", required=True, live=True)]
 
 
-def _template(texts: TemplateTexts) -> TemplateOptions:
+def _template(happened: str, meaning: str) -> TemplateOptions:
     return TemplateOptions(
-        email_subject=texts.email_subject, email_body=texts.email_body, sms_body=texts.sms_body
+        email_subject=f"{{TenantName}} {happened}",
+        email_body=(
+            "Hello,\n"
+            "\n"
+            f"{{TenantName}} ({{TenantIdentifier}}) {happened}.\n"
+            "\n"
+            "Reason: {Reason}\n"
+            "When: {OccurredAt}\n"
+            "Status: {NewStatus} (it was {PreviousStatus})\n"
+            "\n"
+            f"{meaning}\n"
+            "\n"
+            "You receive this message because you are the site manager. If you did not expect it, "
+            "please get in touch with us.\n"
+        ),
+        sms_body=f"{{TenantName}} {happened}. Reason: {{Reason}}",
     )
 
 
 class TemplatesOptions(Section, frozen=True, kw_only=True):
     """One template per status transition."""
 
-    suspended: TemplateOptions = _template(SUSPENDED)
-    reactivated: TemplateOptions = _template(REACTIVATED)
-    deactivated: TemplateOptions = _template(DEACTIVATED)
-    deleted: TemplateOptions = _template(DELETED)
+    suspended: TemplateOptions = _template(
+        "has been suspended",
+        "Access is paused for now. Nothing has been removed, and everything is there again once it "
+        "has been reactivated.",
+    )
+    reactivated: TemplateOptions = _template(
+        "has been reactivated",
+        "It is active, and everything can be used again. Thank you for your patience.",
+    )
+    deactivated: TemplateOptions = _template(
+        "has been deactivated", "It is switched off. Its data is kept, and it can be reactivated."
+    )
+    deleted: TemplateOptions = _template(
+        "has been deleted",
+        "Its data is kept for a limited time, in which it can still be restored. After that it is "
+        "removed for good. If you want it back, please tell us soon.",
+    )
 
 
 class NotificationsOptions(Section, frozen=True, kw_only=True):
