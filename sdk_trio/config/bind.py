@@ -283,11 +283,13 @@ class _Binding:
             attributes: the names that lead to it.
             rows: its settings, those of the sections within it included.
         """
-        values = {row.attributes: self._list(row) if row.many else self._one(row) for row in rows}
+        values = {
+            row.attributes: (
+                self._list(row) if row.many else self._value(row, row.path, row.default)
+            )
+            for row in rows
+        }
         return _build(section, attributes, values)
-
-    def _one(self, setting: Setting) -> Any:
-        return self._value(setting, setting.path, setting.default)
 
     def _value(self, setting: Setting, path: tuple[str, ...], otherwise: Any) -> Any:
         entry = self._unused.pop(fold(path), None)
