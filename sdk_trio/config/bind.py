@@ -144,7 +144,8 @@ def coerce(setting: Setting, value: Any) -> Any:
         if kind is bool:
             value = _WORDS.get(value.casefold(), value)
     try:
-        strict = not isinstance(value, str)
+        # A number in a file is neither a truth value nor a time span without its unit.
+        strict = kind in (bool, timedelta) and not isinstance(value, str)
         converted: Any = msgspec.convert(value, kind, strict=strict, dec_hook=_secret)
         # Digits and exponents beyond any use convert to infinity.
         if kind is float and not math.isfinite(converted):
@@ -305,6 +306,8 @@ class _Binding:
 
     def _list(self, setting: Setting) -> tuple[Any, ...]:
         whole = self._unused.pop(setting.folded, None)
+        if whole is not None and whole.origin is not None:
+            self.origins[setting.key] = whole.origin
         length = self._number_items(setting, whole)
         if whole is None and not length:
             return tuple(setting.default)
@@ -313,8 +316,6 @@ class _Binding:
         paths = [(*setting.path, str(place)) for place in range(length)]
         values = [self._value(setting, path, None) for path in paths]
         origins = [o for path in paths if (o := self.origins.get(full_key(path))) is not None]
-        if not paths and whole is not None and whole.origin is not None:
-            origins = [whole.origin]
         if origins:
             self.origins[setting.key] = ", ".join(dict.fromkeys(origins))
         return tuple(value for value in values if value is not None)
