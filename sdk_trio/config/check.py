@@ -65,19 +65,17 @@ PROCESSES_NEED_COMMAND = Problem(
 
 def unmet_needs(settings: Settings) -> list[Problem]:
     """Return one problem for each part that is asked for without what it works on."""
-    multi_tenant = settings.multi_tenant
-    asked = {
-        (USE_REPLICATION, "whose databases are replicated"): (
-            multi_tenant.file_db.replication.use_replication
-        ),
-        (NOTIFICATIONS_ENABLED, "whose site managers are told"): multi_tenant.notifications.enabled,
-    }
+    tenants = settings.multi_tenant
+    replicated = tenants.file_db.replication.use_replication
+    asked = [
+        (replicated, USE_REPLICATION, "whose databases are replicated"),
+        (tenants.notifications.enabled, NOTIFICATIONS_ENABLED, "whose site managers are notified"),
+    ]
+    advice = "set Sdk:MultiTenant:Enabled to true, or remove the key"
     return [
-        Problem(
-            key, f"needs tenants, {why}: set Sdk:MultiTenant:Enabled to true, or remove the key"
-        )
-        for (key, why), wanted in asked.items()
-        if wanted and not multi_tenant.enabled
+        Problem(key, f"needs tenants, {why}: {advice}")
+        for wanted, key, why in asked
+        if wanted and not tenants.enabled
     ]
 
 
@@ -129,7 +127,7 @@ def check(
     ]
 
     # A setting that could not be bound is a default by now, and a rule that joins it with others
-    # would speak of a value that nobody wrote.
+    # would report a value that no one wrote.
     def written(found: list[Problem]) -> tuple[Problem, ...]:
         return tuple(p for p in found if not any(is_below(key, p.key) for key in invalid))
 
@@ -222,12 +220,12 @@ def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
 
 
 def _version(settings: Settings, strictness: ApiVersionStrictness) -> Iterator[Problem]:
-    """Speak of an ApiVersion that is not the bundled one, if that is how strict we are."""
+    """Report an ApiVersion that differs from the bundled one, at this strictness."""
     version = settings.api_version
     bundled = bundled_api_version(settings.upstream.version_header)
     differs = version is not None and version != bundled
     if version and check_form(Form.API_VERSION, version, development=False):
-        return  # it is no version at all, and is told as that
+        return  # its form is a problem of its own
     if differs and settings.api_version_strictness is strictness:
         yield Problem(
             "Sdk:ApiVersion",
@@ -475,7 +473,7 @@ def _reconciliation(settings: Settings, *, lacks_client: bool) -> Iterator[Probl
         )
 
 
-# -- what is open to strangers: valid, and told at every start -----------------------------------
+# -- exposure to strangers: valid, and a warning at every start ----------------------------------
 
 #: 32 characters of hexadecimal digits are 128 bits; the token that is generated has 43.
 LEAST_TOKEN_CHARACTERS = 32

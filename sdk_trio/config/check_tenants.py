@@ -72,7 +72,7 @@ def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
     if not enabled_channels(options):
         yield Problem(
             f"{NOTIFICATIONS}:EnabledChannels",
-            "has no channel, so nobody is told of what happens now, not even later: enable "
+            "has no channel, so no one is notified of what happens now, not even later: enable "
             f"{_either([channel.key for channel in CHANNELS.values()])}",
         )
     if (
@@ -300,7 +300,7 @@ def _host_fault(host: str) -> str | None:
 
 
 def _metrics_port(settings: Settings) -> Iterator[Problem]:
-    """The replicator only logs that its port is taken, and then nobody can ask for the lag."""
+    """Check the port of the metrics: if it is taken, the replicator only logs that."""
     port = settings.multi_tenant.file_db.replication.metrics_port
     for key, address in bound_addresses(settings):
         host, _, number = address.rpartition(":")

@@ -108,7 +108,7 @@ def read_settings(
     """Read the settings as :func:`load_settings` does, but return problems and warnings as data.
 
     Args:
-        directory: where the files that nobody named are looked for, ``.env`` among them; default
+        directory: where the files that are not named are searched for, ``.env`` among them; default
             the working directory.
         secrets_directory: a directory with one file per key, read before the one that the
             variable ``CREDENTIALS_DIRECTORY`` names.
@@ -225,7 +225,7 @@ def _validated(
         origins=bound.origins,
         files=tuple(layer.file for layer in layers if layer.file is not None),
         is_development=settings.is_development,
-        # Whatever else is wrong: who mends the one must not find the other at the next start.
+        # Reported beside other problems, so that one start reports everything there is to fix.
         unmet=_located((p for p in unmet_needs(settings) if p.key not in invalid), bound.origins),
     )
 

@@ -1,7 +1,7 @@
 """Checks of settings that need the machine: files, directories and variables. Does I/O.
 
-Files exist, directories are writable, variables are set. An encrypted SSH private key is told from
-a plain one by its content, because the replicator has no one who could type a passphrase.
+Files exist, directories are writable, variables are set. An SSH private key is not encrypted,
+because the replicator cannot ask for a passphrase.
 """
 
 import base64
@@ -37,7 +37,7 @@ _QUOTABLE = re.compile(r"[ -&(-~]+")
 
 
 def probe(settings: Settings, environ: Mapping[str, str]) -> Findings:
-    """Look at the files, directories and variables that valid settings refer to.
+    """Check the files, directories and variables that valid settings refer to.
 
     Creates the replica directory of target LocalDisk, and nothing else. A variable that is not set
     is a warning, never a failure: a channel without its credentials skips its messages, and must

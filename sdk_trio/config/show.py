@@ -116,7 +116,7 @@ def _property(setting: Setting) -> dict[str, Any]:
     elif setting.nullable:
         value = {**value, "type": [value["type"], "null"]}
     described = {"description": _description(setting), **value}
-    # A secret has no default that anybody should copy.
+    # A secret has no default that should be copied.
     if setting.kind is not Secret:
         described["default"] = _schema_default(setting.default)
     return described

@@ -173,8 +173,7 @@ class _Flattening:
                 continue
             below: tuple[str, ...] | None = split_mapping_key(key)
             if not path and not rooted:
-                # A file may hold the settings of other programs as well, so what is not under
-                # ``Sdk`` is nobody's business here.
+                # A file may hold the settings of other programs as well: those outside of ``Sdk``.
                 below = below_root(split_mapping_key(key))
             if below is None:
                 continue
@@ -215,7 +214,7 @@ class _Flattening:
 def read_file(path: Path, *, optional: bool = False, named: bool = True) -> Layer:
     """Read a JSON or TOML file, told apart by its suffix; with ``optional`` it may be missing.
 
-    One that nobody has ``named`` has to be this user's.
+    A file that is not ``named`` has to be this user's.
     """
     name = str(path)
     text, problem = _read_text(path, optional=optional, named=named)
@@ -268,7 +267,7 @@ def read_dotenv(path: Path) -> Layer:
 def unread_dotenv(path: Path, layers: Iterable[Layer]) -> Layer:
     """Warn of a ``.env`` file that is not read, if it sets what no other of ``layers`` sets.
 
-    Where its variables were set by somebody, as ``docker compose`` does, all is as it was meant.
+    There is no warning where its variables are set already, as ``docker compose`` does.
     """
     known = {fold(entry.path) for layer in layers for entry in layer.entries}
     lost = [entry.key for entry in read_dotenv(path).entries if fold(entry.path) not in known]
@@ -399,7 +398,7 @@ def _read_text(
     """Return the text of a file, or the problem with it; neither when it may be missing and is."""
     try:
         with path.open("rb") as file:
-            # The open file is judged, not its name: between a look at the name and the opening it
+            # The open file is judged, not its name: between a check of the name and the opening it
             # could be exchanged.
             fault = None if named else foreign_fault(path, os.fstat(file.fileno()))
             if fault is not None:

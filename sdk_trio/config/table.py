@@ -104,7 +104,7 @@ def rows(settings: Settings) -> tuple[Setting, ...]:
     found: list[Setting] = []
     for setting in table():
         if setting.is_section_list:
-            # Known only with the settings: a list has as many sections as somebody wrote.
+            # Known only with the settings: a list has as many sections as were written.
             items = range(len(setting.of(settings)))
             found += [row for index in items for row in setting.item(index)] or [setting]
         else:
@@ -182,7 +182,7 @@ def used_settings(settings: Settings, invalid: Collection[str] = ()) -> tuple[Se
     Args:
         settings: what was bound.
         invalid: full keys that could not be bound; a section behind such a key is left alone,
-            because nobody can tell whether it was meant to be on.
+            because it may have been meant to be on.
     """
     unused = _unused(settings, invalid)
     return tuple(row for row in rows(settings) if not _is_switched_off(row.key, unused))
@@ -247,6 +247,6 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
 def unused_texts(
     used: Iterable[NotificationChannel], off: Iterable[NotificationChannel]
 ) -> list[str]:
-    """Return the texts that only channels send which are off; nobody needs them to be right."""
+    """Return the texts that only disabled channels send; they are not checked."""
     needed = {text for channel in used for text in channel.texts}
     return sorted({text for channel in off for text in channel.texts} - needed)
