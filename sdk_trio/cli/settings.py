@@ -32,7 +32,6 @@ if not describing():
         read_settings,
     )
     from ..config.bind import IGNORED, UNKNOWN_KEY
-    from ..config.check import WEBHOOK_SECRET
     from ..config.options import DEVELOPMENT, environment_meant
     from ..config.show import DEFAULT_ORIGIN
     from ..config.sources import below_root, split_mapping_key
@@ -202,7 +201,7 @@ def check(arguments: Namespace) -> int:
             for problem in found:
                 print_text(f"{level}: {problem}")
         say(f"errors: {len(problems)}, warnings: {len(warnings)}")
-        if any(problem.key == WEBHOOK_SECRET for problem in problems):
+        if any(problem.key == "Sdk:Webhooks:Secret" for problem in problems):
             say("to try things out no secret is needed: 'config check --dev', 'doctor --dev'")
     return EXIT_CONFIGURATION if problems else 0
 
