@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..records.channels import CHANNELS, ContactKind
 from ..records.states import RETRIABLE, NotificationState, Transition
-from .parse import UsageError, add_format, describing, moment_text, parse_count
+from .parse import UsageError, add_format, add_limit, describing
 
 if not describing():
     import trio
@@ -54,21 +54,28 @@ if not describing():
     from ..tenants.service import TenantService
     from .settings import load
     from .tenants import find_tenant
-    from .terminal import Progress, cell, confirmed, print_json, print_rows, print_text, say
+    from .terminal import (
+        Progress,
+        cell,
+        confirmed,
+        print_fields,
+        print_json,
+        print_list,
+        print_text,
+        say,
+    )
     from .upgrade import require_tenants
 
 #: The columns of ``notify list``.
-LIST_COLUMNS = ("id", "tenant", "transition", "occurred", "state", "attempts", "reason")
-
-
-def table_row(record: NotificationRecord) -> dict[str, Any]:
-    """Return the cells of ``LIST_COLUMNS``."""
-    row = listed_notification(record)
-    return {
-        **row,
-        "tenant": row["tenant_identifier"],
-        "occurred": moment_text(record.outbox.occurred_at),
-    }
+LIST_COLUMNS = (
+    "id",
+    ("tenant", "tenant_identifier"),
+    "transition",
+    "occurred_at",
+    "state",
+    "attempts",
+    "reason",
+)
 
 
 def shown(record: NotificationRecord) -> dict[str, Any]:
@@ -118,9 +125,7 @@ def list_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--channel", choices=CHANNELS, help="only this channel")
     parser.add_argument("--tenant", metavar="T", help="only this tenant, or its id")
-    parser.add_argument(
-        "--limit", metavar="N", default="50", help="at most this many, newest first (default 50)"
-    )
+    add_limit(parser)
     add_format(parser)
 
 
@@ -130,29 +135,29 @@ def list_notifications(arguments: Namespace) -> int:
     Raises:
         UnknownTenantError: there is no tenant of that name.
     """
-    # Arguments are looked at before the settings and the store, so that a mistyped one is told at
-    # once.
-    limit = parse_count(arguments.limit, option="--limit")
     state = NotificationState(arguments.state) if arguments.state else None
     settings = load(arguments)
 
-    async def find() -> list[NotificationRecord]:
+    async def find() -> Sequence[NotificationRecord]:
         async with open_notifications(settings) as store:
             tenant_id = None
             if arguments.tenant is not None:
                 tenant_id = await _tenant_id(settings, store, arguments.tenant)
-            return list(
-                await store.notifications.find(
-                    state=state, channel=arguments.channel, tenant_id=tenant_id, limit=limit
-                )
+            return await store.notifications.find(
+                state=state,
+                channel=arguments.channel,
+                tenant_id=tenant_id,
+                limit=arguments.limit + 1,
             )
 
-    records = trio.run(find)
-    as_json = arguments.format == "json"
-    rows = [listed_notification(r) if as_json else table_row(r) for r in records]
-    print_rows(rows, LIST_COLUMNS, as_json=as_json)
-    if not records:
-        say("no messages")
+    print_list(
+        arguments,
+        [listed_notification(record) for record in trio.run(find)],
+        LIST_COLUMNS,
+        nothing="no messages",
+        limit=arguments.limit,
+        more="--limit N, or --state S, --channel C, --tenant T",
+    )
     return 0
 
 
@@ -199,29 +204,27 @@ def show_notification(arguments: Namespace) -> int:
 
 def _print_notification(record: NotificationRecord) -> None:
     outbox = record.outbox
-    fields = {
-        "id": str(record.id),
-        "state": record.state,
-        "reason": record.reason,
-        "attempts": record.attempts,
-        "tenant": outbox.tenant_identifier,
-        "transition": f"{outbox.previous_status} -> {outbox.new_status} ({outbox.transition})",
-        "why": outbox.reason,
-        "actor": outbox.actor,
-        "occurred": moment_text(outbox.occurred_at),
-        "email": outbox.site_manager_email,
-        "email verified": outbox.site_manager_email_verified,
-        "phone": outbox.site_manager_phone,
-        "delivery id": outbox.delivery_id,
-        "started": moment_text(record.started_at),
-        "next attempt": moment_text(record.next_attempt_at),
-        "finished": moment_text(record.finished_at),
-        "provider's id": record.provider_id,
-    }
-    width = max(map(len, fields))
-    for name, value in fields.items():
-        if value is not None:
-            print_text(f"{name.ljust(width)}  {cell(value)}")
+    print_fields(
+        {
+            "id": str(record.id),
+            "state": record.state,
+            "reason": record.reason,
+            "attempts": record.attempts,
+            "tenant": outbox.tenant_identifier,
+            "transition": f"{outbox.previous_status} -> {outbox.new_status} ({outbox.transition})",
+            "why": outbox.reason,
+            "actor": outbox.actor,
+            "occurred_at": outbox.occurred_at,
+            "email": outbox.site_manager_email,
+            "email_verified": outbox.site_manager_email_verified,
+            "phone": outbox.site_manager_phone,
+            "delivery_id": outbox.delivery_id,
+            "started_at": record.started_at,
+            "next_attempt_at": record.next_attempt_at,
+            "finished_at": record.finished_at,
+            "provider's id": record.provider_id,
+        }
+    )
 
 
 #: The number of messages that are put back in one transaction; longer ones keep a running
@@ -366,7 +369,7 @@ def _print(
                 "reason": reason,
             }
         )
-    print_rows(rows, COLUMNS, as_json=arguments.format == "json")
+    print_list(arguments, rows, COLUMNS)
     if arguments.dry_run:
         say(f"{sum(candidate.reason is None for candidate in candidates)} would be sent again")
     else:

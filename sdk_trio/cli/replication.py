@@ -20,7 +20,7 @@ from ..errors import (
     StoreUnavailableError,
     UnknownTenantError,
 )
-from .parse import add_format, describing, moment_text
+from .parse import add_format, describing
 
 if not describing():
     import trio
@@ -48,7 +48,7 @@ if not describing():
     from .run import begin_logs
     from .settings import load, read
     from .store import why_unreachable
-    from .terminal import Progress, Row, print_rows, say
+    from .terminal import Progress, Row, print_list, say
     from .upgrade import require_tenants
 
     _log = logs.get_logger("cli")
@@ -296,7 +296,7 @@ class _Obedience:
                 self._supervisor.force()
 
 
-COLUMNS = ("identifier", "state", "lag", "last_sync", "reason")
+COLUMNS = ("identifier", "state", "lag_seconds", "last_sync_at", "reason")
 
 _PAGE = 500
 
@@ -333,9 +333,9 @@ def show_status(arguments: Namespace) -> int:
     # For a supervised replicator the daemon has the keys; this shell need not have them.
     if supervised and health.state is not HealthState.HEALTHY:
         name_unset_variables(settings)
-    as_json = arguments.format == "json"
-    rows = [_row(each, identifiers[each.path], as_json=as_json) for each in health.databases]
-    print_rows(rows, COLUMNS, as_json=as_json)
+    print_list(
+        arguments, [_row(each, identifiers[each.path]) for each in health.databases], COLUMNS
+    )
     if not settings.multi_tenant.file_db.replication.health_check_enabled:
         say("HealthCheckEnabled is false: nobody looks at this but you")
     say(f"{health.state.value}: {health.reason}")
@@ -386,18 +386,15 @@ async def _identifiers(tenants: TenantService) -> dict[str, str]:
         after = page[-1].identifier
 
 
-def _row(health: DatabaseHealth, identifier: str, *, as_json: bool) -> Row:
-    row = {"identifier": identifier, "state": health.state.value, "reason": health.reason or None}
-    if as_json:
-        return {
-            **row,
-            "path": health.path,
-            "lag_seconds": health.lag_seconds,
-            "last_sync_at": health.last_sync_at,
-        }
-    # Tenths are for people; JSON has the number.
-    lag = None if health.lag_seconds is None else f"{health.lag_seconds:.1f} s"
-    return {**row, "lag": lag, "last_sync": moment_text(health.last_sync_at)}
+def _row(health: DatabaseHealth, identifier: str) -> Row:
+    return {
+        "identifier": identifier,
+        "state": health.state.value,
+        "reason": health.reason or None,
+        "path": health.path,
+        "lag_seconds": health.lag_seconds,
+        "last_sync_at": health.last_sync_at,
+    }
 
 
 VERIFICATION_COLUMNS = (
@@ -454,9 +451,7 @@ def verify(arguments: Namespace) -> int:
     status, results = run_until_signal(work)
     if results is None:
         return status
-    as_json = arguments.format == "json"
-    rows = [_document(each) if as_json else _verification_row(each) for each in results]
-    print_rows(rows, VERIFICATION_COLUMNS, as_json=as_json)
+    print_list(arguments, [_document(each) for each in results], VERIFICATION_COLUMNS)
     failed = sum(not each.ok for each in results)
     say(f"{failed} of {len(results)} replicas are not good" if failed else _praise(results))
     return EXIT_FAILURE if failed else 0
@@ -486,9 +481,12 @@ def _document(result: Verification) -> Row:
     return {
         "tenant": result.identifier,
         "tenant_id": result.tenant_id,
+        # A tenant without a database yet is no failure: there is nothing that could be lost.
+        "result": ("skipped" if result.skipped else "good") if result.ok else "FAILED",
         "ok": result.ok,
         "problem": result.problem,
         "skipped": result.skipped,
+        "reason": result.problem or result.skipped,
         "content": str(result.content),
         "txid": result.txid,
         "as_of": result.as_of,
@@ -496,15 +494,4 @@ def _document(result: Verification) -> Row:
         "bytes": result.bytes,
         "seconds": result.seconds,
         "verified_at": result.verified_at,
-    }
-
-
-def _verification_row(result: Verification) -> Row:
-    # A tenant without a database yet is no failure: there is nothing that could be lost.
-    word = "skipped" if result.skipped else "good"
-    return {
-        **_document(result),
-        "result": word if result.ok else "FAILED",
-        "as_of": moment_text(result.as_of),
-        "reason": result.problem or result.skipped,
     }

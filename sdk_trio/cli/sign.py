@@ -22,10 +22,10 @@ from ..errors import EXIT_CONFIGURATION, EXIT_FAILURE, DeliveryDecodingError, Sd
 from .parse import (
     UsageError,
     add_format,
+    add_number,
     add_secret,
     describing,
     moment_text,
-    parse_count,
     parse_moment,
 )
 
@@ -166,14 +166,13 @@ def sign_file(arguments: Namespace) -> int:
 
 def new_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``secrets new``."""
-    parser.add_argument("--count", metavar="N", default="1", help="how many (default 1)")
+    add_number(parser, "--count", greatest=1000, default=1, help="how many (default 1)")
     add_format(parser)
 
 
 def new_secrets(arguments: Namespace) -> int:
     """Print new webhook secrets, a line each."""
-    count = parse_count(arguments.count, option="--count", greatest=1000)
-    made = [new_secret(secrets.token_bytes(NEW_SECRET_BYTES)) for _ in range(count)]
+    made = [new_secret(secrets.token_bytes(NEW_SECRET_BYTES)) for _ in range(arguments.count)]
     if arguments.format == "json":
         print_rows([{"secret": text} for text in made], ("secret",), as_json=True)
     else:

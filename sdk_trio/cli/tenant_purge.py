@@ -21,7 +21,7 @@ if not describing():
     from ..tenants.purge import PurgeCandidate, Purger, TenantRemoved
     from .settings import load
     from .store import actor_of
-    from .terminal import Progress, confirmed, print_rows, say
+    from .terminal import Progress, confirmed, print_list, say
     from .upgrade import require_tenants
 
 COLUMNS = (
@@ -85,11 +85,10 @@ def purge_tenants(arguments: Namespace) -> int:
     logs.configure(level="Error", format=settings.logging.format)
     # Read in a run of its own: the store is not held open while somebody thinks about the question.
     candidates = trio.run(_candidates, settings, arguments)
-    as_json = arguments.format == "json"
     days = settings.multi_tenant.tenant_status.deleted_tenant_retention_days
     none = f"no tenant was deleted more than {days} days ago"
     if arguments.dry_run:
-        print_rows([_row(c, purged=False) for c in candidates], COLUMNS, as_json=as_json)
+        print_list(arguments, [_row(c, purged=False) for c in candidates], COLUMNS)
         _say_places(candidates)
         say(f"{len(candidates)} would be removed for ever" if candidates else none)
         return 0
@@ -100,7 +99,7 @@ def purge_tenants(arguments: Namespace) -> int:
             say("nothing was removed")
             return EXIT_FAILURE
     rows, unreached, other_tables = trio.run(_purge, settings, candidates, arguments)
-    print_rows(rows, COLUMNS, as_json=as_json)
+    print_list(arguments, rows, COLUMNS)
     removed = sum(row["purged"] for row in rows)
     say(f"{removed} removed; backups elsewhere are not looked for" if rows else none)
     if removed and settings.storage.backend is StorageBackend.POSTGRES:

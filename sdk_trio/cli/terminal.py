@@ -5,14 +5,19 @@ import os
 import shlex
 import shutil
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..base.times import readable
 from ..config.sources import printable
 from ..errors import SdkError
 
 Row = Mapping[str, Any]
+
+#: A column of a table: a field of its rows, or a heading and a field.
+Column = str | tuple[str, str]
 
 
 def print_text(text: str) -> None:
@@ -32,8 +37,38 @@ def print_json_line(document: Any) -> None:
     sys.stdout.flush()
 
 
-def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) -> None:
+def print_list(
+    arguments: Namespace,
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    *,
+    nothing: str = "",
+    limit: int | None = None,
+    more: str = "",
+) -> None:
+    """Print records as ``--format`` says, and report on standard error where the list ends.
+
+    Args:
+        arguments: the parsed arguments; ``format`` is used.
+        rows: the records; one more than ``limit`` where there are more.
+        columns: see :func:`print_rows`.
+        nothing: the remark if there are no rows.
+        limit: the most rows to print; None: all.
+        more: the options that show further rows.
+    """
+    print_rows(rows[:limit], columns, as_json=arguments.format == "json")
+    if not rows and nothing:
+        say(nothing)
+    if limit is not None and len(rows) > limit:
+        say(f"stopped at {limit}; there are more: {more}")
+
+
+def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool) -> None:
     """Print rows as a table of ``columns``, or whole as a JSON array of objects.
+
+    A column is the name of a field, or a pair of a heading and a field. The table shows
+    times (``at``, ``as_of``, ``..._at``) as dates, seconds with one decimal, and the first line of
+    a text.
 
     On a terminal that is wide enough the table is drawn, and texts such as errors are shortened
     to fit. On a narrow one a row has several lines, each within the terminal. Elsewhere every cell
@@ -47,16 +82,18 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) ->
     # standard error.
     if not rows:
         return
-    headings = [column.replace("_", " ") for column in columns]
-    cells = [[cell(row.get(column)) for column in columns] for row in rows]
+    named = [(column, column) if isinstance(column, str) else column for column in columns]
+    names = [name for name, _ in named]
+    headings = [name.removesuffix("_at").replace("_", " ") for name in names]
+    cells = [[_cell_of(field, row.get(field)) for _, field in named] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     # Cells are shortened for eyes alone. A pipe gets them whole, because a script that cut an id
     # out of a table must not get half of it.
     if is_terminal():
         available = shutil.get_terminal_size().columns
-        fitted = _fit(columns, widths, available)
+        fitted = _fit(names, widths, available)
         if fitted is None:
-            _stack(_lines_of(columns, widths, available), headings, cells)
+            _stack(_lines_of(names, widths, available), headings, cells)
         else:
             _draw(headings, cells, fitted)
         return
@@ -64,6 +101,33 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) ->
     for line in (headings, *cells):
         padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
         print_text("  ".join(padded).rstrip())
+
+
+def print_fields(fields: Row) -> None:
+    """Print one record, a line for each field that has a value, as a table shows it.
+
+    An underscore in a name is printed as a space, and ``_at`` is left out.
+    """
+    shown = {
+        name.removesuffix("_at").replace("_", " "): _cell_of(name, value)
+        for name, value in fields.items()
+        if value is not None
+    }
+    width = max(map(len, shown))
+    for name, text in shown.items():
+        print_text(f"{name.ljust(width)}  {text}")
+
+
+def _cell_of(field: str, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = ", ".join(value) or None
+    if isinstance(value, str):
+        value = value.partition("\n")[0]
+    elif value is not None and (field in ("at", "as_of") or field.endswith("_at")):
+        value = readable(value)
+    elif isinstance(value, float) and field.endswith("seconds"):
+        value = f"{value:.1f}"
+    return cell(value)
 
 
 #: Every id of ours fits into it, in characters.

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from ..errors import EXIT_FAILURE, StorageError, TenantCredentialsError, UnknownTenantError
-from .parse import UsageError, add_format, add_secret, describing, parse_count
+from .parse import UsageError, add_format, add_number, add_secret, describing
 
 if not describing():
     import trio
@@ -38,7 +38,7 @@ if not describing():
         secret_of_variable,
     )
     from .store import open_inbox, open_tenants, tenant_path, why_unreachable
-    from .terminal import Progress, print_rows, say
+    from .terminal import Progress, print_list, say
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
@@ -102,7 +102,7 @@ def trigger_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--url", metavar="U", help="where to post (default: the receiver of the data directory)"
     )
-    parser.add_argument("--count", metavar="N", default="1", help="how many events (default 1)")
+    add_number(parser, "--count", greatest=100_000, default=1, help="how many events (default 1)")
     parser.add_argument(
         "--tenant", metavar="T", help="to this tenant's address, with its secret; a name or id"
     )
@@ -121,7 +121,6 @@ def trigger(arguments: Namespace) -> int:
         UsageError: ``--url`` is another machine's, and ``--secret-env`` is missing.
         DeliveryFailedError: no answer came.
     """
-    count = parse_count(arguments.count, option="--count", greatest=100_000)
     overrides = _overrides(arguments.data)
     _body(arguments.type, overrides, "", None)  # an unknown type is reported first of all
     settings = load(arguments)
@@ -132,10 +131,10 @@ def trigger(arguments: Namespace) -> int:
         target = _tenant_target(settings, arguments.tenant, arguments.url, given)
     sent: list[SentSample] = []
     try:
-        trio.run(_send, settings, target, arguments.type, overrides, count, sent)
+        trio.run(_send, settings, target, arguments.type, overrides, arguments.count, sent)
     finally:
         # Also after an error or an interruption, the samples that were sent are printed.
-        print_rows([attrs.asdict(s) for s in sent], COLUMNS, as_json=arguments.format == "json")
+        print_list(arguments, [attrs.asdict(each) for each in sent], COLUMNS)
     return _verdict(sent, target)
 
 
@@ -155,9 +154,8 @@ def types(arguments: Namespace) -> int:
         }
         for row in DEFAULT_CATALOG
     ]
-    as_json = arguments.format == "json"
-    print_rows(rows, ("type", "class", "meaning"), as_json=as_json)
-    if not as_json:
+    print_list(arguments, rows, ("type", "class", "meaning"))
+    if arguments.format != "json":
         say("'events trigger TYPE' sends a sample of it")
     return 0
 
@@ -202,7 +200,7 @@ def resend(arguments: Namespace) -> int:
         raise NoSecretError(f"nothing can be signed: {error}") from None
     posted = trio.run(post, url, signed)
     row = {"webhook_id": record.webhook_id, "type": record.type, "to": url, "status": posted.status}
-    print_rows([row], tuple(row), as_json=arguments.format == "json")
+    print_list(arguments, [row], tuple(row))
     return 0 if 200 <= posted.status < 300 else EXIT_FAILURE
 
 
@@ -310,7 +308,7 @@ def _tenant_target(settings: Settings, key: str, url: str | None, given: Secret 
     if tenant.organization_id is None:
         raise UsageError(
             f"--tenant: {tenant.identifier} has neither webhook secrets nor an organization, so no "
-            "delivery is its own: 'tenant credentials set' or 'tenant change --organization-id'"
+            "delivery is its own: 'tenant set' takes --webhook-secret-env and --organization-id"
         )
     say(f"{tenant.identifier} has no webhook secrets of its own: sent to the host's address")
     return attrs.evolve(_target(settings, url, given), organization=tenant.organization_id)

@@ -75,8 +75,8 @@ def test_a_list_of_events_fits_80_columns(monkeypatch):
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)
     row = {
-        "received": "2026-11-22 10:00:58Z",
-        "webhook_id": "msg_3868af5cf89b4e61995b377614f2a2d2",
+        "received_at": 1_795_341_658.0,
+        "key": "msg_3868af5cf89b4e61995b377614f2a2d2",
         "type": "subscription.canceled",
         "state": "retrying",
         "attempts": 1,
@@ -87,7 +87,7 @@ def test_a_list_of_events_fits_80_columns(monkeypatch):
     lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
     assert len(lines) == 3 * 2
     assert max(map(len, lines)) <= 80
-    assert row["webhook_id"] in lines[2].split()
+    assert row["key"] in lines[2].split()
     assert row["type"] in " ".join(lines).split()
     assert "KeyError: 'missing'" in lines[3]
     assert lines[3].startswith("  ")
