@@ -149,8 +149,8 @@ tenant add acme --name 'Acme Ltd' --email ada@acme.example
 tenant add acme --name Acme --webhook-secret-env ACME_SECRET
 tenant set acme --name 'Acme Limited' --phone +15551234567
 tenant set acme --email ada@acme.example --email-verified
-tenant set acme --webhook-secret-env ACME_SECRET_2 --keep-webhook-secrets
-tenant set acme --remove-webhook-secret env:ACME_SECRET
+tenant set acme --webhook-secret-env ACME_2 --keep-webhook-secrets
+tenant set acme --remove-webhook-secret env:ACME_1
 tenant import tenants.csv --dry-run
 tenant export > tenants.csv
 tenant suspend acme --reason 'invoice overdue'
