@@ -6,7 +6,6 @@ JSON has stable names; a message's id is the sequence of its transition and its 
 from __future__ import annotations
 
 import time
-import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +18,6 @@ from ..errors import (
     EXIT_FAILURE,
     EXIT_UNAVAILABLE,
     SdkError,
-    UnknownTenantError,
 )
 from ..records.channels import CHANNELS, ContactKind
 from ..records.states import RETRIABLE, NotificationState, Transition
@@ -49,10 +47,9 @@ if not describing():
         parse_notification_id,
     )
     from ..records.tenants import OutboxRecord
-    from ..storage.open import open_store
     from ..storage.ports import NotificationStore, Store
-    from ..tenants.service import TenantService
     from .settings import load
+    from .store import open_store, require_tenants, tenant_id_of
     from .tenants import find_tenant
     from .terminal import (
         Progress,
@@ -64,7 +61,6 @@ if not describing():
         print_text,
         say,
     )
-    from .upgrade import require_tenants
 
 #: The columns of ``notify list``.
 LIST_COLUMNS = (
@@ -99,7 +95,7 @@ async def open_notifications(settings: Settings) -> AsyncIterator[Store]:
         StorageError: there is no store, or it cannot be opened.
     """
     require_tenants(settings)
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    async with open_store(settings) as store:
         yield store
 
 
@@ -139,10 +135,9 @@ def list_notifications(arguments: Namespace) -> int:
     settings = load(arguments)
 
     async def find() -> Sequence[NotificationRecord]:
+        require_tenants(settings)
+        tenant_id = await tenant_id_of(settings, arguments.tenant)
         async with open_notifications(settings) as store:
-            tenant_id = None
-            if arguments.tenant is not None:
-                tenant_id = await _tenant_id(settings, store, arguments.tenant)
             return await store.notifications.find(
                 state=state,
                 channel=arguments.channel,
@@ -159,15 +154,6 @@ def list_notifications(arguments: Namespace) -> int:
         more="--limit N, or --state S, --channel C, --tenant T",
     )
     return 0
-
-
-async def _tenant_id(settings: Settings, store: Store, key: str) -> str:
-    try:
-        tenant = await TenantService(settings, store.tenants).get(key)
-    except UnknownTenantError:
-        # Worded here, because the service does not know that there is a command to look with.
-        raise UnknownTenantError(f"there is no tenant {key!r}: 'tenant list' shows them") from None
-    return tenant.id
 
 
 def show_arguments(parser: ArgumentParser) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from pathlib import Path
@@ -41,15 +40,13 @@ if not describing():
     from ..replication.verification_schedule import VerificationKeeper
     from ..replication.watch import find_databases, render_for
     from ..storage.data_directory import create_data_directory, keep_files_private
-    from ..storage.open import open_store
     from ..tenants.databases import databases_directory
     from ..tenants.identity import is_tenant_id
     from ..tenants.service import TenantService
     from .run import begin_logs
     from .settings import load, read
-    from .store import why_unreachable
+    from .store import open_store, open_tenants, require_tenants, why_unreachable
     from .terminal import Progress, Row, print_list, say
-    from .upgrade import require_tenants
 
     _log = logs.get_logger("cli")
 
@@ -105,9 +102,9 @@ async def find_tenant(settings: Settings, key: str) -> tuple[str, Tenant | None]
         raise StoreUnavailableError(
             f"{missing}; without a store, name the tenant by its id (a UUID)"
         )
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    async with open_tenants(settings) as tenants:
         try:
-            tenant = await TenantService(settings, store.tenants).get(key)
+            tenant = await tenants.get(key)
         except UnknownTenantError:
             if is_tenant_id(key):
                 return key, None
@@ -208,8 +205,7 @@ def _count(databases: list[TenantDatabaseFile]) -> str:
 
 
 async def _databases(settings: Settings) -> list[TenantDatabaseFile]:
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        tenants = TenantService(settings, store.tenants)
+    async with open_tenants(settings) as tenants:
         return await find_databases(tenants, databases_directory(settings))
 
 
@@ -298,8 +294,6 @@ class _Obedience:
 
 COLUMNS = ("identifier", "state", "lag_seconds", "last_sync_at", "reason")
 
-_PAGE = 500
-
 #: The seconds for which a replicator without a socket is watched for reads of the databases; it
 #: reads each of them once a second.
 _READING_SECONDS = 10.0
@@ -348,12 +342,12 @@ def show_status(arguments: Namespace) -> int:
 
 async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
     directory = databases_directory(settings).absolute()
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        service = TenantService(settings, store.tenants)
+    async with open_tenants(settings) as service:
         # The expected databases come from the tenants, not from the directory: one that is missing
         # has to be seen.
         files = await find_databases(service, directory)
-        identifiers = await _identifiers(service)
+        active = await service.all(status=TenantStatus.ACTIVE)
+    identifiers = {tenant.id: tenant.identifier for tenant in active}
 
     async def wanted() -> Collection[str]:
         await trio.lowlevel.checkpoint()
@@ -372,18 +366,6 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
         await trio.sleep(_LOOK_AGAIN_SECONDS)
         health = await checker.check(even_if_disabled=True)
     return health, {file.path: identifiers[file.tenant_id] for file in files}
-
-
-async def _identifiers(tenants: TenantService) -> dict[str, str]:
-    """Return the identifier of each active tenant by its id."""
-    found: dict[str, str] = {}
-    after = ""
-    while True:
-        page = await tenants.list(status=TenantStatus.ACTIVE, after=after, limit=_PAGE)
-        found |= {tenant.id: tenant.identifier for tenant in page}
-        if len(page) < _PAGE:
-            return found
-        after = page[-1].identifier
 
 
 def _row(health: DatabaseHealth, identifier: str) -> Row:
@@ -438,7 +420,7 @@ def verify(arguments: Namespace) -> int:
     logs.configure(level="Error", format=settings.logging.format)
 
     async def work() -> Sequence[Verification]:
-        async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        async with open_store(settings) as store:
             keeper = VerificationKeeper(Verifier(settings, reader), store.inbox)
             tenants = TenantService(settings, store.tenants)
             if arguments.tenant is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,12 +41,10 @@ if not describing():
         Wish,
     )
     from ..storage.data_directory import create_data_directory
-    from ..storage.open import open_store
     from ..tenants.databases import database_path, databases_directory
-    from ..tenants.service import TenantService
     from .replication import find_tenant, open_reader, run_until_signal
     from .settings import load
-    from .store import actor_of, why_unreachable
+    from .store import actor_of, open_tenants, why_unreachable
     from .terminal import ByteProgress, Row, print_json, print_text, say
 
 
@@ -183,8 +180,7 @@ async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str,
             f"{missing}; --in-place suspends the tenant there: without a store, use --output"
         )
     directory = create_data_directory(databases_directory(settings)).absolute()
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        tenants = TenantService(settings, store.tenants)
+    async with open_tenants(settings) as tenants:
         tenant = await tenants.get(key)
         with _shown_progress() as report:
             in_place = InPlaceRestorer(Restorer(reader, report=report), tenants, notice=say)

@@ -12,9 +12,9 @@ from typing import TypeVar
 import trio
 
 from ..config import Settings, StorageBackend
-from ..errors import StoreUnavailableError
+from ..errors import StoreUnavailableError, TenantsDisabledError
 from ..storage import open as storage
-from ..storage.ports import Inbox
+from ..storage.ports import Inbox, Store
 from ..storage.sqlite.schema import DATABASE_NAME
 from ..tenants.identity import is_tenant_id
 from ..tenants.service import TenantService
@@ -45,8 +45,8 @@ def why_unreachable(settings: Settings) -> str | None:
     """Return the reason why a command cannot reach the inbox, or None."""
     if settings.storage.backend is StorageBackend.MEMORY:
         return (
-            "Sdk:Storage:Backend is Memory: the events are in the running process alone, where "
-            "no command can reach them; use Sqlite"
+            "Sdk:Storage:Backend is Memory: its data are in the running process only, where no "
+            "command can reach them; use Sqlite"
         )
     # A command that reads creates nothing: a mistyped path would leave an empty store behind, which
     # the next command takes for the real one.
@@ -63,10 +63,26 @@ def why_unreachable(settings: Settings) -> str | None:
         )
     except OSError:
         return (
-            f"there is no inbox at {file.absolute()}: start a receiver first (run, dev), or name "
+            f"there is no store at {file.absolute()}: start a receiver first (run, dev), or name "
             "its data directory with --set Sdk:Storage:Path=..."
         )
     return None
+
+
+def require_tenants(settings: Settings) -> None:
+    """Raise if a command cannot work on the tenants of these settings.
+
+    Raises:
+        TenantsDisabledError: there are none.
+        StoreUnavailableError: there is no store yet, or it is in another process's memory.
+    """
+    if not settings.multi_tenant.enabled:
+        raise TenantsDisabledError(
+            "Sdk:MultiTenant:Enabled is false, so there are no tenants: set it to true"
+        )
+    missing = why_unreachable(settings)
+    if missing is not None:
+        raise StoreUnavailableError(missing)
 
 
 def actor_of(arguments: Namespace) -> str:
@@ -122,8 +138,19 @@ async def open_tenants(
     if missing is not None:
         # A mistyped directory makes a store that nobody looks into.
         say(f"note: {missing.partition(':')[0]}, so a new one is made")
-    async with storage.open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    async with open_store(settings) as store:
         yield TenantService(settings, store.tenants)
+
+
+@asynccontextmanager
+async def open_store(settings: Settings) -> AsyncIterator[Store]:
+    """Open the store beside a daemon or without one; it is created if there is none.
+
+    Raises:
+        StorageError: it cannot be opened.
+    """
+    async with storage.open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        yield store
 
 
 def tenant_path(host: str, identifier: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
@@ -17,12 +16,10 @@ if not describing():
     from ..base import logs
     from ..config import Settings, StorageBackend
     from ..replication.erasure import ReplicaErasure
-    from ..storage.open import open_store
     from ..tenants.purge import PurgeCandidate, Purger, TenantRemoved
     from .settings import load
-    from .store import actor_of
+    from .store import actor_of, open_store, require_tenants
     from .terminal import Progress, confirmed, print_list, say
-    from .upgrade import require_tenants
 
 COLUMNS = (
     "identifier",
@@ -119,7 +116,7 @@ def purge_tenants(arguments: Namespace) -> int:
 
 
 async def _candidates(settings: Settings, arguments: Namespace) -> Sequence[PurgeCandidate]:
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    async with open_store(settings) as store:
         purger = Purger(settings, store, replicas=ReplicaErasure(settings))
         if arguments.identifier is not None:
             return [await purger.candidate(arguments.identifier, now=arguments.now)]
@@ -134,7 +131,7 @@ async def _purge(
     rows = []
     unreached: list[str] = []
     progress = Progress("removed", len(candidates))
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    async with open_store(settings) as store:
         purger = Purger(settings, store, replicas=ReplicaErasure(settings))
         for candidate in candidates:
             try:

@@ -375,7 +375,7 @@ def set_fields(arguments: Namespace) -> int:
     after = _print_result(arguments, change)
     # The version says whether anything was written: equal values leave it unchanged.
     if [after.version] == versions:
-        say("no change: the tenant has these values already; nothing was changed")
+        say("nothing was changed: the tenant has these values already")
     elif arguments.keep_webhook_secrets and not arguments.remove_webhook_secret:
         say(
             "old and new secrets sign now: have the sender use the new one, see that deliveries "
@@ -396,7 +396,7 @@ def named_fields(arguments: Namespace) -> TenantChanges:
     return changes
 
 
-def transition_arguments(parser: ArgumentParser) -> None:
+def suspend_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of a transition: ``tenant suspend`` and its like."""
     add_identifier(parser)
     add_who_and_why(parser)
@@ -405,72 +405,41 @@ def transition_arguments(parser: ArgumentParser) -> None:
 
 
 # The last word of a command names the function that declares its arguments.
-suspend_arguments = reactivate_arguments = deactivate_arguments = transition_arguments
+reactivate_arguments = deactivate_arguments = suspend_arguments
 
 
-def suspend(arguments: Namespace) -> int:
-    """Suspend an active tenant.
+def delete_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant delete``."""
+    suspend_arguments(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def transition(arguments: Namespace) -> int:
+    """Suspend, reactivate, deactivate or delete a tenant, as the command's last word says.
+
+    Deletion is soft, and asked about.
 
     Raises:
         SuspensionRefusedError: its site manager's email is not verified, and nothing relaxes that.
         TenantError: there is no such tenant, or its status does not allow it.
     """
-    return _change(
-        arguments,
-        lambda service: service.suspend(
-            arguments.identifier,
-            reason=arguments.reason,
-            actor=actor_of(arguments),
-            bypass_email_verification=arguments.bypass_email_verification,
-        ),
-    )
+    verb = arguments.words.rpartition(" ")[2]
+    if verb == "delete" and not arguments.yes:
+        # The question is printed on a terminal, and a mistyped identifier may hold control
+        # characters.
+        name = cell(arguments.identifier)
+        kept = f"the tenant {name} can be reactivated until its retention has passed"
+        if not confirmed(f"{kept}; delete it?"):
+            say("nothing was changed")
+            return EXIT_FAILURE
+    options = {"reason": arguments.reason, "actor": actor_of(arguments)}
+    if verb == "suspend":
+        options["bypass_email_verification"] = arguments.bypass_email_verification
 
+    async def change(service: TenantService) -> TransitionResult:
+        done: TransitionResult = await getattr(service, verb)(arguments.identifier, **options)
+        return done
 
-def reactivate(arguments: Namespace) -> int:
-    """Make a tenant active again; raises TenantError as :func:`suspend` does."""
-    return _change(
-        arguments,
-        lambda service: service.reactivate(
-            arguments.identifier, reason=arguments.reason, actor=actor_of(arguments)
-        ),
-    )
-
-
-def deactivate(arguments: Namespace) -> int:
-    """Deactivate a tenant; raises TenantError as :func:`suspend` does."""
-    return _change(
-        arguments,
-        lambda service: service.deactivate(
-            arguments.identifier, reason=arguments.reason, actor=actor_of(arguments)
-        ),
-    )
-
-
-def delete_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of ``tenant delete``."""
-    transition_arguments(parser)
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-
-
-def delete(arguments: Namespace) -> int:
-    """Delete a tenant softly, after asking; raises TenantError as :func:`suspend` does."""
-    # The question is printed on a terminal, and a mistyped identifier may hold control characters.
-    name = cell(arguments.identifier)
-    kept = f"the tenant {name} can be reactivated until its retention has passed"
-    if not (arguments.yes or confirmed(f"{kept}; delete it?")):
-        say("nothing was changed")
-        return EXIT_FAILURE
-    return _change(
-        arguments,
-        lambda service: service.delete(
-            arguments.identifier, reason=arguments.reason, actor=actor_of(arguments)
-        ),
-    )
-
-
-def _change(
-    arguments: Namespace, change: Callable[[TenantService], Awaitable[TransitionResult]]
-) -> int:
     result = run_with_tenants(arguments, change)
     row = {
         "identifier": result.tenant.identifier,
@@ -486,7 +455,7 @@ def _change(
     else:
         print_rows([row], RESULT_COLUMNS, as_json=False)
     if result.no_op:
-        say(f"the tenant was {result.new_status} already: nothing was changed")
+        say(f"nothing was changed: the tenant was {result.new_status} already")
     elif result.relaxation:
         say(f"possible because of {result.relaxation}")
     return 0

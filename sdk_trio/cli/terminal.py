@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import sys
+import unicodedata
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,8 +71,8 @@ def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool)
     times (``at``, ``as_of``, ``..._at``) as dates, seconds with one decimal, and the first line of
     a text.
 
-    On a terminal that is wide enough the table is drawn, and texts such as errors are shortened
-    to fit. On a narrow one a row has several lines, each within the terminal. Elsewhere every cell
+    On a terminal texts such as errors are shortened to fit. On a narrow one a row has several
+    lines, each within the terminal. Elsewhere every cell
     is printed whole, in aligned columns: a cell that is far longer than its neighbours shifts its
     own row.
     """
@@ -86,16 +87,12 @@ def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool)
     names = [name for name, _ in named]
     headings = [name.removesuffix("_at").replace("_", " ") for name in names]
     cells = [[_cell_of(field, row.get(field)) for _, field in named] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(headings, *cells, strict=True)]
     # Cells are shortened for eyes alone. A pipe gets them whole, because a script that cut an id
     # out of a table must not get half of it.
     if is_terminal():
         available = shutil.get_terminal_size().columns
-        fitted = _fit(names, widths, available)
-        if fitted is None:
-            _stack(_lines_of(names, widths, available), headings, cells)
-        else:
-            _draw(headings, cells, fitted)
+        _draw(_lines_of(names, widths, available), headings, cells)
         return
     widths = [_padded_width(column) for column in zip(headings, *cells, strict=True)]
     for line in (headings, *cells):
@@ -233,7 +230,7 @@ class ByteProgress:
     """Shows the present step and the number of bytes, as :class:`Progress` does."""
 
     def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
+        self._shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._width = 0
 
     def show(self, step: str, size: int) -> None:
@@ -254,23 +251,6 @@ class ByteProgress:
 #: Columns of texts of any length, and the least number of characters of each that is shown.
 _SHORTENED = frozenset({"subject", "last_error", "error", "place", "reason", "value", "origin"})
 _LEAST_WIDTH = 12
-
-#: The characters that the table's style draws between two columns, and at both edges together.
-_GAP, _EDGES = 3, 2
-
-
-def _fit(columns: Sequence[str], widths: Sequence[int], available: int) -> list[int] | None:
-    """Return the widths at which the columns fit into ``available`` characters; None if not."""
-    fitted = list(widths)
-    left = available - _EDGES - _GAP * (len(columns) - 1) - sum(widths)
-    # The last columns hold the long texts, so they are shortened first; ids stay whole, because
-    # they are copied into the next command.
-    for index, column in reversed(list(enumerate(columns))):
-        if left < 0 and column in _SHORTENED:
-            fitted[index] = max(min(widths[index], _LEAST_WIDTH), widths[index] + left)
-            left += widths[index] - fitted[index]
-    return fitted if left >= 0 else None
-
 
 #: The number of characters by which the further lines of a row are indented.
 _INDENT = 2
@@ -305,10 +285,15 @@ def _lines_of(
     return lines
 
 
-def _stack(
+def _width(text: str) -> int:
+    """Return how many places of a terminal a text takes: two for a character of East Asia."""
+    return len(text) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+
+
+def _draw(
     lines: Sequence[Mapping[int, int]], headings: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> None:
-    """Print rows of several lines each; states have their colours."""
+    """Print rows, each on its lines; states have their colours."""
     colors = not os.environ.get("NO_COLOR")
 
     def paint(style: str, text: str) -> str:
@@ -319,30 +304,14 @@ def _stack(
             shown = []
             for index, width in line.items():
                 text = row[index]
-                fitting = text if len(text) <= width else f"{text[: width - 1]}…"
+                fitting = text if _width(text) <= width else f"{text[: width - 1]}…"
                 style = "1" if row is headings else STATE_COLORS.get(text, "")
-                padding = " " * (width - len(fitting)) if index != max(line) else ""
+                padding = " " * (width - _width(fitting)) if index != max(line) else ""
                 shown.append(paint(style, fitting) + padding)
             print_text((" " * _INDENT if number else "") + "  ".join(shown))
 
 
-def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
-    # Imported here, because rich takes half of the time of a command that prints no table.
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading, width in zip(headings, widths, strict=True):
-        table.add_column(heading, width=width, no_wrap=True, overflow="ellipsis")
-    for line in cells:
-        table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in line))
-    Console(file=sys.stdout).print(table)
-
-
 #: The colours of states; those that a person should look at stand out.
-_STYLES = {"dead": "bold red", "retrying": "yellow", "parked": "yellow", "done": "green"}
 STATE_COLORS = {
     "dead": "1;31",
     "retrying": "33",

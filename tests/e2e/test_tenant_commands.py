@@ -310,7 +310,7 @@ def test_a_key_file_that_does_not_exist_is_refused(
 def test_who_adds_a_tenant_where_no_store_is_hears_that_one_is_made(shell: Shell) -> None:
     first = shell("add", "acme", "--name", "Acme")
     where = shell.directory / "inbox.db"
-    assert f"note: there is no inbox at {where}, so a new one is made\n" in first.stderr
+    assert f"note: there is no store at {where}, so a new one is made\n" in first.stderr
     assert "a new one is made" not in shell("add", "other", "--name", "Other").stderr
 
 

@@ -159,9 +159,7 @@ def test_version(words, capsys):
 
 
 #: Packages that a help text is told without; those of the states to choose from are none of them.
-HEAVY = (
-    "email trio httpx rich apsw hypercorn msgspec sdk_trio.config sdk_trio.storage sdk_trio.tenants"
-)
+HEAVY = "email trio httpx apsw hypercorn msgspec sdk_trio.config sdk_trio.storage sdk_trio.tenants"
 
 
 def test_help_imports_no_part_of_the_program():

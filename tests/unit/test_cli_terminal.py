@@ -36,26 +36,7 @@ def on_a_terminal(monkeypatch, typed=""):
 widths = st.lists(st.integers(1, 60), min_size=len(COLUMNS), max_size=len(COLUMNS))
 
 
-@given(widths, st.integers(10, 250))
-def test_a_table_fits_or_is_not_drawn(needed, available):
-    fitted = terminal._fit(COLUMNS, needed, available)
-    edges = 2 + 3 * (len(COLUMNS) - 1)
-    if fitted is None:
-        least = [
-            min(width, 12) if column in ("subject", "last_error") else width
-            for column, width in zip(COLUMNS, needed, strict=True)
-        ]
-        assert sum(least) + edges > available
-        return
-    assert sum(fitted) + edges <= available
-    for column, before, after in zip(COLUMNS, needed, fitted, strict=True):
-        assert after <= before
-        # Ids and states are whole, or what is copied out of the table would find nothing.
-        assert after == before or (column in ("subject", "last_error") and after >= 12)
-    assert fitted == needed or sum(fitted) + edges == available
-
-
-@given(widths, st.integers(20, 100))
+@given(widths, st.integers(20, 250))
 def test_a_row_of_several_lines_has_every_column_in_its_terminal(needed, available):
     lines = terminal._lines_of(COLUMNS, needed, available)
     assert [index for line in lines for index in line] == list(range(len(COLUMNS)))
