@@ -47,7 +47,7 @@ if not describing():
         parse_notification_id,
     )
     from ..records.tenants import OutboxRecord
-    from ..storage.ports import NotificationStore, Store
+    from ..storage.ports import Store
     from .settings import load
     from .store import open_store, require_tenants, tenant_id_of
     from .tenants import find_tenant
@@ -220,17 +220,6 @@ CHUNK = 200
 COLUMNS = ("id", "tenant", "transition", "state", "retried", "reason")
 
 
-@attrs.frozen
-class Candidate:
-    """A requested message; ``reason`` says why it cannot be sent again, None if it can."""
-
-    id: NotificationId
-    tenant: str | None = None
-    transition: str | None = None
-    state: str | None = None
-    reason: str | None = None
-
-
 def retry_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``notify retry``."""
     parser.add_argument("ids", metavar="ID", nargs="*", help="messages, such as 17-email")
@@ -258,8 +247,8 @@ def retry(arguments: Namespace) -> int:
         raise UsageError("--channel chooses among a --state; leave it out with ids")
     ids = [parse_id(text) for text in arguments.ids]
     settings = load(arguments)
-    candidates = trio.run(_candidates, settings, arguments, ids)
-    possible = [candidate.id for candidate in candidates if candidate.reason is None]
+    rows = trio.run(_candidates, settings, arguments, ids)
+    possible = [id for id, row in rows.items() if row["reason"] is None]
     retried: set[NotificationId] = set()
     if not arguments.dry_run:
         # Each message is seen by a person, and one may have arrived already: many are not sent
@@ -269,58 +258,61 @@ def retry(arguments: Namespace) -> int:
             say("nothing was changed")
             return EXIT_FAILURE
         retried = trio.run(_put_back, settings, possible)
-    _print(candidates, retried, arguments)
+    for id, row in rows.items():
+        if id in retried:
+            row |= {"state": str(NotificationState.PENDING), "retried": True}
+        # Between reading and putting back the daemon may have sent it, or another command may have
+        # put it back.
+        elif not (row["reason"] or arguments.dry_run):
+            row["reason"] = "it changed meanwhile; look at it with 'notify show'"
+    print_list(arguments, list(rows.values()), COLUMNS)
+    if arguments.dry_run:
+        say(f"{len(possible)} would be sent again")
+    else:
+        say(f"{len(retried)} put back; a running daemon sends them by itself")
     reached = set(possible) if arguments.dry_run else retried
     return EXIT_FAILURE if set(ids) - reached else 0
 
 
 async def _candidates(
     settings: Settings, arguments: Namespace, ids: Sequence[NotificationId]
-) -> list[Candidate]:
+) -> dict[NotificationId, dict[str, Any]]:
+    """Return a row for each requested message; ``reason`` says why it cannot be sent again."""
     options = settings.multi_tenant.notifications
     # If these settings have notifications off, only the daemon's settings say which channels count.
     enabled = enabled_channels(options) if options.enabled else tuple(CHANNELS)
     async with open_notifications(settings) as store:
+        messages = store.notifications
         if not arguments.ids:
-            return await _chosen(store.notifications, arguments, enabled)
-        found = []
-        # An id that was given twice is one message.
-        for id in dict.fromkeys(ids):
-            record = await store.notifications.get(id)
-            missing = Candidate(id, reason="there is no such message")
-            found.append(missing if record is None else _candidate(record, enabled))
-        return found
+            found: list[NotificationRecord] = []
+            while page := await messages.find(
+                state=NotificationState(arguments.state),
+                channel=arguments.channel,
+                before=found[-1].id if found else None,
+                limit=CHUNK,
+            ):
+                found += page
+            return {record.id: _candidate(record.id, record, enabled) for record in found}
+        return {id: _candidate(id, await messages.get(id), enabled) for id in ids}
 
 
-async def _chosen(
-    store: NotificationStore, arguments: Namespace, enabled: Sequence[str]
-) -> list[Candidate]:
-    found: list[Candidate] = []
-    last: NotificationId | None = None
-    while True:
-        page = await store.find(
-            state=NotificationState(arguments.state),
-            channel=arguments.channel,
-            before=last,
-            limit=CHUNK,
-        )
-        if not page:
-            return found
-        last = page[-1].id
-        found += [_candidate(record, enabled) for record in page]
-
-
-def _candidate(record: NotificationRecord, enabled: Sequence[str]) -> Candidate:
-    reason = None
+def _candidate(
+    id: NotificationId, record: NotificationRecord | None, enabled: Sequence[str]
+) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"id": str(id), "retried": False}
+    if record is None:
+        return row | {"reason": "there is no such message"}
     if record.state not in RETRIABLE:
-        reason = f"is {record.state}: failed, skipped and unknown messages are sent again"
+        row["reason"] = f"is {record.state}: failed, skipped and unknown messages are sent again"
     elif record.id.channel not in enabled:
         # Put back, it would be skipped at once, with a state that says less than the old one.
-        reason = f"the channel {record.id.channel} is switched off in these settings"
+        row["reason"] = f"the channel {record.id.channel} is switched off in these settings"
     outbox = record.outbox
-    return Candidate(
-        record.id, outbox.tenant_identifier, str(outbox.transition), str(record.state), reason
-    )
+    return row | {
+        "tenant": outbox.tenant_identifier,
+        "transition": str(outbox.transition),
+        "state": str(record.state),
+    }
 
 
 async def _put_back(settings: Settings, ids: Sequence[NotificationId]) -> set[NotificationId]:
@@ -332,34 +324,6 @@ async def _put_back(settings: Settings, ids: Sequence[NotificationId]) -> set[No
             retried.update(await store.notifications.retry(chunk))
             progress.advance(len(chunk))
     return retried
-
-
-def _print(
-    candidates: Sequence[Candidate], retried: set[NotificationId], arguments: Namespace
-) -> None:
-    rows: list[dict[str, Any]] = []
-    for candidate in candidates:
-        done = candidate.id in retried
-        reason = candidate.reason
-        if not (done or reason or arguments.dry_run):
-            # Between reading and putting back the daemon may have sent it, or another command may
-            # have put it back.
-            reason = "it changed meanwhile; look at it with 'notify show'"
-        rows.append(
-            {
-                "id": str(candidate.id),
-                "tenant": candidate.tenant,
-                "transition": candidate.transition,
-                "state": str(NotificationState.PENDING) if done else candidate.state,
-                "retried": done,
-                "reason": reason,
-            }
-        )
-    print_list(arguments, rows, COLUMNS)
-    if arguments.dry_run:
-        say(f"{sum(candidate.reason is None for candidate in candidates)} would be sent again")
-    else:
-        say(f"{len(retried)} put back; a running daemon sends them by itself")
 
 
 # -- notify preview, notify test -----------------------------------------------------------------

@@ -63,17 +63,8 @@ def open_reader(settings: Settings) -> ReplicaReader:
         OptionsValidationError: replication is off, so its section means nothing.
         ReplicatorError: there is no binary.
     """
-    options = settings.multi_tenant.file_db.replication
-    if not options.use_replication:
-        raise OptionsValidationError(
-            [
-                Problem(
-                    "Sdk:MultiTenant:FileDb:Replication:UseReplication",
-                    "is false, so there is no target to read replicas from: set it to true",
-                )
-            ]
-        )
-    binary = find_replicator(options)
+    _require_switch(settings)
+    binary = find_replicator(settings.multi_tenant.file_db.replication)
     name_unset_variables(settings)
     # The whole environment: roles and profiles of a provider's client are variables of its own.
     return ReplicaReader(settings, binary=binary, environ=os.environ)
@@ -166,10 +157,7 @@ def render(arguments: Namespace) -> int:
     """
     settings = load(arguments)
     options = settings.multi_tenant.file_db.replication
-    if not options.use_replication:
-        raise OptionsValidationError(
-            [Problem(USE_REPLICATION, "is false, so nothing is replicated: set it to true")]
-        )
+    _require_switch(settings)
     require_tenants(settings)
     databases = trio.run(_databases, settings)
     try:
@@ -246,13 +234,17 @@ def require_replication(settings: Settings) -> Settings:
     Raises:
         OptionsValidationError: ``UseReplication`` is false, or there are no tenants.
     """
+    _require_switch(settings)
+    if unmet_needs(settings):
+        raise OptionsValidationError(unmet_needs(settings))
+    return settings
+
+
+def _require_switch(settings: Settings) -> None:
     if not settings.multi_tenant.file_db.replication.use_replication:
         raise OptionsValidationError(
             [Problem(USE_REPLICATION, "is false, so nothing is replicated: set it to true")]
         )
-    if unmet_needs(settings):
-        raise OptionsValidationError(unmet_needs(settings))
-    return settings
 
 
 async def _serve(supervisor: Supervisor, pid_file: str) -> int:

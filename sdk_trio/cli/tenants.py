@@ -6,7 +6,7 @@ JSON has the names of the records' attributes; it is a stable contract.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -101,36 +101,31 @@ def listed(tenant: Tenant) -> dict[str, Any]:
     }
 
 
-def mentions(tenant: Tenant, text: str | None) -> bool:
-    """Return whether a tenant has ``text`` in a name, an id or an address, in any case."""
-    fields = (
-        tenant.identifier,
-        tenant.name,
-        tenant.id,
-        tenant.organization_id,
-        tenant.site_manager_email,
-        tenant.site_manager_phone,
-    )
-    return _any_holds(fields, text)
+#: The fields that ``--search`` looks at, of tenants and of audit rows.
+_SEARCHED = (
+    "identifier",
+    "name",
+    "id",
+    "organization_id",
+    "site_manager_email",
+    "site_manager_phone",
+)
+_AUDIT_SEARCHED = (
+    "tenant_identifier",
+    "tenant_id",
+    "action",
+    "actor",
+    "reason",
+    "relaxation",
+    "details",
+)
 
 
-def audit_mentions(record: AuditRecord, status: str | None, text: str | None) -> bool:
-    """Return whether an audit row led to ``status``, and has ``text`` in one of its fields."""
-    fields = (
-        record.tenant_identifier,
-        record.tenant_id,
-        record.action,
-        record.actor,
-        record.reason,
-        record.relaxation,
-        record.details,
-    )
-    return status in (None, record.new_status) and _any_holds(fields, text)
-
-
-def _any_holds(fields: Iterable[str | None], text: str | None) -> bool:
+def _mentions(record: Tenant | AuditRecord, fields: Sequence[str], text: str | None) -> bool:
+    """Return whether one of the fields holds ``text``, in any case; None is held by each."""
+    values = (getattr(record, field) for field in fields)
     # casefold, because names are of every language.
-    return text is None or any(text.casefold() in field.casefold() for field in fields if field)
+    return text is None or any(text.casefold() in value.casefold() for value in values if value)
 
 
 def list_arguments(parser: ArgumentParser) -> None:
@@ -167,7 +162,7 @@ async def _chosen(service: TenantService, arguments: Namespace) -> list[Tenant]:
         page = await service.list(status=status, after=after, limit=PAGE)
         # The store knows only status and order; there are few enough tenants to search the rest
         # here.
-        found += [tenant for tenant in page if mentions(tenant, arguments.search)]
+        found += [tenant for tenant in page if _mentions(tenant, _SEARCHED, arguments.search)]
         if len(page) < PAGE or (arguments.limit and len(found) > arguments.limit):
             return found
         after = page[-1].identifier
@@ -513,7 +508,12 @@ async def _trail(service: TenantService, arguments: Namespace) -> list[AuditReco
         # A filter may leave nothing of a tenant that the trail knows: only one that it never names
         # is an error.
         heard = heard or bool(rows)
-        found += [row for row in rows if audit_mentions(row, arguments.status, arguments.search)]
+        found += [
+            row
+            for row in rows
+            if arguments.status in (None, row.new_status)
+            and _mentions(row, _AUDIT_SEARCHED, arguments.search)
+        ]
         if len(page) < PAGE or (arguments.limit and len(found) > arguments.limit):
             break
         after = page[-1].sequence
