@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from .._version import __version__
 from ..base.times import parse_short_span, readable
 from ..errors import EXIT_USAGE, SdkError
+from ..records.states import TenantStatus
 
 
 class Command(NamedTuple):
@@ -495,11 +496,22 @@ def add_format(parser: argparse.ArgumentParser) -> None:
 
 
 def add_number(
-    parser: argparse.ArgumentParser, option: str, *, greatest: int = 1_000_000, **about: Any
+    parser: argparse.ArgumentParser,
+    option: str,
+    *,
+    least: int = 1,
+    greatest: int = 1_000_000,
+    metavar: str = "N",
+    **about: Any,
 ) -> None:
-    """Add an option that takes a whole number from 1 to ``greatest``."""
-    kind = partial(parse_count, option=option, greatest=greatest)
-    parser.add_argument(option, metavar="N", type=kind, **about)
+    """Add an option that takes a whole number from ``least`` to ``greatest``."""
+    kind = partial(parse_count, option=option, least=least, greatest=greatest)
+    parser.add_argument(option, metavar=metavar, type=kind, **about)
+
+
+def add_status(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add ``--status`` of tenants."""
+    parser.add_argument("--status", choices=[each.value for each in TenantStatus], help=help)
 
 
 def add_limit(parser: argparse.ArgumentParser, default: int | None = 50) -> None:
@@ -543,22 +555,13 @@ def add_feed(parser: argparse.ArgumentParser) -> None:
 
 def add_port(parser: argparse.ArgumentParser) -> None:
     """Add ``--port``, see :func:`port_settings`."""
-    parser.add_argument(
-        "--port", metavar="N", help="listen on this port of 127.0.0.1; 0 takes a free one"
-    )
+    about = "listen on this port of 127.0.0.1; 0 takes a free one"
+    add_number(parser, "--port", least=0, greatest=65535, help=about)
 
 
-def port_settings(text: str | None) -> dict[str, str]:
-    """Return what ``--port`` sets.
-
-    Raises:
-        UsageError: it is no port.
-    """
-    if text is None:
-        return {}
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535):
-        raise UsageError(f"--port takes a whole number from 0 to 65535, not {text!r}")
-    return {"Sdk:Server:Bind": f"127.0.0.1:{int(text)}"}
+def port_settings(port: int | None) -> dict[str, str]:
+    """Return what ``--port`` sets."""
+    return {} if port is None else {"Sdk:Server:Bind": f"127.0.0.1:{port}"}
 
 
 def add_forward_to(parser: argparse.ArgumentParser) -> None:
@@ -764,17 +767,17 @@ def parse_moment(text: str, *, option: str) -> int:
     return int(moment)
 
 
-def parse_count(text: str, *, option: str, greatest: int = 1_000_000) -> int:
-    """Return a whole number from 1 to ``greatest``.
+def parse_count(text: str, *, option: str, least: int = 1, greatest: int = 1_000_000) -> int:
+    """Return a whole number from ``least`` to ``greatest``.
 
     Raises:
         UsageError: it is none.
     """
     # isdigit alone takes digits of every script, and int() refuses texts of thousands of them with
     # another error.
-    if text.isascii() and text.isdigit() and len(text) <= 12 and 1 <= int(text) <= greatest:
+    if text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= greatest:
         return int(text)
-    raise UsageError(f"{option} takes a whole number from 1 to {greatest}, not {text!r}")
+    raise UsageError(f"{option} takes a whole number from {least} to {greatest}, not {text!r}")
 
 
 def moment_text(seconds: float | None) -> str | None:

@@ -16,10 +16,10 @@ from .parse import (
     UsageError,
     add_bypass,
     add_format,
+    add_number,
     add_who_and_why,
     describing,
     moment_text,
-    parse_count,
     parse_since,
 )
 
@@ -74,8 +74,10 @@ def restore_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="with --in-place: replace the database also when the replica lacks what it has",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--wait",
+        greatest=86_400,
         metavar="SECONDS",
         help="with --in-place: how long others may have the database open (default: 60)",
     )
@@ -109,7 +111,7 @@ def restore(arguments: Namespace) -> int:
             reason=arguments.reason,
             actor=actor_of(arguments),
             bypass_email_verification=arguments.bypass_email_verification,
-            wait_seconds=_wait_seconds(arguments),
+            wait_seconds=arguments.wait or DEFAULT_WAIT_SECONDS,
         )
         work = partial(_restore_in_place, settings, reader, arguments.in_place, wish)
     else:
@@ -150,12 +152,6 @@ def _check_arguments(arguments: Namespace) -> None:
     for name, value in unused.items():
         if value is not None:
             raise UsageError(f"{name} goes with --in-place alone: --output changes no tenant")
-
-
-def _wait_seconds(arguments: Namespace) -> float:
-    if arguments.wait is None:
-        return DEFAULT_WAIT_SECONDS
-    return parse_count(arguments.wait, option="--wait", greatest=86_400)
 
 
 async def _restore_into(

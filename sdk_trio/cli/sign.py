@@ -14,6 +14,7 @@ import time
 import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,10 @@ def sign_arguments(parser: ArgumentParser) -> None:
     add_secret(parser)
     parser.add_argument("--id", metavar="ID", help="the webhook id (default: a new one)")
     parser.add_argument(
-        "--timestamp", metavar="TIME", help="Unix seconds or ISO 8601 (default: now)"
+        "--timestamp",
+        metavar="TIME",
+        type=partial(parse_moment, option="--timestamp"),
+        help="Unix seconds or ISO 8601 (default: now)",
     )
     parser.add_argument(
         "--format",
@@ -138,8 +142,7 @@ def sign_file(arguments: Namespace) -> int:
     """
     settings = load(arguments)
     secret = for_signing(chosen_secrets(arguments, settings))
-    given = arguments.timestamp
-    timestamp = int(time.time()) if given is None else parse_moment(given, option="--timestamp")
+    timestamp = int(time.time()) if arguments.timestamp is None else arguments.timestamp
     webhook_id = arguments.id or f"msg_{uuid.uuid4().hex}"
     body = read_bytes(arguments.file)
     try:
@@ -212,6 +215,7 @@ def verify_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--at",
         metavar="TIME",
+        type=partial(parse_moment, option="--at"),
         help="take this for the present time, for a delivery of earlier: Unix seconds or ISO 8601",
     )
     add_format(parser)
@@ -225,7 +229,7 @@ def verify_file(arguments: Namespace) -> int:
     settings = load(arguments)
     webhooks = settings.webhooks
     keyring = Keyring.from_secrets(chosen_secrets(arguments, settings), webhooks.key_derivation)
-    now = time.time() if arguments.at is None else parse_moment(arguments.at, option="--at")
+    now = time.time() if arguments.at is None else arguments.at
     delivery = Delivery(
         parse_headers(read_bytes(arguments.headers)), read_bytes(arguments.file), now
     )

@@ -19,7 +19,7 @@ import attrs
 
 from ..errors import EXIT_FAILURE, InvalidTenantError, SdkError, StorageError, TenantError
 from ..records.states import TenantStatus
-from .parse import add_format, add_who_and_why, describing
+from .parse import add_format, add_status, add_who_and_why, describing
 
 if not describing():
     import trio
@@ -343,9 +343,7 @@ COLUMNS = ("row", "identifier", "verdict", "changes", "reason")
 
 def export_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``tenant export``."""
-    parser.add_argument(
-        "--status", choices=[status.value for status in TenantStatus], help="only this status"
-    )
+    add_status(parser, "only this status")
     parser.add_argument(
         "--format", choices=("csv", "json"), default="csv", help="of standard output (default csv)"
     )

@@ -21,6 +21,7 @@ from .parse import (
     add_limit,
     add_number,
     add_sources,
+    add_status,
     add_who_and_why,
     describing,
 )
@@ -130,9 +131,7 @@ def _mentions(record: Tenant | AuditRecord, fields: Sequence[str], text: str | N
 
 def list_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``tenant list``."""
-    parser.add_argument(
-        "--status", choices=[status.value for status in TenantStatus], help="only this status"
-    )
+    add_status(parser, "only this status")
     parser.add_argument(
         "--search", metavar="TEXT", help="only those with it in a name, an id or an address"
     )
@@ -461,11 +460,7 @@ def audit_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "identifier", metavar="IDENTIFIER", nargs="?", help="only this tenant, or its id"
     )
-    parser.add_argument(
-        "--status",
-        choices=[status.value for status in TenantStatus],
-        help="only what led to this status, or stayed there",
-    )
+    add_status(parser, "only what led to this status, or stayed there")
     parser.add_argument(
         "--search", metavar="TEXT", help="only rows with it in who, what, why or whom"
     )

@@ -124,7 +124,7 @@ def test_options_that_are_typed_often_have_a_short_form():
         ["a.toml"],
         ["A=b"],
     )
-    assert parse(["dev", "-a", "app:handlers", "-p", "0"]).port == "0"
+    assert parse(["dev", "-a", "app:handlers", "-p", "0"]).port == 0
     assert parse(["events", "replay", "x", "-y"]).yes
 
 
