@@ -249,7 +249,9 @@ class ByteProgress:
 
 
 #: Columns of texts of any length, and the least number of characters of each that is shown.
-_SHORTENED = frozenset({"subject", "last_error", "error", "place", "reason", "value", "origin"})
+_SHORTENED = frozenset(
+    ("subject", "last_error", "error", "place", "reason", "problem", "value", "origin")
+)
 _LEAST_WIDTH = 12
 
 #: The number of characters by which the further lines of a row are indented.
