@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -47,7 +46,6 @@ if not describing():
         parse_notification_id,
     )
     from ..records.tenants import OutboxRecord
-    from ..storage.ports import Store
     from .settings import load
     from .store import open_store, require_tenants, tenant_id_of
     from .tenants import find_tenant
@@ -84,19 +82,6 @@ def shown(record: NotificationRecord) -> dict[str, Any]:
 
 class UnknownNotificationError(SdkError):
     """There is no message of this id in the store."""
-
-
-@asynccontextmanager
-async def open_notifications(settings: Settings) -> AsyncIterator[Store]:
-    """Open the store that exists, beside a daemon or without one.
-
-    Raises:
-        TenantsDisabledError: there are no tenants.
-        StorageError: there is no store, or it cannot be opened.
-    """
-    require_tenants(settings)
-    async with open_store(settings) as store:
-        yield store
 
 
 def parse_id(text: str) -> NotificationId:
@@ -137,7 +122,7 @@ def list_notifications(arguments: Namespace) -> int:
     async def find() -> Sequence[NotificationRecord]:
         require_tenants(settings)
         tenant_id = await tenant_id_of(settings, arguments.tenant)
-        async with open_notifications(settings) as store:
+        async with open_store(settings) as store:
             return await store.notifications.find(
                 state=state,
                 channel=arguments.channel,
@@ -172,7 +157,7 @@ def show_notification(arguments: Namespace) -> int:
     settings = load(arguments)
 
     async def get() -> NotificationRecord | None:
-        async with open_notifications(settings) as store:
+        async with open_store(settings) as store:
             return await store.notifications.get(id)
 
     record = trio.run(get)
@@ -281,7 +266,7 @@ async def _candidates(
     options = settings.multi_tenant.notifications
     # If these settings have notifications off, only the daemon's settings say which channels count.
     enabled = enabled_channels(options) if options.enabled else tuple(CHANNELS)
-    async with open_notifications(settings) as store:
+    async with open_store(settings) as store:
         messages = store.notifications
         if not arguments.ids:
             found: list[NotificationRecord] = []
@@ -318,7 +303,7 @@ def _candidate(
 async def _put_back(settings: Settings, ids: Sequence[NotificationId]) -> set[NotificationId]:
     retried: set[NotificationId] = set()
     progress = Progress("put back", len(ids))
-    async with open_notifications(settings) as store:
+    async with open_store(settings) as store:
         for start in range(0, len(ids), CHUNK):
             chunk = ids[start : start + CHUNK]
             retried.update(await store.notifications.retry(chunk))

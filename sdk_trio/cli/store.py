@@ -5,7 +5,7 @@ import os
 import uuid
 from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -138,19 +138,26 @@ async def open_tenants(
     if missing is not None:
         # A mistyped directory makes a store that nobody looks into.
         say(f"note: {missing.partition(':')[0]}, so a new one is made")
-    async with open_store(settings) as store:
+    async with _opened(settings) as store:
         yield TenantService(settings, store.tenants)
 
 
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
-    """Open the store beside a daemon or without one; it is created if there is none.
+    """Open the existing store of an installation with tenants, beside a daemon or without one.
 
     Raises:
-        StorageError: it cannot be opened.
+        TenantsDisabledError: there are no tenants.
+        StorageError: there is no store, or it cannot be opened.
     """
-    async with storage.open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    require_tenants(settings)
+    async with _opened(settings) as store:
         yield store
+
+
+def _opened(settings: Settings) -> AbstractAsyncContextManager[Store]:
+    # An owner of its own: leases of a command must not be taken for those of the daemon beside it.
+    return storage.open_store(settings, owner=f"command-{uuid.uuid4()}")
 
 
 def tenant_path(host: str, identifier: str) -> str:
