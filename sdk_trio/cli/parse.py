@@ -484,8 +484,8 @@ class _Version(argparse.Action):
 #: The name of an object of the application, as an option takes it.
 REFERENCE = "MODULE:ATTR"
 
-#: The help on what :func:`parse_since` reads.
-MOMENT_HELP = "ISO 8601, or a time ago such as 15m, 2h, 3d"
+#: The help on what :func:`parse_moment` reads.
+MOMENT_HELP = "ISO 8601, Unix seconds, or a time ago such as 15m, 2h, 3d"
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -523,8 +523,8 @@ def add_limit(parser: argparse.ArgumentParser, default: int | None = 50) -> None
 def add_moment(
     parser: argparse.ArgumentParser, option: str, help: str, *, required: bool = False
 ) -> None:
-    """Add an option that takes a moment, see :func:`parse_since`."""
-    kind = partial(parse_since, now=time.time(), option=option)
+    """Add an option that takes a moment, see :func:`parse_moment`."""
+    kind = partial(parse_moment, now=time.time(), option=option)
     help = f"{help}: {MOMENT_HELP}"
     parser.add_argument(option, metavar="T", type=kind, required=required, help=help)
 
@@ -727,44 +727,32 @@ def option_meant(given: Sequence[str], known: Collection[str]) -> str:
 
 # -- values ------------------------------------------------------------------------------------
 
-# Twelve digits reach beyond the year 9999, where no date of Python goes.
-_UNIX_SECONDS = re.compile(r"[0-9]{1,12}")
+# Fewer digits are a compact date of ISO 8601, or an age without its unit; more reach beyond the
+# year 9999, where no date of Python goes.
+_UNIX_SECONDS = re.compile(r"[0-9]{9,12}")
 
 
-def parse_since(text: str, *, now: float, option: str = "--since") -> float:
-    """Return Unix seconds of a time in ISO 8601, or of an age: ``15m``, ``2h``, ``3d``.
+def parse_moment(text: str, *, now: float, option: str = "--since") -> float:
+    """Return Unix seconds of a time in ISO 8601 or Unix seconds, or of an age: ``15m``, ``2h``.
 
     A time without an offset from UTC is one of this machine's time zone; a date alone is its
     first moment. ``option`` is for the message.
 
     Raises:
-        UsageError: it is neither.
-    """
-    # Before ISO 8601, of which no form looks like this.
-    ago = parse_short_span(text.strip())
-    if ago is not None:
-        return now - ago
-    moment = _iso(text)
-    if moment is None:
-        raise UsageError(
-            f"{option} takes a time such as 2026-01-31T12:00Z, or 15m, 2h, 3d ago; not {text!r}"
-        )
-    return moment
-
-
-def parse_moment(text: str, *, option: str) -> int:
-    """Return Unix seconds of a time in Unix seconds or ISO 8601; ``option`` is for the message.
-
-    Raises:
-        UsageError: it is neither.
+        UsageError: it is none of these, or before 1970.
     """
     stripped = text.strip()
-    moment = float(stripped) if _UNIX_SECONDS.fullmatch(stripped) else _iso(text)
+    # Before ISO 8601, of which no form looks like this.
+    ago = parse_short_span(stripped)
+    if ago is not None:
+        return now - ago
+    moment = float(stripped) if _UNIX_SECONDS.fullmatch(stripped) else _iso(stripped)
     if moment is None or moment < 0:
         raise UsageError(
-            f"{option} takes Unix seconds or a time such as 2026-01-31T12:00Z, not {text!r}"
+            f"{option} takes a time such as 2026-01-31T12:00Z, Unix seconds, or 15m, 2h, 3d ago; "
+            f"not {text!r}"
         )
-    return int(moment)
+    return moment
 
 
 def parse_count(text: str, *, option: str, least: int = 1, greatest: int = 1_000_000) -> int:
@@ -787,6 +775,6 @@ def moment_text(seconds: float | None) -> str | None:
 
 def _iso(text: str) -> float | None:
     try:
-        return datetime.fromisoformat(text.strip()).timestamp()
+        return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         return None

@@ -12,15 +12,14 @@ from pathlib import Path
 
 from ..errors import ReplicatorError, RestoreError, StoreUnavailableError
 from .parse import (
-    MOMENT_HELP,
     UsageError,
     add_bypass,
     add_format,
+    add_moment,
     add_number,
     add_who_and_why,
     describing,
     moment_text,
-    parse_since,
 )
 
 if not describing():
@@ -59,11 +58,7 @@ def restore_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tenant", metavar="T", help="the tenant, or its id if it is not known here"
     )
-    parser.add_argument(
-        "--at",
-        metavar="TIME",
-        help=f"the last state before it (default: the newest); {MOMENT_HELP}",
-    )
+    add_moment(parser, "--at", "the last state before it (default: the newest)")
     parser.add_argument("--output", metavar="F", help="the file to make, of --tenant")
     parser.add_argument("--force", action="store_true", help="replace --output if it exists")
     parser.add_argument(
@@ -101,7 +96,7 @@ def restore(arguments: Namespace) -> int:
     settings = load(arguments)
     logs.configure(level="Error", format=settings.logging.format)
     # Before the target is asked, so that a mistyped time is told at once.
-    at = None if arguments.at is None else _moment(arguments.at)
+    at = _past(arguments.at)
     reader = open_reader(settings)
     if arguments.in_place is not None:
         wish = Wish(
@@ -188,14 +183,12 @@ async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str,
     }
 
 
-def _moment(text: str) -> float:
-    now = time.time()
-    at = parse_since(text, now=now, option="--at")
+def _past(at: float | None) -> float | None:
     # A time in the future is mostly one without its offset from UTC.
-    if at > now:
+    if at is not None and at > time.time():
         raise UsageError(
-            f"--at {text} is in the future; leave it out for the newest state, and give a time "
-            "with its offset from UTC, such as 2026-01-31T12:00Z"
+            f"--at {moment_text(at)} is in the future; leave it out for the newest state, and give "
+            "a time with its offset from UTC, such as 2026-01-31T12:00Z"
         )
     return at
 

@@ -14,7 +14,6 @@ import time
 import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ from ..errors import EXIT_CONFIGURATION, EXIT_FAILURE, DeliveryDecodingError, Sd
 from .parse import (
     UsageError,
     add_format,
+    add_moment,
     add_number,
     add_secret,
     describing,
     moment_text,
-    parse_moment,
 )
 
 if not describing():
@@ -119,12 +118,7 @@ def sign_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``sign``."""
     add_secret(parser)
     parser.add_argument("--id", metavar="ID", help="the webhook id (default: a new one)")
-    parser.add_argument(
-        "--timestamp",
-        metavar="TIME",
-        type=partial(parse_moment, option="--timestamp"),
-        help="Unix seconds or ISO 8601 (default: now)",
-    )
+    add_moment(parser, "--timestamp", "when it was sent (default: now)")
     parser.add_argument(
         "--format",
         choices=("headers", "curl", "json"),
@@ -142,7 +136,7 @@ def sign_file(arguments: Namespace) -> int:
     """
     settings = load(arguments)
     secret = for_signing(chosen_secrets(arguments, settings))
-    timestamp = int(time.time()) if arguments.timestamp is None else arguments.timestamp
+    timestamp = int(time.time() if arguments.timestamp is None else arguments.timestamp)
     webhook_id = arguments.id or f"msg_{uuid.uuid4().hex}"
     body = read_bytes(arguments.file)
     try:
@@ -212,12 +206,7 @@ def verify_arguments(parser: ArgumentParser) -> None:
         required=True,
         help="the request's headers: 'Name: value' lines, or a JSON object",
     )
-    parser.add_argument(
-        "--at",
-        metavar="TIME",
-        type=partial(parse_moment, option="--at"),
-        help="take this for the present time, for a delivery of earlier: Unix seconds or ISO 8601",
-    )
+    add_moment(parser, "--at", "take this for the present time, for a delivery of earlier")
     add_format(parser)
     _add_body(parser)
 
