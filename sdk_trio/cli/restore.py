@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +12,14 @@ from pathlib import Path
 
 from ..errors import ReplicatorError, RestoreError, StoreUnavailableError
 from .parse import (
-    MOMENT_HELP,
     UsageError,
     add_bypass,
     add_format,
+    add_moment,
+    add_number,
     add_who_and_why,
     describing,
     moment_text,
-    parse_count,
-    parse_since,
 )
 
 if not describing():
@@ -42,12 +40,10 @@ if not describing():
         Wish,
     )
     from ..storage.data_directory import create_data_directory
-    from ..storage.open import open_store
     from ..tenants.databases import database_path, databases_directory
-    from ..tenants.service import TenantService
     from .replication import find_tenant, open_reader, run_until_signal
     from .settings import load
-    from .store import actor_of, why_unreachable
+    from .store import actor_of, open_tenants, why_unreachable
     from .terminal import ByteProgress, Row, print_json, print_text, say
 
 
@@ -62,11 +58,7 @@ def restore_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tenant", metavar="T", help="the tenant, or its id if it is not known here"
     )
-    parser.add_argument(
-        "--at",
-        metavar="TIME",
-        help=f"the last state before it (default: the newest); {MOMENT_HELP}",
-    )
+    add_moment(parser, "--at", "the last state before it (default: the newest)")
     parser.add_argument("--output", metavar="F", help="the file to make, of --tenant")
     parser.add_argument("--force", action="store_true", help="replace --output if it exists")
     parser.add_argument(
@@ -77,8 +69,10 @@ def restore_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="with --in-place: replace the database also when the replica lacks what it has",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--wait",
+        greatest=86_400,
         metavar="SECONDS",
         help="with --in-place: how long others may have the database open (default: 60)",
     )
@@ -102,7 +96,7 @@ def restore(arguments: Namespace) -> int:
     settings = load(arguments)
     logs.configure(level="Error", format=settings.logging.format)
     # Before the target is asked, so that a mistyped time is told at once.
-    at = None if arguments.at is None else _moment(arguments.at)
+    at = _past(arguments.at)
     reader = open_reader(settings)
     if arguments.in_place is not None:
         wish = Wish(
@@ -112,7 +106,7 @@ def restore(arguments: Namespace) -> int:
             reason=arguments.reason,
             actor=actor_of(arguments),
             bypass_email_verification=arguments.bypass_email_verification,
-            wait_seconds=_wait_seconds(arguments),
+            wait_seconds=arguments.wait or DEFAULT_WAIT_SECONDS,
         )
         work = partial(_restore_in_place, settings, reader, arguments.in_place, wish)
     else:
@@ -155,12 +149,6 @@ def _check_arguments(arguments: Namespace) -> None:
             raise UsageError(f"{name} goes with --in-place alone: --output changes no tenant")
 
 
-def _wait_seconds(arguments: Namespace) -> float:
-    if arguments.wait is None:
-        return DEFAULT_WAIT_SECONDS
-    return parse_count(arguments.wait, option="--wait", greatest=86_400)
-
-
 async def _restore_into(
     settings: Settings, reader: ReplicaReader, arguments: Namespace, at: float | None
 ) -> Row:
@@ -183,8 +171,7 @@ async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str,
             f"{missing}; --in-place suspends the tenant there: without a store, use --output"
         )
     directory = create_data_directory(databases_directory(settings)).absolute()
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        tenants = TenantService(settings, store.tenants)
+    async with open_tenants(settings) as tenants:
         tenant = await tenants.get(key)
         with _shown_progress() as report:
             in_place = InPlaceRestorer(Restorer(reader, report=report), tenants, notice=say)
@@ -196,14 +183,12 @@ async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str,
     }
 
 
-def _moment(text: str) -> float:
-    now = time.time()
-    at = parse_since(text, now=now, option="--at")
+def _past(at: float | None) -> float | None:
     # A time in the future is mostly one without its offset from UTC.
-    if at > now:
+    if at is not None and at > time.time():
         raise UsageError(
-            f"--at {text} is in the future; leave it out for the newest state, and give a time "
-            "with its offset from UTC, such as 2026-01-31T12:00Z"
+            f"--at {moment_text(at)} is in the future; leave it out for the newest state, and give "
+            "a time with its offset from UTC, such as 2026-01-31T12:00Z"
         )
     return at
 

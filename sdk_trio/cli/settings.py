@@ -36,7 +36,7 @@ if not describing():
     from ..config.show import DEFAULT_ORIGIN
     from ..config.sources import below_root, split_mapping_key
     from ..config.table import Setting, by_folded_path, fold
-    from .terminal import print_json, print_rows, print_text, say
+    from .terminal import print_json, print_list, print_rows, print_text, say
 
 
 def read(
@@ -276,13 +276,12 @@ def show(arguments: Namespace) -> int:
     settings = loaded.require()
     rows = describe(settings, loaded.origins)
     chosen = [row for row in rows if arguments.all or row.origin != DEFAULT_ORIGIN]
-    print_rows(
+    print_list(
+        arguments,
         [msgspec.structs.asdict(row) for row in chosen],
         ("key", "value", "origin"),
-        as_json=arguments.format == "json",
+        nothing="every setting is at its default; --all shows them",
     )
-    if not chosen:
-        say("every setting is at its default; --all shows them")
     return 0
 
 

@@ -17,8 +17,6 @@ from sdk_trio.testing import sign_delivery
 FORBIDDEN = {
     "httpx": "calls of the upstream",
     "httpcore": "calls of the upstream",
-    "rich": "the command line's tables",
-    "pygments": "tracebacks of rich",
     "cryptography": "ed25519 secrets",
     "apsw": "the store in SQLite",
     "opentelemetry": "traces, once an SDK is configured",
