@@ -7,7 +7,7 @@ import signal
 import sys
 import uuid
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,8 +17,6 @@ from ..errors import (
     OptionsValidationError,
     Problem,
     ReplicationError,
-    StoreUnavailableError,
-    UnknownTenantError,
 )
 from .parse import add_format, describing, moment_text
 
@@ -28,7 +26,6 @@ if not describing():
     from ..base import logs
     from ..config import Settings, unmet_needs
     from ..config.table import USE_REPLICATION
-    from ..records.tenants import Tenant, TenantStatus
     from ..replication.child import find_replicator
     from ..replication.control import control_socket_path
     from ..replication.health import DatabaseHealth, HealthState, ReplicationHealth
@@ -43,11 +40,9 @@ if not describing():
     from ..storage.data_directory import create_data_directory, keep_files_private
     from ..storage.open import open_store
     from ..tenants.databases import databases_directory
-    from ..tenants.identity import is_tenant_id
     from ..tenants.service import TenantService
     from .run import begin_logs
     from .settings import load, read
-    from .store import why_unreachable
     from .terminal import Progress, Row, print_rows, say
     from .upgrade import require_tenants
 
@@ -86,33 +81,6 @@ def name_unset_variables(settings: Settings) -> None:
     """Name the unset variables of the target's keys; a machine's role may replace them."""
     for each in unset_variables(settings.multi_tenant.file_db.replication, os.environ):
         say(f"warning: {each}: set it, unless this machine has a role that may use the target")
-
-
-async def find_tenant(settings: Settings, key: str) -> tuple[str, Tenant | None]:
-    """Return a tenant's id and the tenant; with an id, the tenant need not be known here.
-
-    An id is enough where the store is lost, or the tenant was purged.
-
-    Raises:
-        UnknownTenantError: there is no tenant of this identifier.
-        StoreUnavailableError: an identifier was given, and there is no store to look it up in.
-    """
-    missing = why_unreachable(settings)
-    if missing is not None:
-        await trio.lowlevel.checkpoint()
-        if is_tenant_id(key):
-            return key, None
-        raise StoreUnavailableError(
-            f"{missing}; without a store, name the tenant by its id (a UUID)"
-        )
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        try:
-            tenant = await TenantService(settings, store.tenants).get(key)
-        except UnknownTenantError:
-            if is_tenant_id(key):
-                return key, None
-            raise
-    return tenant.id, tenant
 
 
 def run_until_signal(work: Callable[[], Awaitable[T]]) -> tuple[int, T | None]:
@@ -298,8 +266,6 @@ class _Obedience:
 
 COLUMNS = ("identifier", "state", "lag", "last_sync", "reason")
 
-_PAGE = 500
-
 #: The seconds for which a replicator without a socket is watched for reads of the databases; it
 #: reads each of them once a second.
 _READING_SECONDS = 10.0
@@ -352,12 +318,11 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
         service = TenantService(settings, store.tenants)
         # The expected databases come from the tenants, not from the directory: one that is missing
         # has to be seen.
-        files = await find_databases(service, directory)
-        identifiers = await _identifiers(service)
+        names = {each.path: each.replica for each in await find_databases(service, directory)}
 
-    async def wanted() -> Collection[str]:
+    async def wanted() -> Mapping[str, str]:
         await trio.lowlevel.checkpoint()
-        return [file.path for file in files]
+        return names
 
     replication = settings.multi_tenant.file_db.replication
     surveyor = None if replication.supervise else LagSurveyor(settings)
@@ -371,19 +336,7 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
     while surveyor and surveyor.book.waits_for_reading() and trio.current_time() < end:
         await trio.sleep(_LOOK_AGAIN_SECONDS)
         health = await checker.check(even_if_disabled=True)
-    return health, {file.path: identifiers[file.tenant_id] for file in files}
-
-
-async def _identifiers(tenants: TenantService) -> dict[str, str]:
-    """Return the identifier of each active tenant by its id."""
-    found: dict[str, str] = {}
-    after = ""
-    while True:
-        page = await tenants.list(status=TenantStatus.ACTIVE, after=after, limit=_PAGE)
-        found |= {tenant.id: tenant.identifier for tenant in page}
-        if len(page) < _PAGE:
-            return found
-        after = page[-1].identifier
+    return health, {path: name.partition(".")[0] for path, name in names.items()}
 
 
 def _row(health: DatabaseHealth, identifier: str, *, as_json: bool) -> Row:

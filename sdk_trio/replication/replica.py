@@ -28,7 +28,7 @@ import trio
 from ..base.times import readable, rfc3339
 from ..config import Settings
 from ..errors import ReplicationError, ReplicatorError, RestoreError
-from ..tenants.databases import database_path, databases_directory
+from ..tenants.databases import databases_directory
 from .child import find_replicator, secret_values
 from .health import ReplicaPosition
 from .manifest import TenantDatabaseFile, child_environment, render_manifest, unset_variables
@@ -253,19 +253,24 @@ class ReplicaReader:
         self._binary = binary
         self._environ = environ
 
-    def prepare(self, tenant_id: str, scratch: Path) -> "TenantReplica":
+    def prepare(self, name: str, scratch: Path) -> "TenantReplica":
         """Write the configuration of one tenant into ``scratch`` and return its replica.
+
+        Args:
+            name: the name of the replica's directory in the target.
+            scratch: a directory.
 
         Raises:
             RestoreError: the configuration cannot be written.
             ReplicatorError: there is no binary.
         """
         binary = self._binary or find_replicator(self._options, environ=self._environ)
-        database = os.fspath(database_path(self._directory, tenant_id))
+        # Only a key here: the binary neither reads nor writes a database of that name.
+        database = os.fspath(self._directory / f"{name}.db")
         try:
             text = render_manifest(
                 self._options,
-                [TenantDatabaseFile(tenant_id, database)],
+                [TenantDatabaseFile(name, database)],
                 working_directory=os.getcwd(),
             )
             manifest = scratch / "replicator.yml"

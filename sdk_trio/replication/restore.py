@@ -23,6 +23,7 @@ from ..tenants.service import TenantService
 from . import replica
 from .control import ControlClient, control_socket_path
 from .live_database import HeldDatabase, name_holders, read_file, sync_to_disk
+from .manifest import replica_name
 from .replica import ReplicaReader, RestorePoint, TenantReplica, scratch_directory
 
 #: Time between two looks at the growing file, in seconds.
@@ -45,12 +46,12 @@ Install = Callable[[Path, RestorePoint], None]
 
 @attrs.frozen(kw_only=True)
 class Restored:
-    """A restored database: its last transaction, when that was, and where the file is.
+    """A restored database: its replica, its last transaction, when that was, and where it is.
 
     ``as_of`` are Unix seconds, cut to whole ones; up to then everything is in the file.
     """
 
-    tenant_id: str
+    replica: str
     output: str
     txid: int
     as_of: float
@@ -65,20 +66,20 @@ class Restorer:
         self._reader = reader
         self._report = report
 
-    async def check(self, tenant_id: str, output: Path, *, at: float | None = None) -> None:
+    async def check(self, name: str, output: Path, *, at: float | None = None) -> None:
         """Raise what :meth:`restore` would, as far as the target's list of files tells it.
 
         Args:
-            tenant_id: the tenant's id.
+            name: the name of the replica.
             output: beside it the replicator's configuration is for a moment.
             at: Unix seconds of a point in time; None: the newest state of the replica.
         """
         with scratch_directory(output.parent, _scratch_prefix(output)) as scratch:
-            await self._choose(self._reader.prepare(tenant_id, scratch), at)
+            await self._choose(self._reader.prepare(name, scratch), at)
 
     async def restore(
         self,
-        tenant_id: str,
+        name: str,
         output: Path,
         *,
         at: float | None = None,
@@ -88,7 +89,7 @@ class Restorer:
         """Restore a tenant's database into ``output``, whatever the tenant's status is.
 
         Args:
-            tenant_id: the tenant's id; the tenant may have been purged since.
+            name: the name of the replica; the tenant may have been purged since.
             output: the file to make, in a directory that exists.
             at: Unix seconds of a point in time; None: the newest state of the replica.
             overwrite: replace ``output`` if it exists, and remove its side files.
@@ -106,7 +107,7 @@ class Restorer:
         install = install or partial(_install, output=output, overwrite=overwrite)
         try:
             with scratch_directory(output.parent, _scratch_prefix(output)) as scratch:
-                source = self._reader.prepare(tenant_id, scratch)
+                source = self._reader.prepare(name, scratch)
                 point = await self._choose(source, at)
                 restored = scratch / "restored.db"
                 await self._fetch(source, restored, at)
@@ -118,7 +119,7 @@ class Restorer:
                 "this user, or choose another --output"
             ) from error
         return Restored(
-            tenant_id=tenant_id,
+            replica=name,
             output=os.fspath(output),
             txid=point.txid,
             as_of=point.as_of,
@@ -334,7 +335,7 @@ class InPlaceRestorer:
             raise RestoreError(f"{wish.keep} exists and is not overwritten: choose another --keep")
         with _locked(file.parent):
             # Finds most failures before anything is changed.
-            await self._restorer.check(tenant.id, file, at=wish.at)
+            await self._restorer.check(_name_of(tenant), file, at=wish.at)
             was_active = tenant.is_active or await self._is_suspended_by_us(tenant)
             try:
                 if tenant.is_active:
@@ -436,7 +437,7 @@ class InPlaceRestorer:
 
         try:
             restored = await self._restorer.restore(
-                tenant.id, file, at=wish.at, overwrite=True, install=install
+                _name_of(tenant), file, at=wish.at, overwrite=True, install=install
             )
         finally:
             held.release()
@@ -460,6 +461,10 @@ class InPlaceRestorer:
                 told = holders
                 self._notice(f"waiting at most {seconds:g} s: {holders} has {file} open")
             await trio.sleep(_TAKE_SECONDS)
+
+
+def _name_of(tenant: Tenant) -> str:
+    return replica_name(tenant.identifier, tenant.id)
 
 
 def _refuse_loss(held: HeldDatabase, restored: Path, point: RestorePoint) -> str | None:

@@ -34,6 +34,7 @@ from ..tenants.databases import database_path, databases_directory
 from . import replica
 from .control import ControlClient, SyncResult, control_socket_path
 from .live_database import Content, Snapshot, read_file
+from .manifest import replica_name
 from .replica import ReplicaReader, TenantReplica, scratch_directory
 
 #: The name of the store's checkpoint.
@@ -295,7 +296,8 @@ class Verifier:
         )
         try:
             with scratch_directory(self._data, ".verifying-") as scratch:
-                source = self._reader.prepare(tenant.id, scratch)
+                name = replica_name(tenant.identifier, tenant.id)
+                source = self._reader.prepare(name, scratch)
                 if live.exists():
                     found = await self._compare(found, source, live, scratch, tenant.is_active)
                 else:
