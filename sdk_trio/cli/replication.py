@@ -61,17 +61,8 @@ def open_reader(settings: Settings) -> ReplicaReader:
         OptionsValidationError: replication is off, so its section means nothing.
         ReplicatorError: there is no binary.
     """
-    options = settings.multi_tenant.file_db.replication
-    if not options.use_replication:
-        raise OptionsValidationError(
-            [
-                Problem(
-                    "Sdk:MultiTenant:FileDb:Replication:UseReplication",
-                    "is false, so there is no target to read replicas from: set it to true",
-                )
-            ]
-        )
-    binary = find_replicator(options)
+    _require_replicated(settings)
+    binary = find_replicator(settings.multi_tenant.file_db.replication)
     name_unset_variables(settings)
     # The whole environment: roles and profiles of a provider's client are variables of its own.
     return ReplicaReader(settings, binary=binary, environ=os.environ)
@@ -136,11 +127,7 @@ def render(arguments: Namespace) -> int:
         ReplicationError: the file cannot be written, or the replicator would misread a path.
     """
     settings = load(arguments)
-    options = settings.multi_tenant.file_db.replication
-    if not options.use_replication:
-        raise OptionsValidationError(
-            [Problem(USE_REPLICATION, "is false, so nothing is replicated: set it to true")]
-        )
+    _require_replicated(settings)
     require_tenants(settings)
     databases = trio.run(_databases, settings)
     try:
@@ -150,7 +137,8 @@ def render(arguments: Namespace) -> int:
     # For a deployment or a cron job: it tells by its status whether somebody has forgotten to
     # render.
     if arguments.check:
-        return _check(Path(arguments.output or options.config_output_path), text)
+        path = settings.multi_tenant.file_db.replication.config_output_path
+        return _check(Path(arguments.output or path), text)
     if arguments.output is None:
         sys.stdout.write(text)
         return 0
@@ -218,13 +206,17 @@ def require_replication(settings: Settings) -> Settings:
     Raises:
         OptionsValidationError: ``UseReplication`` is false, or there are no tenants.
     """
+    _require_replicated(settings)
+    if unmet_needs(settings):
+        raise OptionsValidationError(unmet_needs(settings))
+    return settings
+
+
+def _require_replicated(settings: Settings) -> None:
     if not settings.multi_tenant.file_db.replication.use_replication:
         raise OptionsValidationError(
             [Problem(USE_REPLICATION, "is false, so nothing is replicated: set it to true")]
         )
-    if unmet_needs(settings):
-        raise OptionsValidationError(unmet_needs(settings))
-    return settings
 
 
 async def _serve(supervisor: Supervisor, pid_file: str) -> int:

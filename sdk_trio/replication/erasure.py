@@ -17,19 +17,17 @@ import trio
 
 from ..config import Settings
 from ..config.fields import ReplicaTargetType
-from ..errors import ReplicationError, StoreUnavailableError
+from ..errors import ReplicationError
 from ..tenants.databases import databases_directory
 from ..tenants.purge import ReplicaHoldings
-from .listing import replica_location
-from .live_database import HeldDatabase, name_holders
+from .listing import list_directory, replica_location
+from .live_database import take_in_time
 from .manifest import replica_name, split_replica_name
 from .replica import ReplicaReader, scratch_directory
 
 #: Time for other processes to close the database, in seconds: a daemon closes that of a tenant that
 #: is not active within a second, a replicator after its debounce window and a last sync.
 WAIT_SECONDS: Final = 60.0
-
-_TRY_SECONDS: Final = 0.2
 
 
 class ReplicaErasure:
@@ -81,20 +79,15 @@ class ReplicaErasure:
         return ReplicaHoldings(where=where, files=len(files), bytes=size)
 
     def ids(self) -> list[str]:
-        """Return the ids of all tenants that have a replica in a directory of ours."""
+        """Return the ids of all tenants that have a replica in a directory of ours.
+
+        Raises:
+            ReplicatorError: the directory cannot be read.
+        """
         if not self._options.use_replication or not self._is_local:
             return []
-        parent = Path(replica_location(self._options, ""))
-        try:
-            names = [split_replica_name(each.name) for each in parent.iterdir()]
-            return sorted(parts[1] for parts in names if parts is not None)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StoreUnavailableError(
-                f"the replicas in {parent} cannot be read ({error.strerror}); make the directory "
-                "readable for this user"
-            ) from error
+        found = map(split_replica_name, list_directory(replica_location(self._options, "")))
+        return sorted(parts[1] for parts in found if parts is not None)
 
     @asynccontextmanager
     async def released(self, file: Path) -> AsyncIterator[str | None]:
@@ -102,16 +95,9 @@ class ReplicaErasure:
 
         It yields None, or the names of the processes that had it open all the time.
         """
-        with trio.move_on_after(self._wait_seconds):
-            while True:
-                # SQLite's own lock proves that nobody has the database open (ADR 34).
-                held = await trio.to_thread.run_sync(HeldDatabase.take, file)
-                if held is not None:
-                    break
-                # Nothing tells when another process closes a file.
-                await trio.sleep(_TRY_SECONDS)
-        if held is None:
-            yield name_holders(file)
+        held = await take_in_time(file, self._wait_seconds)
+        if isinstance(held, str):
+            yield held
             return
         try:
             yield None

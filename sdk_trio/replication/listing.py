@@ -94,7 +94,7 @@ async def list_replicas(
     """
     match options.replica_target_type:
         case ReplicaTargetType.LOCAL_DISK:
-            found = await trio.to_thread.run_sync(_list_directory, replica_location(options, ""))
+            found = await trio.to_thread.run_sync(list_directory, replica_location(options, ""))
         case ReplicaTargetType.OBJECT_STORE if not unset_variables(options, environ):
             found = await _list_bucket(options, environ)
         case _:
@@ -129,7 +129,12 @@ def replica_location(options: ReplicationOptions, name: str) -> str:
             return f"gs://{options.cloud_storage.bucket}/{path}"
 
 
-def _list_directory(directory: str) -> list[str]:
+def list_directory(directory: str) -> list[str]:
+    """Return the names in a directory of replicas; none if it does not exist. Blocks.
+
+    Raises:
+        ReplicatorError: it cannot be read.
+    """
     try:
         return os.listdir(directory)
     except FileNotFoundError:

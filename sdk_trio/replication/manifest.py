@@ -29,6 +29,7 @@ from ..config.fields import ReplicaTargetType
 from ..config.options.tenants import ReplicationOptions
 from ..config.table import REPLICATION
 from ..errors import ReplicationError
+from ..tenants.database_copy import sync_to_disk
 from ..tenants.identity import is_tenant_id
 
 # Characters that need no escape between double quotes. A dollar would be expanded.
@@ -459,7 +460,7 @@ class ManifestWriter:
                 raise
             # A rename is durable when its directory is synced: after a loss of power the old name
             # could lead to the old text, of which the replicator was not told.
-            _sync_directory(target.parent)
+            sync_to_disk(target.parent)
             _sweep(target)
         except OSError as error:
             raise ReplicationError(
@@ -478,14 +479,6 @@ def _write_durably(file: Path, content: bytes) -> None:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sweep(target: Path) -> None:

@@ -27,7 +27,7 @@ import trio
 
 from ..base.times import readable, rfc3339
 from ..config import Settings
-from ..errors import ReplicationError, ReplicatorError, RestoreError
+from ..errors import ReplicationError, ReplicatorError, RestoreError, StoreLockedError
 from ..tenants.databases import databases_directory
 from .child import find_replicator, secret_values
 from .health import ReplicaPosition
@@ -57,6 +57,34 @@ def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        lock.release()
+
+
+@contextmanager
+def work_alone(directory: Path, lock_name: str, work: str) -> Iterator[None]:
+    """Hold a lock file in ``directory`` for a block.
+
+    Args:
+        directory: exists.
+        lock_name: the file's name.
+        work: the name of what only one process does at a time, for the message.
+
+    Raises:
+        StoreLockedError: another process does it.
+        RestoreError: the directory cannot be written.
+    """
+    lock = filelock.FileLock(directory / lock_name, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise StoreLockedError(f"another {work} runs in {directory}: wait for its end") from None
+    except OSError as error:
+        raise RestoreError(
+            f"{directory} cannot be written ({error.strerror}); make it writable for this user"
+        ) from error
+    try:
+        yield
+    finally:
         lock.release()
 
 
