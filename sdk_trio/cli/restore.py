@@ -173,7 +173,8 @@ async def _restore_into(
     if tenant is not None:
         name = replica_name(tenant.identifier, tenant.id)
     else:
-        name = await find_replica(settings, reader, arguments.tenant)
+        options = settings.multi_tenant.file_db.replication
+        name = await find_replica(options, reader, arguments.tenant)
     tenant_id = _tenant_id(name)
     # The replicator has the old file open and would not notice the new one in its place.
     if _is_its_place(settings, tenant_id, tenant, output):

@@ -11,8 +11,10 @@ import html
 import os
 import posixpath
 import re
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -20,13 +22,11 @@ import httpx
 import trio
 
 from ..base.times import readable
-from ..config import Settings
 from ..config.fields import ReplicaTargetType
 from ..config.options.tenants import ObjectStoreOptions, ReplicationOptions
 from ..errors import ReplicatorError, RestoreError, UnknownTenantError
-from ..storage.data_directory import create_data_directory
 from .manifest import replica_path, split_replica_name, unset_variables
-from .replica import LIST_SECONDS, ReplicaReader, newest_time, scratch_directory
+from .replica import LIST_SECONDS, ReplicaReader, newest_time
 
 #: Names that a message shows.
 _SHOWN: Final = 10
@@ -40,12 +40,15 @@ _OK = 200
 
 
 async def find_replica(
-    settings: Settings, reader: ReplicaReader, key: str, environ: Mapping[str, str] = os.environ
+    options: ReplicationOptions,
+    reader: ReplicaReader,
+    key: str,
+    environ: Mapping[str, str] = os.environ,
 ) -> str:
     """Return the name of the only replica of a tenant at the target.
 
     Args:
-        settings: with ``UseReplication``.
+        options: with ``UseReplication``.
         reader: reads the replicas between which a person has to choose.
         key: an identifier, an id, or the whole name of a replica, which is not looked for.
         environ: where the target's keys are.
@@ -58,7 +61,6 @@ async def find_replica(
     if split_replica_name(key) is not None:
         await trio.lowlevel.checkpoint()
         return key
-    options = settings.multi_tenant.file_db.replication
     names = await list_replicas(options, environ)
     found = [name for name in names if key in (split_replica_name(name) or ())]
     where = replica_location(options, "")
@@ -69,7 +71,7 @@ async def find_replica(
             f"holds {held or 'none at all: check the section Replication'}"
         )
     if len(found) > 1:
-        described = [await _described(settings, reader, name) for name in found[:_SHOWN]]
+        described = [await _described(reader, name) for name in found[:_SHOWN]]
         raise RestoreError(
             f"{where} holds {len(found)} replicas of {key!r}: {'; '.join(described)}. Name one of "
             f"them, such as --tenant {found[0]}"
@@ -77,10 +79,9 @@ async def find_replica(
     return found[0]
 
 
-async def _described(settings: Settings, reader: ReplicaReader, name: str) -> str:
-    data = create_data_directory(settings.storage.path)
-    with scratch_directory(data, ".listing-") as scratch:
-        newest = newest_time(await reader.prepare(name, scratch).list_files())
+async def _described(reader: ReplicaReader, name: str) -> str:
+    with tempfile.TemporaryDirectory() as scratch:
+        newest = newest_time(await reader.prepare(name, Path(scratch)).list_files())
     return f"{name} (empty)" if newest is None else f"{name} (newest state {readable(newest)})"
 
 
