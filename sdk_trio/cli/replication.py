@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +16,6 @@ from ..errors import (
     OptionsValidationError,
     Problem,
     ReplicationError,
-    StoreUnavailableError,
-    UnknownTenantError,
 )
 from .parse import add_format, describing
 
@@ -27,7 +25,6 @@ if not describing():
     from ..base import logs
     from ..config import Settings, unmet_needs
     from ..config.table import USE_REPLICATION
-    from ..records.tenants import Tenant, TenantStatus
     from ..replication.child import find_replicator
     from ..replication.control import control_socket_path
     from ..replication.health import DatabaseHealth, HealthState, ReplicationHealth
@@ -41,11 +38,10 @@ if not describing():
     from ..replication.watch import find_databases, render_for
     from ..storage.data_directory import create_data_directory, keep_files_private
     from ..tenants.databases import databases_directory
-    from ..tenants.identity import is_tenant_id
     from ..tenants.service import TenantService
     from .run import begin_logs
     from .settings import load, read
-    from .store import open_store, open_tenants, require_tenants, why_unreachable
+    from .store import open_store, open_tenants, require_tenants
     from .terminal import Progress, Row, print_list, say
 
     _log = logs.get_logger("cli")
@@ -63,7 +59,7 @@ def open_reader(settings: Settings) -> ReplicaReader:
         OptionsValidationError: replication is off, so its section means nothing.
         ReplicatorError: there is no binary.
     """
-    _require_switch(settings)
+    _require_replicated(settings)
     binary = find_replicator(settings.multi_tenant.file_db.replication)
     name_unset_variables(settings)
     # The whole environment: roles and profiles of a provider's client are variables of its own.
@@ -74,33 +70,6 @@ def name_unset_variables(settings: Settings) -> None:
     """Name the unset variables of the target's keys; a machine's role may replace them."""
     for each in unset_variables(settings.multi_tenant.file_db.replication, os.environ):
         say(f"warning: {each}: set it, unless this machine has a role that may use the target")
-
-
-async def find_tenant(settings: Settings, key: str) -> tuple[str, Tenant | None]:
-    """Return a tenant's id and the tenant; with an id, the tenant need not be known here.
-
-    An id is enough where the store is lost, or the tenant was purged.
-
-    Raises:
-        UnknownTenantError: there is no tenant of this identifier.
-        StoreUnavailableError: an identifier was given, and there is no store to look it up in.
-    """
-    missing = why_unreachable(settings)
-    if missing is not None:
-        await trio.lowlevel.checkpoint()
-        if is_tenant_id(key):
-            return key, None
-        raise StoreUnavailableError(
-            f"{missing}; without a store, name the tenant by its id (a UUID)"
-        )
-    async with open_tenants(settings) as tenants:
-        try:
-            tenant = await tenants.get(key)
-        except UnknownTenantError:
-            if is_tenant_id(key):
-                return key, None
-            raise
-    return tenant.id, tenant
 
 
 def run_until_signal(work: Callable[[], Awaitable[T]]) -> tuple[int, T | None]:
@@ -156,8 +125,7 @@ def render(arguments: Namespace) -> int:
         ReplicationError: the file cannot be written, or the replicator would misread a path.
     """
     settings = load(arguments)
-    options = settings.multi_tenant.file_db.replication
-    _require_switch(settings)
+    _require_replicated(settings)
     require_tenants(settings)
     databases = trio.run(_databases, settings)
     try:
@@ -167,7 +135,8 @@ def render(arguments: Namespace) -> int:
     # For a deployment or a cron job: it tells by its status whether somebody has forgotten to
     # render.
     if arguments.check:
-        return _check(Path(arguments.output or options.config_output_path), text)
+        path = settings.multi_tenant.file_db.replication.config_output_path
+        return _check(Path(arguments.output or path), text)
     if arguments.output is None:
         sys.stdout.write(text)
         return 0
@@ -234,13 +203,13 @@ def require_replication(settings: Settings) -> Settings:
     Raises:
         OptionsValidationError: ``UseReplication`` is false, or there are no tenants.
     """
-    _require_switch(settings)
+    _require_replicated(settings)
     if unmet_needs(settings):
         raise OptionsValidationError(unmet_needs(settings))
     return settings
 
 
-def _require_switch(settings: Settings) -> None:
+def _require_replicated(settings: Settings) -> None:
     if not settings.multi_tenant.file_db.replication.use_replication:
         raise OptionsValidationError(
             [Problem(USE_REPLICATION, "is false, so nothing is replicated: set it to true")]
@@ -337,13 +306,11 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
     async with open_tenants(settings) as service:
         # The expected databases come from the tenants, not from the directory: one that is missing
         # has to be seen.
-        files = await find_databases(service, directory)
-        active = await service.all(status=TenantStatus.ACTIVE)
-    identifiers = {tenant.id: tenant.identifier for tenant in active}
+        names = {each.path: each.replica for each in await find_databases(service, directory)}
 
-    async def wanted() -> Collection[str]:
+    async def wanted() -> Mapping[str, str]:
         await trio.lowlevel.checkpoint()
-        return [file.path for file in files]
+        return names
 
     replication = settings.multi_tenant.file_db.replication
     surveyor = None if replication.supervise else LagSurveyor(settings)
@@ -357,7 +324,7 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
     while surveyor and surveyor.book.waits_for_reading() and trio.current_time() < end:
         await trio.sleep(_LOOK_AGAIN_SECONDS)
         health = await checker.check(even_if_disabled=True)
-    return health, {file.path: identifiers[file.tenant_id] for file in files}
+    return health, {path: name.partition(".")[0] for path, name in names.items()}
 
 
 def _row(health: DatabaseHealth, identifier: str) -> Row:

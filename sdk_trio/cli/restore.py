@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from ..errors import ReplicatorError, RestoreError, StoreUnavailableError
+from ..errors import ReplicatorError, RestoreError, StoreUnavailableError, UnknownTenantError
 from .parse import (
     UsageError,
     add_bypass,
@@ -29,6 +29,8 @@ if not describing():
     from ..config import Settings
     from ..records.tenants import Tenant
     from ..replication.control import ControlClient, control_socket_path
+    from ..replication.listing import find_replica
+    from ..replication.manifest import replica_name, split_replica_name
     from ..replication.replica import ReplicaReader
     from ..replication.restore import (
         DEFAULT_WAIT_SECONDS,
@@ -41,7 +43,7 @@ if not describing():
     )
     from ..storage.data_directory import create_data_directory
     from ..tenants.databases import database_path, databases_directory
-    from .replication import find_tenant, open_reader, run_until_signal
+    from .replication import open_reader, run_until_signal
     from .settings import load
     from .store import actor_of, open_tenants, why_unreachable
     from .terminal import ByteProgress, Row, print_json, print_text, say
@@ -56,7 +58,9 @@ def restore_arguments(parser: ArgumentParser) -> None:
         "open, replace it, and reactivate the tenant if it was active",
     )
     parser.add_argument(
-        "--tenant", metavar="T", help="the tenant, or its id if it is not known here"
+        "--tenant",
+        metavar="T",
+        help="the tenant; if it is not known here, its replica is looked for at the target",
     )
     add_moment(parser, "--at", "the last state before it (default: the newest)")
     parser.add_argument("--output", metavar="F", help="the file to make, of --tenant")
@@ -153,15 +157,43 @@ async def _restore_into(
     settings: Settings, reader: ReplicaReader, arguments: Namespace, at: float | None
 ) -> Row:
     output = Path(arguments.output)
-    tenant_id, tenant = await find_tenant(settings, arguments.tenant)
+    tenant = await _find_tenant(settings, arguments.tenant)
+    if tenant is not None:
+        name = replica_name(tenant.identifier, tenant.id)
+    else:
+        options = settings.multi_tenant.file_db.replication
+        name = await find_replica(options, reader, arguments.tenant)
+    tenant_id = _tenant_id(name)
     # The replicator has the old file open and would not notice the new one in its place.
     if _is_its_place(settings, tenant_id, tenant, output):
         await _refuse_replicated(settings, tenant_id, output)
     with _shown_progress() as report:
         restored = await Restorer(reader, report=report).restore(
-            tenant_id, output, at=at, overwrite=arguments.force
+            name, output, at=at, overwrite=arguments.force
         )
-    return _row(tenant.identifier if tenant else tenant_id, restored)
+    return _row(restored)
+
+
+async def _find_tenant(settings: Settings, key: str) -> Tenant | None:
+    """Return the tenant of this identifier, id or name of a replica; None: it is not known here.
+
+    It may have been purged, or the store may be lost. The target knows its replica then.
+    """
+    if why_unreachable(settings) is not None:
+        await trio.lowlevel.checkpoint()
+        return None
+    _, tenant_id = split_replica_name(key) or ("", key)
+    async with open_tenants(settings) as tenants:
+        try:
+            return await tenants.get(tenant_id)
+        except UnknownTenantError:
+            return None
+
+
+def _tenant_id(name: str) -> str:
+    parts = split_replica_name(name)
+    assert parts is not None
+    return parts[1]
 
 
 async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str, wish: Wish) -> Row:
@@ -177,7 +209,7 @@ async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str,
             in_place = InPlaceRestorer(Restorer(reader, report=report), tenants, notice=say)
             done = await in_place.restore(tenant, database_path(directory, tenant.id), wish)
     return {
-        **_row(tenant.identifier, done.restored),
+        **_row(done.restored),
         "reactivated": done.reactivated,
         "kept": os.fspath(wish.keep) if done.kept and wish.keep is not None else None,
     }
@@ -257,10 +289,11 @@ def _shown_progress() -> Iterator[Report]:
         progress.end()
 
 
-def _row(name: str, restored: Restored) -> Row:
+def _row(restored: Restored) -> Row:
+    identifier, tenant_id = restored.replica.split(".")
     return {
-        "tenant": name,
-        "tenant_id": restored.tenant_id,
+        "tenant": identifier,
+        "tenant_id": tenant_id,
         "output": restored.output,
         "txid": restored.txid,
         "as_of": restored.as_of,

@@ -107,9 +107,9 @@ def copy_database(source: Path, partial: Path, pause: Pause, progress: CopyProgr
         ):
             pages = _back_up(reading, copy, partial, pause, progress)
             _check(source, copy, pause)
-        _sync(partial)
+        sync_to_disk(partial)
         # The directory, too: after a power cut a file that was synced may have no name.
-        _sync(partial.parent)
+        sync_to_disk(partial.parent)
     except BaseException:
         remove_database(partial)
         raise
@@ -126,7 +126,7 @@ def install(partial: Path, target: Path) -> None:
         return
     refuse_existing(target)
     partial.rename(target)
-    _sync(target.parent)
+    sync_to_disk(target.parent)
 
 
 def refuse_existing(target: Path) -> None:
@@ -302,7 +302,12 @@ def _interruptible(connection: apsw.Connection, pause: Pause) -> Iterator[None]:
         connection.set_progress_handler(None)
 
 
-def _sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
+    """Make a file, or the names in a directory, survive a loss of power.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
