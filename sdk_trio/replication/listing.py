@@ -12,7 +12,6 @@ import os
 import posixpath
 import re
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import httpx
 import trio
 
+from ..base.clock import wall
+from ..base.executor import run_in_thread
 from ..base.times import readable
 from ..config.fields import ReplicaTargetType
 from ..config.options.tenants import ObjectStoreOptions, ReplicationOptions

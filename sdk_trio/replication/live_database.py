@@ -15,6 +15,7 @@ import apsw
 import attrs
 import trio
 
+from ..base.executor import run_in_thread
 from ..base.opener import open_database, open_file, sync_path
 from ..errors import RestoreError
 from ..tenants.databases import SIDE_FILES
