@@ -18,7 +18,6 @@ import trio
 from ..base import clock
 from ..errors import StoreUnavailableError
 from ..records.deliveries import (
-    Admission,
     Admitted,
     AttemptRecord,
     DeliveryRecord,

@@ -35,12 +35,11 @@ _BY_SEQUENCE = f"{_WHOLE} WHERE arrival.sequence IN ints(:sequences) ORDER BY ar
 
 def _record_of(row: Row) -> DeliveryRecord:
     sequence, key, signer, type_, state, queued, attempts, *middle = row
-    received_at, signed_at, subject, ordered, *rest = middle
-    *rest, generation = rest
-    head: list[Any] = [sequence, key[: -len(signer) - 1] if signer else key, type_]
-    state_now: list[Any] = [DeliveryState(state), bool(queued), attempts]
-    arrived: list[Any] = [received_at, signed_at, subject, bool(ordered)]
-    return DeliveryRecord(*head, *state_now, *arrived, *rest, signer, generation)
+    received_at, signed_at, subject, ordered, *rest, generation = middle
+    webhook_id = key[: -len(signer) - 1] if signer else key
+    values: list[Any] = [sequence, webhook_id, type_, DeliveryState(state), bool(queued), attempts]
+    values += [received_at, signed_at, subject, bool(ordered), *rest, signer, generation]
+    return DeliveryRecord(*values)
 
 
 def by_sequence(tx: Transaction, sequences: Iterable[int]) -> list[DeliveryRecord]:
