@@ -12,6 +12,7 @@ import os
 import posixpath
 import re
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
