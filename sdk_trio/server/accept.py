@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = get_logger("server")
 
 #: The method of a :class:`DirectApp`, which a wrapper around one has not.
-_DIRECT = "serve_direct"
+_DIRECT = "respond"
 
 #: Errors of accept() while descriptors or memory are short. The connection stays in the kernel's
 #: queue, so the listener stays readable: trying again at once would spin.

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import trio
 
 from ..base.cells import current_cell
-from ..base.http import SHORTCUT, UPGRADE, App, DirectApp, Header, Whole
+from ..base.http import UPGRADE, App, DirectApp, Header, Whole
 from ..base.logs import get_logger
 from .deadline import RequestDeadline
 from .head import (
@@ -71,6 +71,7 @@ class Http1Request:
         "error",
         "expiry",
         "headers",
+        "method",
         "template",
     )
 
@@ -79,6 +80,7 @@ class Http1Request:
         self._head = head
         # Plain attributes, as a property is a call: all of DirectRequest's are read by each
         # delivery.
+        self.method: str = head.method
         self.headers: list[Header] = head.headers
         self.template: HeadTemplate | None = head.template
         self.expiry: RequestDeadline = connection.expiry
@@ -97,24 +99,21 @@ class Http1Request:
         """Return the ASGI scope, with the same values as hypercorn's."""
         head = self._head
         path, _, query = head.target.partition(b"?")
-        extensions: dict[str, Any] = {SHORTCUT: self}
-        if head.upgrade:
-            extensions[UPGRADE] = self
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.1"},
             "http_version": head.version,
             "method": head.method,
-            "scheme": self._connection.scheme,
+            "scheme": self.scheme,
             "path": self.path,
             "raw_path": path,
             "query_string": query,
             "root_path": "",
             "headers": head.headers,
-            "client": self._connection.client,
-            "server": self._connection.server,
+            "client": self.client,
+            "server": self.server,
             "state": {},
-            "extensions": extensions,
+            "extensions": {UPGRADE: self} if head.upgrade else {},
         }
 
     @property
@@ -122,6 +121,26 @@ class Http1Request:
         """The path, decoded, as in the scope."""
         path = self._head.target.partition(b"?")[0].decode("ascii")
         return unquote(path) if "%" in path else path
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the connection: ``https`` over TLS, else ``http``."""
+        return self._connection.scheme
+
+    @property
+    def version(self) -> str:
+        """The version of HTTP: ``1.0`` or ``1.1``."""
+        return self._head.version
+
+    @property
+    def client(self) -> Address:
+        """The address of the peer; None for a unix socket."""
+        return self._connection.client
+
+    @property
+    def server(self) -> Address:
+        """The address that the peer has connected to; None for a unix socket."""
+        return self._connection.server
 
     @property
     def protocol(self) -> bytes:
@@ -565,7 +584,9 @@ class Http1ServerConnection:
             self._exchange = exchange = Http1Request(self, head)
             try:
                 if direct is not None:
-                    await direct.serve_direct(exchange)
+                    answer = await direct.respond(exchange)
+                    if answer is not None:
+                        await exchange.answer(answer)
                 else:
                     await app(exchange.scope(), exchange.receive, exchange.send)
             except Exception:

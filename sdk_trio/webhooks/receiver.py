@@ -26,6 +26,7 @@ from ..records.deliveries import UNFINISHED
 from ..storage.data_directory import lock_data_directory
 from ..storage.open import open_store
 from ..storage.ports import Inbox, Store
+from . import asgi
 from .answers import Answer
 from .companion import BackgroundTask, Part, keep
 from .counters import Counters
@@ -184,15 +185,18 @@ class WebhookReceiver:
         if not trio.lowlevel.in_trio_run():
             await self._refuse_loop(scope, receive, send)
         elif scope["type"] == "http":
-            await self._endpoint.serve(scope, receive, send)
+            await asgi.serve(self, scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
         else:
             raise NotRunningError(f"a webhook receiver serves no {scope['type']} connections")
 
-    def serve_direct(self, request: DirectRequest) -> Awaitable[None]:
-        """Serve one request of our own server, which needs no scope for it."""
-        return self._endpoint.serve_direct(request)
+    def respond(self, request: DirectRequest) -> Awaitable[Answer | None]:
+        """Return the answer to one request; None if its sender has left.
+
+        Cancelled while the handler runs, it releases the delivery.
+        """
+        return self._endpoint.respond(request)
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
         """Check new settings and return a function that puts them into force.

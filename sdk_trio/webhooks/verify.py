@@ -24,7 +24,7 @@ from ..events import (
 from ..events.decoding import Documents, Outline, plain_outline
 from ..records.deliveries import NewDelivery
 from .arrival import VerifiedDelivery, look_closer
-from .screen import RequestOrigin
+from .screen import Screened
 from .secret_usage import SecretUsage
 from .signature import Keyring
 from .verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
@@ -37,19 +37,6 @@ _log = get_logger("webhooks")
 
 #: The most characters that are logged of a tenant's identifier, which may be made up.
 SHOWN_IDENTIFIER_CHARACTERS = 64
-
-
-# A msgspec Struct without garbage collection is cheaper to make than an attrs class, and one is
-# made for each request.
-class WebhookRequest(msgspec.Struct, frozen=True, gc=False):
-    """The properties of a request that all steps share."""
-
-    headers: Headers
-    origin: RequestOrigin
-    #: The identifier in the tenant's address that it came to; None for the host's address.
-    identifier: str | None = None
-    #: See :class:`~sdk_trio.webhooks.verdict.Delivery`.
-    signed: tuple[bytes, bytes, bytes] | None = None
 
 
 class Unverified(msgspec.Struct, frozen=True):
@@ -82,8 +69,9 @@ class WebhookVerification:
 
     async def verify(
         self,
-        request: WebhookRequest,
+        headers: Headers,
         body: bytes,
+        screened: Screened,
         hosts: Keyring,
         *,
         tolerance: int,
@@ -100,8 +88,9 @@ class WebhookVerification:
         (docs/adr/0008-a-claim-chooses-a-key.md).
 
         Args:
-            request: its headers and address.
+            headers: those of the request.
             body: its bytes.
+            screened: its origin, and the address that it came to.
             hosts: the host's keys.
             tolerance: how old or new it may be, in seconds.
             now: Unix seconds.
@@ -111,14 +100,15 @@ class WebhookVerification:
             StoreUnavailableError: the store cannot say whose it is.
         """
         # As a rule it waits for nothing; taking or refusing the delivery is a checkpoint.
-        delivery = Delivery(request.headers, body, now, request.signed)
+        delivery = Delivery(headers, body, now)
+        identifier = screened.identifier
         keys = self.tenant_keys
         tenant: Tenant | None = None
         erased: str | None = None
         signer = ""
         verdict: Accepted | Rejected
-        if request.identifier is not None:
-            verdict, tenant = await self._judge_at(request.identifier, delivery, tolerance)
+        if identifier is not None:
+            verdict, tenant = await self._judge_at(identifier, delivery, tolerance)
             signer = "" if tenant is None else tenant.id
         elif isinstance(
             verdict := verify_delivery(delivery, hosts, tolerance_seconds=tolerance), Accepted
@@ -132,8 +122,8 @@ class WebhookVerification:
                 signer = "" if tenant is None else tenant.id
         if isinstance(verdict, Rejected):
             claimed = {} if tenant is None else {"claimed_tenant": tenant.identifier}
-            if request.identifier is not None:
-                claimed = {"tenant": request.identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
+            if identifier is not None:
+                claimed = {"tenant": identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
             return Unverified(verdict.cause, verdict.detail, claimed)  # noqa: ASYNC910 - answering is a checkpoint
         envelope: Envelope | Outline | None = None
         seeks_tenant = (
@@ -155,7 +145,7 @@ class WebhookVerification:
                 return Unverified(  # noqa: ASYNC910 - answering is a checkpoint
                     "own_secrets", _NOT_THE_HOSTS, {"claimed_tenant": tenant.identifier}
                 )
-        webhook_id, kind, address = verdict.webhook_id, envelope.type, request.origin.address
+        webhook_id, kind, address = verdict.webhook_id, envelope.type, screened.origin.address
         if tenant is None:
             _log.info("webhook.received", webhook_id=webhook_id, type=kind, address=address)
         else:
