@@ -120,7 +120,7 @@ class RequestTemplate(Protocol):
     on nothing else.
     """
 
-    memo: object
+    memo: Any
 
     @property
     def varying(self) -> frozenset[bytes]:

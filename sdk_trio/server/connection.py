@@ -36,7 +36,7 @@ from .head import (
     refusal,
 )
 from .limits import Expired, Limits, NoteRefusal
-from .slots import Address
+from .slots import Address, address_of
 from .tls import TlsSocket
 from .upgrade import UpgradedStream, head_bytes
 
@@ -82,7 +82,7 @@ class Http1Request:
         # delivery.
         self.method: str = head.method
         self.headers: list[Header] = head.headers
-        self.template: HeadTemplate | None = head.template
+        self.template: HeadTemplate | None = connection.template
         self.expiry: RequestDeadline = connection.expiry
         self._left = head.length
         self._chunked = ChunkedBody() if head.length is None else None
@@ -311,7 +311,7 @@ class Http1Request:
         connection, close = self._connection, self._must_close()
         kept, template, head, data = connection.kept_answer
         # The same answer to a request of the same form has the same bytes.
-        if answer is kept and template is self._head.template is not None and not close:
+        if answer is kept and template is self.template is not None and not close:
             self._answer = head
             self.begun = self.answered = True
             await connection.send(data)
@@ -322,7 +322,7 @@ class Http1Request:
         data = self._frame(head, body, more=False)
         self.answered = True
         if not head.closes and len(data) <= _KEPT_ANSWER_BYTES and _is_constant(answer):
-            connection.kept_answer = (answer, self._head.template, head, data)
+            connection.kept_answer = (answer, self.template, head, data)
         await connection.send(data)
 
     def _must_close(self) -> bool:
@@ -427,12 +427,12 @@ class Surroundings(Protocol):
 class Http1ServerConnection:
     """One client's connection, from its first byte to its end.
 
-    ``client`` and ``server`` are the addresses for the ASGI scope; None for Unix sockets.
-    ``scheme`` is ``https`` over TLS.
+    ``client`` is the peer's address; None for a unix socket. ``scheme`` is ``https`` over TLS.
     """
 
     __slots__ = (
         "_around",
+        "_between_requests",
         "_cell",
         "_descriptor",
         "_exchange",
@@ -442,7 +442,6 @@ class Http1ServerConnection:
         "_pending",
         "_requests",
         "_socket",
-        "_template",
         "buffer",
         "client",
         "ended",
@@ -452,7 +451,7 @@ class Http1ServerConnection:
         "limits",
         "read_deadline",
         "scheme",
-        "server",
+        "template",
         "waiting",
         "write_deadline",
     )
@@ -462,15 +461,16 @@ class Http1ServerConnection:
         around: Surroundings,
         sock: socket.socket | TlsSocket,
         client: Address,
-        server: Address,
     ) -> None:
         self._around = around
         self._socket = sock
         self._descriptor = sock.fileno()
         #: Bytes that were read and not taken yet. A plain attribute, as a property is a call.
         self.buffer: bytes | bytearray = b""
-        self._template: HeadTemplate | None = None
+        #: That of the last head; see :func:`~sdk_trio.server.head.read_head`.
+        self.template: HeadTemplate | None = None
         self._requests = 0
+        self._between_requests = False
         self._idle = True
         self._idle_since = around.now
         self._interrupted = False
@@ -479,7 +479,6 @@ class Http1ServerConnection:
         self.limits: Limits = around.limits
         self.expiry: RequestDeadline = RequestDeadline(around.limits.sweep_seconds)
         self.client: Address = client
-        self.server: Address = server
         #: The last answer that an application gave whole, the template of its request, and what
         #: was made of it.
         self.kept_answer: _KeptAnswer = _NO_ANSWER
@@ -526,10 +525,13 @@ class Http1ServerConnection:
     def unfinished_since(self) -> float | None:
         """The time since which the client owes the rest of a request, or does not read an answer.
 
-        Each of these waits has a deadline, from which the time follows.
+        Each of these waits has a deadline, from which the time follows. A client that pipelines
+        requests counts from its last wait for one, as it has not read the answers.
         """
         if self.gives_way:
             return None
+        if self._between_requests:
+            return self._idle_since
         limits = self.limits
         if self.write_deadline < inf:
             return self.write_deadline - limits.write_seconds
@@ -554,6 +556,11 @@ class Http1ServerConnection:
         self.expiry.sweep(now)
 
     # -- requests ----------------------------------------------------------------------------
+
+    @property
+    def server(self) -> Address:
+        """The address that the client has connected to; None for a unix socket."""
+        return address_of(self._socket.getsockname())
 
     async def _serve(self) -> None:
         """Serve request after request, with a new scope after each deadline that has passed."""
@@ -637,8 +644,13 @@ class Http1ServerConnection:
         skipped = False
         if buffer:
             # A pipelined request is in the buffer, so nothing below has to wait: other connections
-            # get their turn here.
+            # run here, and one that needs the slot may take it. Without that, two sources that
+            # pipeline would keep all slots for as long as they like.
+            self._between_requests = True
             await trio.lowlevel.checkpoint()
+            self._between_requests = False
+            if self.gives_way:
+                raise RequestError(503, _GAVE_WAY)
         while True:
             if buffer[:2] == b"\r\n" and not skipped:
                 # One empty line before a request is ignored: old clients send it after a body
@@ -684,8 +696,7 @@ class Http1ServerConnection:
         end += 4
         if end > limits.head_bytes:
             raise RequestError(431, "the headers are too large")
-        head = read_head(bytes(buffer[:end]), limits, self._template)
-        self._template = head.template
+        head, self.template = read_head(bytes(buffer[:end]), limits, self.template)
         self.buffer = bytes(buffer[end:])
         return head
 

@@ -18,7 +18,7 @@ of an answer's headers are h11's, and ``tests/integration/test_server_conformanc
 import enum
 import re
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -116,8 +116,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """One request without its body.
 
     ``method`` is in capitals, as with hypercorn. ``length`` is the body's in bytes; None: it is in
-    the chunked coding. ``target`` is in origin form, or the ``*`` of OPTIONS. ``template`` is
-    what it was compared with, see :func:`read_head`.
+    the chunked coding. ``target`` is in origin form, or the ``*`` of OPTIONS.
     ``upgrade`` is the protocol that the client offers to change to, in lower case; empty: none.
     """
 
@@ -128,7 +127,6 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     length: int | None
     keep_alive: bool
     expects_continue: bool
-    template: "HeadTemplate | None" = None
     upgrade: bytes = b""
 
 
@@ -161,7 +159,7 @@ class HeadTemplate:
             lines[place] = prefix
             self._varying.append((place, prefix, head.headers[place - 1][0]))
         self.varying: frozenset[bytes] = frozenset(name for _, _, name in self._varying)
-        self.memo: object = None
+        self.memo: Any = None
 
     def fill(self, data: bytes) -> RequestHead | None:
         """Read a head that differs from this one only where others did; None if it does not fit."""
@@ -197,7 +195,6 @@ class HeadTemplate:
             length,
             known.keep_alive,
             known.expects_continue,
-            self,
         )
 
     def places_beside(self, lines: list[bytes], head: RequestHead) -> list[int]:
@@ -216,30 +213,30 @@ class HeadTemplate:
         return [] if names & _DECISIVE - {b"content-length"} else places
 
 
-def read_head(data: bytes, limits: Limits, template: HeadTemplate | None) -> RequestHead:
+def read_head(
+    data: bytes, limits: Limits, template: HeadTemplate | None
+) -> tuple[RequestHead, HeadTemplate | None]:
     """Read a head that ends with its empty line, as :func:`parse_head` does.
 
-    ``template`` is that of the connection's last head, None at first; the head's own one, None if
-    it is not like others, is for the next.
+    ``template`` is that of the connection's last head, None at first. The head's own one is
+    returned for the next; None if it is not like others, or the last of its connection.
 
     Raises:
         RequestError: it is malformed (400), too large (414, 431) or not supported (501, 505).
     """
     head = None if template is None else template.fill(data)
     if head is not None:
-        return head
+        return head, template
     head = parse_head(data, limits)
+    if not head.keep_alive or len(data) > _TEMPLATE_BYTES:
+        return head, None
     lines = data.split(b"\r\n")
     # A head of which something was left out or changed (an Upgrade, the authority of an absolute
     # target) has not one header for each line.
-    if (
-        len(data) > _TEMPLATE_BYTES
-        or len(head.headers) != len(lines) - _NO_HEADERS
-        or lines[0].split(b" ")[1] != head.target
-    ):
-        return head
+    if len(head.headers) != len(lines) - _NO_HEADERS or lines[0].split(b" ")[1] != head.target:
+        return head, None
     places = [] if template is None else template.places_beside(lines, head)
-    return msgspec.structs.replace(head, template=HeadTemplate(lines, head, places))
+    return head, HeadTemplate(lines, head, places)
 
 
 def parse_head(data: bytes, limits: Limits) -> RequestHead:

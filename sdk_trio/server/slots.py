@@ -7,7 +7,7 @@ one address with unfinished requests once locked all other addresses out.
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import inf
 from typing import Protocol
 
@@ -19,6 +19,12 @@ from .limits import Limits
 SourceOf = Callable[["str | None"], Hashable]
 
 Address = tuple[str, int] | None
+
+
+def address_of(name: Sequence[object] | str | bytes) -> Address:
+    """Return host and port of a socket's name, as in the ASGI scope; None for a unix socket."""
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
+
 
 #: Two times of one wait differ by less, in seconds: they are sums of others.
 _SAME_SECONDS = 0.001

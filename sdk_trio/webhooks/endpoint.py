@@ -164,19 +164,24 @@ class Endpoint:
 
         Cancelled while the handler runs, it releases the delivery.
         """
-        rules = self._rules
-        screened = rules.screen.screen(request)
-        refusal = screened.refusal or rules.screen.limit_rate(screened.origin)
+        screen = self._rules.screen
+        screened = screen.screen(request)
+        refusal = screened.refusal
+        if refusal is None and screen.rate is not None:
+            refusal = screen.limit_rate(screen.rate, screened.origin)
         if refusal is not None:
             await trio.lowlevel.checkpoint()
             return self._refuse(refusal, request.headers, screened)
         # A body that has arrived needs no deadline, which would cost a tenth of a delivery.
-        body: bytes | Refusal | None = request.take_body(self._limit)
+        body = request.take_body(self._limit)
         if body is None:
-            body = await self._read_body(request)
-        if isinstance(body, bytes):
-            return await self._deliver(request, screened, body)
-        return None if body is None else self._refuse(body, request.headers, screened)
+            read = await self._read_body(request)
+            if read is None:
+                return None
+            if isinstance(read, Refusal):
+                return self._refuse(read, request.headers, screened)
+            body = read
+        return await self._deliver(request, screened, body)
 
     def source_of(self, host: str | None) -> Hashable:
         """Return the key that connections from ``host`` count by; None for no limit.

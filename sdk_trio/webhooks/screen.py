@@ -26,6 +26,7 @@ from . import answers
 from .answers import Refusal
 from .origin import ORIGIN_HEADERS, AllowedSources, RequestOrigin, TrustedProxies, source_of
 from .signed_request import SIMULATION_HEADER, simulation_mark
+from .verdict import signed_places
 
 #: The most characters that are logged of a path or method that is not ours.
 SHOWN_PATH_CHARACTERS: Final = 200
@@ -125,13 +126,15 @@ class Screened(msgspec.Struct, frozen=True, gc=False):
     """The decision about a request's connection and head: all that later steps know of them.
 
     ``identifier`` is the one in a tenant's address; None for the host's address. ``refusal`` is
-    None for a request that passed.
+    None for a request that passed. ``signed_places`` are the positions of the three signed headers;
+    None unless each of them came once.
     """
 
     screen: "Screen"
     origin: RequestOrigin
     identifier: str | None
     refusal: Refusal | None
+    signed_places: tuple[int, int, int] | None
 
 
 class Screen:
@@ -180,25 +183,23 @@ class Screen:
     def screen(self, request: DirectRequest) -> Screened:
         """Decide what follows from a request's connection and head."""
         template = request.template
-        known = None if template is None else template.memo
-        if isinstance(known, Screened) and known.screen is self:
+        known: Screened | None = None if template is None else template.memo
+        if known is not None and known.screen is self:
             return known
         is_simulated = self._is_simulated(request.headers)
         peer = request.client[0] if request.client else None
         origin = self.proxies.resolve(peer, request.scheme, request.headers)
         identifier = self._identifier_in(request.path)
         refusal = self._check(request, origin, identifier, is_simulated=is_simulated)
-        screened = Screened(self, origin, identifier, refusal)
+        screened = Screened(self, origin, identifier, refusal, signed_places(request.headers))
         # The simulator's mark in one request says nothing about the next one.
         if template is not None and not is_simulated and not template.varying & _SCREENED_HEADERS:
             template.memo = screened
         return screened
 
-    def limit_rate(self, origin: RequestOrigin) -> Refusal | None:
+    def limit_rate(self, rate: RateLimit, origin: RequestOrigin) -> Refusal | None:
         """Count a request of its source; return the refusal if the source has to wait."""
-        if self.rate is None:
-            return None
-        wait = self.rate.admit(origin.address or "", self._clock())
+        wait = rate.admit(origin.address or "", self._clock())
         return None if wait is None else Refusal("rate", answers.rate_limited(wait))
 
     def _check(

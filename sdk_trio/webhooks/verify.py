@@ -100,7 +100,10 @@ class WebhookVerification:
             StoreUnavailableError: the store cannot say whose it is.
         """
         # As a rule it waits for nothing; taking or refusing the delivery is a checkpoint.
-        delivery = Delivery(headers, body, now)
+        signed = None
+        if (places := screened.signed_places) is not None:
+            signed = headers[places[0]][1], headers[places[1]][1], headers[places[2]][1]
+        delivery = Delivery(headers, body, now, signed)
         identifier = screened.identifier
         keys = self.tenant_keys
         tenant: Tenant | None = None

@@ -1035,6 +1035,39 @@ async def test_a_client_that_takes_no_answer_gives_way():
             server.observer.gate.set()
 
 
+async def pipeline_without_end(wire):
+    async def read():
+        while await wire._stream.receive_some():
+            pass
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            while True:
+                await wire.send(get(b"/missing") * 2000)
+    except* (ConnectionError, trio.BrokenResourceError):
+        pass  # it gave way
+
+
+async def test_sources_that_pipeline_without_end_give_way():
+    async def respond(request):
+        return 404, ((b"content-length", b"0"),), b""
+
+    app = Direct(respond)
+    async with http_server(True, app=app, **counting(connections=6)) as server:
+        with ExitStack() as stack:
+            async with trio.open_nursery() as nursery:
+                for source in ["127.0.0.2", "127.0.0.3"] * 3:
+                    wire = stack.enter_context(await server.connect(source))
+                    nursery.start_soon(pipeline_without_end, wire)
+                await until(lambda: server.server._slots.is_full)
+                await until(lambda: all(it.buffer for it in server.server._slots._open))
+                with await server.connect("127.0.0.4") as other:
+                    await other.send(get())
+                    assert (await other.answer()).status == 404
+                nursery.cancel_scope.cancel()
+
+
 @both
 async def test_a_source_may_give_way_to_itself(fast):
     options = counting(connections=6, source_gives_way=True)
