@@ -31,6 +31,8 @@ from .head import (
     RequestHead,
     answer_head,
     check_beginning,
+    chunk,
+    encode_answer,
     informational,
     read_head,
     refusal,
@@ -308,22 +310,9 @@ class Http1Request:
         """
         if self._answer is not None:
             raise AnswerError("an answer has begun")
-        connection, close = self._connection, self._must_close()
-        kept, template, head, data = connection.kept_answer
-        # The same answer to a request of the same form has the same bytes.
-        if answer is kept and template is self.template is not None and not close:
-            self._answer = head
-            self.begun = self.answered = True
-            await connection.send(data)
-            return
-        status, headers, body = answer
-        self._answer = head = answer_head(self._head, status, headers, close=close)
-        self._to_send = head.length
-        data = self._frame(head, body, more=False)
-        self.answered = True
-        if not head.closes and len(data) <= _KEPT_ANSWER_BYTES and _is_constant(answer):
-            connection.kept_answer = (answer, self.template, head, data)
-        await connection.send(data)
+        self._answer, data = encode_answer(self._head, answer, close=self._must_close())
+        self.begun = self.answered = True
+        await self._connection.send(data)
 
     def _must_close(self) -> bool:
         """Whether the connection ends after this answer.
@@ -353,10 +342,9 @@ class Http1Request:
             if self._to_send < 0 or (self._to_send and not more):
                 raise AnswerError("the body is not as long as its content length says")
         elif framing is Framing.CHUNKED:
-            if body:
-                body = b"%x\r\n%b\r\n" % (len(body), body)
+            body = chunk(body) if body else body
             if not more:
-                body += b"0\r\n\r\n"
+                body += chunk(b"")
         if not self.begun:
             self.begun = True
             body = answer.data + body
@@ -389,22 +377,6 @@ class Http1Request:
             connection.ended = True
         elif self.error is None:
             self.error = RequestError(500, "the application gave no answer")
-
-
-def _is_constant(answer: Whole) -> bool:
-    """Say whether nothing in an answer can change after it was sent: then it has a hash."""
-    try:
-        hash(answer)
-    except TypeError:
-        return False
-    return True
-
-
-#: The longest answer that a connection keeps, in bytes: the receiver's have about a hundred.
-_KEPT_ANSWER_BYTES = 1024
-
-_KeptAnswer = tuple[Whole | None, HeadTemplate | None, AnswerHead, bytes]
-_NO_ANSWER: _KeptAnswer = (None, None, AnswerHead(b"", Framing.NO_BODY, 0, True), b"")
 
 
 class Surroundings(Protocol):
@@ -447,7 +419,6 @@ class Http1ServerConnection:
         "ended",
         "expiry",
         "gives_way",
-        "kept_answer",
         "limits",
         "read_deadline",
         "scheme",
@@ -479,9 +450,6 @@ class Http1ServerConnection:
         self.limits: Limits = around.limits
         self.expiry: RequestDeadline = RequestDeadline(around.limits.sweep_seconds)
         self.client: Address = client
-        #: The last answer that an application gave whole, the template of its request, and what
-        #: was made of it.
-        self.kept_answer: _KeptAnswer = _NO_ANSWER
         self._pending = sock.pending if isinstance(sock, TlsSocket) else None
         self.scheme = "http" if self._pending is None else "https"
         self.read_deadline: float = around.now + self.limits.first_byte_seconds

@@ -18,11 +18,13 @@ of an answer's headers are h11's, and ``tests/integration/test_server_conformanc
 import enum
 import re
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ..base.http import FIELD_VALUE_BYTES, TOKEN_BYTES, Header, breaks_value, is_token_bytes
+from ..base.http import FIELD_VALUE_BYTES, TOKEN_BYTES, Header, Whole, breaks_value, is_token_bytes
 from .limits import Limits
 
 #: The longest head that a template is made of, in bytes. It bounds one connection's memory; what
@@ -59,8 +61,10 @@ _is_plain_value = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?").fullma
 
 _absolute_form = re.compile(rb"(?i:https?)://([^/?#]*+)([^#]*+)").fullmatch
 
-#: Answers with the same status and the same tuple of headers are encoded once; so many are kept.
+#: The number of answers that are kept encoded, and the most bytes of their bodies: the receiver's
+#: own have about thirty.
 _KEPT: Final = 256
+_KEPT_BODY_BYTES: Final = 1024
 
 #: Bodies of the answers that the server itself gives, in the form of the receiver's own answers.
 _REFUSALS: Final = {
@@ -416,9 +420,6 @@ class AnswerHead(NamedTuple):
     closes: bool
 
 
-_encoded: dict[object, AnswerHead] = {}
-
-
 def answer_head(
     request: RequestHead, status: int, headers: Iterable[tuple[bytes, bytes]], *, close: bool
 ) -> AnswerHead:
@@ -433,19 +434,42 @@ def answer_head(
     Raises:
         AnswerError: a header cannot be sent, or the content length is no number.
     """
-    # Only a tuple can be a key of the memory: a list may change after it was remembered.
-    if type(headers) is not tuple:
-        return _encode(request, status, list(headers), close)
-    key = (status, headers, close, request.method == "HEAD", request.version)
-    try:
-        found = _encoded.get(key)
-    except TypeError:  # something in the tuple is mutable
-        return _encode(request, status, list(headers), close)
-    if found is None:
-        if len(_encoded) >= _KEPT:
-            _encoded.clear()
-        found = _encoded[key] = _encode(request, status, list(headers), close)
-    return found
+    return _encode_head(request.method == "HEAD", request.version, status, headers, close)
+
+
+def encode_answer(request: RequestHead, answer: Whole, *, close: bool) -> tuple[AnswerHead, bytes]:
+    """Encode a whole answer; return its head, and all of it. Small ones are encoded once.
+
+    Raises:
+        AnswerError: as of :func:`answer_head`, or the body is not as long as the head says.
+    """
+    key = (answer, request.method == "HEAD", request.version, close)
+    if len(answer[2]) <= _KEPT_BODY_BYTES:
+        with suppress(TypeError):  # something in it may change after it was sent
+            return _encode_once(*key)
+    return _encode_answer(*key)
+
+
+def _encode_answer(
+    answer: Whole, to_head: bool, version: str, close: bool
+) -> tuple[AnswerHead, bytes]:
+    status, headers, body = answer
+    head = _encode_head(to_head, version, status, headers, close)
+    if head.framing is Framing.NO_BODY:
+        body = b""
+    elif head.framing is Framing.CHUNKED:
+        body = (chunk(body) if body else b"") + chunk(b"")
+    elif head.framing is Framing.LENGTH and head.length != len(body):
+        raise AnswerError("the body is not as long as its content length says")
+    return head, head.data + body
+
+
+_encode_once = lru_cache(_KEPT)(_encode_answer)
+
+
+def chunk(data: bytes) -> bytes:
+    """Encode a part of a body in the chunked coding; an empty one ends the body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def informational(status: int, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
@@ -462,8 +486,8 @@ def refusal(status: int) -> bytes:
     return _lines(status, [*media, length, *extra, (b"Connection", b"close")]) + body
 
 
-def _encode(
-    request: RequestHead, status: int, headers: list[tuple[bytes, bytes]], close: bool
+def _encode_head(
+    to_head: bool, version: str, status: int, headers: Iterable[tuple[bytes, bytes]], close: bool
 ) -> AnswerHead:
     lines: list[tuple[bytes, bytes]] = []
     connection: list[bytes] = []
@@ -495,7 +519,7 @@ def _encode(
         # The chunked coding overrides a length (RFC 9112, 6.3). An answer to HEAD has the headers
         # that the answer to GET would have (RFC 9110, 9.3.2).
         lines = [pair for pair in lines if pair[0].lower() != b"content-length"]
-        if request.version == "1.1":
+        if version == "1.1":
             lines.append((b"Transfer-Encoding", b"chunked"))
             framing = Framing.CHUNKED
         else:
@@ -503,7 +527,7 @@ def _encode(
             framing, close = Framing.CLOSE, True
     elif not bodiless:
         framing = Framing.LENGTH
-    if request.method == "HEAD":
+    if to_head:
         framing = Framing.NO_BODY
     if close:
         connection = [token for token in connection if token not in (b"close", b"keep-alive")]
