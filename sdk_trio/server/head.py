@@ -18,7 +18,6 @@ of an answer's headers are h11's, and ``tests/integration/test_server_conformanc
 import enum
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -445,8 +444,10 @@ def encode_answer(request: RequestHead, answer: Whole, *, close: bool) -> tuple[
     """
     key = (answer, request.method == "HEAD", request.version, close)
     if len(answer[2]) <= _KEPT_BODY_BYTES:
-        with suppress(TypeError):  # something in it may change after it was sent
+        try:
             return _encode_once(*key)
+        except TypeError:
+            pass  # something in it may change after it was sent
     return _encode_answer(*key)
 
 

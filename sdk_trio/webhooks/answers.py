@@ -31,7 +31,7 @@ class Answer(NamedTuple):
         await send({"type": "http.response.body", "body": self.body})
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class RequestRefusal(msgspec.Struct, frozen=True):
     """The answer to a request that goes no further; cause and fields are for the log.
 
     One with the answer of a failed verification is logged and counted as such.

@@ -7,7 +7,7 @@ import msgspec
 import trio
 
 from . import answers
-from .answers import Answer, Refusal
+from .answers import Answer, RequestRefusal
 
 #: The seconds that a sender may take for its body. The upstream gives up on a delivery after 10
 #: seconds itself, so waiting longer serves nobody but a client that means to hold a connection.
@@ -81,7 +81,7 @@ class Bodies:
         self._bytes = 0
         self._in_flight: set[_InFlight] = set()
 
-    async def read(self, receive: Callable[[], Awaitable[Any]]) -> bytes | Refusal | None:
+    async def read(self, receive: Callable[[], Awaitable[Any]]) -> bytes | RequestRefusal | None:
         """Return the body; the refusal, if it was not read; or None if the sender has left.
 
         Cancelled, it forgets the bytes received so far.
@@ -102,7 +102,7 @@ class Bodies:
 
     async def _receive(
         self, receive: Callable[[], Awaitable[Any]], body: _InFlight
-    ) -> bytes | Refusal | None:
+    ) -> bytes | RequestRefusal | None:
         while True:
             message = await receive()
             # A body that gave way may have had a piece on its way all the same, which nobody
@@ -135,5 +135,5 @@ class Bodies:
         largest.scope.cancel()
 
 
-def _unread(cause: str, answer: Answer, body: _InFlight) -> Refusal:
-    return Refusal(cause, answer, {"received": body.size})
+def _unread(cause: str, answer: Answer, body: _InFlight) -> RequestRefusal:
+    return RequestRefusal(cause, answer, {"received": body.size})

@@ -18,7 +18,7 @@ from ..config import Secret, Settings
 from ..errors import StoreUnavailableError
 from ..events.decoding import Documents
 from . import answers
-from .answers import Answer, Refusal
+from .answers import Answer, RequestRefusal
 from .arrival import VerifiedDelivery
 from .body import Bodies
 from .counters import Counters
@@ -178,7 +178,7 @@ class Endpoint:
             read = await self._read_body(request)
             if read is None:
                 return None
-            if isinstance(read, Refusal):
+            if isinstance(read, RequestRefusal):
                 return self._refuse(read, request.headers, screened)
             body = read
         return await self._deliver(request, screened, body)
@@ -193,12 +193,14 @@ class Endpoint:
             return None
         return source_of(host)
 
-    async def _read_body(self, request: DirectRequest) -> bytes | Refusal | None:
+    async def _read_body(self, request: DirectRequest) -> bytes | RequestRefusal | None:
         """Wait for the body; return it, or why it was not read, or None if the sender has left."""
         size = declared_size(request.headers)
         if size is not None and size > self._limit:
             await trio.lowlevel.checkpoint()
-            return Refusal("size", answers.TOO_LARGE, {"declared": size, "limit": self._limit})
+            return RequestRefusal(
+                "size", answers.TOO_LARGE, {"declared": size, "limit": self._limit}
+            )
         return await self._bodies.read(request.receive)
 
     # -- verify, route -----------------------------------------------------------------------
@@ -220,7 +222,7 @@ class Endpoint:
             if isinstance(verified, Unverified):
                 await trio.lowlevel.checkpoint()
                 fields = {"detail": verified.detail, **verified.fields}
-                refusal = Refusal(str(verified.cause), answers.INVALID, fields)
+                refusal = RequestRefusal(str(verified.cause), answers.INVALID, fields)
                 return self._refuse(refusal, request.headers, screened, body)
             webhook_id = verified.delivery.webhook_id
             answer = await self._route(verified, request.expiry)
@@ -235,7 +237,7 @@ class Endpoint:
             # The cause has been logged where it arose. This line says that the sender was asked to
             # deliver again.
             cause = "handler" if answer.status == answers.HANDLER_FAILED.status else "later"
-            self._note(Refusal(cause, answer), request.headers, screened, body)
+            self._note(RequestRefusal(cause, answer), request.headers, screened, body)
         return answer
 
     async def _route(self, arrival: VerifiedDelivery, expiry: Expiry | None) -> Answer:
@@ -271,14 +273,18 @@ class Endpoint:
     # -- refusals ----------------------------------------------------------------------------
 
     def _refuse(
-        self, refusal: Refusal, headers: Headers, screened: Screened, body: bytes | None = None
+        self,
+        refusal: RequestRefusal,
+        headers: Headers,
+        screened: Screened,
+        body: bytes | None = None,
     ) -> Answer:
         self._counters.count("rejected" if refusal.is_rejection else "refused")
         self._note(refusal, headers, screened, body)
         return refusal.answer
 
     def _note(
-        self, refusal: Refusal, headers: Headers, screened: Screened, body: bytes | None
+        self, refusal: RequestRefusal, headers: Headers, screened: Screened, body: bytes | None
     ) -> None:
         self._rejections.note(
             Rejection(

@@ -23,7 +23,7 @@ from ..base.http import DirectRequest, Headers
 from ..base.throttle import TokenBucket
 from ..config import Settings
 from . import answers
-from .answers import Refusal
+from .answers import RequestRefusal
 from .origin import ORIGIN_HEADERS, AllowedSources, RequestOrigin, TrustedProxies, source_of
 from .signed_request import SIMULATION_HEADER, simulation_mark
 from .verdict import signed_places
@@ -110,9 +110,9 @@ class RateLimit:
             self._remember_fresh(*self._offenders.popitem(last=False))
 
 
-_MEDIA: Final = Refusal("media", answers.UNSUPPORTED_MEDIA)
-_SOURCE: Final = Refusal("source", answers.SOURCE_REFUSED)
-_NOT_HTTPS: Final = Refusal(
+_MEDIA: Final = RequestRefusal("media", answers.UNSUPPORTED_MEDIA)
+_SOURCE: Final = RequestRefusal("source", answers.SOURCE_REFUSED)
+_NOT_HTTPS: Final = RequestRefusal(
     "not_https",
     answers.INVALID,
     {
@@ -133,7 +133,7 @@ class Screened(msgspec.Struct, frozen=True, gc=False):
     screen: "Screen"
     origin: RequestOrigin
     identifier: str | None
-    refusal: Refusal | None
+    refusal: RequestRefusal | None
     signed_places: tuple[int, int, int] | None
 
 
@@ -197,10 +197,10 @@ class Screen:
             template.memo = screened
         return screened
 
-    def limit_rate(self, rate: RateLimit, origin: RequestOrigin) -> Refusal | None:
+    def limit_rate(self, rate: RateLimit, origin: RequestOrigin) -> RequestRefusal | None:
         """Count a request of its source; return the refusal if the source has to wait."""
         wait = rate.admit(origin.address or "", self._clock())
-        return None if wait is None else Refusal("rate", answers.rate_limited(wait))
+        return None if wait is None else RequestRefusal("rate", answers.rate_limited(wait))
 
     def _check(
         self,
@@ -209,17 +209,17 @@ class Screen:
         identifier: str | None,
         *,
         is_simulated: bool,
-    ) -> Refusal | None:
+    ) -> RequestRefusal | None:
         # A delivery of the simulator counts as HTTPS, from an address that may send.
         if self._require_https and not origin.secure and not is_simulated:
             return _NOT_HTTPS
         path, method = request.path, request.method
         if path != self._path and identifier is None:
             fields = {"path": path[:SHOWN_PATH_CHARACTERS], "configured": self._path}
-            return Refusal("path", answers.NOT_FOUND, fields)
+            return RequestRefusal("path", answers.NOT_FOUND, fields)
         if method != "POST":
             fields = {"method": method[:SHOWN_METHOD_CHARACTERS]}
-            return Refusal("method", answers.METHOD_NOT_ALLOWED, fields)
+            return RequestRefusal("method", answers.METHOD_NOT_ALLOWED, fields)
         if not self._sources.allows(origin.address) and not is_simulated:
             return _SOURCE
         return None if _is_plain_json(request.headers) else _MEDIA

@@ -15,7 +15,7 @@ from ..base.telemetry import Links, attributes_of, fail, known_method, link_to, 
 from ..config import Settings
 from ..events import Event
 from ..records.deliveries import Dead, Done, NewDelivery, Outcome, Parked
-from .answers import Answer, Refusal
+from .answers import Answer, RequestRefusal
 from .arrival import VerifiedDelivery
 from .endpoint import Endpoint
 from .invocation import Invocations
@@ -96,7 +96,7 @@ class TracedEndpoint(Endpoint):
         return await super()._route(arrival, expiry)
 
     def _note(
-        self, refusal: Refusal, headers: Headers, screened: Screened, body: bytes | None
+        self, refusal: RequestRefusal, headers: Headers, screened: Screened, body: bytes | None
     ) -> None:
         get_current_span().set_attribute(f"sdk.{refusal.event}", str(refusal.cause))
         super()._note(refusal, headers, screened, body)

@@ -118,7 +118,6 @@ SMALL = {
     "sdk_trio.runtime.forks": "a hook of the process; the runtime only switches it on",
     "sdk_trio.client.operations.synchronous": "its types are generated beside it",
     "sdk_trio.storage.postgres.session": "the settings alone, beside a long module",
-    "sdk_trio.webhooks.janitor": "a task beside the queue",
     "sdk_trio.testing.notifications": "one subject of the kit, loaded when it is used",
 }
 
