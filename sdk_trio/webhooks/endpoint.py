@@ -29,7 +29,7 @@ from .run import DeliveryRunner
 from .screen import Screen, Screened, declared_size
 from .secret_usage import SecretUsage
 from .signature import Keyring
-from .verify import Unverified, WebhookVerification
+from .verify import WebhookVerification
 
 _log = get_logger("webhooks")
 
@@ -219,11 +219,9 @@ class Endpoint:
                 now=self._clock(),
                 documents=None if self.ways is None else self.ways.documents,
             )
-            if isinstance(verified, Unverified):
+            if isinstance(verified, RequestRefusal):
                 await trio.lowlevel.checkpoint()
-                fields = {"detail": verified.detail, **verified.fields}
-                refusal = RequestRefusal(str(verified.cause), answers.INVALID, fields)
-                return self._refuse(refusal, request.headers, screened, body)
+                return self._refuse(verified, request.headers, screened, body)
             webhook_id = verified.delivery.webhook_id
             answer = await self._route(verified, request.expiry)
         except StoreUnavailableError as error:

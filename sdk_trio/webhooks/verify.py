@@ -6,9 +6,7 @@ and its keys.
 
 import base64
 import os
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Final
 
 from ..base.http import Headers
 from ..base.logs import get_logger
@@ -23,6 +21,8 @@ from ..events import (
 )
 from ..events.decoding import Documents, Outline, plain_outline
 from ..records.deliveries import NewDelivery
+from . import answers
+from .answers import RequestRefusal
 from .arrival import VerifiedDelivery, look_closer
 from .screen import Screened
 from .secret_usage import SecretUsage
@@ -37,14 +37,6 @@ _log = get_logger("webhooks")
 
 #: The most characters that are logged of a tenant's identifier, which may be made up.
 SHOWN_IDENTIFIER_CHARACTERS = 64
-
-
-class Unverified(msgspec.Struct, frozen=True):
-    """A delivery that is nobody's event: the cause and detail for the log, with more fields."""
-
-    cause: str
-    detail: str
-    fields: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class WebhookVerification:
@@ -77,7 +69,7 @@ class WebhookVerification:
         tolerance: int,
         now: float,
         documents: Documents | None = None,
-    ) -> VerifiedDelivery | Unverified:
+    ) -> VerifiedDelivery | RequestRefusal:
         """Verify and decode a delivery; return it, or the reason why it is refused.
 
         At the address of a tenant only its keys verify, and the delivery is that tenant's. At the
@@ -127,26 +119,24 @@ class WebhookVerification:
             claimed = {} if tenant is None else {"claimed_tenant": tenant.identifier}
             if identifier is not None:
                 claimed = {"tenant": identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
-            return Unverified(verdict.cause, verdict.detail, claimed)  # noqa: ASYNC910 - answering is a checkpoint
+            return _rejection(verdict.cause, verdict.detail, **claimed)  # noqa: ASYNC910 - answering is a checkpoint
         envelope: Envelope | Outline | None = None
-        seeks_tenant = (
-            keys is not None and tenant is None
-        )  # in the data, which an outline leaves out
-        if not seeks_tenant:
+        # The tenant is looked for in the data, which an outline leaves out.
+        if keys is None or tenant is not None:
             envelope = plain_outline(body, documents)
         if envelope is None:
             try:
                 envelope = plain_envelope(body) or await look_closer(body)
             except DeliveryDecodingError as error:
-                return Unverified("not_an_event", str(error))  # noqa: ASYNC910 - answering is a checkpoint
+                return _rejection("not_an_event", str(error))  # noqa: ASYNC910 - answering is a checkpoint
         if keys is not None and tenant is None and isinstance(envelope, Envelope):
             organization = organization_of(envelope.type, envelope.data_raw)
             tenant = await keys.tenant_of(organization)
             if tenant is None:
                 erased = await keys.erased(organization)
             if tenant is not None and self._own_secrets_only and tenant.credentials.webhook_secrets:
-                return Unverified(  # noqa: ASYNC910 - answering is a checkpoint
-                    "own_secrets", _NOT_THE_HOSTS, {"claimed_tenant": tenant.identifier}
+                return _rejection(  # noqa: ASYNC910 - answering is a checkpoint
+                    "own_secrets", _NOT_THE_HOSTS, claimed_tenant=tenant.identifier
                 )
         webhook_id, kind, address = verdict.webhook_id, envelope.type, screened.origin.address
         if tenant is None:
@@ -196,6 +186,10 @@ _NOT_THE_HOSTS: Final = (
     "signed with the host's secret for a tenant that has secrets of its own, and "
     "Sdk:MultiTenant:OwnSecretsOnly is true: have the sender use the tenant's secret and address."
 )
+
+
+def _rejection(cause: str, detail: str, **fields: str) -> RequestRefusal:
+    return RequestRefusal(str(cause), answers.INVALID, {"detail": detail, **fields})
 
 
 def _random_secret() -> Secret:
