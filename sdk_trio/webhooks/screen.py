@@ -192,8 +192,7 @@ class Screen:
         identifier = self._identifier_in(request.path)
         refusal = self._check(request, origin, identifier, is_simulated=is_simulated)
         screened = Screened(self, origin, identifier, refusal, signed_places(request.headers))
-        # The simulator's mark in one request says nothing about the next one.
-        if template is not None and not is_simulated and not template.varying & _SCREENED_HEADERS:
+        if template is not None and not template.varying & _SCREENED_HEADERS:
             template.memo = screened
         return screened
 
@@ -243,7 +242,11 @@ class Screen:
 _SIMULATION_HEADER: Final = SIMULATION_HEADER.encode()
 
 #: The headers whose values a decision depends on.
-_SCREENED_HEADERS: Final = ORIGIN_HEADERS | {b"content-type", b"content-encoding"}
+_SCREENED_HEADERS: Final = ORIGIN_HEADERS | {
+    b"content-type",
+    b"content-encoding",
+    _SIMULATION_HEADER,
+}
 
 
 def _is_plain_json(headers: Headers) -> bool:
