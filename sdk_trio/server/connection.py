@@ -403,6 +403,7 @@ class Http1ServerConnection:
     """
 
     __slots__ = (
+        "_accepted_at",
         "_around",
         "_between_requests",
         "_cell",
@@ -441,6 +442,7 @@ class Http1ServerConnection:
         #: That of the last head; see :func:`~sdk_trio.server.head.read_head`.
         self.template: HeadTemplate | None = None
         self._requests = 0
+        self._accepted_at = around.now
         self._between_requests = False
         self._idle = True
         self._idle_since = around.now
@@ -494,12 +496,12 @@ class Http1ServerConnection:
         """The time since which the client owes the rest of a request, or does not read an answer.
 
         Each of these waits has a deadline, from which the time follows. A client that pipelines
-        requests counts from its last wait for one, as it has not read the answers.
+        requests counts from the beginning of its connection.
         """
         if self.gives_way:
             return None
         if self._between_requests:
-            return self._idle_since
+            return self._accepted_at
         limits = self.limits
         if self.write_deadline < inf:
             return self.write_deadline - limits.write_seconds
