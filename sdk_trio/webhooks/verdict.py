@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from ..base.http import Headers
-from ..config.options import KeyDerivation
+from ..config import KeyDerivation
 from ..errors import VerificationError
 from .signature import (
     MAX_ID_BYTES,

@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 import uuid
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -494,7 +496,7 @@ def test_the_replicator_and_its_process(tmp_path):
         return [(f.level, f.what) for f in report.findings]
 
     level, what = look(ReplicatorPath=str(tmp_path / "none"))[0]
-    assert (level, "binary is not there" in what) == ("warning", True)
+    assert (level, "no program that can be executed" in what) == ("warning", True)
     level, what = look(ReplicatorPath=str(tmp_path / "none"), Supervise=True)[0]
     assert (level, "nothing is replicated" in what) == ("problem", True)
     binary = tmp_path / "litestream"
@@ -503,13 +505,18 @@ def test_the_replicator_and_its_process(tmp_path):
     (_, unasked), (level, what) = look(ReplicatorPath=str(binary))
     assert "not asked for its version" in unasked
     assert look(may_run=True, ReplicatorPath=str(binary))[0][1].endswith("version v9")
-    assert (level, "the file is not there" in what) == ("problem", True)
+    assert (level, "there is no pid file" in what) == ("problem", True)
     (tmp_path / "pid").write_text("words")
-    assert "holds no process id" in look(ReplicatorPath=str(binary))[1][1]
+    assert "holds no number" in look(ReplicatorPath=str(binary))[1][1]
     (tmp_path / "pid").write_text("-1")
-    assert "holds no process id" in look(ReplicatorPath=str(binary))[1][1]
-    (tmp_path / "pid").write_text(str(os.getpid()))
-    assert look(ReplicatorPath=str(binary))[1][0] == "ok"
+    assert "which is no process" in look(ReplicatorPath=str(binary))[1][1]
+    obeying = "import signal; signal.signal(1, print); print(flush=True); signal.pause()"
+    command = [sys.executable, "-c", obeying]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        (tmp_path / "pid").write_text(str(process.pid))
+        assert look(ReplicatorPath=str(binary))[1][0] == "ok"
+        process.kill()
     (_, child) = look(ReplicatorPath=str(binary), Supervise=True)
     assert child == ("ok", "true: the daemon runs the replicator as its child")
 
@@ -537,7 +544,7 @@ async def test_a_bare_replicator_would_die_of_the_signal(tmp_path):
         report = Report("replication")
         machine.check_replication(replicated(tmp_path), {"PATH": ""}, report, may_run=False)
         process.kill()
-    assert any("dies of SIGHUP" in f.what for f in report.findings), report.findings
+    assert any("which SIGHUP would end" in f.what for f in report.findings), report.findings
 
 
 def _copy_of_sleep(tmp_path):

@@ -19,7 +19,7 @@ from support.store_seven import make_store_seven
 
 from sdk_trio.config import Settings
 from sdk_trio.config.fields import StorageBackend
-from sdk_trio.config.options import StorageOptions
+from sdk_trio.config.options.server import StorageOptions
 from sdk_trio.errors import (
     EXIT_UNAVAILABLE,
     OptionsValidationError,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.config.options import ForwardedHeaders
+from sdk_trio.config.fields import ForwardedHeaders
 from sdk_trio.errors import OptionsValidationError
 from sdk_trio.webhooks.screen import AllowedSources, RequestOrigin, TrustedProxies
 

@@ -294,7 +294,7 @@ async def _run(check: Check, report: Report) -> None:
     await trio.lowlevel.checkpoint()
 
 
-# SGR codes: rich would be imported for four colours.
+# SGR codes.
 _STYLES = {Level.PROBLEM: "31;1", Level.WARNING: "33", Level.NOTE: "36", Level.OK: "32"}
 
 

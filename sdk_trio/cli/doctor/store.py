@@ -497,7 +497,7 @@ def _report_missing(
         report.note(
             _named(tenants),
             f"{len(tenants)} of {total} active tenants have no site manager's {contact.label}: "
-            f"they are not told that way ('tenant contact' takes {contact.argument})",
+            f"they are not told that way ('tenant set' takes {contact.argument})",
         )
 
 
