@@ -10,6 +10,7 @@ import apsw
 import attrs
 import pytest
 import trio
+from sdk_trio.storage.sqlite.queries import QueryRunner
 from support.deliveries import settings as settings_of
 from support.postgres import open_inbox
 from support.waiting import until
@@ -32,9 +33,8 @@ from sdk_trio.records.tenants import (
 )
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.open import open_store
-from sdk_trio.storage.sqlite import SqliteInbox
-from sdk_trio.storage.sqlite.queries import QueryRunner
 from sdk_trio.storage.sql.schema import APPLICATION_ID, MIGRATIONS
+from sdk_trio.storage.sqlite import SqliteInbox
 from sdk_trio.tenants import TenantService, TransitionResult
 from sdk_trio.tenants.service import CAPACITY
 
