@@ -163,8 +163,8 @@ async def test_a_frozen_host_keeps_only_its_own_keys_and_is_named(
     database: Database, path: str
 ) -> None:
     from sdk_trio.storage.admission import LeaseTerms
-    from sdk_trio.storage.postgres import writes
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
+    from sdk_trio.storage.postgres import writes
 
     terms = writes.SharedTerms(lease=LeaseTerms(owner="frozen", **TERMS))
     address = PostgresAddress(dsn=f"{path} application_name=the-frozen-host")
@@ -403,8 +403,8 @@ async def test_a_tail_misses_no_delivery_that_is_committed_behind_a_later_one(
 ) -> None:
     from sdk_trio.cli.events import Tailer
     from sdk_trio.storage.admission import LeaseTerms
-    from sdk_trio.storage.postgres import writes
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
+    from sdk_trio.storage.postgres import writes
 
     terms = writes.SharedTerms(lease=LeaseTerms(owner="other", **TERMS))
     address = PostgresAddress(dsn=database.dsn)

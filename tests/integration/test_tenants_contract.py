@@ -10,6 +10,7 @@ import apsw
 import attrs
 import pytest
 import trio
+from sdk_trio.storage.sqlite.queries import QueryRunner
 from support.deliveries import settings as settings_of
 from support.postgres import open_inbox
 from support.waiting import until
@@ -32,9 +33,8 @@ from sdk_trio.records.tenants import (
 )
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.open import open_store
-from sdk_trio.storage.sqlite import SqliteInbox
-from sdk_trio.storage.sqlite.queries import QueryRunner
 from sdk_trio.storage.sql.schema import APPLICATION_ID, MIGRATIONS
+from sdk_trio.storage.sqlite import SqliteInbox
 from sdk_trio.tenants import TenantService, TransitionResult
 from sdk_trio.tenants.service import CAPACITY
 
@@ -296,7 +296,9 @@ async def sqlite_host(tmp_path: Path) -> AsyncIterator[Hosts]:
 
 
 async def execute(hosts: Hosts, statement: str) -> Any:
-    return await hosts.opened[0]._committer.submit(lambda c: c.execute(statement).fetchall())
+    return await hosts.opened[0]._commits.submit(
+        lambda tx: tx.connection.execute(statement).fetchall()
+    )
 
 
 @pytest.mark.parametrize(
@@ -455,7 +457,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     service = await sqlite_host.service()
     store = sqlite_host.opened[0]
     await add(service, "t", organization_id="o")
-    await store._committer.submit(
+    await store._commits.submit(
         lambda c: (
             c.execute(
                 "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "
@@ -490,7 +492,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     sources = [EnvironmentVariable("SECRET_7")]
     assert await store.tenants.holders(sources, but="id1") == {sources[0]: ["n7"]}
     # The same of those that write: they read and touch a few rows, however many there are.
-    await store._committer.submit(count)
+    await store._commits.submit(count)
     secret = TenantCredentials(webhook_secrets=(EnvironmentVariable("SECRET_7"),))
     await add(service, "first-statements-are-prepared")
     for change in (
