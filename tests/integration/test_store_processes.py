@@ -16,7 +16,7 @@ import trio
 
 from sdk_trio.config import Settings
 from sdk_trio.config.fields import StorageBackend
-from sdk_trio.config.options import StorageOptions
+from sdk_trio.config.options.server import StorageOptions
 from sdk_trio.errors import (
     OptionsValidationError,
     StoreLockedError,

@@ -498,7 +498,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     for change in (
         lambda: add(service, "one-more", organization_id="o-more", credentials=secret),
         lambda: service.change("one-more", name="Other"),
-        lambda: service.set_credentials("one-more", TenantCredentials()),
+        lambda: service.change("one-more", credentials=TenantCredentials()),
         lambda: service.suspend("one-more"),
         lambda: service.reactivate("one-more"),
         lambda: service.delete("n9998"),
