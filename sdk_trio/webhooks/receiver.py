@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from ..base.clock import current as current_clock
+from ..base.clock import wall
 from ..base.executor import run_in_thread
 from ..base.http import DirectRequest, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
