@@ -296,7 +296,9 @@ async def sqlite_host(tmp_path: Path) -> AsyncIterator[Hosts]:
 
 
 async def execute(hosts: Hosts, statement: str) -> Any:
-    return await hosts.opened[0]._committer.submit(lambda c: c.execute(statement).fetchall())
+    return await hosts.opened[0]._commits.submit(
+        lambda tx: tx.connection.execute(statement).fetchall()
+    )
 
 
 @pytest.mark.parametrize(
@@ -455,7 +457,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     service = await sqlite_host.service()
     store = sqlite_host.opened[0]
     await add(service, "t", organization_id="o")
-    await store._committer.submit(
+    await store._commits.submit(
         lambda c: (
             c.execute(
                 "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "
@@ -490,7 +492,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     sources = [EnvironmentVariable("SECRET_7")]
     assert await store.tenants.holders(sources, but="id1") == {sources[0]: ["n7"]}
     # The same of those that write: they read and touch a few rows, however many there are.
-    await store._committer.submit(count)
+    await store._commits.submit(count)
     secret = TenantCredentials(webhook_secrets=(EnvironmentVariable("SECRET_7"),))
     await add(service, "first-statements-are-prepared")
     for change in (
