@@ -293,7 +293,7 @@ def test_a_backup_and_a_reader_that_keeps_the_log_are_named(place):
         backup.close()
         checked(place, "tenant", "delete", "victim")
         source.execute("BEGIN")
-        source.execute("SELECT count(*) FROM inbox").fetchall()
+        source.execute("SELECT count(*) FROM arrival").fetchall()
         purge = ("tenant", "purge", "victim", "--now", "--yes", *TENANTS)
         ended = place.run(*purge)
         assert ended.returncode == 1
