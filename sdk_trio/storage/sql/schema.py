@@ -236,8 +236,8 @@ CREATE TABLE audit (
     "CREATE TABLE purging (tenant_id text PRIMARY KEY)",
 )
 
-# The audit trail is append-only: only the rows of a tenant in `purging` may go. The table is that of
-# the store, whatever search path a session has.
+# The audit trail is append-only: only the rows of a tenant in `purging` may go. The table is that
+# of the store, whatever search path a session has.
 _AUDIT_ON_POSTGRESQL = (
     """
 CREATE FUNCTION audit_unchanged() RETURNS trigger LANGUAGE plpgsql
