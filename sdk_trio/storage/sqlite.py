@@ -9,6 +9,7 @@ import apsw
 import trio
 
 from ..base import clock
+from ..base.executor import run_in_thread
 from ..base.logs import get_logger
 from ..errors import EffectError
 from ..records.deliveries import (
@@ -55,8 +56,8 @@ T = TypeVar("T")
 #: Time to wait for a reader that keeps the log from being cleared, in seconds. Deliveries wait too.
 SHORT_SECONDS = 0.2
 
-#: Size of the log, in bytes, from which on it is copied during the retention. Most of what the
-#: retention writes are different pages, so that deliveries would wait for thousands of them.
+#: Size of the log, in bytes, from which on it is copied during the retention. Its pages are all
+#: different ones: copying 16 MB of them takes 15 ms of CPU, this 3.
 PURGE_LOG_BYTES = 4 << 20
 
 #: Time for ``open`` to close again what it has opened, in seconds.

@@ -111,8 +111,8 @@ WHERE queued AND state = 'retrying' AND lease_owner IS NULL
     "CREATE INDEX work_suspect ON work (sequence) WHERE process_ends > 0 AND state = 'received'",
 )
 
-# Of each lane at most one queued delivery is leased, whatever two hosts decide at the same moment. On
-# SQLite one process writes at a time, and sees what the others have claimed.
+# Of each lane at most one queued delivery is leased, whatever two hosts decide at the same moment.
+# On SQLite one process writes at a time, and sees what the others have claimed.
 _ONE_OF_A_LANE = """
 CREATE UNIQUE INDEX work_lane_leased ON work (lane)
 WHERE lane IS NOT NULL AND queued AND lease_owner IS NOT NULL
