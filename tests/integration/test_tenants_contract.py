@@ -433,23 +433,24 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     service = await sqlite_host.service()
     store = sqlite_host.opened[0]
     await add(service, "t", organization_id="o")
-    await store._committer.submit(
-        lambda c: (
-            c.execute(
+    await store._commits.submit(
+        lambda tx: (
+            tx.connection.execute(
                 "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "
                 "INSERT INTO tenant SELECT 'id' || i, 'n' || i, 'N', 'Active', NULL, 0, NULL, "
                 "'o' || i, 0.0, NULL, 1, json_object('access_token', NULL, 'webhook_secrets', "
-                "json_array('env:SECRET_' || i)) FROM n"
+                "json_array('env:SECRET_' || i)) FROM n; "
+                "INSERT INTO source SELECT id, 'env:SECRET_' || substr(id, 3) FROM tenant"
             )
             and None
         )
     )
     steps: list[int] = []
 
-    def count(connection: apsw.Connection) -> None:
-        connection.set_progress_handler(lambda: bool(steps.append(1)), 1)  # type: ignore[func-returns-value] # False lets it go on
+    def count(tx: Any) -> None:
+        tx.connection.set_progress_handler(lambda: bool(steps.append(1)), 1)  # type: ignore[func-returns-value] # False lets it go on
 
-    await store.tenants._queries.run(count)
+    await store.tenants._readers.run(count)
     await service.counts()  # the first query reads the schema
     for look in (
         lambda: service.get("n9999"),

@@ -228,9 +228,10 @@ def assign(tx: Transaction, sequences: Sequence[int], tenant_id: str) -> int:
 
 # -- removing ----------------------------------------------------------------------------------
 
+# In a query of their own: SQLite finds no rows by the index for a list that is a union.
 _REMOVE_TERMS = f"""
-DELETE FROM lookup WHERE (segment, term, sequence) IN (
-    {_TERMS.format(which="sequence IN ints(:sequences)")})
+DELETE FROM lookup WHERE (segment, term, sequence) IN (SELECT segment, term, sequence FROM (
+    {_TERMS.format(which="sequence IN ints(:sequences)")}))
 """
 
 _COUNT_REMOVED = """

@@ -7,8 +7,8 @@ late commit and a lost answer need no undo.
 
 Functions of a transaction; :class:`Inbox` describes what each means. A claim passes over rows that
 another process is just claiming (``SKIP LOCKED``), so any number of processes claim at the same
-time. Of a lane only the first unfinished delivery is claimed, and never beside a leased one: a
-unique index holds that, also for two hosts at the same moment.
+time. Of a lane only the first unfinished delivery is claimed. For two hosts at the same moment a
+unique index of PostgreSQL holds that.
 """
 
 import os

@@ -95,8 +95,7 @@ ALTER TABLE work SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0,
 """
 
 # The deadline of a lease, its token and the number of attempts are in no index, so that changing
-# them leaves the indexes as they are. work_lane_leased: of each lane at most one queued delivery is
-# leased, whatever two hosts decide at the same moment.
+# them leaves the indexes as they are.
 _WORK_INDEXES = (
     """
 CREATE INDEX work_waiting ON work (sequence)
@@ -108,13 +107,16 @@ WHERE queued AND state = 'retrying' AND lease_owner IS NULL
 """,
     "CREATE INDEX work_leased ON work (lease_owner) WHERE lease_owner IS NOT NULL",
     f"CREATE INDEX work_lane ON work (lane, sequence) WHERE lane IS NOT NULL AND {UNFINISHED}",
-    """
-CREATE UNIQUE INDEX work_lane_leased ON work (lane)
-WHERE lane IS NOT NULL AND queued AND lease_owner IS NOT NULL
-""",
     "CREATE INDEX work_kept ON work (state, sequence) WHERE state IN ('dead', 'parked')",
     "CREATE INDEX work_suspect ON work (sequence) WHERE process_ends > 0 AND state = 'received'",
 )
+
+# Of each lane at most one queued delivery is leased, whatever two hosts decide at the same moment.
+# On SQLite one process writes at a time, and sees what the others have claimed.
+_ONE_OF_A_LANE = """
+CREATE UNIQUE INDEX work_lane_leased ON work (lane)
+WHERE lane IS NOT NULL AND queued AND lease_owner IS NOT NULL
+"""
 
 _ENDED = """
 CREATE TABLE ended (
@@ -365,6 +367,7 @@ _COMMON = (
 # Types and subjects may be longer than an index takes in, so their beginnings are indexed.
 _POSTGRESQL = (
     _WORK_STORAGE,
+    _ONE_OF_A_LANE,
     "CREATE UNIQUE INDEX arrival_key ON arrival (delivery_key)",
     "CREATE INDEX arrival_at ON arrival (received_at)",
     "CREATE INDEX arrival_type ON arrival (left(type, 60), sequence)",
