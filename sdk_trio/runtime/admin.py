@@ -36,7 +36,7 @@ from ..server.listen import descriptor_limit
 from ..server.serve import Server
 from ..storage.ports import Inbox
 from ..webhooks.companion import keep
-from ..webhooks.screen import source_of
+from ..webhooks.origin import source_of
 from .console import ObservedRuntime, Overseen, RuntimeConsole, Scheduled
 
 #: Tenants that a check names; it counts the others.

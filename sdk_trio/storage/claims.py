@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ..base.logs import get_logger
+from ..base.opener import open_file
 
 _log = get_logger("storage")
 
@@ -101,7 +102,7 @@ def _open(path: str | os.PathLike[str], flags: int) -> int:
     # pipe in its place would never open.
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, name, 0)
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = open_file(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(f"{os.fspath(path)} is no ordinary file: remove it")

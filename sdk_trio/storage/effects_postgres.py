@@ -35,10 +35,10 @@ from .effects import (
 )
 from .engines.postgres import (
     CONFLICT_LIMIT,
-    CONFLICTS,
     PostgresEngine,
     PostgresTransaction,
     Redial,
+    is_conflict,
 )
 from .engines.postgres_address import PostgresAddress
 from .engines.postgres_connection import StoreConnection
@@ -219,6 +219,6 @@ class EffectTransactions:
 def _is_conflict(error: BaseException | None) -> bool:
     """Say whether a transaction has only to be run again; SQLAlchemy wraps the driver's error."""
     for part in () if error is None else causes_of(error):
-        if is_a(part, psycopg.Error) and cast("psycopg.Error", part).sqlstate in CONFLICTS:
+        if is_a(part, psycopg.Error) and is_conflict(cast("psycopg.Error", part)):
             return True
     return False

@@ -399,7 +399,7 @@ def test_a_program_that_has_just_ended_is_not_in_the_way(
     """The server lists its connection for a moment longer, as after a move that has failed."""
     from sdk_trio.storage import transfer
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
-from sdk_trio.storage.engines.postgres_connection import StoreConnection
+    from sdk_trio.storage.engines.postgres_connection import StoreConnection
 
     ending = PostgresAddress(dsn=target.dsn).connect()
     execute = StoreConnection.execute

@@ -11,17 +11,16 @@ import apsw
 import pytest
 import trio
 import trio.testing
+from sdk_trio.storage.sqlite.arrivals import SETTLE_EVERY
 
 from sdk_trio.errors import StoreLostError, StoreUnavailableError, StoreVersionError
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
-from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage import commit as committer_module
 from sdk_trio.storage import sqlite as inbox_module
-from sdk_trio.storage.sqlite import writes
-from sdk_trio.storage.sqlite.arrivals import SETTLE_EVERY
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.files import StoreFile
-from sdk_trio.storage.sqlite import PURGE_CHUNK, SqliteInbox
 from sdk_trio.storage.sql.schema import APPLICATION_ID, VERSION
+from sdk_trio.storage.sqlite import PURGE_CHUNK, SqliteInbox, writes
 
 
 async def open_inbox(file: Path) -> SqliteInbox:
@@ -47,7 +46,7 @@ def delivery(webhook_id: str, size: int = 20) -> NewDelivery:
 
 
 def submit(inbox: SqliteInbox, statement: str):  # type: ignore[no-untyped-def] # an awaitable
-    return inbox._committer.submit(lambda connection: connection.execute(statement).get)
+    return inbox._commits.submit(lambda tx: tx.connection.execute(statement).get)
 
 
 async def hold_up(
@@ -66,7 +65,7 @@ async def hold_up(
         token.run_sync_soon(task_status.started)
         gate.wait(60)
 
-    await inbox._committer.submit(wait)
+    await inbox._commits.submit(wait)
 
 
 async def accept(inbox: SqliteInbox, webhook_id: str) -> None:
@@ -144,7 +143,7 @@ async def test_one_failing_job_does_not_harm_its_neighbours(inbox: SqliteInbox) 
 
     async def fail() -> None:
         with pytest.raises(ZeroDivisionError, match="poisoned"):
-            await inbox._committer.submit(poison)
+            await inbox._commits.submit(poison)
         outcomes["poison"] = "raised"
 
     async with trio.open_nursery() as nursery:
@@ -170,7 +169,7 @@ async def test_jobs_that_wait_together_are_committed_together_and_in_order(
     def count_commits(connection: apsw.Connection) -> None:
         connection.set_commit_hook(lambda: bool(commits.append(1)))  # type: ignore[func-returns-value] # False lets it commit
 
-    await inbox._committer.submit(count_commits)
+    await inbox._commits.submit(count_commits)
     async with trio.open_nursery() as nursery:
         await nursery.start(hold_up, inbox, gate)
         await trio.testing.wait_all_tasks_blocked()
@@ -308,7 +307,7 @@ async def test_a_crashed_thread_leaves_nobody_waiting(inbox: SqliteInbox) -> Non
 
     async def suffer(job: object) -> None:
         with pytest.raises(StoreUnavailableError, match="thread has failed"):
-            await inbox._committer.submit(job)  # type: ignore[arg-type] # jobs of any result
+            await inbox._commits.submit(job)  # type: ignore[arg-type] # jobs of any result
         failed.append(job)
 
     with trio.fail_after(60):
@@ -322,7 +321,7 @@ async def test_a_crashed_thread_leaves_nobody_waiting(inbox: SqliteInbox) -> Non
         assert len(failed) == 4
         await suffer(lambda connection: None)
     # Its traceback is reported as the thread ends: within this test, which expects it.
-    inbox._committer._thread.join(60)
+    inbox._commits._thread.join(60)
 
 
 async def test_a_cancelled_caller_leaves_a_hanging_disk_and_the_write_is_finished(
@@ -366,7 +365,7 @@ async def test_closing_finishes_what_is_queued(file: Path) -> None:
 
 async def test_closing_ends_the_thread(file: Path) -> None:
     inbox = await open_inbox(file)
-    thread = inbox._committer._thread
+    thread = inbox._commits._thread
     await inbox.close()
     thread.join(60)
     assert not thread.is_alive()
@@ -398,13 +397,13 @@ async def test_many_finished_deliveries_do_not_slow_the_search_for_due_ones(
             writes.accept(connection, terms, done, True)
             writes.end_runs(connection, terms, [writes.RunEnd(done.key, 1.0, 1.0)])
 
-    await inbox._committer.submit(lambda c: c.set_progress_handler(count, 1))
+    await inbox._commits.submit(lambda tx: tx.connection.set_progress_handler(count, 1))
     for n in range(5):
         await inbox.accept(delivery(f"m{n}"), leased=True)
     empty = await search()
-    await inbox._committer.submit(lambda c: c.set_progress_handler(None))
-    await inbox._committer.submit(fill, patient=True)
-    await inbox._committer.submit(lambda c: c.set_progress_handler(count, 1))
+    await inbox._commits.submit(lambda tx: tx.connection.set_progress_handler(None))
+    await inbox._commits.submit(fill, patient=True)
+    await inbox._commits.submit(lambda tx: tx.connection.set_progress_handler(count, 1))
     assert empty > 0
     # The first search looks at the newest of them, once.
     assert await search() <= empty + 20 * SETTLE_EVERY
@@ -485,7 +484,7 @@ async def test_deliveries_wait_for_a_few_removed_ones_at_a_time(inbox: SqliteInb
         elif statement.startswith(("DELETE FROM body", "DELETE FROM arrival")):
             steps[-1] += 1
 
-    await inbox._committer.submit(lambda c: c.trace_v2(apsw.SQLITE_TRACE_STMT, note))
+    await inbox._commits.submit(lambda tx: tx.connection.trace_v2(apsw.SQLITE_TRACE_STMT, note))
     purged = await inbox.purge(now=1200)
     assert (purged.bodies, purged.finished) == (3 * PURGE_CHUNK, 3 * PURGE_CHUNK)
     assert max(steps) <= 2 * 20, "each with its body"
@@ -506,7 +505,7 @@ async def test_deliveries_wait_for_a_short_log_to_be_copied_during_the_retention
             writes.accept(connection, terms, told, True)
             writes.end_runs(connection, terms, [writes.RunEnd(told.key, 1000.0, 1001.0)])
 
-    await inbox._committer.submit(fill, patient=True)
+    await inbox._commits.submit(fill, patient=True)
     assert await inbox._clear_log(10)
     assert log.stat().st_size == 0
     sizes = []

@@ -32,9 +32,8 @@ from sdk_trio.records.tenants import (
 )
 from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.open import open_store
+from sdk_trio.storage.readers import ReaderPool
 from sdk_trio.storage.sqlite import SqliteInbox
-from sdk_trio.storage.sqlite.queries import QueryRunner
-from sdk_trio.storage.sql.schema import APPLICATION_ID, MIGRATIONS
 from sdk_trio.tenants import TenantService, TransitionResult
 from sdk_trio.tenants.service import CAPACITY
 
@@ -355,27 +354,6 @@ async def test_deliveries_and_transitions_share_one_writer(tmp_path: Path) -> No
         assert (await service.get(tenant)).status is TenantStatus.SUSPENDED
 
 
-async def test_a_store_from_before_there_were_tenants_is_brought_up_to_date(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "inbox.db"
-    connection = apsw.Connection(str(file))
-    for statement in MIGRATIONS[0]:
-        connection.execute(statement)
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1")
-    connection.execute(
-        "INSERT INTO inbox (webhook_id, type, state, queued, attempts, received_at, timestamp, "
-        "ordered) VALUES ('old', 't', 'received', 1, 0, 1.0, 1, 0)"
-    )
-    connection.execute("INSERT INTO body VALUES (1, x'7b7d')")
-    connection.close()
-    inbox = await SqliteInbox.open(file, owner="o", **TERMS)
-    (record,) = (await inbox.take_due(limit=9, now=2.0)).records
-    assert (record.webhook_id, record.raw, record.tenant_id) == ("old", b"{}", None)
-    assert await add(TenantService(SETTINGS, inbox.tenants))
-    await inbox.close()
-
-
 async def test_a_refusal_that_repeats_itself_is_one_row_a_minute_with_a_count(
     hosts: Hosts,
 ) -> None:
@@ -409,7 +387,7 @@ async def test_whose_an_organization_is_costs_one_query_until_somebody_changes_a
     gone = await add(service, "gone", organization_id="o2")
     await service.delete("gone")
     asked = []
-    run = QueryRunner.run
+    run = ReaderPool.run
 
     async def count(self: Any, query: Any, **options: Any) -> Any:
         asked.append(query)
@@ -424,7 +402,7 @@ async def test_whose_an_organization_is_costs_one_query_until_somebody_changes_a
         await nursery.start(service.run)
         await until(lambda: service._directory.generation >= 4)  # its first look at the store
         with monkeypatch.context() as patch:
-            patch.setattr(QueryRunner, "run", count)
+            patch.setattr(ReaderPool, "run", count)
             for _ in range(20):
                 assert await whose("o1") == (there.id, None)
                 assert await service.recall(there.id) == there
@@ -496,7 +474,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     for change in (
         lambda: add(service, "one-more", organization_id="o-more", credentials=secret),
         lambda: service.change("one-more", name="Other"),
-        lambda: service.change("one-more", credentials=TenantCredentials()),
+        lambda: service.set_credentials("one-more", TenantCredentials()),
         lambda: service.suspend("one-more"),
         lambda: service.reactivate("one-more"),
         lambda: service.delete("n9998"),

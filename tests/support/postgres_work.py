@@ -24,15 +24,14 @@ WITH numbers AS (
     FROM generate_series({first}, {last}) AS n
 ), arrived AS (
     INSERT INTO sdk_trio.arrival
-        (delivery_key, webhook_id, signer, type, received_at, signed_at, subject, tenant_id, raw)
-    SELECT id, id, '', CASE WHEN n % 1000 = 7 THEN 'rare' ELSE 'order.paid' END, at, at::bigint,
-        'subject-' || n, CASE WHEN n % 1000 = 9 THEN 'tenant' END,
+        (delivery_key, signer, type, received_at, signed_at, subject, ordered, tenant_id, raw)
+    SELECT id, '', CASE WHEN n % 1000 = 7 THEN 'rare' ELSE 'order.paid' END, at, at::bigint,
+        'subject-' || n, false, CASE WHEN n % 1000 = 9 THEN 'tenant' END,
         convert_to(repeat(md5(n::text), {words}), 'UTF8')
     FROM numbers ORDER BY n RETURNING sequence, received_at
 )
-INSERT INTO sdk_trio.ended (sequence, queued, ordered, attempts, earlier_attempts, process_ends,
-    ran_alone, started_at, finished_at)
-SELECT sequence, true, false, 1, 0, 0, false, received_at, received_at FROM arrived
+INSERT INTO sdk_trio.ended (sequence, queued, attempts, started_at, finished_at)
+SELECT sequence, true, 1, received_at, received_at FROM arrived
 """
 
 

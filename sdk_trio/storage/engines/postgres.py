@@ -38,7 +38,10 @@ HURRIED_SECONDS = 0.01
 CANCEL_SECONDS = 2.0
 
 # SQLSTATEs of a transaction that only has to run again: serialization failure and deadlock.
-CONFLICTS = frozenset({"40001", "40P01"})
+_CONFLICTS = frozenset({"40001", "40P01"})
+
+# Two hosts have claimed two deliveries of one lane at the same moment.
+_LANE_LEASED = "work_lane_leased"
 
 _HURRIED = f"SET LOCAL lock_timeout TO {HURRIED_SECONDS * 1000:.0f}"
 
@@ -61,6 +64,13 @@ FROM gone WHERE node.id = ''
 """
 
 _log = get_logger("storage")
+
+
+def is_conflict(error: psycopg.Error) -> bool:
+    """Say whether a transaction only has to run again, as another one got in its way."""
+    if isinstance(error, psycopg.errors.UniqueViolation):
+        return error.diag.constraint_name == _LANE_LEASED
+    return error.sqlstate in _CONFLICTS
 
 
 @cache
@@ -244,7 +254,7 @@ class PostgresEngine:
             try:
                 self._attempt(connection, work)
             except psycopg.Error as error:
-                if error.sqlstate in CONFLICTS and conflicts < CONFLICT_LIMIT:
+                if is_conflict(error) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
                 elif connection.useless and not redialled:
                     # The server was restarted since the last transaction: nothing of this one has

@@ -70,8 +70,10 @@ _DURABLE = (
 # empties within minutes are always stale, and for a batch it would rather read all of `arrival`.
 _PLANS = "SET enable_seqscan TO off; SET enable_mergejoin TO off; SET jit TO off"
 
-# Planning a statement for the values of each call costs the server more than running it.
+# Planning a statement for the values of each call costs the server more than running it. A listing,
+# however, is planned for its values: few deliveries are of one type, or nearly all.
 _GENERIC_PLANS = "SET plan_cache_mode TO force_generic_plan"
+_CUSTOM_PLANS = "SET plan_cache_mode TO force_custom_plan"
 
 # The time for a dial, and the time without an answer after which a connection counts as dead. A
 # sender gives up after 10 s, so a server that vanished has to be noticed before.
@@ -131,7 +133,7 @@ class PostgresAddress:
             settings |= _limits(WRITE_SECONDS, IDLE_SECONDS, LOCK_WAIT_SECONDS)
         else:
             settings |= _limits(STATEMENT_SECONDS, STATEMENT_SECONDS, 0.0)
-        plans = f"{_PLANS};{_GENERIC_PLANS}" if writer else _PLANS
+        plans = f"{_PLANS};{_GENERIC_PLANS if writer else _CUSTOM_PLANS}"
         connection = self._dial(StoreConnection, settings, plans)
         adapt(connection)
         return connection

@@ -131,18 +131,27 @@ lease_owner IS NOT NULL AND (lease_owner < :owner OR lease_owner > :owner)
 """
 
 
-def _first(which: str, *, others: str = "", columns: str = "sequence") -> str:
+def _first(
+    which: str, *, others: str = "", columns: str = "sequence", order: str = "sequence"
+) -> str:
     """Return SQL that finds and locks those which are first in their lanes."""
     return (
         f"SELECT {columns} FROM work AS this WHERE {which} AND {_IS_FIRST.format(others=others)} "
-        "ORDER BY sequence LIMIT :limit FOR UPDATE SKIP LOCKED"
+        f"ORDER BY {order} LIMIT :limit FOR UPDATE SKIP LOCKED"
     )
+
+
+# An order that the primary key does not have: in the order of that key, a planner reads all rows
+# rather than to sort the few that an index finds.
+_SORTED = "sequence + 0"
 
 
 _WAITING = _first(f"{_IS_WAITING} AND sequence > :passed AND sequence <= :last")
 _PASSED_BY = _first(f"sequence IN ints(:firsts) AND {_IS_WAITING}")
-_RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()")
-_EXPIRED = _first(f"{_HAS_EXPIRED} AND queued AND {UNFINISHED}", columns="sequence, state")
+_RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()", order=_SORTED)
+_EXPIRED = _first(
+    f"{_HAS_EXPIRED} AND queued AND {UNFINISHED}", columns="sequence, state", order=_SORTED
+)
 
 # One that is asked for may be ours already.
 _SUSPECTS = _first(

@@ -236,10 +236,12 @@ CREATE TABLE audit (
     "CREATE TABLE purging (tenant_id text PRIMARY KEY)",
 )
 
-# The audit trail is append-only: only the rows of a tenant in `purging` may go.
+# The audit trail is append-only: only the rows of a tenant in `purging` may go. The table is that
+# of the store, whatever search path a session has.
 _AUDIT_ON_POSTGRESQL = (
     """
-CREATE FUNCTION audit_unchanged() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION audit_unchanged() RETURNS trigger LANGUAGE plpgsql
+SET search_path FROM CURRENT AS $$
 BEGIN
     IF TG_OP = 'DELETE' AND EXISTS (
         SELECT 1 FROM purging WHERE purging.tenant_id = OLD.tenant_id
