@@ -41,6 +41,7 @@ from .engines.sqlite import (
     SqliteTransaction,
     clear_log,
     overwrite_remnants,
+    sync_log,
 )
 from .inbox import SqlInbox
 from .keys import StoreKeys, Version, version_of
@@ -196,7 +197,7 @@ class SqliteInbox(SqlInbox):
         admitted = await super().claim(delivery)
         # But one whose other body was kept is told that now, and is not run, which would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:
-            await self._commits.submit(lambda tx: deliveries.keep_other(tx, delivery))
+            await self._commits.submit(lambda tx: sync_log(_connection_of(tx)))
         if ended is None or self._claims is None:
             return admitted
         lease = self._leases.get(key)
@@ -457,6 +458,10 @@ def _lease_of(claimed: _Unawaited) -> Lease | None:
     return Lease(sequence, claimed.token) if is_new else None
 
 
+def _connection_of(transaction: Transaction) -> apsw.Connection:
+    return cast("SqliteTransaction", transaction).connection
+
+
 # -- effects ---------------------------------------------------------------------------------------
 
 #: Time for a handler's statements and the Python between them, in seconds. Every delivery waits
@@ -502,7 +507,7 @@ def _apply_within_budget(
         _IS_OURS, sequence=lease.sequence, token=lease.token, attempt=attempt
     ):
         raise taken_over(key)
-    connection = cast("SqliteTransaction", transaction).connection
+    connection = _connection_of(transaction)
     connection.execute(f"SAVEPOINT {SAVEPOINT}")
     value = _within_budget(connection, effects)
     try:

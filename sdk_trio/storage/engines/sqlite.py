@@ -696,14 +696,18 @@ def _use_log(connection: apsw.Connection) -> None:
 
 
 def write_proof(connection: apsw.Connection) -> None:
-    """Commit a write that changes nothing; its commit syncs all that was not synced before it.
-
-    SQLite writes the page of this value also when it stays the same. If the page is found in the
-    log, writes still arrive in the right files.
-    """
+    """Commit a write that changes nothing: if it is found in the log, writes still arrive there."""
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute(f"PRAGMA user_version = {connection.pragma('user_version')}")
+    sync_log(connection)
     connection.execute("COMMIT")
+
+
+def sync_log(connection: apsw.Connection) -> None:
+    """Write what changes nothing: with its commit all is synced that was not synced before it.
+
+    SQLite writes the page of this value also when it stays the same.
+    """
+    connection.execute(f"PRAGMA user_version = {connection.pragma('user_version')}")
 
 
 def clear_log(connection: apsw.Connection, seconds: float) -> bool:
