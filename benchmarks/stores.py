@@ -14,6 +14,7 @@ import apsw
 import attrs
 import trustme
 from load import body, webhook_ids
+from sdk_trio.storage.sqlite.tenants import add
 
 from sdk_trio.records.deliveries import Dead, NewDelivery
 from sdk_trio.records.tenants import (
@@ -26,10 +27,9 @@ from sdk_trio.records.tenants import (
 )
 from sdk_trio.storage import sqlite
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.sqlite import writes
 from sdk_trio.storage.engines.sqlite import connect_writer
 from sdk_trio.storage.sql.schema import DATABASE_NAME
-from sdk_trio.storage.sqlite.tenants import add
+from sdk_trio.storage.sqlite import writes
 
 _CHUNK = 2_000
 #: More than a stored event takes on the disk, in bytes, with its log and a copy of the file.

@@ -31,8 +31,8 @@ from support.postgres_work import add_finished, blocks, forget_blocks, work
 
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Done, NewDelivery, Retry
-from sdk_trio.storage.ports import Inbox
 from sdk_trio.storage.engines.postgres_address import PostgresAddress
+from sdk_trio.storage.ports import Inbox
 from sdk_trio.storage.postgres import PostgresInbox
 from sdk_trio.storage.sqlite import SqliteInbox
 

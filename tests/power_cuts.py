@@ -35,6 +35,7 @@ from support.deliveries import SECRET
 from support.disk_faults import DiskFaults, broken
 from support.power_cut import PowerCut, replay
 from support.supervised import SIGKILL, Daemon, running
+from support.tables import STATE_OF_EACH
 
 from sdk_trio.testing import sign_delivery
 
@@ -215,7 +216,7 @@ def _events_in(file: Path) -> dict[str, str] | None:
             return None
         if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
             return {}
-        return dict(connection.execute("SELECT webhook_id, state FROM inbox"))
+        return dict(connection.execute(STATE_OF_EACH))
     except sqlite3.DatabaseError:
         return None
     finally:

@@ -88,7 +88,7 @@ def arrived(place: Place) -> list[str]:
     if "SDK_POSTGRES_DSN" in place.environ:
         import psycopg
 
-        statement = "SELECT webhook_id FROM sdk_trio.arrival ORDER BY sequence"
+        statement = "SELECT delivery_key FROM sdk_trio.arrival ORDER BY sequence"
         with psycopg.connect(place.environ["SDK_POSTGRES_DSN"]) as connection:
             return [name for (name,) in connection.execute(statement)]
     with sqlite3.connect(place.data / "inbox.db") as connection:

@@ -20,11 +20,12 @@ import trio
 
 from ..base.cells import Cells
 from ..base.clock import monotonic
-from ..base.http import App, Receive, Scope, Whole
+from ..base.http import DirectApp, Receive, Scope, Whole
 from ..base.logs import get_logger
 from ..errors import NotRunningError, StoreLockedError, only_member
 from ..runtime import Runtime, Started
 from ..webhooks import answers
+from ..webhooks.asgi import AsgiRequest
 from ..webhooks.endpoint import UNAVAILABLE_RETRY_SECONDS
 from ..webhooks.run import LEFT_BEHIND
 
@@ -234,20 +235,16 @@ class _Exchange:
         self._pull = receive
         self._pulling: asyncio.Task[None] | None = None
         self._cancelling = trio.CancelScope()
-        self._head: tuple[int, Any] | None = None
-        self._whole: Whole | None = None
 
     # -- in Trio's thread ------------------------------------------------------------------------
 
-    async def serve(self, application: App) -> None:
-        """Let ``application`` serve the request, and send the answer across."""
-        # Only what our own receiver says: a server's extensions would answer past this exchange.
-        scope = {**self.scope, "extensions": {}}
+    async def serve(self, application: DirectApp) -> None:
+        """Have ``application`` respond to the request, and send the answer across."""
         served: outcome.Outcome[Whole | None] = outcome.Value(UNAVAILABLE)
         try:
             with self._cancelling:
-                await application(scope, self._receive, self._send)
-                served = outcome.Value(self._whole)
+                answer = await application.respond(AsgiRequest(self.scope, self._receive))
+                served = outcome.Value(answer)
         except Exception as error:
             # The server's own way of saying 500 and logging the traceback.
             served = outcome.Error(error)
@@ -281,12 +278,6 @@ class _Exchange:
         call_soon(self._loop, self._fetch, hand_over)
         message: dict[str, Any] = await trio.lowlevel.wait_task_rescheduled(abort)
         return message
-
-    async def _send(self, message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            self._head = (message["status"], message["headers"])
-        elif self._head is not None:
-            self._whole = (*self._head, message.get("body", b""))
 
     def cancel(self) -> None:
         """Cancel the request on this side."""

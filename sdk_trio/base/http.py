@@ -1,7 +1,7 @@
-"""The grammar of HTTP (RFC 9110), and the types of ASGI, as all rooms share them. Pure.
+"""The grammar of HTTP (RFC 9110), and the types of ASGI, as all packages share them. Pure.
 
-An extension of ASGI stands here as well, the short cut between our own server and receiver: the
-scope and each message of ASGI cost a microsecond, and the short cut does without them.
+Our own server hands requests to the receiver without ASGI: the scope and each message of ASGI cost
+a microsecond. :class:`DirectRequest` and :class:`DirectApp` are that interface.
 """
 
 import re
@@ -57,10 +57,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 #: Names, in lower case, and values, in the order in which they are sent.
 Header = tuple[bytes, bytes]
 Headers = Sequence[Header]
-
-#: The key in ``scope["extensions"]`` under which a server offers a :class:`DirectRequest`; others
-#: do not.
-SHORTCUT: Final = "sdk_trio.shortcut"
 
 #: The key in ``scope["extensions"]`` of a request that asks to change its protocol (RFC 9110, 7.8);
 #: its value is a :class:`ProtocolUpgrade`. Other requests have no such key.
@@ -124,7 +120,7 @@ class RequestTemplate(Protocol):
     on nothing else.
     """
 
-    memo: object
+    memo: Any
 
     @property
     def varying(self) -> frozenset[bytes]:
@@ -133,11 +129,11 @@ class RequestTemplate(Protocol):
 
 
 class DirectRequest(Protocol):
-    """One request, as the server holds it."""
+    """One request, as a server holds it."""
 
     @property
-    def expiry(self) -> Expiry:
-        """Return the deadline that the connection keeps."""
+    def method(self) -> str:
+        """Return the method, as in the ASGI scope."""
         ...
 
     @property
@@ -146,8 +142,33 @@ class DirectRequest(Protocol):
         ...
 
     @property
+    def scheme(self) -> str:
+        """Return the scheme of the connection, as in the ASGI scope."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Return the version of HTTP, as in the ASGI scope."""
+        ...
+
+    @property
     def headers(self) -> Headers:
         """Return the headers, names in lower case."""
+        ...
+
+    @property
+    def client(self) -> tuple[str, int] | None:
+        """Return the address of the connection's peer; None for a unix socket."""
+        ...
+
+    @property
+    def server(self) -> tuple[str, int] | None:
+        """Return the address that the peer has connected to; None for a unix socket."""
+        ...
+
+    @property
+    def expiry(self) -> Expiry | None:
+        """Return the deadline that the connection keeps; None if it keeps none."""
         ...
 
     @property
@@ -155,16 +176,8 @@ class DirectRequest(Protocol):
         """Return the common part of it and other requests, None if it is not known."""
         ...
 
-    def scope(self) -> Scope:
-        """Return the ASGI scope, which takes longer to make than a template to compare."""
-        ...
-
     async def receive(self) -> Any:
         """Return the next message, as ASGI's ``receive``."""
-        ...
-
-    async def send(self, message: Any) -> None:
-        """Send one message, as ASGI's ``send``."""
         ...
 
     def take_body(self, largest: int) -> bytes | None:
@@ -174,18 +187,10 @@ class DirectRequest(Protocol):
         """
         ...
 
-    async def answer(self, answer: Whole) -> None:
-        """Send a whole answer: status, headers and body."""
-        ...
-
 
 class DirectApp(Protocol):
-    """An ASGI application that our own server may call without a scope and messages.
+    """An application that our own server may call without a scope and messages."""
 
-    A wrapper around it (middleware, a router) has no such method, and gets a scope as from any
-    other server.
-    """
-
-    def serve_direct(self, request: DirectRequest) -> Awaitable[None]:
-        """Serve one request; it comes to the same as a call with its scope."""
+    def respond(self, request: DirectRequest) -> Awaitable[Whole | None]:
+        """Return the answer to one request; None if its client has left."""
         ...

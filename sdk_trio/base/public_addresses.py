@@ -113,10 +113,7 @@ def names_local_address(url: str) -> bool:
 
     Other names are known only when they are resolved.
     """
-    try:
-        host = urlsplit(url).hostname or ""
-    except ValueError:
-        return False  # no URL at all
+    host = url_host(url)
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -128,11 +125,15 @@ def names_local_address(url: str) -> bool:
 
 def names_public_address(url: str) -> bool:
     """Say whether a URL's host is written as an address of the public internet."""
+    return is_public(url_host(url))
+
+
+def url_host(url: str) -> str:
+    """Return the host of a URL; empty if it has none or is malformed."""
     try:
-        host = urlsplit(url).hostname or ""
+        return urlsplit(url).hostname or ""
     except ValueError:
-        return False  # no URL at all
-    return is_public(host)
+        return ""
 
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::[0-9]{1,5})?")

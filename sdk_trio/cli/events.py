@@ -18,14 +18,13 @@ import attrs
 from ..errors import EXIT_FAILURE, SdkError
 from ..records.states import REPLAYABLE, UNFINISHED, DeliveryState
 from .parse import (
-    MOMENT_HELP,
     UsageError,
     add_feed,
     add_format,
+    add_limit,
+    add_moment,
     describing,
     moment_text,
-    parse_count,
-    parse_since,
 )
 
 if not describing():
@@ -63,26 +62,26 @@ if not describing():
         cell,
         confirmed,
         is_terminal,
+        print_fields,
         print_json,
         print_json_line,
+        print_list,
         print_rows,
         print_text,
         say,
     )
 
 #: The columns of ``events list``.
-LIST_COLUMNS = ("received", "webhook_id", "type", "state", "attempts", "subject", "last_error")
-
-
-def table_row(record: DeliveryRecord) -> dict[str, Any]:
-    """Return the cells of ``LIST_COLUMNS``; an error is cut to its first line."""
-    row = listed(record)
-    row["webhook_id"] = record.key  # the argument of 'events show'
-    row["received"] = moment_text(record.received_at)
-    if record.last_error:
-        # The first line says what failed; `events show` has the traceback.
-        row["last_error"] = record.last_error.splitlines()[0]
-    return row
+# The key is the argument of 'events show'.
+LIST_COLUMNS = (
+    "received_at",
+    ("webhook_id", "key"),
+    "type",
+    "state",
+    "attempts",
+    "subject",
+    "last_error",
+)
 
 
 def readable_body(raw: bytes | None) -> str:
@@ -111,48 +110,36 @@ def list_arguments(parser: ArgumentParser) -> None:
         "--subject", metavar="ID", help="only what is about this, such as an order's id"
     )
     parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
-    parser.add_argument("--since", metavar="T", help=f"only arrivals since: {MOMENT_HELP}")
-    parser.add_argument(
-        "--limit", metavar="N", default="50", help="at most this many, newest first (default 50)"
-    )
+    add_moment(parser, "--since", "only arrivals since")
+    add_limit(parser)
     add_format(parser)
-
-
-def _moment_of(text: str | None, option: str = "--since") -> float | None:
-    """Return the moment of an option; an empty text is a variable that a script has not set."""
-    return None if text is None else parse_since(text, now=time.time(), option=option)
 
 
 def list_events(arguments: Namespace) -> int:
     """Print the newest events, newest first."""
-    limit = parse_count(arguments.limit, option="--limit")
-    since = _moment_of(arguments.since)
     state = DeliveryState(arguments.state) if arguments.state else None
     settings = load(arguments)
 
-    async def find() -> list[DeliveryRecord]:
+    async def find() -> Sequence[DeliveryRecord]:
         tenant_id = await tenant_id_of(settings, arguments.tenant)
         async with open_inbox(settings) as inbox:
-            return list(
-                await inbox.find(
-                    type=arguments.type,
-                    state=state,
-                    since=since,
-                    subject=arguments.subject,
-                    tenant_id=tenant_id,
-                    limit=limit + 1,
-                )
+            return await inbox.find(
+                type=arguments.type,
+                state=state,
+                since=arguments.since,
+                subject=arguments.subject,
+                tenant_id=tenant_id,
+                limit=arguments.limit + 1,
             )
 
-    found = trio.run(find)
-    records = found[:limit]
-    as_json = arguments.format == "json"
-    rows = [listed(r) if as_json else table_row(r) for r in records]
-    print_rows(rows, LIST_COLUMNS, as_json=as_json)
-    if not records:
-        say("no events")
-    if len(found) > limit:
-        say(f"the newest {limit}; there are more: --limit N, or --since T, --state S, --type T")
+    print_list(
+        arguments,
+        [listed(record) for record in trio.run(find)],
+        LIST_COLUMNS,
+        nothing="no events",
+        limit=arguments.limit,
+        more="--limit N, or --since T, --state S, --type T",
+    )
     return 0
 
 
@@ -208,7 +195,7 @@ def _next_run(record: DeliveryRecord) -> str | None:
 
 def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> None:
     fields = {
-        "webhook id": record.webhook_id,
+        "webhook_id": record.webhook_id,
         "key": record.key if record.signer else None,
         "tenant": record.tenant_id,
         "signed by": {None: None, "": "the host"}.get(record.signer, f"tenant {record.signer}"),
@@ -218,34 +205,31 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
         "attempts": record.attempts,
         "subject": record.subject,
         "ordered": record.ordered,
-        "received": moment_text(record.received_at),
-        "signed": moment_text(record.timestamp),
-        "started": moment_text(record.started_at),
-        "next attempt": moment_text(record.next_attempt_at),
-        "finished": moment_text(record.finished_at),
+        "received_at": record.received_at,
+        "signed_at": record.timestamp,
+        "started_at": record.started_at,
+        "next_attempt_at": record.next_attempt_at,
+        "finished_at": record.finished_at,
         # A parked event has not failed: the same column holds why no handler took it.
         "parked because" if record.state == "parked" else "last error": record.last_error,
         # In the table of the attempts a narrow terminal cuts it.
         "place": attempts[-1].place if attempts else None,
     }
-    width = max(map(len, fields))
-    for name, value in fields.items():
-        if value is not None:
-            print_text(f"{name.ljust(width)}  {cell(value)}")
+    print_fields(fields)
     if attempts:
         answered = any(not attempt.error for attempt in attempts)
         print_text("\nattempts" if answered else "\nfailed attempts")
         rows = [
             {
                 "number": attempt.number,
-                "started": moment_text(attempt.started_at),
+                "started_at": attempt.started_at,
                 "seconds": f"{attempt.finished_at - attempt.started_at:.3f}",
                 "error": attempt.error or None,
                 "place": attempt.place,
             }
             for attempt in attempts
         ]
-        print_rows(rows, ("number", "started", "seconds", "error", "place"), as_json=False)
+        print_rows(rows, ("number", "started_at", "seconds", "error", "place"), as_json=False)
         if attempts[-1].traceback:
             print_text("")
             print_text("\n".join(map(printable, attempts[-1].traceback.splitlines())))
@@ -265,7 +249,7 @@ def _print_other_bodies(evidence: Sequence[EvidenceRecord]) -> None:
         print_text(readable_body(other.raw))
 
 
-COLUMNS = ("webhook_id", "type", "state", "replayed", "reason")
+COLUMNS = (("webhook_id", "key"), "type", "state", "replayed", "reason")
 
 
 def replay_arguments(parser: ArgumentParser) -> None:
@@ -279,8 +263,8 @@ def replay_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--type", metavar="T", help="with --state: only this event type")
     parser.add_argument("--subject", metavar="ID", help="with --state: only what is about this")
     parser.add_argument("--tenant", metavar="T", help="with --state: only this tenant's")
-    parser.add_argument("--since", metavar="T", help=f"with --state: only since: {MOMENT_HELP}")
-    parser.add_argument("--until", metavar="T", help="with --state: only before that moment")
+    add_moment(parser, "--since", "with --state: only since")
+    add_moment(parser, "--until", "with --state: only before")
     parser.add_argument(
         "--error",
         metavar="TEXT",
@@ -316,9 +300,8 @@ def replay(arguments: Namespace) -> int:
         raise UsageError("--again is for events that are named by their ids")
     if arguments.error is not None and not arguments.error.strip():
         raise UsageError("--error is empty: give the error's first line, as 'events list' shows it")
-    since, until = _moment_of(arguments.since), _moment_of(arguments.until, "--until")
     settings = load(arguments)
-    candidates = trio.run(_candidates, settings, arguments, since, until)
+    candidates = trio.run(_candidates, settings, arguments)
     possible = [candidate.key for candidate in candidates if candidate.reason is None]
     replayed: set[str] = set()
     if not arguments.dry_run:
@@ -342,9 +325,7 @@ def _question(candidates: Sequence[ReplayCandidate]) -> str:
     return f"replay {types.total()} events ({', '.join(named)}{more})?"
 
 
-async def _candidates(
-    settings: Settings, arguments: Namespace, since: float | None, until: float | None
-) -> list[ReplayCandidate]:
+async def _candidates(settings: Settings, arguments: Namespace) -> list[ReplayCandidate]:
     """Return every requested event, also those that cannot be replayed."""
     tenant_id = await tenant_id_of(settings, arguments.tenant)
     async with open_inbox(settings) as inbox:
@@ -358,8 +339,8 @@ async def _candidates(
             inbox,
             state,
             type=arguments.type,
-            since=since,
-            until=until,
+            since=arguments.since,
+            until=arguments.until,
             error=arguments.error,
             subject=arguments.subject,
             tenant_id=tenant_id,
@@ -393,12 +374,8 @@ def _print_replayed(
     candidates: Sequence[ReplayCandidate], replayed: set[str], arguments: Namespace
 ) -> None:
     rows = replay_rows(candidates, replayed, dry_run=arguments.dry_run)
-    as_json = arguments.format == "json"
-    if not as_json:
-        # The table shows what the next command takes as its argument.
-        rows = [{**row, "webhook_id": row["key"]} for row in rows]
-    print_rows(rows, COLUMNS, as_json=as_json)
-    if arguments.ids and not as_json and is_terminal():
+    print_list(arguments, rows, COLUMNS)
+    if arguments.ids and arguments.format != "json" and is_terminal():
         for row in rows:
             if row["reason"]:  # a narrow table cuts it
                 say(f"{cell(row['key'])}: {row['reason']}")
@@ -441,7 +418,7 @@ def tail_arguments(parser: ArgumentParser) -> None:
         "--state", choices=[state.value for state in DeliveryState], help="only in this state"
     )
     parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
-    parser.add_argument("--since", metavar="T", help=f"begin with arrivals since: {MOMENT_HELP}")
+    add_moment(parser, "--since", "begin with arrivals since")
     parser.add_argument("--body", action="store_true", help="print the body of each arrival")
     add_feed(parser)
     add_format(parser)
@@ -453,16 +430,12 @@ def tail(arguments: Namespace) -> int:
     Raises:
         FeedRefusedError: the receiver of ``--from`` refuses.
     """
-    since = _moment_of(arguments.since)
     settings = load(arguments)
-    if arguments.from_ is not None:
-        trio.run(_tail_feed, settings, arguments, since)
-    else:
-        trio.run(_tail, settings, arguments, since)
+    trio.run(_tail if arguments.from_ is None else _tail_feed, settings, arguments)
     return 0
 
 
-async def _tail(settings: Settings, arguments: Namespace, since: float | None) -> None:
+async def _tail(settings: Settings, arguments: Namespace) -> None:
     tenant_id = await tenant_id_of(settings, arguments.tenant)
     wanted = TailFilter(arguments.type, arguments.state, tenant_id)
     printer = TailPrinter(as_json=arguments.format == "json")
@@ -477,8 +450,8 @@ async def _tail(settings: Settings, arguments: Namespace, since: float | None) -
                     whole = await inbox.get(record.key) if arguments.body else None
                     printer.show(listed(record), None if whole is None else whole.raw)
 
-        if since is not None:
-            await show(await _arrived_since(inbox, since, wanted))
+        if arguments.since is not None:
+            await show(await _arrived_since(inbox, arguments.since, wanted))
         say("waiting for changes; Ctrl-C ends")
         while True:
             await show(await tailer.changes())
@@ -502,9 +475,10 @@ async def _arrived_since(inbox: Inbox, since: float, wanted: TailFilter) -> list
         after = page[-1].sequence
 
 
-async def _tail_feed(settings: Settings, arguments: Namespace, since: float | None) -> None:
+async def _tail_feed(settings: Settings, arguments: Namespace) -> None:
     source = feed_source(settings, arguments)
     printer = TailPrinter(as_json=arguments.format == "json")
+    since = arguments.since
     after = None if since is None else await first_since(source, since)
     connected = False
     async with open_feed(

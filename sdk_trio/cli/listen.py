@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from ..errors import EXIT_UNAVAILABLE, SdkError
-from .parse import UsageError, add_feed, add_format, describing
+from .parse import UsageError, add_feed, add_format, add_number, describing
 
 if not describing():
     import filelock
@@ -225,11 +225,18 @@ def listen_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--cursor", metavar="FILE", help="keep the position in this file (default: one of yours)"
     )
-    parser.add_argument(
-        "--after", metavar="SEQ", help="begin after this sequence, whatever the file says"
+    add_number(
+        parser,
+        "--after",
+        least=0,
+        greatest=10**18,
+        metavar="SEQ",
+        help="begin after this sequence, whatever the file says",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--give-up",
+        least=0,
         metavar="SECONDS",
         help="leave a delivery out that could not be posted for so long (default: wait for "
         f"a server that is away, and give up after {BROKEN_ATTEMPTS} broken connections)",
@@ -255,7 +262,6 @@ def listen(arguments: Namespace) -> int:
     target = arguments.forward_to or ""
     if target and urlsplit(target).scheme not in ("http", "https"):
         raise UsageError("--forward-to takes http://HOST:PORT/PATH or https://...")
-    after, give_up = _sequence(arguments.after), _seconds(arguments.give_up)
     settings = load(arguments)
     source = feed_source(settings, arguments)
     if arguments.print_secret:
@@ -266,36 +272,20 @@ def listen(arguments: Namespace) -> int:
     cursor = Cursor(cursor_file(arguments, source))
     cursor.open()
     try:
-        if after is not None:
-            cursor.save(after)
+        if arguments.after is not None:
+            cursor.save(arguments.after)
         relay = Relay(
             target,
             cursor,
             secret=secret,
             settings=settings,
             as_json=arguments.format == "json",
-            give_up=give_up,
+            give_up=arguments.give_up,
         )
         trio.run(_listen, source, relay, arguments)
     finally:
         cursor.close()
     return 0
-
-
-def _sequence(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise UsageError("--after takes a sequence: a whole number from 0")
-    return int(text)
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise UsageError("--give-up takes seconds: a whole number from 0")
-    return float(text)
 
 
 async def _ask_secret(source: FeedSource) -> Any:

@@ -6,10 +6,8 @@ JSON has stable names; a message's id is the sequence of its transition and its 
 from __future__ import annotations
 
 import time
-import uuid
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -19,11 +17,10 @@ from ..errors import (
     EXIT_FAILURE,
     EXIT_UNAVAILABLE,
     SdkError,
-    UnknownTenantError,
 )
 from ..records.channels import CHANNELS, ContactKind
 from ..records.states import RETRIABLE, NotificationState, Transition
-from .parse import UsageError, add_format, describing, moment_text, parse_count
+from .parse import UsageError, add_format, add_limit, describing
 
 if not describing():
     import trio
@@ -49,26 +46,30 @@ if not describing():
         parse_notification_id,
     )
     from ..records.tenants import OutboxRecord
-    from ..storage.open import open_store
-    from ..storage.ports import NotificationStore, Store
-    from ..tenants.service import TenantService
     from .settings import load
+    from .store import open_store, require_tenants, tenant_id_of
     from .tenants import find_tenant
-    from .terminal import Progress, cell, confirmed, print_json, print_rows, print_text, say
-    from .upgrade import require_tenants
+    from .terminal import (
+        Progress,
+        cell,
+        confirmed,
+        print_fields,
+        print_json,
+        print_list,
+        print_text,
+        say,
+    )
 
 #: The columns of ``notify list``.
-LIST_COLUMNS = ("id", "tenant", "transition", "occurred", "state", "attempts", "reason")
-
-
-def table_row(record: NotificationRecord) -> dict[str, Any]:
-    """Return the cells of ``LIST_COLUMNS``."""
-    row = listed_notification(record)
-    return {
-        **row,
-        "tenant": row["tenant_identifier"],
-        "occurred": moment_text(record.outbox.occurred_at),
-    }
+LIST_COLUMNS = (
+    "id",
+    ("tenant", "tenant_identifier"),
+    "transition",
+    "occurred_at",
+    "state",
+    "attempts",
+    "reason",
+)
 
 
 def shown(record: NotificationRecord) -> dict[str, Any]:
@@ -81,19 +82,6 @@ def shown(record: NotificationRecord) -> dict[str, Any]:
 
 class UnknownNotificationError(SdkError):
     """There is no message of this id in the store."""
-
-
-@asynccontextmanager
-async def open_notifications(settings: Settings) -> AsyncIterator[Store]:
-    """Open the store that exists, beside a daemon or without one.
-
-    Raises:
-        TenantsDisabledError: there are no tenants.
-        StorageError: there is no store, or it cannot be opened.
-    """
-    require_tenants(settings)
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        yield store
 
 
 def parse_id(text: str) -> NotificationId:
@@ -118,9 +106,7 @@ def list_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--channel", choices=CHANNELS, help="only this channel")
     parser.add_argument("--tenant", metavar="T", help="only this tenant, or its id")
-    parser.add_argument(
-        "--limit", metavar="N", default="50", help="at most this many, newest first (default 50)"
-    )
+    add_limit(parser)
     add_format(parser)
 
 
@@ -130,39 +116,29 @@ def list_notifications(arguments: Namespace) -> int:
     Raises:
         UnknownTenantError: there is no tenant of that name.
     """
-    # Arguments are looked at before the settings and the store, so that a mistyped one is told at
-    # once.
-    limit = parse_count(arguments.limit, option="--limit")
     state = NotificationState(arguments.state) if arguments.state else None
     settings = load(arguments)
 
-    async def find() -> list[NotificationRecord]:
-        async with open_notifications(settings) as store:
-            tenant_id = None
-            if arguments.tenant is not None:
-                tenant_id = await _tenant_id(settings, store, arguments.tenant)
-            return list(
-                await store.notifications.find(
-                    state=state, channel=arguments.channel, tenant_id=tenant_id, limit=limit
-                )
+    async def find() -> Sequence[NotificationRecord]:
+        require_tenants(settings)
+        tenant_id = await tenant_id_of(settings, arguments.tenant)
+        async with open_store(settings) as store:
+            return await store.notifications.find(
+                state=state,
+                channel=arguments.channel,
+                tenant_id=tenant_id,
+                limit=arguments.limit + 1,
             )
 
-    records = trio.run(find)
-    as_json = arguments.format == "json"
-    rows = [listed_notification(r) if as_json else table_row(r) for r in records]
-    print_rows(rows, LIST_COLUMNS, as_json=as_json)
-    if not records:
-        say("no messages")
+    print_list(
+        arguments,
+        [listed_notification(record) for record in trio.run(find)],
+        LIST_COLUMNS,
+        nothing="no messages",
+        limit=arguments.limit,
+        more="--limit N, or --state S, --channel C, --tenant T",
+    )
     return 0
-
-
-async def _tenant_id(settings: Settings, store: Store, key: str) -> str:
-    try:
-        tenant = await TenantService(settings, store.tenants).get(key)
-    except UnknownTenantError:
-        # Worded here, because the service does not know that there is a command to look with.
-        raise UnknownTenantError(f"there is no tenant {key!r}: 'tenant list' shows them") from None
-    return tenant.id
 
 
 def show_arguments(parser: ArgumentParser) -> None:
@@ -181,7 +157,7 @@ def show_notification(arguments: Namespace) -> int:
     settings = load(arguments)
 
     async def get() -> NotificationRecord | None:
-        async with open_notifications(settings) as store:
+        async with open_store(settings) as store:
             return await store.notifications.get(id)
 
     record = trio.run(get)
@@ -199,29 +175,27 @@ def show_notification(arguments: Namespace) -> int:
 
 def _print_notification(record: NotificationRecord) -> None:
     outbox = record.outbox
-    fields = {
-        "id": str(record.id),
-        "state": record.state,
-        "reason": record.reason,
-        "attempts": record.attempts,
-        "tenant": outbox.tenant_identifier,
-        "transition": f"{outbox.previous_status} -> {outbox.new_status} ({outbox.transition})",
-        "why": outbox.reason,
-        "actor": outbox.actor,
-        "occurred": moment_text(outbox.occurred_at),
-        "email": outbox.site_manager_email,
-        "email verified": outbox.site_manager_email_verified,
-        "phone": outbox.site_manager_phone,
-        "delivery id": outbox.delivery_id,
-        "started": moment_text(record.started_at),
-        "next attempt": moment_text(record.next_attempt_at),
-        "finished": moment_text(record.finished_at),
-        "provider's id": record.provider_id,
-    }
-    width = max(map(len, fields))
-    for name, value in fields.items():
-        if value is not None:
-            print_text(f"{name.ljust(width)}  {cell(value)}")
+    print_fields(
+        {
+            "id": str(record.id),
+            "state": record.state,
+            "reason": record.reason,
+            "attempts": record.attempts,
+            "tenant": outbox.tenant_identifier,
+            "transition": f"{outbox.previous_status} -> {outbox.new_status} ({outbox.transition})",
+            "why": outbox.reason,
+            "actor": outbox.actor,
+            "occurred_at": outbox.occurred_at,
+            "email": outbox.site_manager_email,
+            "email_verified": outbox.site_manager_email_verified,
+            "phone": outbox.site_manager_phone,
+            "delivery_id": outbox.delivery_id,
+            "started_at": record.started_at,
+            "next_attempt_at": record.next_attempt_at,
+            "finished_at": record.finished_at,
+            "provider's id": record.provider_id,
+        }
+    )
 
 
 #: The number of messages that are put back in one transaction; longer ones keep a running
@@ -229,17 +203,6 @@ def _print_notification(record: NotificationRecord) -> None:
 CHUNK = 200
 
 COLUMNS = ("id", "tenant", "transition", "state", "retried", "reason")
-
-
-@attrs.frozen
-class Candidate:
-    """A requested message; ``reason`` says why it cannot be sent again, None if it can."""
-
-    id: NotificationId
-    tenant: str | None = None
-    transition: str | None = None
-    state: str | None = None
-    reason: str | None = None
 
 
 def retry_arguments(parser: ArgumentParser) -> None:
@@ -269,8 +232,8 @@ def retry(arguments: Namespace) -> int:
         raise UsageError("--channel chooses among a --state; leave it out with ids")
     ids = [parse_id(text) for text in arguments.ids]
     settings = load(arguments)
-    candidates = trio.run(_candidates, settings, arguments, ids)
-    possible = [candidate.id for candidate in candidates if candidate.reason is None]
+    rows = trio.run(_candidates, settings, arguments, ids)
+    possible = [id for id, row in rows.items() if row["reason"] is None]
     retried: set[NotificationId] = set()
     if not arguments.dry_run:
         # Each message is seen by a person, and one may have arrived already: many are not sent
@@ -280,97 +243,72 @@ def retry(arguments: Namespace) -> int:
             say("nothing was changed")
             return EXIT_FAILURE
         retried = trio.run(_put_back, settings, possible)
-    _print(candidates, retried, arguments)
+    for id, row in rows.items():
+        if id in retried:
+            row |= {"state": str(NotificationState.PENDING), "retried": True}
+        # Between reading and putting back the daemon may have sent it, or another command may have
+        # put it back.
+        elif not (row["reason"] or arguments.dry_run):
+            row["reason"] = "it changed meanwhile; look at it with 'notify show'"
+    print_list(arguments, list(rows.values()), COLUMNS)
+    if arguments.dry_run:
+        say(f"{len(possible)} would be sent again")
+    else:
+        say(f"{len(retried)} put back; a running daemon sends them by itself")
     reached = set(possible) if arguments.dry_run else retried
     return EXIT_FAILURE if set(ids) - reached else 0
 
 
 async def _candidates(
     settings: Settings, arguments: Namespace, ids: Sequence[NotificationId]
-) -> list[Candidate]:
+) -> dict[NotificationId, dict[str, Any]]:
+    """Return a row for each requested message; ``reason`` says why it cannot be sent again."""
     options = settings.multi_tenant.notifications
     # If these settings have notifications off, only the daemon's settings say which channels count.
     enabled = enabled_channels(options) if options.enabled else tuple(CHANNELS)
-    async with open_notifications(settings) as store:
+    async with open_store(settings) as store:
+        messages = store.notifications
         if not arguments.ids:
-            return await _chosen(store.notifications, arguments, enabled)
-        found = []
-        # An id that was given twice is one message.
-        for id in dict.fromkeys(ids):
-            record = await store.notifications.get(id)
-            missing = Candidate(id, reason="there is no such message")
-            found.append(missing if record is None else _candidate(record, enabled))
-        return found
+            found: list[NotificationRecord] = []
+            while page := await messages.find(
+                state=NotificationState(arguments.state),
+                channel=arguments.channel,
+                before=found[-1].id if found else None,
+                limit=CHUNK,
+            ):
+                found += page
+            return {record.id: _candidate(record.id, record, enabled) for record in found}
+        return {id: _candidate(id, await messages.get(id), enabled) for id in ids}
 
 
-async def _chosen(
-    store: NotificationStore, arguments: Namespace, enabled: Sequence[str]
-) -> list[Candidate]:
-    found: list[Candidate] = []
-    last: NotificationId | None = None
-    while True:
-        page = await store.find(
-            state=NotificationState(arguments.state),
-            channel=arguments.channel,
-            before=last,
-            limit=CHUNK,
-        )
-        if not page:
-            return found
-        last = page[-1].id
-        found += [_candidate(record, enabled) for record in page]
-
-
-def _candidate(record: NotificationRecord, enabled: Sequence[str]) -> Candidate:
-    reason = None
+def _candidate(
+    id: NotificationId, record: NotificationRecord | None, enabled: Sequence[str]
+) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"id": str(id), "retried": False}
+    if record is None:
+        return row | {"reason": "there is no such message"}
     if record.state not in RETRIABLE:
-        reason = f"is {record.state}: failed, skipped and unknown messages are sent again"
+        row["reason"] = f"is {record.state}: failed, skipped and unknown messages are sent again"
     elif record.id.channel not in enabled:
         # Put back, it would be skipped at once, with a state that says less than the old one.
-        reason = f"the channel {record.id.channel} is switched off in these settings"
+        row["reason"] = f"the channel {record.id.channel} is switched off in these settings"
     outbox = record.outbox
-    return Candidate(
-        record.id, outbox.tenant_identifier, str(outbox.transition), str(record.state), reason
-    )
+    return row | {
+        "tenant": outbox.tenant_identifier,
+        "transition": str(outbox.transition),
+        "state": str(record.state),
+    }
 
 
 async def _put_back(settings: Settings, ids: Sequence[NotificationId]) -> set[NotificationId]:
     retried: set[NotificationId] = set()
     progress = Progress("put back", len(ids))
-    async with open_notifications(settings) as store:
+    async with open_store(settings) as store:
         for start in range(0, len(ids), CHUNK):
             chunk = ids[start : start + CHUNK]
             retried.update(await store.notifications.retry(chunk))
             progress.advance(len(chunk))
     return retried
-
-
-def _print(
-    candidates: Sequence[Candidate], retried: set[NotificationId], arguments: Namespace
-) -> None:
-    rows: list[dict[str, Any]] = []
-    for candidate in candidates:
-        done = candidate.id in retried
-        reason = candidate.reason
-        if not (done or reason or arguments.dry_run):
-            # Between reading and putting back the daemon may have sent it, or another command may
-            # have put it back.
-            reason = "it changed meanwhile; look at it with 'notify show'"
-        rows.append(
-            {
-                "id": str(candidate.id),
-                "tenant": candidate.tenant,
-                "transition": candidate.transition,
-                "state": str(NotificationState.PENDING) if done else candidate.state,
-                "retried": done,
-                "reason": reason,
-            }
-        )
-    print_rows(rows, COLUMNS, as_json=arguments.format == "json")
-    if arguments.dry_run:
-        say(f"{sum(candidate.reason is None for candidate in candidates)} would be sent again")
-    else:
-        say(f"{len(retried)} put back; a running daemon sends them by itself")
 
 
 # -- notify preview, notify test -----------------------------------------------------------------

@@ -11,6 +11,7 @@ declared. They stand in the file of its group, which imports what the command ne
 import argparse
 import re
 import sys
+import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
@@ -22,317 +23,166 @@ from typing import Any, NamedTuple, NoReturn
 from .._version import __version__
 from ..base.times import parse_short_span, readable
 from ..errors import EXIT_USAGE, SdkError
+from ..records.states import TenantStatus
 
 
 class Command(NamedTuple):
     """One command: ``words`` choose it, ``target`` is ``module:function`` inside this package.
 
-    The function takes the parsed arguments and returns the exit status. ``arguments`` names the
-    function of the same module that adds the command's arguments to its parser, "" if it has none.
-    With ``takes_fields``, undeclared options are collected in the list ``fields`` of the arguments.
+    The function takes the parsed arguments and returns the exit status. The arguments are added to
+    the command's parser by the function ``{last word}_arguments`` of the same module, if there is
+    one. With ``takes_fields``, undeclared options are collected in the list ``fields`` of the
+    arguments.
     """
 
     words: str
     summary: str
     target: str
-    arguments: str = ""
     takes_fields: bool = False
 
 
 COMMANDS = (
-    Command("run", "run the receiver until it is told to stop", "run:run", "run_arguments"),
-    Command(
-        "health", "ask a running receiver how it is", "receiver:check_health", "health_arguments"
-    ),
-    Command("dev", "run a receiver to try, without any file", "dev:dev", "dev_arguments"),
-    Command("init", "write the files of a new application", "application:init", "init_arguments"),
-    Command(
-        "config check", "report every problem of the settings", "settings:check", "check_arguments"
-    ),
-    Command(
-        "config show", "show the settings and their origins", "settings:show", "show_arguments"
-    ),
+    Command("run", "run the receiver until it is told to stop", "run:run"),
+    Command("health", "ask a running receiver how it is", "receiver:check_health"),
+    Command("dev", "run a receiver to try, without any file", "dev:dev"),
+    Command("init", "write the files of a new application", "application:init"),
+    Command("config check", "report every problem of the settings", "settings:check"),
+    Command("config show", "show the settings and their origins", "settings:show"),
     Command("config schema", "print the JSON Schema of the settings", "settings:schema"),
-    Command("doctor", "find what is wrong, with remedies", "doctor.run:doctor", "doctor_arguments"),
-    Command(
-        "events types", "list the event types and their classes", "trigger:types", "types_arguments"
-    ),
-    Command("events list", "list events of the inbox", "events:list_events", "list_arguments"),
-    Command("events show", "show one event", "events:show_event", "show_arguments"),
-    Command(
-        "events replay",
-        "run dead, parked or retrying events again",
-        "events:replay",
-        "replay_arguments",
-    ),
-    Command("events trigger", "send a signed sample", "trigger:trigger", "trigger_arguments"),
-    Command(
-        "events resend",
-        "deliver one event to another address",
-        "trigger:resend",
-        "resend_arguments",
-    ),
-    Command(
-        "events reconcile",
-        "ask the upstream for what was missed",
-        "upstream:reconcile",
-        "reconcile_arguments",
-    ),
-    Command(
-        "events rejected",
-        "list requests that a running receiver refused",
-        "rejected:list_rejected",
-        "rejected_arguments",
-    ),
-    Command("events tail", "print changes as they happen", "events:tail", "tail_arguments"),
-    Command(
-        "listen",
-        "receive here what a receiver elsewhere has accepted",
-        "listen:listen",
-        "listen_arguments",
-    ),
-    Command(
-        "routes list", "list where events are forwarded", "routes:list_routes", "list_arguments"
-    ),
-    Command("routes pause", "keep the events of a route back", "routes:pause", "pause_arguments"),
-    Command("routes resume", "let the events of a route go", "routes:resume", "resume_arguments"),
-    Command("call", "call the upstream API", "upstream:call", "call_arguments", takes_fields=True),
-    Command("sign", "sign a body as the upstream would", "sign:sign_file", "sign_arguments"),
-    Command(
-        "verify", "say whether a delivery is authentic", "sign:verify_file", "verify_arguments"
-    ),
-    Command("secrets new", "make a webhook secret", "sign:new_secrets", "new_arguments"),
-    Command("tenant list", "list tenants", "tenants:list_tenants", "list_arguments"),
-    Command("tenant show", "show one tenant", "tenants:show_tenant", "show_arguments"),
-    Command("tenant add", "add a tenant", "tenants:add", "add_arguments"),
-    Command(
-        "tenant change",
-        "change a tenant's name or organization",
-        "tenants:change",
-        "change_arguments",
-    ),
-    Command(
-        "tenant contact",
-        "change whom a tenant's messages go to",
-        "tenants:change_contact",
-        "contact_arguments",
-    ),
-    Command(
-        "tenant credentials show",
-        "show where a tenant's own token and secrets are",
-        "tenant_credentials:show_credentials",
-        "show_arguments",
-    ),
-    Command(
-        "tenant credentials set",
-        "say where a tenant's own token and secrets are",
-        "tenant_credentials:set_credentials",
-        "set_arguments",
-    ),
-    Command(
-        "tenant credentials rotate",
-        "add a new webhook secret, or remove an old one",
-        "tenant_credentials:rotate_credentials",
-        "rotate_arguments",
-    ),
-    Command(
-        "tenant import",
-        "add and change the tenants of a file",
-        "tenant_import:import_tenants",
-        "import_arguments",
-    ),
-    Command(
-        "tenant export",
-        "print tenants as CSV or JSON",
-        "tenant_import:export_tenants",
-        "export_arguments",
-    ),
-    Command(
-        "tenant suspend", "suspend an active tenant", "tenants:suspend", "transition_arguments"
-    ),
-    Command(
-        "tenant reactivate",
-        "make a tenant active again",
-        "tenants:reactivate",
-        "transition_arguments",
-    ),
-    Command(
-        "tenant deactivate", "deactivate a tenant", "tenants:deactivate", "transition_arguments"
-    ),
-    Command("tenant delete", "delete a tenant softly", "tenants:delete", "delete_arguments"),
-    Command("tenant audit", "show who changed what, and why", "tenants:audit", "audit_arguments"),
-    Command(
-        "tenant purge",
-        "remove long deleted tenants",
-        "tenant_purge:purge_tenants",
-        "purge_arguments",
-    ),
-    Command(
-        "replication run",
-        "run a replicator that reloads on SIGHUP",
-        "replication:run_replicator",
-        "run_arguments",
-    ),
-    Command(
-        "replication status",
-        "show how far behind each tenant's replica is",
-        "replication:show_status",
-        "status_arguments",
-    ),
-    Command(
-        "replication render",
-        "print the replicator's configuration",
-        "replication:render",
-        "render_arguments",
-    ),
-    Command(
-        "replication restore",
-        "restore a tenant's database into a file",
-        "restore:restore",
-        "restore_arguments",
-    ),
-    Command(
-        "replication verify",
-        "prove that replicas can be restored",
-        "replication:verify",
-        "verify_arguments",
-    ),
-    Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade", "upgrade_arguments"),
-    Command(
-        "notify preview",
-        "show what a message would say",
-        "notifications:preview",
-        "preview_arguments",
-    ),
-    Command("notify test", "send one real test message", "notifications:test", "test_arguments"),
-    Command("notify list", "list messages", "notifications:list_notifications", "list_arguments"),
-    Command("notify show", "show one message", "notifications:show_notification", "show_arguments"),
-    Command(
-        "notify retry",
-        "send messages again that did not arrive",
-        "notifications:retry",
-        "retry_arguments",
-    ),
-    Command(
-        "storage status",
-        "show the store's version, sizes and rows",
-        "storage:show_status",
-        "status_arguments",
-    ),
-    Command(
-        "storage check", "look for damage in the store", "storage:check_store", "check_arguments"
-    ),
-    Command(
-        "storage migrate",
-        "move the store from SQLite to PostgreSQL",
-        "storage:migrate",
-        "migrate_arguments",
-    ),
-    Command("openapi", "print the OpenAPI document", "settings:openapi", "openapi_arguments"),
-    Command(
-        "completion",
-        "print what completes commands in a shell",
-        "completion:complete",
-        "completion_arguments",
-    ),
+    Command("doctor", "find what is wrong, with remedies", "doctor.run:doctor"),
+    Command("events types", "list the event types and their classes", "trigger:types"),
+    Command("events list", "list events of the inbox", "events:list_events"),
+    Command("events show", "show one event", "events:show_event"),
+    Command("events replay", "run dead, parked or retrying events again", "events:replay"),
+    Command("events trigger", "send a signed sample", "trigger:trigger"),
+    Command("events resend", "deliver one event to another address", "trigger:resend"),
+    Command("events reconcile", "ask the upstream for what was missed", "upstream:reconcile"),
+    Command("events rejected", "list the requests that were refused", "rejected:list_rejected"),
+    Command("events tail", "print changes as they happen", "events:tail"),
+    Command("listen", "receive here what a receiver elsewhere has accepted", "listen:listen"),
+    Command("routes list", "list where events are forwarded", "routes:list_routes"),
+    Command("routes pause", "keep the events of a route back", "routes:pause"),
+    Command("routes resume", "let the events of a route go", "routes:resume"),
+    Command("call", "call the upstream API", "upstream:call", takes_fields=True),
+    Command("sign", "sign a body as the upstream would", "sign:sign_file"),
+    Command("verify", "say whether a delivery is authentic", "sign:verify_file"),
+    Command("secrets new", "make a webhook secret", "sign:new_secrets"),
+    Command("tenant list", "list tenants", "tenants:list_tenants"),
+    Command("tenant show", "show one tenant", "tenants:show_tenant"),
+    Command("tenant add", "add a tenant", "tenants:add"),
+    Command("tenant set", "change the fields of a tenant", "tenants:set_fields"),
+    Command("tenant import", "add or change tenants from a file", "tenant_import:import_tenants"),
+    Command("tenant export", "print tenants as CSV or JSON", "tenant_import:export_tenants"),
+    Command("tenant suspend", "suspend an active tenant", "tenants:transition"),
+    Command("tenant reactivate", "make a tenant active again", "tenants:transition"),
+    Command("tenant deactivate", "deactivate a tenant", "tenants:transition"),
+    Command("tenant delete", "delete a tenant softly", "tenants:transition"),
+    Command("tenant audit", "show who changed what, and why", "tenants:audit"),
+    Command("tenant purge", "remove long deleted tenants", "tenant_purge:purge_tenants"),
+    Command("replication run", "run a replicator, reload on SIGHUP", "replication:run_replicator"),
+    Command("replication status", "show how far behind replicas are", "replication:show_status"),
+    Command("replication render", "print the replicator's configuration", "replication:render"),
+    Command("replication restore", "restore a tenant's database into a file", "restore:restore"),
+    Command("replication verify", "prove that replicas can be restored", "replication:verify"),
+    Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade"),
+    Command("notify preview", "show what a message would say", "notifications:preview"),
+    Command("notify test", "send one real test message", "notifications:test"),
+    Command("notify list", "list messages", "notifications:list_notifications"),
+    Command("notify show", "show one message", "notifications:show_notification"),
+    Command("notify retry", "send messages again that did not arrive", "notifications:retry"),
+    Command("storage status", "show the store's version, sizes and rows", "storage:show_status"),
+    Command("storage check", "look for damage in the store", "storage:check_store"),
+    Command("storage migrate", "move the store from SQLite to PostgreSQL", "storage:migrate"),
+    Command("openapi", "print the OpenAPI document", "settings:openapi"),
+    Command("completion", "print what completes commands in a shell", "completion:complete"),
 )
 
-#: Examples at the end of each command's help, by its words; they are command lines without the
-#: program's name.
-EXAMPLES: dict[str, tuple[str, ...]] = {
-    "run": (
-        "run --standalone --app app:handlers",
-        "run -c appsettings.json -p 9000 --app app:handlers",
-        "run --forward-to http://127.0.0.1:3000/hooks",
-    ),
-    "health": ("health --ready", "health --url unix:/run/sdk-trio/admin.sock"),
-    "dev": ("dev", "dev --app app:handlers --reload", "dev -p 9000"),
-    "init": ("init --directory shop",),
-    "config check": ("config check --standalone", "config check -c appsettings.json -f json"),
-    "config show": ("config show", "config show --all"),
-    "config schema": ("config schema > sdk.schema.json",),
-    "doctor": ("doctor --standalone --app app:handlers",),
-    "events types": ("events types",),
-    "events list": (
-        "events list --state dead",
-        "events list --type order.paid --since 2h -n 10",
-        "events list --subject 4f0c1a52-7e11-4d0b-9a53-0c1f6e2b7d10",
-    ),
-    "events show": ("events show msg_2f0c",),
-    "events replay": (
-        "events replay msg_2f0c",
-        "events replay --state dead --since 1d --dry-run",
-        "events replay --state dead --error 'ValueError: no such product'",
-        "events replay --state dead --route shop",
-    ),
-    "events trigger": (
-        "events trigger order.paid",
-        """events trigger order.paid --data '{"amount": 100}'""",
-        "events trigger order.paid -n 100",
-    ),
-    "events resend": ("events resend msg_2f0c --to http://localhost:3000/webhooks",),
-    "events reconcile": ("events reconcile --since 2h --dry-run",),
-    "events rejected": ("events rejected --cause no_match",),
-    "events tail": (
-        "events tail --type 'order.*' --body",
-        "events tail --from wss://hooks.example --state dead",
-    ),
-    "listen": (
-        "listen --forward-to http://localhost:3000/webhooks",
-        "listen --from wss://hooks.example --forward-to http://localhost:3000/",
-    ),
-    "routes list": ("routes list", "routes list -f json"),
-    "routes pause": ("routes pause shop --reason 'database migration'",),
-    "routes resume": ("routes resume shop",),
-    "call": ("call --list", "call orders list --limit 5", "call orders get ID"),
-    "sign": ("sign body.json", "sign body.json --format curl"),
-    "verify": ("verify --headers headers.txt body.json",),
-    "secrets new": ("secrets new",),
-    "tenant list": ("tenant list --status Active",),
-    "tenant show": ("tenant show acme",),
-    "tenant add": (
-        "tenant add acme --name 'Acme Ltd' --email ada@acme.example",
-        "tenant add acme --name Acme --webhook-secret-env ACME_SECRET",
-    ),
-    "tenant change": ("tenant change acme --name 'Acme Limited'",),
-    "tenant contact": ("tenant contact acme --email ada@acme.example --email-verified",),
-    "tenant credentials show": ("tenant credentials show acme",),
-    "tenant credentials set": ("tenant credentials set acme --webhook-secret-env ACME_SECRET",),
-    "tenant credentials rotate": (
-        "tenant credentials rotate acme --webhook-secret-env ACME_SECRET_2",
-        "tenant credentials rotate acme --remove env:ACME_SECRET",
-    ),
-    "tenant import": ("tenant import tenants.csv --dry-run",),
-    "tenant export": ("tenant export > tenants.csv",),
-    "tenant suspend": ("tenant suspend acme --reason 'invoice overdue'",),
-    "tenant reactivate": ("tenant reactivate acme --reason paid",),
-    "tenant deactivate": ("tenant deactivate acme --reason 'contract ended'",),
-    "tenant delete": ("tenant delete acme --reason 'asked by mail'",),
-    "tenant audit": ("tenant audit acme", "tenant audit --status Suspended"),
-    "tenant purge": ("tenant purge --dry-run",),
-    "replication run": ("replication run -c appsettings.json",),
-    "replication status": ("replication status",),
-    "replication render": ("replication render --check",),
-    "replication restore": (
-        "replication restore --tenant acme --output acme.db",
-        "replication restore --in-place acme --at 2h",
-    ),
-    "replication verify": ("replication verify --all",),
-    "upgrade": ("upgrade --dry-run",),
-    "notify preview": ("notify preview --transition Suspended",),
-    "notify test": ("notify test --channel email --to ada@acme.example",),
-    "notify list": ("notify list --state failed",),
-    "notify show": ("notify show 17-email",),
-    "notify retry": ("notify retry 17-email",),
-    "storage status": ("storage status", "storage status -f json"),
-    "storage check": ("storage check",),
-    "storage migrate": (
-        "storage migrate --from sqlite --to postgres --dry-run",
-        "storage migrate --from sqlite --to postgres",
-    ),
-    "openapi": ("openapi", "openapi --admin"),
-    "completion": ('eval "$(sdk-trio completion bash)"', "completion fish | source"),
-}
+#: Examples at the end of the help of a command: those of the lines that begin with its words.
+EXAMPLES = """\
+run --standalone --app app:handlers
+run -c appsettings.json -p 9000 --app app:handlers
+run --forward-to http://127.0.0.1:3000/hooks
+health --ready
+health --url unix:/run/sdk-trio/admin.sock
+dev
+dev --app app:handlers --reload
+dev -p 9000
+init --directory shop
+config check --standalone
+config check -c appsettings.json -f json
+config show
+config show --all
+config schema > sdk.schema.json
+doctor --standalone --app app:handlers
+events types
+events list --state dead
+events list --type order.paid --since 2h -n 10
+events list --subject 4f0c1a52-7e11-4d0b-9a53-0c1f6e2b7d10
+events show msg_2f0c
+events replay msg_2f0c
+events replay --state dead --since 1d --dry-run
+events replay --state dead --error 'ValueError: no such product'
+events replay --state dead --route shop
+events trigger order.paid
+events trigger order.paid --data '{"amount": 100}'
+events trigger order.paid -n 100
+events resend msg_2f0c --to http://localhost:3000/webhooks
+events reconcile --since 2h --dry-run
+events rejected --cause no_match
+events tail --type 'order.*' --body
+events tail --from wss://hooks.example --state dead
+listen --forward-to http://localhost:3000/webhooks
+listen --from wss://hooks.example --forward-to http://localhost:3000/
+routes list
+routes list -f json
+routes pause shop --reason 'database migration'
+routes resume shop
+call --list
+call orders list --limit 5
+call orders get ID
+sign body.json
+sign body.json --format curl
+verify --headers headers.txt body.json
+secrets new
+tenant list --status Active
+tenant show acme
+tenant add acme --name 'Acme Ltd' --email ada@acme.example
+tenant add acme --name Acme --webhook-secret-env ACME_SECRET
+tenant set acme --name 'Acme Limited' --phone +15551234567
+tenant set acme --email ada@acme.example --email-verified
+tenant set acme --webhook-secret-env ACME_2 --keep-webhook-secrets
+tenant set acme --remove-webhook-secret env:ACME_1
+tenant import tenants.csv --dry-run
+tenant export > tenants.csv
+tenant suspend acme --reason 'invoice overdue'
+tenant reactivate acme --reason paid
+tenant deactivate acme --reason 'contract ended'
+tenant delete acme --reason 'asked by mail'
+tenant audit acme
+tenant audit --status Suspended
+tenant purge --dry-run
+replication run -c appsettings.json
+replication status
+replication render --check
+replication restore --tenant acme --output acme.db
+replication restore --in-place acme --at 2h
+replication verify --all
+upgrade --dry-run
+notify preview --transition Suspended
+notify test --channel email --to ada@acme.example
+notify list --state failed
+notify show 17-email
+notify retry 17-email
+storage status
+storage status -f json
+storage check
+storage migrate --from sqlite --to postgres --dry-run
+storage migrate --from sqlite --to postgres
+openapi
+openapi --admin
+completion fish | source
+completion zsh > ~/.zfunc/_sdk-trio
+"""
 
 #: The help text of each group of commands.
 GROUPS = {
@@ -343,7 +193,6 @@ GROUPS = {
     "secrets": "webhook secrets",
     "storage": "the store: its version and sizes, its check, its move to PostgreSQL",
     "notify": "messages to site managers: what they say, what became of them",
-    "tenant credentials": "where a tenant's own access token and webhook secrets are",
     "tenant": "tenants: who they are, where they stand, who changed that",
 }
 
@@ -547,19 +396,20 @@ def _fill_group(parser: Parser, *, group: str, alone: bool) -> None:
 
 
 def _examples(words: str) -> str | None:
-    lines = EXAMPLES.get(words)
-    if lines is None:
+    lines = [line for line in EXAMPLES.splitlines() if f"{line} ".startswith(f"{words} ")]
+    # A group's help lists its commands, each of which has examples of its own.
+    if words in GROUPS:
         return None
-    shown = (line if PROGRAM in line else f"{PROGRAM} {line}" for line in lines)
-    return "\n  ".join(("examples:", *shown))
+    return "\n  ".join(("examples:", *(f"{PROGRAM} {line}" for line in lines)))
 
 
 def _fill_command(parser: Parser, *, command: Command, alone: bool) -> None:
     """Declare the arguments of a command, and those of the settings."""
-    if command.arguments:
-        module = f"{__package__}.{command.target.partition(':')[0]}"
-        group = _half_of(module) if alone else import_module(module)
-        getattr(group, command.arguments)(parser)
+    module = f"{__package__}.{command.target.partition(':')[0]}"
+    group = _half_of(module) if alone else import_module(module)
+    add_arguments = getattr(group, f"{command.words.split()[-1]}_arguments", None)
+    if add_arguments is not None:
+        add_arguments(parser)
     _add_settings(parser)
     parser.set_defaults(
         target=command.target,
@@ -634,8 +484,8 @@ class _Version(argparse.Action):
 #: The name of an object of the application, as an option takes it.
 REFERENCE = "MODULE:ATTR"
 
-#: The help on what :func:`parse_since` reads.
-MOMENT_HELP = "ISO 8601, or a time ago such as 15m, 2h, 3d"
+#: The help on what :func:`parse_moment` reads.
+MOMENT_HELP = "ISO 8601, Unix seconds, or a time ago such as 15m, 2h, 3d"
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -643,6 +493,40 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("table", "json"), default="table", help="of standard output"
     )
+
+
+def add_number(
+    parser: argparse.ArgumentParser,
+    option: str,
+    *,
+    least: int = 1,
+    greatest: int = 1_000_000,
+    metavar: str = "N",
+    **about: Any,
+) -> None:
+    """Add an option that takes a whole number from ``least`` to ``greatest``."""
+    kind = partial(parse_count, option=option, least=least, greatest=greatest)
+    parser.add_argument(option, metavar=metavar, type=kind, **about)
+
+
+def add_status(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add ``--status`` of tenants."""
+    parser.add_argument("--status", choices=[each.value for each in TenantStatus], help=help)
+
+
+def add_limit(parser: argparse.ArgumentParser, default: int | None = 50) -> None:
+    """Add ``--limit``; without a default all is printed."""
+    which = " (default: all)" if default is None else f", newest first (default {default})"
+    add_number(parser, "--limit", default=default, help=f"at most this many{which}")
+
+
+def add_moment(
+    parser: argparse.ArgumentParser, option: str, help: str, *, required: bool = False
+) -> None:
+    """Add an option that takes a moment, see :func:`parse_moment`."""
+    kind = partial(parse_moment, now=time.time(), option=option)
+    help = f"{help}: {MOMENT_HELP}"
+    parser.add_argument(option, metavar="T", type=kind, required=required, help=help)
 
 
 def add_secret(parser: argparse.ArgumentParser) -> None:
@@ -671,22 +555,13 @@ def add_feed(parser: argparse.ArgumentParser) -> None:
 
 def add_port(parser: argparse.ArgumentParser) -> None:
     """Add ``--port``, see :func:`port_settings`."""
-    parser.add_argument(
-        "--port", metavar="N", help="listen on this port of 127.0.0.1; 0 takes a free one"
-    )
+    about = "listen on this port of 127.0.0.1; 0 takes a free one"
+    add_number(parser, "--port", least=0, greatest=65535, help=about)
 
 
-def port_settings(text: str | None) -> dict[str, str]:
-    """Return what ``--port`` sets.
-
-    Raises:
-        UsageError: it is no port.
-    """
-    if text is None:
-        return {}
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535):
-        raise UsageError(f"--port takes a whole number from 0 to 65535, not {text!r}")
-    return {"Sdk:Server:Bind": f"127.0.0.1:{int(text)}"}
+def port_settings(port: int | None) -> dict[str, str]:
+    """Return what ``--port`` sets."""
+    return {} if port is None else {"Sdk:Server:Bind": f"127.0.0.1:{port}"}
 
 
 def add_forward_to(parser: argparse.ArgumentParser) -> None:
@@ -732,8 +607,11 @@ def add_identifier(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("identifier", metavar="IDENTIFIER", help="the tenant, or its id")
 
 
-def add_token(parser: argparse.ArgumentParser, *, removable: bool = False) -> None:
-    """Add the options for the source of an access token."""
+def add_sources(parser: argparse.ArgumentParser, *, changes: bool = False) -> None:
+    """Add the options for the sources of an access token and of webhook secrets.
+
+    With ``changes`` they can also be removed or kept.
+    """
     token = parser.add_mutually_exclusive_group()
     token.add_argument(
         "--access-token-env", metavar="NAME", help="the variable that holds its access token"
@@ -741,14 +619,10 @@ def add_token(parser: argparse.ArgumentParser, *, removable: bool = False) -> No
     token.add_argument(
         "--access-token-file", metavar="FILE", help="the file that holds its access token"
     )
-    if removable:
+    if changes:
         token.add_argument(
-            "--no-access-token", action="store_true", help="it has none of its own any more"
+            "--no-access-token", action="store_true", help="the host's access token is used"
         )
-
-
-def add_secret_sources(parser: argparse.ArgumentParser) -> None:
-    """Add the options for sources of webhook secrets."""
     parser.add_argument(
         "--webhook-secret-env",
         metavar="NAME",
@@ -762,6 +636,24 @@ def add_secret_sources(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="a file with webhook secrets of its own, one a line; may be repeated",
+    )
+
+    if not changes:
+        return
+    parser.add_argument(
+        "--keep-webhook-secrets",
+        action="store_true",
+        help="put the named sources before the present ones; without it they replace them",
+    )
+    parser.add_argument(
+        "--remove-webhook-secret",
+        metavar="SOURCE",
+        action="append",
+        default=[],
+        help="remove env:NAME or file:PATH, as 'tenant show' prints it, and keep the others",
+    )
+    parser.add_argument(
+        "--no-webhook-secrets", action="store_true", help="the host's webhook secrets are used"
     )
 
 
@@ -788,7 +680,15 @@ def check_words(arguments: Sequence[str], known: Collection[str]) -> None:
 
 
 #: Words that people try first, for those of the commands.
-_MEANT = {"create": "add", "new": "add", "remove": "delete", "rm": "delete", "ls": "list"}
+_MEANT = {
+    "create": "add",
+    "new": "add",
+    "change": "set",
+    "update": "set",
+    "remove": "delete",
+    "rm": "delete",
+    "ls": "list",
+}
 
 
 def _check(chosen: str, candidates: Sequence[str]) -> None:
@@ -827,57 +727,45 @@ def option_meant(given: Sequence[str], known: Collection[str]) -> str:
 
 # -- values ------------------------------------------------------------------------------------
 
-# Twelve digits reach beyond the year 9999, where no date of Python goes.
-_UNIX_SECONDS = re.compile(r"[0-9]{1,12}")
+# Fewer digits are a compact date of ISO 8601, or an age without its unit; more reach beyond the
+# year 9999, where no date of Python goes.
+_UNIX_SECONDS = re.compile(r"[0-9]{9,12}")
 
 
-def parse_since(text: str, *, now: float, option: str = "--since") -> float:
-    """Return Unix seconds of a time in ISO 8601, or of an age: ``15m``, ``2h``, ``3d``.
+def parse_moment(text: str, *, now: float, option: str = "--since") -> float:
+    """Return Unix seconds of a time in ISO 8601 or Unix seconds, or of an age: ``15m``, ``2h``.
 
     A time without an offset from UTC is one of this machine's time zone; a date alone is its
     first moment. ``option`` is for the message.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is none of these, or before 1970.
     """
+    stripped = text.strip()
     # Before ISO 8601, of which no form looks like this.
-    ago = parse_short_span(text.strip())
+    ago = parse_short_span(stripped)
     if ago is not None:
         return now - ago
-    moment = _iso(text)
-    if moment is None:
+    moment = float(stripped) if _UNIX_SECONDS.fullmatch(stripped) else _iso(stripped)
+    if moment is None or moment < 0:
         raise UsageError(
-            f"{option} takes a time such as 2026-01-31T12:00Z, or 15m, 2h, 3d ago; not {text!r}"
+            f"{option} takes a time such as 2026-01-31T12:00Z, Unix seconds, or 15m, 2h, 3d ago; "
+            f"not {text!r}"
         )
     return moment
 
 
-def parse_moment(text: str, *, option: str) -> int:
-    """Return Unix seconds of a time in Unix seconds or ISO 8601; ``option`` is for the message.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    stripped = text.strip()
-    moment = float(stripped) if _UNIX_SECONDS.fullmatch(stripped) else _iso(text)
-    if moment is None or moment < 0:
-        raise UsageError(
-            f"{option} takes Unix seconds or a time such as 2026-01-31T12:00Z, not {text!r}"
-        )
-    return int(moment)
-
-
-def parse_count(text: str, *, option: str, greatest: int = 1_000_000) -> int:
-    """Return a whole number from 1 to ``greatest``.
+def parse_count(text: str, *, option: str, least: int = 1, greatest: int = 1_000_000) -> int:
+    """Return a whole number from ``least`` to ``greatest``.
 
     Raises:
         UsageError: it is none.
     """
     # isdigit alone takes digits of every script, and int() refuses texts of thousands of them with
     # another error.
-    if text.isascii() and text.isdigit() and len(text) <= 12 and 1 <= int(text) <= greatest:
+    if text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= greatest:
         return int(text)
-    raise UsageError(f"{option} takes a whole number from 1 to {greatest}, not {text!r}")
+    raise UsageError(f"{option} takes a whole number from {least} to {greatest}, not {text!r}")
 
 
 def moment_text(seconds: float | None) -> str | None:
@@ -887,6 +775,6 @@ def moment_text(seconds: float | None) -> str | None:
 
 def _iso(text: str) -> float | None:
     try:
-        return datetime.fromisoformat(text.strip()).timestamp()
+        return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         return None

@@ -6,11 +6,9 @@ check has to be a program in the image that exits with a status.
 
 from __future__ import annotations
 
-import json
 import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
@@ -19,6 +17,8 @@ from .parse import UsageError, describing
 if not describing():
     import socket
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
+    import msgspec
 
     from ..config import Settings
     from ..config.fields import split_unix
@@ -44,14 +44,14 @@ def find(directory: str | os.PathLike[str]) -> Presence:
     file = Path(directory) / FILE_NAME
     try:
         # Another version may have written it: it is looked at as any input is.
-        presence = _presence(json.loads(read_private(file)))
+        presence = msgspec.json.decode(read_private(file), type=Presence)
     except FileNotFoundError:
         raise NobodyThereError(
             f"no receiver is running on the data directory {file.parent.absolute()}: start one "
             "('dev' in another terminal), name its directory with --set Sdk:Storage:Path=..., or "
             "give its address with --url"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
         raise NobodyThereError(f"{file.absolute()} cannot be read: {error}; use --url") from error
     # The process number may belong to another program by now. A wrong guess costs a refused
     # connection, which the command reports.
@@ -77,16 +77,6 @@ def reach(directory: str | os.PathLike[str]) -> Presence:
             "http://HOST:PORT"
         )
     return presence
-
-
-def _presence(document: Any) -> Presence:
-    if not isinstance(document, dict) or not isinstance(document.get("pid"), int):
-        raise ValueError("it is no record of a receiver")
-    names = ("address", "url", "secret")
-    texts = {name: text for name in names if isinstance(text := document.get(name), str)}
-    if len(texts) < len(names):
-        raise ValueError("it is no record of a receiver")
-    return Presence(pid=document["pid"], **texts)
 
 
 def _is_alive(pid: int) -> bool:

@@ -6,14 +6,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from .parse import add_feed, add_format, describing, moment_text, parse_count
+from .parse import add_feed, add_format, add_limit, describing
 
 if not describing():
     import trio
 
     from .listen import FeedSource, ask, feed_source
     from .settings import load
-    from .terminal import print_rows, say
+    from .terminal import print_list, say
 
 COLUMNS = ("at", "status", "cause", "address", "webhook_id", "type", "detail")
 
@@ -39,9 +39,7 @@ ADVICE = {
 def rejected_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``events rejected``."""
     parser.add_argument("--cause", metavar="C", help="only this cause, such as no_match")
-    parser.add_argument(
-        "--limit", metavar="N", default="50", help="at most this many, newest first (default 50)"
-    )
+    add_limit(parser)
     add_feed(parser)
     add_format(parser)
 
@@ -55,12 +53,9 @@ def list_rejected(arguments: Namespace) -> int:
         RelayError: it does not answer, or refuses.
         UsageError: there is no token, or the address is unknown.
     """
-    limit = parse_count(arguments.limit, option="--limit")
     source = feed_source(load(arguments), arguments)
-    rows, answer = trio.run(_find, source, arguments.cause, limit)
-    as_json = arguments.format == "json"
-    shown = rows if as_json else [{**row, "at": moment_text(row["at"])} for row in rows]
-    print_rows(shown, COLUMNS, as_json=as_json)
+    rows, answer = trio.run(_find, source, arguments.cause, arguments.limit + 1)
+    print_list(arguments, rows, COLUMNS, limit=arguments.limit, more="--limit N, or --cause C")
     causes: Mapping[str, int] = answer["causes"]
     if not answer["total"]:
         say("nothing was rejected since the receiver started")

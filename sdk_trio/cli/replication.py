@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import uuid
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,10 +16,8 @@ from ..errors import (
     OptionsValidationError,
     Problem,
     ReplicationError,
-    StoreUnavailableError,
-    UnknownTenantError,
 )
-from .parse import add_format, describing, moment_text
+from .parse import add_format, describing
 
 if not describing():
     import trio
@@ -28,7 +25,6 @@ if not describing():
     from ..base import logs
     from ..config import Settings, unmet_needs
     from ..config.table import USE_REPLICATION
-    from ..records.tenants import Tenant, TenantStatus
     from ..replication.child import find_replicator
     from ..replication.control import control_socket_path
     from ..replication.health import DatabaseHealth, HealthState, ReplicationHealth
@@ -41,15 +37,12 @@ if not describing():
     from ..replication.verification_schedule import VerificationKeeper
     from ..replication.watch import find_databases, render_for
     from ..storage.data_directory import create_data_directory, keep_files_private
-    from ..storage.open import open_store
     from ..tenants.databases import databases_directory
-    from ..tenants.identity import is_tenant_id
     from ..tenants.service import TenantService
     from .run import begin_logs
     from .settings import load, read
-    from .store import why_unreachable
-    from .terminal import Progress, Row, print_rows, say
-    from .upgrade import require_tenants
+    from .store import open_store, open_tenants, require_tenants
+    from .terminal import Progress, Row, print_list, say
 
     _log = logs.get_logger("cli")
 
@@ -66,17 +59,8 @@ def open_reader(settings: Settings) -> ReplicaReader:
         OptionsValidationError: replication is off, so its section means nothing.
         ReplicatorError: there is no binary.
     """
-    options = settings.multi_tenant.file_db.replication
-    if not options.use_replication:
-        raise OptionsValidationError(
-            [
-                Problem(
-                    "Sdk:MultiTenant:FileDb:Replication:UseReplication",
-                    "is false, so there is no target to read replicas from: set it to true",
-                )
-            ]
-        )
-    binary = find_replicator(options)
+    _require_replicated(settings)
+    binary = find_replicator(settings.multi_tenant.file_db.replication)
     name_unset_variables(settings)
     # The whole environment: roles and profiles of a provider's client are variables of its own.
     return ReplicaReader(settings, binary=binary, environ=os.environ)
@@ -86,33 +70,6 @@ def name_unset_variables(settings: Settings) -> None:
     """Name the unset variables of the target's keys; a machine's role may replace them."""
     for each in unset_variables(settings.multi_tenant.file_db.replication, os.environ):
         say(f"warning: {each}: set it, unless this machine has a role that may use the target")
-
-
-async def find_tenant(settings: Settings, key: str) -> tuple[str, Tenant | None]:
-    """Return a tenant's id and the tenant; with an id, the tenant need not be known here.
-
-    An id is enough where the store is lost, or the tenant was purged.
-
-    Raises:
-        UnknownTenantError: there is no tenant of this identifier.
-        StoreUnavailableError: an identifier was given, and there is no store to look it up in.
-    """
-    missing = why_unreachable(settings)
-    if missing is not None:
-        await trio.lowlevel.checkpoint()
-        if is_tenant_id(key):
-            return key, None
-        raise StoreUnavailableError(
-            f"{missing}; without a store, name the tenant by its id (a UUID)"
-        )
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        try:
-            tenant = await TenantService(settings, store.tenants).get(key)
-        except UnknownTenantError:
-            if is_tenant_id(key):
-                return key, None
-            raise
-    return tenant.id, tenant
 
 
 def run_until_signal(work: Callable[[], Awaitable[T]]) -> tuple[int, T | None]:
@@ -168,11 +125,7 @@ def render(arguments: Namespace) -> int:
         ReplicationError: the file cannot be written, or the replicator would misread a path.
     """
     settings = load(arguments)
-    options = settings.multi_tenant.file_db.replication
-    if not options.use_replication:
-        raise OptionsValidationError(
-            [Problem(USE_REPLICATION, "is false, so nothing is replicated: set it to true")]
-        )
+    _require_replicated(settings)
     require_tenants(settings)
     databases = trio.run(_databases, settings)
     try:
@@ -182,7 +135,8 @@ def render(arguments: Namespace) -> int:
     # For a deployment or a cron job: it tells by its status whether somebody has forgotten to
     # render.
     if arguments.check:
-        return _check(Path(arguments.output or options.config_output_path), text)
+        path = settings.multi_tenant.file_db.replication.config_output_path
+        return _check(Path(arguments.output or path), text)
     if arguments.output is None:
         sys.stdout.write(text)
         return 0
@@ -208,8 +162,7 @@ def _count(databases: list[TenantDatabaseFile]) -> str:
 
 
 async def _databases(settings: Settings) -> list[TenantDatabaseFile]:
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        tenants = TenantService(settings, store.tenants)
+    async with open_tenants(settings) as tenants:
         return await find_databases(tenants, databases_directory(settings))
 
 
@@ -250,13 +203,17 @@ def require_replication(settings: Settings) -> Settings:
     Raises:
         OptionsValidationError: ``UseReplication`` is false, or there are no tenants.
     """
+    _require_replicated(settings)
+    if unmet_needs(settings):
+        raise OptionsValidationError(unmet_needs(settings))
+    return settings
+
+
+def _require_replicated(settings: Settings) -> None:
     if not settings.multi_tenant.file_db.replication.use_replication:
         raise OptionsValidationError(
             [Problem(USE_REPLICATION, "is false, so nothing is replicated: set it to true")]
         )
-    if unmet_needs(settings):
-        raise OptionsValidationError(unmet_needs(settings))
-    return settings
 
 
 async def _serve(supervisor: Supervisor, pid_file: str) -> int:
@@ -296,9 +253,7 @@ class _Obedience:
                 self._supervisor.force()
 
 
-COLUMNS = ("identifier", "state", "lag", "last_sync", "reason")
-
-_PAGE = 500
+COLUMNS = ("identifier", "state", "lag_seconds", "last_sync_at", "reason")
 
 #: The seconds for which a replicator without a socket is watched for reads of the databases; it
 #: reads each of them once a second.
@@ -333,9 +288,9 @@ def show_status(arguments: Namespace) -> int:
     # For a supervised replicator the daemon has the keys; this shell need not have them.
     if supervised and health.state is not HealthState.HEALTHY:
         name_unset_variables(settings)
-    as_json = arguments.format == "json"
-    rows = [_row(each, identifiers[each.path], as_json=as_json) for each in health.databases]
-    print_rows(rows, COLUMNS, as_json=as_json)
+    print_list(
+        arguments, [_row(each, identifiers[each.path]) for each in health.databases], COLUMNS
+    )
     if not settings.multi_tenant.file_db.replication.health_check_enabled:
         say("HealthCheckEnabled is false: nobody looks at this but you")
     say(f"{health.state.value}: {health.reason}")
@@ -348,16 +303,14 @@ def show_status(arguments: Namespace) -> int:
 
 async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
     directory = databases_directory(settings).absolute()
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        service = TenantService(settings, store.tenants)
+    async with open_tenants(settings) as service:
         # The expected databases come from the tenants, not from the directory: one that is missing
         # has to be seen.
-        files = await find_databases(service, directory)
-        identifiers = await _identifiers(service)
+        names = {each.path: each.replica for each in await find_databases(service, directory)}
 
-    async def wanted() -> Collection[str]:
+    async def wanted() -> Mapping[str, str]:
         await trio.lowlevel.checkpoint()
-        return [file.path for file in files]
+        return names
 
     replication = settings.multi_tenant.file_db.replication
     surveyor = None if replication.supervise else LagSurveyor(settings)
@@ -371,33 +324,18 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
     while surveyor and surveyor.book.waits_for_reading() and trio.current_time() < end:
         await trio.sleep(_LOOK_AGAIN_SECONDS)
         health = await checker.check(even_if_disabled=True)
-    return health, {file.path: identifiers[file.tenant_id] for file in files}
+    return health, {path: name.partition(".")[0] for path, name in names.items()}
 
 
-async def _identifiers(tenants: TenantService) -> dict[str, str]:
-    """Return the identifier of each active tenant by its id."""
-    found: dict[str, str] = {}
-    after = ""
-    while True:
-        page = await tenants.list(status=TenantStatus.ACTIVE, after=after, limit=_PAGE)
-        found |= {tenant.id: tenant.identifier for tenant in page}
-        if len(page) < _PAGE:
-            return found
-        after = page[-1].identifier
-
-
-def _row(health: DatabaseHealth, identifier: str, *, as_json: bool) -> Row:
-    row = {"identifier": identifier, "state": health.state.value, "reason": health.reason or None}
-    if as_json:
-        return {
-            **row,
-            "path": health.path,
-            "lag_seconds": health.lag_seconds,
-            "last_sync_at": health.last_sync_at,
-        }
-    # Tenths are for people; JSON has the number.
-    lag = None if health.lag_seconds is None else f"{health.lag_seconds:.1f} s"
-    return {**row, "lag": lag, "last_sync": moment_text(health.last_sync_at)}
+def _row(health: DatabaseHealth, identifier: str) -> Row:
+    return {
+        "identifier": identifier,
+        "state": health.state.value,
+        "reason": health.reason or None,
+        "path": health.path,
+        "lag_seconds": health.lag_seconds,
+        "last_sync_at": health.last_sync_at,
+    }
 
 
 VERIFICATION_COLUMNS = (
@@ -441,7 +379,7 @@ def verify(arguments: Namespace) -> int:
     logs.configure(level="Error", format=settings.logging.format)
 
     async def work() -> Sequence[Verification]:
-        async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+        async with open_store(settings) as store:
             keeper = VerificationKeeper(Verifier(settings, reader), store.inbox)
             tenants = TenantService(settings, store.tenants)
             if arguments.tenant is not None:
@@ -454,9 +392,7 @@ def verify(arguments: Namespace) -> int:
     status, results = run_until_signal(work)
     if results is None:
         return status
-    as_json = arguments.format == "json"
-    rows = [_document(each) if as_json else _verification_row(each) for each in results]
-    print_rows(rows, VERIFICATION_COLUMNS, as_json=as_json)
+    print_list(arguments, [_document(each) for each in results], VERIFICATION_COLUMNS)
     failed = sum(not each.ok for each in results)
     say(f"{failed} of {len(results)} replicas are not good" if failed else _praise(results))
     return EXIT_FAILURE if failed else 0
@@ -486,9 +422,12 @@ def _document(result: Verification) -> Row:
     return {
         "tenant": result.identifier,
         "tenant_id": result.tenant_id,
+        # A tenant without a database yet is no failure: there is nothing that could be lost.
+        "result": ("skipped" if result.skipped else "good") if result.ok else "FAILED",
         "ok": result.ok,
         "problem": result.problem,
         "skipped": result.skipped,
+        "reason": result.problem or result.skipped,
         "content": str(result.content),
         "txid": result.txid,
         "as_of": result.as_of,
@@ -496,15 +435,4 @@ def _document(result: Verification) -> Row:
         "bytes": result.bytes,
         "seconds": result.seconds,
         "verified_at": result.verified_at,
-    }
-
-
-def _verification_row(result: Verification) -> Row:
-    # A tenant without a database yet is no failure: there is nothing that could be lost.
-    word = "skipped" if result.skipped else "good"
-    return {
-        **_document(result),
-        "result": word if result.ok else "FAILED",
-        "as_of": moment_text(result.as_of),
-        "reason": result.problem or result.skipped,
     }

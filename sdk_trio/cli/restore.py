@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from ..errors import ReplicatorError, RestoreError, StoreUnavailableError
+from ..errors import ReplicatorError, RestoreError, StoreUnavailableError, UnknownTenantError
 from .parse import (
-    MOMENT_HELP,
     UsageError,
     add_bypass,
     add_format,
+    add_moment,
+    add_number,
     add_who_and_why,
     describing,
     moment_text,
-    parse_count,
-    parse_since,
 )
 
 if not describing():
@@ -31,6 +29,8 @@ if not describing():
     from ..config import Settings
     from ..records.tenants import Tenant
     from ..replication.control import ControlClient, control_socket_path
+    from ..replication.listing import find_replica
+    from ..replication.manifest import replica_name, split_replica_name
     from ..replication.replica import ReplicaReader
     from ..replication.restore import (
         DEFAULT_WAIT_SECONDS,
@@ -42,12 +42,10 @@ if not describing():
         Wish,
     )
     from ..storage.data_directory import create_data_directory
-    from ..storage.open import open_store
     from ..tenants.databases import database_path, databases_directory
-    from ..tenants.service import TenantService
-    from .replication import find_tenant, open_reader, run_until_signal
+    from .replication import open_reader, run_until_signal
     from .settings import load
-    from .store import actor_of, why_unreachable
+    from .store import actor_of, open_tenants, why_unreachable
     from .terminal import ByteProgress, Row, print_json, print_text, say
 
 
@@ -60,13 +58,11 @@ def restore_arguments(parser: ArgumentParser) -> None:
         "open, replace it, and reactivate the tenant if it was active",
     )
     parser.add_argument(
-        "--tenant", metavar="T", help="the tenant, or its id if it is not known here"
+        "--tenant",
+        metavar="T",
+        help="the tenant; if it is not known here, its replica is looked for at the target",
     )
-    parser.add_argument(
-        "--at",
-        metavar="TIME",
-        help=f"the last state before it (default: the newest); {MOMENT_HELP}",
-    )
+    add_moment(parser, "--at", "the last state before it (default: the newest)")
     parser.add_argument("--output", metavar="F", help="the file to make, of --tenant")
     parser.add_argument("--force", action="store_true", help="replace --output if it exists")
     parser.add_argument(
@@ -77,8 +73,10 @@ def restore_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="with --in-place: replace the database also when the replica lacks what it has",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--wait",
+        greatest=86_400,
         metavar="SECONDS",
         help="with --in-place: how long others may have the database open (default: 60)",
     )
@@ -102,7 +100,7 @@ def restore(arguments: Namespace) -> int:
     settings = load(arguments)
     logs.configure(level="Error", format=settings.logging.format)
     # Before the target is asked, so that a mistyped time is told at once.
-    at = None if arguments.at is None else _moment(arguments.at)
+    at = _past(arguments.at)
     reader = open_reader(settings)
     if arguments.in_place is not None:
         wish = Wish(
@@ -112,7 +110,7 @@ def restore(arguments: Namespace) -> int:
             reason=arguments.reason,
             actor=actor_of(arguments),
             bypass_email_verification=arguments.bypass_email_verification,
-            wait_seconds=_wait_seconds(arguments),
+            wait_seconds=arguments.wait or DEFAULT_WAIT_SECONDS,
         )
         work = partial(_restore_in_place, settings, reader, arguments.in_place, wish)
     else:
@@ -155,25 +153,47 @@ def _check_arguments(arguments: Namespace) -> None:
             raise UsageError(f"{name} goes with --in-place alone: --output changes no tenant")
 
 
-def _wait_seconds(arguments: Namespace) -> float:
-    if arguments.wait is None:
-        return DEFAULT_WAIT_SECONDS
-    return parse_count(arguments.wait, option="--wait", greatest=86_400)
-
-
 async def _restore_into(
     settings: Settings, reader: ReplicaReader, arguments: Namespace, at: float | None
 ) -> Row:
     output = Path(arguments.output)
-    tenant_id, tenant = await find_tenant(settings, arguments.tenant)
+    tenant = await _find_tenant(settings, arguments.tenant)
+    if tenant is not None:
+        name = replica_name(tenant.identifier, tenant.id)
+    else:
+        options = settings.multi_tenant.file_db.replication
+        name = await find_replica(options, reader, arguments.tenant)
+    tenant_id = _tenant_id(name)
     # The replicator has the old file open and would not notice the new one in its place.
     if _is_its_place(settings, tenant_id, tenant, output):
         await _refuse_replicated(settings, tenant_id, output)
     with _shown_progress() as report:
         restored = await Restorer(reader, report=report).restore(
-            tenant_id, output, at=at, overwrite=arguments.force
+            name, output, at=at, overwrite=arguments.force
         )
-    return _row(tenant.identifier if tenant else tenant_id, restored)
+    return _row(restored)
+
+
+async def _find_tenant(settings: Settings, key: str) -> Tenant | None:
+    """Return the tenant of this identifier, id or name of a replica; None: it is not known here.
+
+    It may have been purged, or the store may be lost. The target knows its replica then.
+    """
+    if why_unreachable(settings) is not None:
+        await trio.lowlevel.checkpoint()
+        return None
+    _, tenant_id = split_replica_name(key) or ("", key)
+    async with open_tenants(settings) as tenants:
+        try:
+            return await tenants.get(tenant_id)
+        except UnknownTenantError:
+            return None
+
+
+def _tenant_id(name: str) -> str:
+    parts = split_replica_name(name)
+    assert parts is not None
+    return parts[1]
 
 
 async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str, wish: Wish) -> Row:
@@ -183,27 +203,24 @@ async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str,
             f"{missing}; --in-place suspends the tenant there: without a store, use --output"
         )
     directory = create_data_directory(databases_directory(settings)).absolute()
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
-        tenants = TenantService(settings, store.tenants)
+    async with open_tenants(settings) as tenants:
         tenant = await tenants.get(key)
         with _shown_progress() as report:
             in_place = InPlaceRestorer(Restorer(reader, report=report), tenants, notice=say)
             done = await in_place.restore(tenant, database_path(directory, tenant.id), wish)
     return {
-        **_row(tenant.identifier, done.restored),
+        **_row(done.restored),
         "reactivated": done.reactivated,
         "kept": os.fspath(wish.keep) if done.kept and wish.keep is not None else None,
     }
 
 
-def _moment(text: str) -> float:
-    now = time.time()
-    at = parse_since(text, now=now, option="--at")
+def _past(at: float | None) -> float | None:
     # A time in the future is mostly one without its offset from UTC.
-    if at > now:
+    if at is not None and at > time.time():
         raise UsageError(
-            f"--at {text} is in the future; leave it out for the newest state, and give a time "
-            "with its offset from UTC, such as 2026-01-31T12:00Z"
+            f"--at {moment_text(at)} is in the future; leave it out for the newest state, and give "
+            "a time with its offset from UTC, such as 2026-01-31T12:00Z"
         )
     return at
 
@@ -272,10 +289,11 @@ def _shown_progress() -> Iterator[Report]:
         progress.end()
 
 
-def _row(name: str, restored: Restored) -> Row:
+def _row(restored: Restored) -> Row:
+    identifier, tenant_id = restored.replica.split(".")
     return {
-        "tenant": name,
-        "tenant_id": restored.tenant_id,
+        "tenant": identifier,
+        "tenant_id": tenant_id,
         "output": restored.output,
         "txid": restored.txid,
         "as_of": restored.as_of,

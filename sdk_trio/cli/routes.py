@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from argparse import ArgumentParser, Namespace
-from typing import Any
 
 from ..errors import SdkError
 from .parse import add_format, add_who_and_why, describing
@@ -19,7 +18,7 @@ if not describing():
     from .receiver import admin_address, fetch
     from .settings import load
     from .store import actor_of, open_inbox, why_unreachable
-    from .terminal import print_rows, say
+    from .terminal import print_list, say
 
 #: A sample of the metric, as a route's name is a label without escapes.
 _ROUTE_STATE = re.compile(
@@ -42,31 +41,25 @@ def list_routes(arguments: Namespace) -> int:
     """Print the routes in their order; the first that matches an event takes it."""
     settings = load(arguments)
     routes = routes_of(settings)
-    as_json = arguments.format == "json"
     pauses = trio.run(pauses_of, settings)
     waiting, unknown = _waiting_routes(settings) if routes else (set[str](), None)
     rows = []
     for route in routes:
         options, pause = route.options, pauses.get(route.name)
-        row: dict[str, Any] = {
+        row = {
             "name": route.name,
             "state": "paused" if pause else "waiting" if route.name in waiting else "open",
             "types": list(options.types),
             "where": list(options.where),
             "url": options.url,
+            "ordered": options.ordered,
+            "concurrency": options.concurrency,
+            "paused_at": pause and pause.at,
+            "paused_by": pause and pause.actor,
+            "reason": pause and pause.reason,
         }
-        if as_json:
-            row |= {
-                "ordered": options.ordered,
-                "concurrency": options.concurrency,
-                "paused_at": pause and pause.at,
-                "paused_by": pause and pause.actor,
-                "reason": pause and pause.reason,
-            }
-        else:
-            row |= {"types": " ".join(options.types), "where": " ".join(options.where) or None}
         rows.append(row)
-    print_rows(rows, COLUMNS, as_json=as_json)
+    print_list(arguments, rows, COLUMNS)
     for name, pause in pauses.items():
         say(f"{name} is paused {pause}")
     if waiting:

@@ -95,7 +95,7 @@ class SettingsReloader:
         self._wanted = trio.Event()
         self._files: tuple[str, ...] = ()
         # Taken before the settings are first read, so that a change in between is noticed later.
-        self._key_files.look(self._directories)
+        self._key_files.read(self._directories)
 
     def began_with(self, loaded: Loaded) -> None:
         """Remember the files of the settings in force; none of them may vanish."""
@@ -112,12 +112,12 @@ class SettingsReloader:
         When it is cancelled, either all of the new settings are in force or none of them.
         ``status`` is the text that the service manager shows after each reload.
         """
-        await self._look(runtime)
+        await self._changed_files(runtime)
         while True:
             # The poll also bounds the wait for a request, so that one task does both and two
             # reloads never meet.
             asked = await self._wait(runtime.settings.server.key_file_poll_seconds)
-            files = await self._look(runtime)
+            files = await self._changed_files(runtime)
             if not asked and not files:
                 continue
             # A reload in the middle of a drain would open what is being closed.
@@ -137,11 +137,11 @@ class SettingsReloader:
         self._wanted = trio.Event()
         return asked
 
-    async def _look(self, runtime: Runtime) -> tuple[str, ...]:
+    async def _changed_files(self, runtime: Runtime) -> tuple[str, ...]:
         places = (*self._directories, *key_files(runtime.settings))
         # Abandoned on cancel, so that a hanging file system cannot hold up a stop. Otherwise it is
         # awaited, so that there is never more than one such thread.
-        return await trio.to_thread.run_sync(self._key_files.look, places, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(self._key_files.read, places, abandon_on_cancel=True)
 
     async def _reload(self, runtime: Runtime, *, cause: str, files: tuple[str, ...]) -> None:
         try:

@@ -32,12 +32,11 @@ if not describing():
         read_settings,
     )
     from ..config.bind import IGNORED, UNKNOWN_KEY
-    from ..config.check import WEBHOOK_SECRET
     from ..config.options import DEVELOPMENT, environment_meant
     from ..config.show import DEFAULT_ORIGIN
     from ..config.sources import below_root, split_mapping_key
     from ..config.table import Setting, by_folded_path, fold
-    from .terminal import print_json, print_rows, print_text, say
+    from .terminal import print_json, print_list, print_rows, print_text, say
 
 
 def read(
@@ -202,7 +201,7 @@ def check(arguments: Namespace) -> int:
             for problem in found:
                 print_text(f"{level}: {problem}")
         say(f"errors: {len(problems)}, warnings: {len(warnings)}")
-        if any(problem.key == WEBHOOK_SECRET for problem in problems):
+        if any(problem.key == "Sdk:Webhooks:Secret" for problem in problems):
             say("to try things out no secret is needed: 'config check --dev', 'doctor --dev'")
     return EXIT_CONFIGURATION if problems else 0
 
@@ -277,13 +276,12 @@ def show(arguments: Namespace) -> int:
     settings = loaded.require()
     rows = describe(settings, loaded.origins)
     chosen = [row for row in rows if arguments.all or row.origin != DEFAULT_ORIGIN]
-    print_rows(
+    print_list(
+        arguments,
         [msgspec.structs.asdict(row) for row in chosen],
         ("key", "value", "origin"),
-        as_json=arguments.format == "json",
+        nothing="every setting is at its default; --all shows them",
     )
-    if not chosen:
-        say("every setting is at its default; --all shows them")
     return 0
 
 

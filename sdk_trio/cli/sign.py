@@ -22,11 +22,11 @@ from ..errors import EXIT_CONFIGURATION, EXIT_FAILURE, DeliveryDecodingError, Sd
 from .parse import (
     UsageError,
     add_format,
+    add_moment,
+    add_number,
     add_secret,
     describing,
     moment_text,
-    parse_count,
-    parse_moment,
 )
 
 if not describing():
@@ -118,9 +118,7 @@ def sign_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``sign``."""
     add_secret(parser)
     parser.add_argument("--id", metavar="ID", help="the webhook id (default: a new one)")
-    parser.add_argument(
-        "--timestamp", metavar="TIME", help="Unix seconds or ISO 8601 (default: now)"
-    )
+    add_moment(parser, "--timestamp", "when it was sent (default: now)")
     parser.add_argument(
         "--format",
         choices=("headers", "curl", "json"),
@@ -138,8 +136,7 @@ def sign_file(arguments: Namespace) -> int:
     """
     settings = load(arguments)
     secret = for_signing(chosen_secrets(arguments, settings))
-    given = arguments.timestamp
-    timestamp = int(time.time()) if given is None else parse_moment(given, option="--timestamp")
+    timestamp = int(time.time() if arguments.timestamp is None else arguments.timestamp)
     webhook_id = arguments.id or f"msg_{uuid.uuid4().hex}"
     body = read_bytes(arguments.file)
     try:
@@ -166,14 +163,13 @@ def sign_file(arguments: Namespace) -> int:
 
 def new_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``secrets new``."""
-    parser.add_argument("--count", metavar="N", default="1", help="how many (default 1)")
+    add_number(parser, "--count", greatest=1000, default=1, help="how many (default 1)")
     add_format(parser)
 
 
 def new_secrets(arguments: Namespace) -> int:
     """Print new webhook secrets, a line each."""
-    count = parse_count(arguments.count, option="--count", greatest=1000)
-    made = [new_secret(secrets.token_bytes(NEW_SECRET_BYTES)) for _ in range(count)]
+    made = [new_secret(secrets.token_bytes(NEW_SECRET_BYTES)) for _ in range(arguments.count)]
     if arguments.format == "json":
         print_rows([{"secret": text} for text in made], ("secret",), as_json=True)
     else:
@@ -210,11 +206,7 @@ def verify_arguments(parser: ArgumentParser) -> None:
         required=True,
         help="the request's headers: 'Name: value' lines, or a JSON object",
     )
-    parser.add_argument(
-        "--at",
-        metavar="TIME",
-        help="take this for the present time, for a delivery of earlier: Unix seconds or ISO 8601",
-    )
+    add_moment(parser, "--at", "take this for the present time, for a delivery of earlier")
     add_format(parser)
     _add_body(parser)
 
@@ -226,7 +218,7 @@ def verify_file(arguments: Namespace) -> int:
     settings = load(arguments)
     webhooks = settings.webhooks
     keyring = Keyring.from_secrets(chosen_secrets(arguments, settings), webhooks.key_derivation)
-    now = time.time() if arguments.at is None else parse_moment(arguments.at, option="--at")
+    now = time.time() if arguments.at is None else arguments.at
     delivery = Delivery(
         parse_headers(read_bytes(arguments.headers)), read_bytes(arguments.file), now
     )

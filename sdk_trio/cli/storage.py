@@ -17,7 +17,7 @@ if not describing():
     from ..base import logs
     from ..config import Settings, StorageBackend
     from ..storage.data_directory import keep_files_private, lock_data_directory
-    from ..storage.examine import CheckResult, StoreStatus, check_sqlite, sqlite_status
+    from ..storage.examine import CheckResult, StoreStatus, check_file, status_of_file
     from ..storage.open import postgres_address
     from ..storage.sql.schema import DATABASE_NAME
     from .settings import load
@@ -65,11 +65,11 @@ def show_status(arguments: Namespace) -> int:
     _require_reachable(settings)
     if settings.storage.backend is StorageBackend.POSTGRES:
         address = postgres_address(settings)
-        from ..storage.postgres.examine import postgres_status
+        from ..storage.examine_postgres import status_of_database
 
-        status = postgres_status(address)
+        status = status_of_database(address)
     else:
-        status = sqlite_status(_file(settings))
+        status = status_of_file(_file(settings))
     shown = {**attrs.asdict(status), "next_start": status.next_start}
     if arguments.format == "json":
         print_json(shown)
@@ -110,11 +110,11 @@ def check_store(arguments: Namespace) -> int:
     try:
         if settings.storage.backend is StorageBackend.POSTGRES:
             address = postgres_address(settings)
-            from ..storage.postgres.examine import check_postgres
+            from ..storage.examine_postgres import check_database
 
-            results = check_postgres(address, lambda rule: progress.show(rule, 0))
+            results = check_database(address, lambda rule: progress.show(rule, 0))
         else:
-            results = check_sqlite(_file(settings), lambda rule: progress.show(rule, 0))
+            results = check_file(_file(settings), lambda rule: progress.show(rule, 0))
     finally:
         progress.end()
     print_rows(

@@ -5,16 +5,16 @@ import os
 import uuid
 from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import trio
 
 from ..config import Settings, StorageBackend
-from ..errors import StoreUnavailableError
+from ..errors import StoreUnavailableError, TenantsDisabledError
 from ..storage import open as storage
-from ..storage.ports import Inbox
+from ..storage.ports import Inbox, Store
 from ..storage.sql.schema import DATABASE_NAME
 from ..tenants.identity import is_tenant_id
 from ..tenants.service import TenantService
@@ -45,8 +45,8 @@ def why_unreachable(settings: Settings) -> str | None:
     """Return the reason why a command cannot reach the inbox, or None."""
     if settings.storage.backend is StorageBackend.MEMORY:
         return (
-            "Sdk:Storage:Backend is Memory: the events are in the running process alone, where "
-            "no command can reach them; use Sqlite"
+            "Sdk:Storage:Backend is Memory: its data are in the running process only, where no "
+            "command can reach them; use Sqlite"
         )
     # A command that reads creates nothing: a mistyped path would leave an empty store behind, which
     # the next command takes for the real one.
@@ -63,10 +63,26 @@ def why_unreachable(settings: Settings) -> str | None:
         )
     except OSError:
         return (
-            f"there is no inbox at {file.absolute()}: start a receiver first (run, dev), or name "
+            f"there is no store at {file.absolute()}: start a receiver first (run, dev), or name "
             "its data directory with --set Sdk:Storage:Path=..."
         )
     return None
+
+
+def require_tenants(settings: Settings) -> None:
+    """Raise if a command cannot work on the tenants of these settings.
+
+    Raises:
+        TenantsDisabledError: there are none.
+        StoreUnavailableError: there is no store yet, or it is in another process's memory.
+    """
+    if not settings.multi_tenant.enabled:
+        raise TenantsDisabledError(
+            "Sdk:MultiTenant:Enabled is false, so there are no tenants: set it to true"
+        )
+    missing = why_unreachable(settings)
+    if missing is not None:
+        raise StoreUnavailableError(missing)
 
 
 def actor_of(arguments: Namespace) -> str:
@@ -122,8 +138,26 @@ async def open_tenants(
     if missing is not None:
         # A mistyped directory makes a store that nobody looks into.
         say(f"note: {missing.partition(':')[0]}, so a new one is made")
-    async with storage.open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    async with _opened(settings) as store:
         yield TenantService(settings, store.tenants)
+
+
+@asynccontextmanager
+async def open_store(settings: Settings) -> AsyncIterator[Store]:
+    """Open the existing store of an installation with tenants, beside a daemon or without one.
+
+    Raises:
+        TenantsDisabledError: there are no tenants.
+        StorageError: there is no store, or it cannot be opened.
+    """
+    require_tenants(settings)
+    async with _opened(settings) as store:
+        yield store
+
+
+def _opened(settings: Settings) -> AbstractAsyncContextManager[Store]:
+    # An owner of its own: leases of a command must not be taken for those of the daemon beside it.
+    return storage.open_store(settings, owner=f"command-{uuid.uuid4()}")
 
 
 def tenant_path(host: str, identifier: str) -> str:

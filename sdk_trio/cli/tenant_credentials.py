@@ -1,57 +1,39 @@
-"""``tenant credentials``: the sources of a tenant's own credentials, and who shares them."""
-
-from __future__ import annotations
+"""The sources of a tenant's own credentials: how options name them, and who shares them."""
 
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import trio
 
 from ..errors import TenantCredentialsError
-from .parse import (
-    UsageError,
-    add_format,
-    add_identifier,
-    add_secret_sources,
-    add_token,
-    add_who_and_why,
-    describing,
+from ..records.tenants import (
+    CredentialSource,
+    EnvironmentVariable,
+    KeyFile,
+    Tenant,
+    TenantCredentials,
+    source_from_text,
+    source_to_text,
 )
-
-if not describing():
-    import trio
-
-    from ..records.tenants import (
-        CredentialSource,
-        EnvironmentVariable,
-        KeyFile,
-        Tenant,
-        TenantCredentials,
-        source_from_text,
-        source_to_text,
-    )
-    from ..tenants.credentials import CredentialReader
-    from ..tenants.service import TenantService
-    from .store import actor_of, run_with_tenants
-    from .terminal import print_rows, say
+from ..tenants.credentials import CredentialReader
+from .parse import UsageError
+from .terminal import print_rows, say
 
 
-def named_credentials(arguments: Namespace, before: TenantCredentials) -> TenantCredentials:
-    """Return ``before`` with the token and the secrets that the options replace.
+def named_token(arguments: Namespace) -> CredentialSource | None:
+    """Return the source of the access token that an option names, None if none does.
 
     Raises:
-        TenantCredentialsError: a file of them does not exist.
+        TenantCredentialsError: a file does not exist.
     """
-    token = _token(arguments)
-    secrets = named_secrets(arguments)
-    return attrs.evolve(
-        before,
-        access_token=token or before.access_token,
-        # All at once: what is named replaces the list. `rotate` is the command that adds to it.
-        webhook_secrets=secrets or before.webhook_secrets,
-    )
+    if arguments.access_token_env is not None:
+        return EnvironmentVariable(arguments.access_token_env)
+    if arguments.access_token_file is not None:
+        return _key_file("--access-token-file", arguments.access_token_file)
+    return None
 
 
 def named_secrets(arguments: Namespace) -> tuple[CredentialSource, ...]:
@@ -66,12 +48,49 @@ def named_secrets(arguments: Namespace) -> tuple[CredentialSource, ...]:
     )
 
 
-def _token(arguments: Namespace) -> CredentialSource | None:
-    if arguments.access_token_env is not None:
-        return EnvironmentVariable(arguments.access_token_env)
-    if arguments.access_token_file is not None:
-        return _key_file("--access-token-file", arguments.access_token_file)
-    return None
+def credentials_after(before: TenantCredentials, arguments: Namespace) -> TenantCredentials:
+    """Return the credentials with the sources that the options name, keep or remove.
+
+    Raises:
+        UsageError: options contradict each other, or a source to remove is not there or is the
+            last one.
+        TenantCredentialsError: a file does not exist.
+    """
+    token = None if arguments.no_access_token else named_token(arguments) or before.access_token
+    return attrs.evolve(
+        before, access_token=token, webhook_secrets=_secrets_after(before, arguments)
+    )
+
+
+def _secrets_after(before: TenantCredentials, arguments: Namespace) -> tuple[CredentialSource, ...]:
+    new = named_secrets(arguments)
+    removed = tuple(map(_parse_source, arguments.remove_webhook_secret))
+    keeps = arguments.keep_webhook_secrets or removed
+    if arguments.no_webhook_secrets:
+        if new or keeps:
+            raise UsageError(
+                "--no-webhook-secrets: not allowed with options that name, keep or remove one"
+            )
+        return ()
+    if arguments.keep_webhook_secrets and not new:
+        raise UsageError(
+            "--keep-webhook-secrets: name the new source with --webhook-secret-env or "
+            "--webhook-secret-file"
+        )
+    for source in removed:
+        if source not in before.webhook_secrets:
+            raise UsageError(f"--remove-webhook-secret: the tenant has no {source_to_text(source)}")
+    if not keeps:
+        return new or before.webhook_secrets
+    # The first source signs, so a source that is named again moves to the front.
+    kept = tuple(s for s in before.webhook_secrets if s not in removed and s not in new)
+    # Without a secret of its own, the host's sign for the tenant: a rotation must not lead there.
+    if not (new or kept):
+        raise UsageError(
+            "--remove-webhook-secret: it is the last one, without which the host's own secrets "
+            "alone sign for the tenant; if that is meant: --no-webhook-secrets"
+        )
+    return (*new, *kept)
 
 
 def _key_file(option: str, path: str) -> KeyFile:
@@ -88,16 +107,12 @@ def _key_file(option: str, path: str) -> KeyFile:
     return KeyFile(os.path.abspath(path))
 
 
-def parse_source(text: str) -> CredentialSource:
-    """Return the source of a text such as ``env:NAME``.
-
-    Raises:
-        UsageError: it is no source. It is not quoted, because it may be a secret by mistake.
-    """
+def _parse_source(text: str) -> CredentialSource:
     try:
         return source_from_text(text)
     except ValueError as error:
-        raise UsageError(f"{error}, as 'tenant credentials show' prints it") from None
+        # Not quoted: it may be a secret by mistake.
+        raise UsageError(f"{error}, as 'tenant show' prints it") from None
 
 
 def holders_of(
@@ -112,11 +127,6 @@ def holders_of(
     return holders
 
 
-async def warn_of_shared_sources(service: TenantService, tenant: Tenant) -> None:
-    """Say which sources of a tenant are another one's, too: each could sign for the other."""
-    say_shared(tenant, await service.holders(tenant.credentials.sources, but=tenant))
-
-
 def say_shared(tenant: Tenant, holders: Mapping[CredentialSource, Sequence[str]]) -> None:
     """Print a warning for each source of ``tenant`` that others name."""
     for source, others in holders.items():
@@ -128,161 +138,27 @@ def say_shared(tenant: Tenant, holders: Mapping[CredentialSource, Sequence[str]]
             )
 
 
-COLUMNS = ("use", "source", "found", "problem", "shared_with")
-
-_TOKEN, _SECRET = "access_token", "webhook_secret"
-
-
-def show_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of ``tenant credentials show``."""
-    add_identifier(parser)
-    add_format(parser)
-
-
-def show_credentials(arguments: Namespace) -> int:
-    """Print each source of a tenant, and the number of values that this process finds there.
-
-    Raises:
-        UnknownTenantError: there is no such tenant.
-    """
-
-    async def look(service: TenantService) -> list[dict[str, Any]]:
-        return await _rows(service, await service.get(arguments.identifier))
-
-    _print(run_with_tenants(arguments, look), arguments)
-    return 0
-
-
-def set_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of ``tenant credentials set``."""
-    add_identifier(parser)
-    add_token(parser, removable=True)
-    add_secret_sources(parser)
-    parser.add_argument(
-        "--no-webhook-secrets", action="store_true", help="it has none of its own any more"
-    )
-    add_who_and_why(parser)
-    add_format(parser)
-
-
-def set_credentials(arguments: Namespace) -> int:
-    """Replace the token's source, the secrets' sources, or both; other sources stay.
-
-    Raises:
-        UsageError: nothing is named.
-        InvalidTenantError: a source cannot be accepted; nothing was changed.
-        TenantError: there is no such tenant, or somebody else has changed it at the same time.
-    """
-
-    def after(before: TenantCredentials) -> TenantCredentials:
-        changed = named_credentials(arguments, before)
-        if arguments.no_access_token:
-            changed = attrs.evolve(changed, access_token=None)
-        if arguments.no_webhook_secrets:
-            changed = attrs.evolve(changed, webhook_secrets=())
-        return changed
-
-    if arguments.no_webhook_secrets and named_secrets(arguments):
-        raise UsageError("--no-webhook-secrets: not allowed with a source of webhook secrets")
-    # Compared with nothing at all, so that every option that could name something is looked at
-    # once.
-    removes = arguments.no_access_token or arguments.no_webhook_secrets
-    if not removes and named_credentials(arguments, TenantCredentials()) == TenantCredentials():
-        raise UsageError(
-            "say what changes: --access-token-env, --access-token-file or --no-access-token, "
-            "--webhook-secret-env, --webhook-secret-file or --no-webhook-secrets"
-        )
-    return _change(arguments, after)
-
-
-def rotate_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of ``tenant credentials rotate``."""
-    add_identifier(parser)
-    add_secret_sources(parser)
-    parser.add_argument(
-        "--remove",
-        metavar="SOURCE",
-        action="append",
-        default=[],
-        help="an old source, env:NAME or file:PATH as 'tenant credentials show' prints it",
-    )
-    add_who_and_why(parser)
-    add_format(parser)
-
-
-def rotate_credentials(arguments: Namespace) -> int:
-    """Put a new source of webhook secrets before the others, or take old ones away.
-
-    Raises:
-        UsageError: nothing is named, a removed source is not there, or it is the last one.
-        TenantCredentialsError: a new file does not exist.
-        InvalidTenantError: a source cannot be accepted; nothing was changed.
-        TenantError: there is no such tenant, or somebody else has changed it at the same time.
-    """
-    new = named_secrets(arguments)
-    removed = tuple(map(parse_source, arguments.remove))
-    if not (new or removed):
-        raise UsageError(
-            "name the new source with --webhook-secret-env or --webhook-secret-file, or an old one "
-            "with --remove"
-        )
-
-    def after(before: TenantCredentials) -> TenantCredentials:
-        for source in removed:
-            if source not in before.webhook_secrets:
-                raise UsageError(f"--remove: the tenant has no {source_to_text(source)}")
-        # A source that is named again moves to the front instead of standing twice: the first one
-        # signs.
-        old = tuple(s for s in before.webhook_secrets if s not in removed and s not in new)
-        # Without a secret of its own, the host's sign for the tenant: a rotation must not lead
-        # there.
-        if not (new or old):
-            raise UsageError(
-                "--remove: it is the last one, without which the host's own secrets alone sign "
-                "for the tenant; if that is meant: tenant credentials set --no-webhook-secrets"
-            )
-        return attrs.evolve(before, webhook_secrets=(*new, *old))
-
-    status = _change(arguments, after)
-    if new and not removed:
-        say(
-            "both sign now: have the sender use the new secret, see that deliveries come, then "
-            "remove the old source with --remove"
-        )
-    return status
-
-
-def _change(arguments: Namespace, after: Any) -> int:
-    async def change(service: TenantService) -> tuple[list[dict[str, Any]], bool]:
-        before = await service.get(arguments.identifier)
-        tenant = await service.set_credentials(
-            before,
-            after(before.credentials),
-            reason=arguments.reason,
-            actor=actor_of(arguments),
-            expected_version=before.version,
-        )
-        return await _rows(service, tenant), tenant.version != before.version
-
-    rows, changed = run_with_tenants(arguments, change)
-    _print(rows, arguments)
-    if not changed:
-        say("it was so already: nothing was changed")
-    return 0
-
-
-async def _rows(service: TenantService, tenant: Tenant) -> list[dict[str, Any]]:
-    holders = await service.holders(tenant.credentials.sources, but=tenant)
-    say_shared(tenant, holders)
+async def check_sources(
+    tenant: Tenant, holders: Mapping[CredentialSource, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Return for each source how many values this process finds there, and who shares it."""
     # Variables are those of this shell: the reader takes its environment when it is made.
     reader = CredentialReader()
     credentials = tenant.credentials
-    uses = [(_SECRET, source) for source in credentials.webhook_secrets]
+    uses = [("webhook_secret", source) for source in credentials.webhook_secrets]
     if credentials.access_token is not None:
-        uses.insert(0, (_TOKEN, credentials.access_token))
+        uses.insert(0, ("access_token", credentials.access_token))
     rows = []
     for use, source in uses:
-        found, problem = await _found(reader, tenant, use, source)
+        found, problem = 0, None
+        try:
+            if use == "access_token":
+                await reader.access_token(tenant)
+                found = 1
+            else:
+                found = len(await reader.read_webhook_secrets(tenant, source))
+        except TenantCredentialsError as error:
+            problem = str(error)
         rows.append(
             {
                 "use": use,
@@ -292,35 +168,14 @@ async def _rows(service: TenantService, tenant: Tenant) -> list[dict[str, Any]]:
                 "shared_with": list(holders[source]),
             }
         )
+    await trio.lowlevel.checkpoint()
     return rows
 
 
-async def _found(
-    reader: CredentialReader, tenant: Tenant, use: str, source: CredentialSource
-) -> tuple[int, str | None]:
-    """Return the number of values in a source, or the reason why it has none."""
-    try:
-        if use == _TOKEN:
-            await reader.access_token(tenant)
-            return 1, None
-        return len(await reader.read_webhook_secrets(tenant, source)), None
-    except TenantCredentialsError as error:
-        problem = str(error)
-    await trio.lowlevel.checkpoint()
-    return 0, problem
-
-
-def _print(rows: list[dict[str, Any]], arguments: Namespace) -> None:
-    if arguments.format == "json":
-        print_rows(rows, COLUMNS, as_json=True)
-        return
-    shown = [{**row, "shared_with": ", ".join(row["shared_with"]) or None} for row in rows]
-    print_rows(shown, COLUMNS, as_json=False)
-    if not rows:
-        say("the tenant has no credentials of its own: the host's are used")
-    for row in rows:
-        # The most usual reason of a variable that is missing here: it is set in the unit of the
-        # daemon alone.
-        if row["problem"] and row["source"].startswith("env:"):
-            say("note: variables are looked up in this shell's environment, not in the daemon's")
-            return
+def print_sources(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the rows of :func:`check_sources` for people."""
+    print_rows(rows, ("use", "source", "found", "problem", "shared_with"), as_json=False)
+    # The most usual reason of a variable that is missing here: it is set in the unit of the daemon
+    # alone.
+    if any(row["problem"] and row["source"].startswith("env:") for row in rows):
+        say("note: variables are looked up in this shell's environment, not in the daemon's")

@@ -13,13 +13,13 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
 from ..errors import EXIT_FAILURE, InvalidTenantError, SdkError, StorageError, TenantError
 from ..records.states import TenantStatus
-from .parse import add_format, add_who_and_why, describing
+from .parse import add_format, add_status, add_who_and_why, describing
 
 if not describing():
     import trio
@@ -27,12 +27,12 @@ if not describing():
     from ..config import StorageBackend
     from ..records.tenants import CredentialSource, Tenant, TenantCredentials, source_from_text
     from ..tenants import identity
-    from ..tenants.service import TenantService
+    from ..tenants.service import TenantChanges, TenantService, differing_fields, with_changes
     from .settings import load
     from .store import actor_of, run_with_tenants, why_unreachable
     from .tenant_credentials import holders_of, say_shared
     from .tenants import listed
-    from .terminal import Progress, print_json, print_rows, read_bytes, say
+    from .terminal import Progress, print_json, print_list, read_bytes, say
 
 #: The fields that an import can set; ``access_token`` and ``webhook_secrets`` are sources, never
 #: values.
@@ -255,11 +255,7 @@ def _step(
     before = known.get(after.identifier)
     if before is None:
         return Step(row, "create", after=after)
-    changes = tuple(
-        name
-        for name in (*FIELDS[1:6], "credentials")
-        if getattr(before, name) != getattr(after, name)
-    )
+    changes = differing_fields(before, after)
     return Step(row, "change" if changes else "unchanged", changes, before=before, after=after)
 
 
@@ -296,34 +292,23 @@ def _after(row: Row, identifier: str, before: Tenant | None) -> Tenant:
         if "name" not in row.fields:
             raise _RefusedRowError("a new tenant needs a name")
         before = Tenant(id="", identifier=identifier, name="", created_at=0)
-    named = row.fields.keys()
-    email = (
-        identity.check_email(_text(row, "site_manager_email"))
-        if "site_manager_email" in named
-        else before.site_manager_email
-    )
+    changes: dict[str, Any] = {
+        name: _text(row, name)
+        for name in ("name", "organization_id", "site_manager_email", "site_manager_phone")
+        if name in row.fields
+    }
+    if "name" in changes:
+        changes["name"] = changes["name"] or ""
     verified = row.fields.get("site_manager_email_verified")
-    if verified is None:
-        verified = before.site_manager_email_verified and email == before.site_manager_email
-    if not isinstance(verified, bool):
+    if not isinstance(verified, bool | None):
         raise _RefusedRowError("site_manager_email_verified must be true or false")
-    if verified and email is None:
+    if verified is not None:
+        changes["site_manager_email_verified"] = verified
+    changes["credentials"] = _credentials(row, before.credentials)
+    after = with_changes(before, cast("TenantChanges", changes))
+    if verified and after.site_manager_email is None:
         raise _RefusedRowError("site_manager_email_verified: there is no address")
-    changed = attrs.evolve(
-        before,
-        site_manager_email=email,
-        site_manager_email_verified=verified,
-        credentials=_credentials(row, before.credentials),
-    )
-    if "name" in named:
-        changed = attrs.evolve(changed, name=identity.check_name(_text(row, "name") or ""))
-    if "organization_id" in named:
-        organization = identity.check_organization_id(_text(row, "organization_id"))
-        changed = attrs.evolve(changed, organization_id=organization)
-    if "site_manager_phone" in named:
-        phone = identity.check_phone(_text(row, "site_manager_phone"))
-        changed = attrs.evolve(changed, site_manager_phone=phone)
-    return changed
+    return after
 
 
 def _text(row: Row, name: str) -> str | None:
@@ -343,9 +328,7 @@ def _credentials(row: Row, before: TenantCredentials) -> TenantCredentials:
         if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
             raise _RefusedRowError("webhook_secrets must be a list of texts")
         secrets = tuple(map(_source, found))
-    return identity.check_credentials(
-        TenantCredentials(access_token=token, webhook_secrets=secrets)
-    )
+    return TenantCredentials(access_token=token, webhook_secrets=secrets)
 
 
 def _source(text: str) -> CredentialSource:
@@ -360,9 +343,7 @@ COLUMNS = ("row", "identifier", "verdict", "changes", "reason")
 
 def export_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``tenant export``."""
-    parser.add_argument(
-        "--status", choices=[status.value for status in TenantStatus], help="only this status"
-    )
+    add_status(parser, "only this status")
     parser.add_argument(
         "--format", choices=("csv", "json"), default="csv", help="of standard output (default csv)"
     )
@@ -420,7 +401,7 @@ def import_tenants(arguments: Namespace) -> int:
         steps = plan(rows, ())
     else:
         steps = run_with_tenants(arguments, work, creates=not arguments.dry_run)
-    print_rows([_shown(s) for s in steps], COLUMNS, as_json=arguments.format == "json")
+    print_list(arguments, [_shown(s) for s in steps], COLUMNS)
     return _summary(steps, dry_run=arguments.dry_run)
 
 
@@ -450,39 +431,18 @@ async def _apply(service: TenantService, steps: Sequence[Step], arguments: Names
 
 
 async def _do(service: TenantService, step: Step, arguments: Namespace) -> None:
-    """Create a tenant, or change its differing fields; each kind of change has an audit row."""
-    who: dict[str, Any] = {"reason": arguments.reason, "actor": actor_of(arguments)}
-    tenant, after = step.before, step.after
+    """Create a tenant, or change its differing fields."""
     await trio.lowlevel.checkpoint()
+    before, after = step.before, step.after
     if after is None or step.verdict == "unchanged":
         return
-    contact: dict[str, Any] = {
-        "site_manager_email": after.site_manager_email,
-        "site_manager_email_verified": after.site_manager_email_verified,
-        "site_manager_phone": after.site_manager_phone,
-    }
-    if tenant is None:
-        await service.add(
-            after.identifier,
-            name=after.name,
-            organization_id=after.organization_id,
-            credentials=after.credentials,
-            **contact,
-            **who,
-        )
-        return
-    # Three calls, because each kind of change is a row of the audit trail of its own.
-    if not {"name", "organization_id"}.isdisjoint(step.changes):
-        names: dict[str, Any] = {"name": after.name, "organization_id": after.organization_id}
-        tenant = await service.change(tenant, **names, **who, expected_version=tenant.version)
-    if not contact.keys().isdisjoint(step.changes):
-        tenant = await service.change_contact(
-            tenant, **contact, **who, expected_version=tenant.version
-        )
-    if "credentials" in step.changes:
-        await service.set_credentials(
-            tenant, after.credentials, **who, expected_version=tenant.version
-        )
+    who: dict[str, Any] = {"reason": arguments.reason, "actor": actor_of(arguments)}
+    fields = {name: getattr(after, name) for name in TenantChanges.__annotations__}
+    if before is None:
+        await service.add(after.identifier, **fields, **who)
+    else:
+        changes = cast("TenantChanges", {name: fields[name] for name in step.changes})
+        await service.change(before, **changes, **who, expected_version=before.version)
 
 
 def _say_shared(steps: Sequence[Step], tenants: Sequence[Tenant]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
@@ -17,12 +16,10 @@ if not describing():
     from ..base import logs
     from ..config import Settings, StorageBackend
     from ..replication.erasure import ReplicaErasure
-    from ..storage.open import open_store
     from ..tenants.purge import PurgeCandidate, Purger, TenantRemoved
     from .settings import load
-    from .store import actor_of
-    from .terminal import Progress, confirmed, print_rows, say
-    from .upgrade import require_tenants
+    from .store import actor_of, open_store, require_tenants
+    from .terminal import Progress, confirmed, print_list, say
 
 COLUMNS = (
     "identifier",
@@ -85,11 +82,10 @@ def purge_tenants(arguments: Namespace) -> int:
     logs.configure(level="Error", format=settings.logging.format)
     # Read in a run of its own: the store is not held open while somebody thinks about the question.
     candidates = trio.run(_candidates, settings, arguments)
-    as_json = arguments.format == "json"
     days = settings.multi_tenant.tenant_status.deleted_tenant_retention_days
     none = f"no tenant was deleted more than {days} days ago"
     if arguments.dry_run:
-        print_rows([_row(c, purged=False) for c in candidates], COLUMNS, as_json=as_json)
+        print_list(arguments, [_row(c, purged=False) for c in candidates], COLUMNS)
         _say_places(candidates)
         say(f"{len(candidates)} would be removed for ever" if candidates else none)
         return 0
@@ -100,7 +96,7 @@ def purge_tenants(arguments: Namespace) -> int:
             say("nothing was removed")
             return EXIT_FAILURE
     rows, unreached, other_tables = trio.run(_purge, settings, candidates, arguments)
-    print_rows(rows, COLUMNS, as_json=as_json)
+    print_list(arguments, rows, COLUMNS)
     removed = sum(row["purged"] for row in rows)
     say(f"{removed} removed; backups elsewhere are not looked for" if rows else none)
     if removed and settings.storage.backend is StorageBackend.POSTGRES:
@@ -120,7 +116,7 @@ def purge_tenants(arguments: Namespace) -> int:
 
 
 async def _candidates(settings: Settings, arguments: Namespace) -> Sequence[PurgeCandidate]:
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    async with open_store(settings) as store:
         purger = Purger(settings, store, replicas=ReplicaErasure(settings))
         if arguments.identifier is not None:
             return [await purger.candidate(arguments.identifier, now=arguments.now)]
@@ -135,7 +131,7 @@ async def _purge(
     rows = []
     unreached: list[str] = []
     progress = Progress("removed", len(candidates))
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    async with open_store(settings) as store:
         purger = Purger(settings, store, replicas=ReplicaErasure(settings))
         for candidate in candidates:
             try:

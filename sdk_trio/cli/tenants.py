@@ -6,8 +6,8 @@ JSON has the names of the records' attributes; it is a stable contract.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -18,22 +18,41 @@ from .parse import (
     add_bypass,
     add_format,
     add_identifier,
-    add_secret_sources,
-    add_token,
+    add_limit,
+    add_number,
+    add_sources,
+    add_status,
     add_who_and_why,
     describing,
-    moment_text,
-    parse_count,
 )
 
 if not describing():
     from ..records.tenants import AuditRecord, Tenant, TenantCredentials, source_to_text
     from ..tenants import TenantService, TransitionResult
-    from ..tenants.service import PAGE, UNCHANGED
+    from ..tenants.service import PAGE
     from .settings import load
     from .store import actor_of, run_with_tenants, tenant_path
-    from .tenant_credentials import named_credentials, warn_of_shared_sources
-    from .terminal import Row, cell, confirmed, print_json, print_rows, print_text, say
+    from .tenant_credentials import (
+        check_sources,
+        credentials_after,
+        named_secrets,
+        named_token,
+        print_sources,
+        say_shared,
+    )
+    from .terminal import (
+        cell,
+        confirmed,
+        print_fields,
+        print_json,
+        print_list,
+        print_rows,
+        print_text,
+        say,
+    )
+
+if TYPE_CHECKING:
+    from ..tenants.service import TenantChanges
 
 #: The columns of ``tenant list``.
 LIST_COLUMNS = (
@@ -42,14 +61,14 @@ LIST_COLUMNS = (
     "status",
     "organization_id",
     "site_manager_email",
-    "email_verified",
-    "created",
+    ("email_verified", "site_manager_email_verified"),
+    "created_at",
 )
 
 #: The columns of ``tenant audit``.
 AUDIT_COLUMNS = (
     "sequence",
-    "occurred",
+    "occurred_at",
     "tenant_identifier",
     "action",
     "previous_status",
@@ -58,6 +77,15 @@ AUDIT_COLUMNS = (
     "relaxation",
     "reason",
     "details",
+)
+
+RESULT_COLUMNS = (
+    "identifier",
+    "transition",
+    "previous_status",
+    "new_status",
+    "no_op",
+    "occurred_at",
 )
 
 
@@ -74,120 +102,40 @@ def listed(tenant: Tenant) -> dict[str, Any]:
     }
 
 
-def table_row(tenant: Tenant) -> dict[str, Any]:
-    """Return the cells of ``LIST_COLUMNS``."""
-    return {
-        **listed(tenant),
-        "email_verified": tenant.site_manager_email_verified,
-        "created": moment_text(tenant.created_at),
-    }
+#: The fields that ``--search`` looks at, of tenants and of audit rows.
+_SEARCHED = (
+    "identifier",
+    "name",
+    "id",
+    "organization_id",
+    "site_manager_email",
+    "site_manager_phone",
+)
+_AUDIT_SEARCHED = (
+    "tenant_identifier",
+    "tenant_id",
+    "action",
+    "actor",
+    "reason",
+    "relaxation",
+    "details",
+)
 
 
-def mentions(tenant: Tenant, text: str | None) -> bool:
-    """Return whether a tenant has ``text`` in a name, an id or an address, in any case."""
-    fields = (
-        tenant.identifier,
-        tenant.name,
-        tenant.id,
-        tenant.organization_id,
-        tenant.site_manager_email,
-        tenant.site_manager_phone,
-    )
-    return _any_holds(fields, text)
-
-
-def audit_mentions(record: AuditRecord, status: str | None, text: str | None) -> bool:
-    """Return whether an audit row led to ``status``, and has ``text`` in one of its fields."""
-    fields = (
-        record.tenant_identifier,
-        record.tenant_id,
-        record.action,
-        record.actor,
-        record.reason,
-        record.relaxation,
-        record.details,
-    )
-    return status in (None, record.new_status) and _any_holds(fields, text)
-
-
-def _any_holds(fields: Iterable[str | None], text: str | None) -> bool:
+def _mentions(record: Tenant | AuditRecord, fields: Sequence[str], text: str | None) -> bool:
+    """Return whether one of the fields holds ``text``, in any case; None is held by each."""
+    values = (getattr(record, field) for field in fields)
     # casefold, because names are of every language.
-    return text is None or any(text.casefold() in field.casefold() for field in fields if field)
-
-
-def audited(record: AuditRecord) -> dict[str, Any]:
-    """Return every attribute of an audit row."""
-    return attrs.asdict(record)
-
-
-def audit_row(record: AuditRecord) -> dict[str, Any]:
-    """Return the cells of ``AUDIT_COLUMNS``."""
-    return {**audited(record), "occurred": moment_text(record.occurred_at)}
-
-
-class Contact(TypedDict):
-    """The arguments of :meth:`sdk_trio.tenants.TenantService.change_contact`."""
-
-    site_manager_email: str | None
-    site_manager_email_verified: bool
-    site_manager_phone: str | None
-
-
-def changes_contact(arguments: Namespace) -> bool:
-    """Return whether any option changes the contact."""
-    return (
-        arguments.email is not None
-        or arguments.email_verified is not None
-        or arguments.phone is not None
-        or arguments.no_email
-        or arguments.no_phone
-    )
-
-
-def contact_after(tenant: Tenant, arguments: Namespace) -> Contact:
-    """Return the contact of ``tenant`` with the options' values.
-
-    A new address counts as not verified, unless the options say otherwise.
-
-    Raises:
-        UsageError: an option verifies an address, and there is none.
-    """
-    email = _after(tenant.site_manager_email, arguments.email, gone=arguments.no_email)
-    verified = arguments.email_verified
-    if verified is None:
-        # Whoever changes an address has not verified the new one: a stranger would get the tenant's
-        # messages.
-        verified = tenant.site_manager_email_verified and email == tenant.site_manager_email
-    # Nothing would be verified, and an address that is added later would count as if it were.
-    elif verified and email is None:
-        raise UsageError("--email-verified: there is no address; name one with --email")
-    return Contact(
-        site_manager_email=email,
-        site_manager_email_verified=verified,
-        site_manager_phone=_after(
-            tenant.site_manager_phone, arguments.phone, gone=arguments.no_phone
-        ),
-    )
-
-
-def _after(before: str | None, named: str | None, *, gone: bool) -> str | None:
-    if gone:
-        return None
-    return before if named is None else named
-
-
-RESULT_COLUMNS = ("identifier", "transition", "previous_status", "new_status", "no_op", "occurred")
+    return text is None or any(text.casefold() in value.casefold() for value in values if value)
 
 
 def list_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``tenant list``."""
-    parser.add_argument(
-        "--status", choices=[status.value for status in TenantStatus], help="only this status"
-    )
+    add_status(parser, "only this status")
     parser.add_argument(
         "--search", metavar="TEXT", help="only those with it in a name, an id or an address"
     )
-    parser.add_argument("--limit", metavar="N", help="at most this many (default: all)")
+    add_limit(parser, default=None)
     parser.add_argument(
         "--after", metavar="IDENTIFIER", default="", help="only those that come after this one"
     )
@@ -196,20 +144,16 @@ def list_arguments(parser: ArgumentParser) -> None:
 
 def list_tenants(arguments: Namespace) -> int:
     """Print the tenants by identifier: all of them, or those that match every option."""
-    limit = None if arguments.limit is None else parse_count(arguments.limit, option="--limit")
-    tenants = run_with_tenants(arguments, lambda service: _chosen(service, arguments, limit))
-    as_json = arguments.format == "json"
-    print_rows(
-        [listed(t) if as_json else table_row(t) for t in tenants], LIST_COLUMNS, as_json=as_json
-    )
-    if not tenants:
-        say("no tenants")
-    elif len(tenants) == limit:
-        say(f"there may be more: --after {tenants[-1].identifier}")
+    limit: int | None = arguments.limit
+    tenants = run_with_tenants(arguments, lambda service: _chosen(service, arguments))
+    more = f"--after {tenants[limit - 1].identifier}" if limit and len(tenants) > limit else ""
+    rows = [listed(tenant) for tenant in tenants]
+    print_list(arguments, rows, LIST_COLUMNS, nothing="no tenants", limit=limit, more=more)
     return 0
 
 
-async def _chosen(service: TenantService, arguments: Namespace, limit: int | None) -> list[Tenant]:
+async def _chosen(service: TenantService, arguments: Namespace) -> list[Tenant]:
+    """Return the tenants that match every option, one more than ``--limit`` if there are more."""
     status = TenantStatus(arguments.status) if arguments.status else None
     found: list[Tenant] = []
     after = arguments.after
@@ -217,9 +161,9 @@ async def _chosen(service: TenantService, arguments: Namespace, limit: int | Non
         page = await service.list(status=status, after=after, limit=PAGE)
         # The store knows only status and order; there are few enough tenants to search the rest
         # here.
-        found += [tenant for tenant in page if mentions(tenant, arguments.search)]
-        if len(page) < PAGE or (limit is not None and len(found) >= limit):
-            return found[:limit]
+        found += [tenant for tenant in page if _mentions(tenant, _SEARCHED, arguments.search)]
+        if len(page) < PAGE or (arguments.limit and len(found) > arguments.limit):
+            return found
         after = page[-1].identifier
 
 
@@ -239,52 +183,46 @@ def show_arguments(parser: ArgumentParser) -> None:
 
 
 def show_tenant(arguments: Namespace) -> int:
-    """Print one tenant.
+    """Print one tenant, and whether its own credentials are found.
 
     Raises:
         UnknownTenantError: there is none.
     """
-    _tell(arguments, find_tenant(arguments, arguments.identifier))
+    _print_result(arguments, lambda service: service.get(arguments.identifier))
     return 0
 
 
-def _tell(arguments: Namespace, tenant: Tenant) -> None:
-    """Print one tenant, with the path that its senders post to."""
+def _print_result(
+    arguments: Namespace,
+    use: Callable[[TenantService], Awaitable[Tenant]],
+    *,
+    creates: bool = False,
+) -> Tenant:
+    """Print the tenant that ``use`` returns, its credentials, and the path that is its own."""
+
+    async def work(service: TenantService) -> tuple[Tenant, list[dict[str, Any]]]:
+        tenant = await use(service)
+        holders = await service.holders(tenant.credentials.sources, but=tenant)
+        say_shared(tenant, holders)
+        return tenant, await check_sources(tenant, holders)
+
+    tenant, sources = run_with_tenants(arguments, work, creates=creates)
     host = load(arguments).webhooks.path
     # The own address is of use to own secrets alone: at it, the host's signature does not count.
     own = tenant_path(host, tenant.identifier) if tenant.credentials.webhook_secrets else None
     if arguments.format == "json":
-        print_json({**listed(tenant), "webhook_path": own or host, "own_webhook_path": bool(own)})
-    elif own is not None:
-        _print_tenant(tenant, path=f"{own} (for senders with its own secrets)")
-    else:
-        why = "the host's, with the host's secret: it has no webhook secrets of its own"
-        _print_tenant(tenant, path=f"{host} ({why})")
-
-
-def _print_tenant(tenant: Tenant, *, path: str) -> None:
-    credentials = tenant.credentials
-    token = credentials.access_token
-    fields = {
-        "identifier": tenant.identifier,
-        "name": tenant.name,
-        "status": tenant.status,
-        "id": tenant.id,
-        "organization id": tenant.organization_id,
-        "site manager email": tenant.site_manager_email,
-        "email verified": tenant.site_manager_email_verified,
-        "site manager phone": tenant.site_manager_phone,
-        "created": moment_text(tenant.created_at),
-        "deleted": moment_text(tenant.deleted_at),
-        "version": tenant.version,
-        "access token": None if token is None else source_to_text(token),
-        "webhook secrets": ", ".join(map(source_to_text, credentials.webhook_secrets)) or None,
-        "webhook path": path,
-    }
-    width = max(map(len, fields))
-    for name, value in fields.items():
-        if value is not None:
-            print_text(f"{name.ljust(width)}  {cell(value)}")
+        path = {"webhook_path": own or host, "own_webhook_path": bool(own)}
+        print_json({**listed(tenant), **path, "sources": sources})
+        return tenant
+    why = "the host's, with the host's secret: it has no webhook secrets of its own"
+    fields = attrs.asdict(tenant, recurse=False)
+    del fields["credentials"]
+    path_text = f"{own} (for senders with its own secrets)" if own else f"{host} ({why})"
+    print_fields({**fields, "webhook_path": path_text})
+    if sources:
+        print_text("\ncredentials")
+    print_sources(sources)
+    return tenant
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -299,8 +237,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
     )
-    add_token(parser)
-    add_secret_sources(parser)
+    add_sources(parser)
     add_who_and_why(parser)
     add_format(parser)
 
@@ -317,10 +254,12 @@ def add(arguments: Namespace) -> int:
     if arguments.email_verified and arguments.email is None:
         raise UsageError("--email-verified: there is no address; name one with --email")
     # Before a store is opened, and maybe made.
-    credentials = named_credentials(arguments, TenantCredentials())
+    credentials = TenantCredentials(
+        access_token=named_token(arguments), webhook_secrets=named_secrets(arguments)
+    )
 
     async def create(service: TenantService) -> Tenant:
-        tenant = await service.add(
+        return await service.add(
             arguments.identifier,
             name=arguments.name,
             site_manager_email=arguments.email,
@@ -331,16 +270,35 @@ def add(arguments: Namespace) -> int:
             reason=arguments.reason,
             actor=actor_of(arguments),
         )
-        await warn_of_shared_sources(service, tenant)
-        return tenant
 
-    tenant = run_with_tenants(arguments, create, creates=True)
-    _tell(arguments, tenant)
+    _print_result(arguments, create, creates=True)
     return 0
 
 
-def change_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of ``tenant change``."""
+#: The fields that ``tenant set`` replaces, by the option that gives a value, and the one that
+#: removes it.
+_FIELDS = (
+    ("name", "name", None),
+    ("organization_id", "organization_id", "no_organization"),
+    ("site_manager_email", "email", "no_email"),
+    ("site_manager_phone", "phone", "no_phone"),
+)
+
+#: The options of ``tenant set`` that name, keep or remove sources of credentials.
+_SOURCE_OPTIONS = (
+    "access_token_env",
+    "access_token_file",
+    "no_access_token",
+    "webhook_secret_env",
+    "webhook_secret_file",
+    "keep_webhook_secrets",
+    "remove_webhook_secret",
+    "no_webhook_secrets",
+)
+
+
+def set_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant set``."""
     add_identifier(parser)
     parser.add_argument("--name", metavar="N", help="the name for people")
     organization = parser.add_mutually_exclusive_group()
@@ -348,68 +306,13 @@ def change_arguments(parser: ArgumentParser) -> None:
         "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
     )
     organization.add_argument(
-        "--no-organization", action="store_true", help="it gets no organization's events any more"
+        "--no-organization", action="store_true", help="it gets no organization's events"
     )
-    add_who_and_why(parser)
-    add_format(parser)
-
-
-def change(arguments: Namespace) -> int:
-    """Change a tenant's name or organization; fields that are not named stay.
-
-    Raises:
-        UsageError: nothing is named.
-        InvalidTenantError: a value cannot be accepted; nothing was changed.
-        TenantExistsError: the organization is another tenant's.
-        TenantError: there is no such tenant, or somebody else has changed it at the same time.
-    """
-    # UNCHANGED and None differ: None takes the organization away.
-    organization = None if arguments.no_organization else arguments.organization_id or UNCHANGED
-    if arguments.name is None and organization is UNCHANGED:
-        raise UsageError("say what changes: --name, --organization-id or --no-organization")
-    # The empty text of an unset shell variable must not take the organization away.
-    if arguments.organization_id == "":
-        raise UsageError("--organization-id is empty: --no-organization says that there is none")
-
-    async def apply(service: TenantService, before: Tenant) -> Tenant:
-        return await service.change(
-            before,
-            name=arguments.name,
-            organization_id=organization,
-            reason=arguments.reason,
-            actor=actor_of(arguments),
-            expected_version=before.version,
-        )
-
-    return change_tenant(arguments, apply)
-
-
-def change_tenant(
-    arguments: Namespace, apply: Callable[[TenantService, Tenant], Awaitable[Tenant]]
-) -> int:
-    """Let ``apply`` change the named tenant, print it, and say if nothing was changed."""
-
-    async def work(service: TenantService) -> tuple[Tenant, bool]:
-        before = await service.get(arguments.identifier)
-        after = await apply(service, before)
-        # The version tells whether anything was written: equal values leave it as it is.
-        return after, after.version != before.version
-
-    tenant, changed = run_with_tenants(arguments, work)
-    _tell(arguments, tenant)
-    if not changed:
-        say("it was so already: nothing was changed")
-    return 0
-
-
-def contact_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of ``tenant contact``."""
-    add_identifier(parser)
     email = parser.add_mutually_exclusive_group()
     email.add_argument(
-        "--email", metavar="E", help="the site manager's email address; another one is not verified"
+        "--email", metavar="E", help="the site manager's email address; a new one is not verified"
     )
-    email.add_argument("--no-email", action="store_true", help="there is no address any more")
+    email.add_argument("--no-email", action="store_true", help="there is no address")
     verified = parser.add_mutually_exclusive_group()
     verified.add_argument(
         "--email-verified", action="store_true", default=None, help="the address is verified"
@@ -423,38 +326,71 @@ def contact_arguments(parser: ArgumentParser) -> None:
     )
     phone = parser.add_mutually_exclusive_group()
     phone.add_argument("--phone", metavar="P", help="the site manager's phone, as +15551234567")
-    phone.add_argument("--no-phone", action="store_true", help="there is no phone any more")
+    phone.add_argument("--no-phone", action="store_true", help="there is no phone")
+    add_sources(parser, changes=True)
     add_who_and_why(parser)
     add_format(parser)
 
 
-def change_contact(arguments: Namespace) -> int:
-    """Change the contact data of a tenant's site manager; fields that are not named stay.
+def set_fields(arguments: Namespace) -> int:
+    """Change the fields of a tenant that options name, all at once, and print the tenant.
 
     Raises:
-        UsageError: nothing is named, or an address is verified that there is not.
+        UsageError: nothing is named, or options contradict each other or the tenant.
         InvalidTenantError: a value cannot be accepted; nothing was changed.
+        TenantCredentialsError: a file that is named does not exist; nothing was changed.
+        TenantExistsError: the organization is another tenant's.
         TenantError: there is no such tenant, or somebody else has changed it at the same time.
     """
-    if not changes_contact(arguments):
-        raise UsageError(
-            "say what changes: --email or --no-email, --email-verified or --email-not-verified, "
-            "--phone or --no-phone"
-        )
+    named = named_fields(arguments)
+    if not named and not any(getattr(arguments, option) for option in _SOURCE_OPTIONS):
+        raise UsageError("say what changes: name a field, such as --name or --email")
+    # The empty text of an unset shell variable must not take the organization away.
+    if arguments.organization_id == "":
+        raise UsageError("--organization-id is empty: --no-organization says that there is none")
+    versions = []
 
-    async def apply(service: TenantService, before: Tenant) -> Tenant:
-        return await service.change_contact(
+    async def change(service: TenantService) -> Tenant:
+        before = await service.get(arguments.identifier)
+        email = named.get("site_manager_email", before.site_manager_email)
+        # An address that is added later would count as if it were verified.
+        if arguments.email_verified and email is None:
+            raise UsageError("--email-verified: there is no address; name one with --email")
+        named["credentials"] = credentials_after(before.credentials, arguments)
+        versions.append(before.version)
+        return await service.change(
             before,
-            **contact_after(before, arguments),
+            **named,
             reason=arguments.reason,
             actor=actor_of(arguments),
             expected_version=before.version,
         )
 
-    return change_tenant(arguments, apply)
+    after = _print_result(arguments, change)
+    # The version says whether anything was written: equal values leave it unchanged.
+    if [after.version] == versions:
+        say("nothing was changed: the tenant has these values already")
+    elif arguments.keep_webhook_secrets and not arguments.remove_webhook_secret:
+        say(
+            "old and new secrets sign now: have the sender use the new one, see that deliveries "
+            "come, then remove the old source with --remove-webhook-secret"
+        )
+    return 0
 
 
-def transition_arguments(parser: ArgumentParser) -> None:
+def named_fields(arguments: Namespace) -> TenantChanges:
+    """Return the new values of the fields that options name; credentials are not among them."""
+    changes: TenantChanges = {}
+    for field, option, removal in _FIELDS:
+        value = getattr(arguments, option)
+        if value is not None or (removal and getattr(arguments, removal)):
+            changes[field] = value  # type: ignore[literal-required] # a field of TenantChanges
+    if arguments.email_verified is not None:
+        changes["site_manager_email_verified"] = arguments.email_verified
+    return changes
+
+
+def suspend_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of a transition: ``tenant suspend`` and its like."""
     add_identifier(parser)
     add_who_and_why(parser)
@@ -462,69 +398,42 @@ def transition_arguments(parser: ArgumentParser) -> None:
     add_format(parser)
 
 
-def suspend(arguments: Namespace) -> int:
-    """Suspend an active tenant.
+# The last word of a command names the function that declares its arguments.
+reactivate_arguments = deactivate_arguments = suspend_arguments
+
+
+def delete_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``tenant delete``."""
+    suspend_arguments(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def transition(arguments: Namespace) -> int:
+    """Suspend, reactivate, deactivate or delete a tenant, as the command's last word says.
+
+    Deletion is soft, and asked about.
 
     Raises:
         SuspensionRefusedError: its site manager's email is not verified, and nothing relaxes that.
         TenantError: there is no such tenant, or its status does not allow it.
     """
-    return _change(
-        arguments,
-        lambda service: service.suspend(
-            arguments.identifier,
-            reason=arguments.reason,
-            actor=actor_of(arguments),
-            bypass_email_verification=arguments.bypass_email_verification,
-        ),
-    )
+    verb = arguments.words.rpartition(" ")[2]
+    if verb == "delete" and not arguments.yes:
+        # The question is printed on a terminal, and a mistyped identifier may hold control
+        # characters.
+        name = cell(arguments.identifier)
+        kept = f"the tenant {name} can be reactivated until its retention has passed"
+        if not confirmed(f"{kept}; delete it?"):
+            say("nothing was changed")
+            return EXIT_FAILURE
+    options = {"reason": arguments.reason, "actor": actor_of(arguments)}
+    if verb == "suspend":
+        options["bypass_email_verification"] = arguments.bypass_email_verification
 
+    async def change(service: TenantService) -> TransitionResult:
+        done: TransitionResult = await getattr(service, verb)(arguments.identifier, **options)
+        return done
 
-def reactivate(arguments: Namespace) -> int:
-    """Make a tenant active again; raises TenantError as :func:`suspend` does."""
-    return _change(
-        arguments,
-        lambda service: service.reactivate(
-            arguments.identifier, reason=arguments.reason, actor=actor_of(arguments)
-        ),
-    )
-
-
-def deactivate(arguments: Namespace) -> int:
-    """Deactivate a tenant; raises TenantError as :func:`suspend` does."""
-    return _change(
-        arguments,
-        lambda service: service.deactivate(
-            arguments.identifier, reason=arguments.reason, actor=actor_of(arguments)
-        ),
-    )
-
-
-def delete_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of ``tenant delete``."""
-    transition_arguments(parser)
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-
-
-def delete(arguments: Namespace) -> int:
-    """Delete a tenant softly, after asking; raises TenantError as :func:`suspend` does."""
-    # The question is printed on a terminal, and a mistyped identifier may hold control characters.
-    name = cell(arguments.identifier)
-    kept = f"the tenant {name} can be reactivated until its retention has passed"
-    if not (arguments.yes or confirmed(f"{kept}; delete it?")):
-        say("nothing was changed")
-        return EXIT_FAILURE
-    return _change(
-        arguments,
-        lambda service: service.delete(
-            arguments.identifier, reason=arguments.reason, actor=actor_of(arguments)
-        ),
-    )
-
-
-def _change(
-    arguments: Namespace, change: Callable[[TenantService], Awaitable[TransitionResult]]
-) -> int:
     result = run_with_tenants(arguments, change)
     row = {
         "identifier": result.tenant.identifier,
@@ -538,10 +447,9 @@ def _change(
     if arguments.format == "json":
         print_json(row)
     else:
-        shown = {**row, "occurred": moment_text(result.occurred_at)}
-        print_rows([shown], RESULT_COLUMNS, as_json=False)
+        print_rows([row], RESULT_COLUMNS, as_json=False)
     if result.no_op:
-        say(f"the tenant was {result.new_status} already: nothing was changed")
+        say(f"nothing was changed: the tenant was {result.new_status} already")
     elif result.relaxation:
         say(f"possible because of {result.relaxation}")
     return 0
@@ -552,16 +460,12 @@ def audit_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "identifier", metavar="IDENTIFIER", nargs="?", help="only this tenant, or its id"
     )
-    parser.add_argument(
-        "--status",
-        choices=[status.value for status in TenantStatus],
-        help="only what led to this status, or stayed there",
-    )
+    add_status(parser, "only what led to this status, or stayed there")
     parser.add_argument(
         "--search", metavar="TEXT", help="only rows with it in who, what, why or whom"
     )
-    parser.add_argument("--limit", metavar="N", help="at most this many (default: all)")
-    parser.add_argument("--after", metavar="SEQUENCE", help="only rows after this one")
+    add_limit(parser, default=None)
+    add_number(parser, "--after", default=0, help="only rows after this sequence")
     add_format(parser)
 
 
@@ -571,23 +475,18 @@ def audit(arguments: Namespace) -> int:
     Raises:
         UnknownTenantError: the audit trail does not name this tenant.
     """
-    limit = None if arguments.limit is None else parse_count(arguments.limit, option="--limit")
-    after = 0 if arguments.after is None else parse_count(arguments.after, option="--after")
-    records = run_with_tenants(arguments, lambda service: _trail(service, arguments, after, limit))
-    as_json = arguments.format == "json"
-    rows: Sequence[Row] = [audited(r) if as_json else audit_row(r) for r in records]
-    print_rows(rows, AUDIT_COLUMNS, as_json=as_json)
-    if not records:
-        say("the audit trail has nothing of that" if after else "the audit trail is empty")
-    elif len(records) == limit:
-        say(f"there may be more: --after {records[-1].sequence}")
+    limit: int | None = arguments.limit
+    records = run_with_tenants(arguments, lambda service: _trail(service, arguments))
+    more = f"--after {records[limit - 1].sequence}" if limit and len(records) > limit else ""
+    nothing = "the audit trail has no such rows" if arguments.after else "the audit trail is empty"
+    rows = [attrs.asdict(record) for record in records]
+    print_list(arguments, rows, AUDIT_COLUMNS, nothing=nothing, limit=limit, more=more)
     return 0
 
 
-async def _trail(
-    service: TenantService, arguments: Namespace, after: int, limit: int | None
-) -> list[AuditRecord]:
-    key = arguments.identifier
+async def _trail(service: TenantService, arguments: Namespace) -> list[AuditRecord]:
+    """Return the rows that match every option, one more than ``--limit`` if there are more."""
+    key, after = arguments.identifier, arguments.after
     tenant_id: str | None = None
     unknown: UnknownTenantError | None = None
     if key is not None:
@@ -604,13 +503,18 @@ async def _trail(
         # A filter may leave nothing of a tenant that the trail knows: only one that it never names
         # is an error.
         heard = heard or bool(rows)
-        found += [row for row in rows if audit_mentions(row, arguments.status, arguments.search)]
-        if len(page) < PAGE or (limit is not None and len(found) >= limit):
+        found += [
+            row
+            for row in rows
+            if arguments.status in (None, row.new_status)
+            and _mentions(row, _AUDIT_SEARCHED, arguments.search)
+        ]
+        if len(page) < PAGE or (arguments.limit and len(found) > arguments.limit):
             break
         after = page[-1].sequence
     if unknown is not None and not heard:
         raise unknown
-    return found[:limit]
+    return found
 
 
 def _is_of(record: AuditRecord, key: str) -> bool:

@@ -5,14 +5,20 @@ import os
 import shlex
 import shutil
 import sys
+import unicodedata
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..base.times import readable
 from ..config.sources import printable
 from ..errors import SdkError
 
 Row = Mapping[str, Any]
+
+#: A column of a table: a field of its rows, or a heading and a field.
+Column = str | tuple[str, str]
 
 
 def print_text(text: str) -> None:
@@ -32,11 +38,41 @@ def print_json_line(document: Any) -> None:
     sys.stdout.flush()
 
 
-def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) -> None:
+def print_list(
+    arguments: Namespace,
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    *,
+    nothing: str = "",
+    limit: int | None = None,
+    more: str = "",
+) -> None:
+    """Print records as ``--format`` says, and report on standard error where the list ends.
+
+    Args:
+        arguments: the parsed arguments; ``format`` is used.
+        rows: the records; one more than ``limit`` where there are more.
+        columns: see :func:`print_rows`.
+        nothing: the remark if there are no rows.
+        limit: the most rows to print; None: all.
+        more: the options that show further rows.
+    """
+    print_rows(rows[:limit], columns, as_json=arguments.format == "json")
+    if not rows and nothing:
+        say(nothing)
+    if limit is not None and len(rows) > limit:
+        say(f"stopped at {limit}; there are more: {more}")
+
+
+def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool) -> None:
     """Print rows as a table of ``columns``, or whole as a JSON array of objects.
 
-    On a terminal that is wide enough the table is drawn, and texts such as errors are shortened
-    to fit. On a narrow one a row has several lines, each within the terminal. Elsewhere every cell
+    A column is the name of a field, or a pair of a heading and a field. The table shows
+    times (``at``, ``as_of``, ``..._at``) as dates, seconds with one decimal, and the first line of
+    a text.
+
+    On a terminal texts such as errors are shortened to fit. On a narrow one a row has several
+    lines, each within the terminal. Elsewhere every cell
     is printed whole, in aligned columns: a cell that is far longer than its neighbours shifts its
     own row.
     """
@@ -47,23 +83,48 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool) ->
     # standard error.
     if not rows:
         return
-    headings = [column.replace("_", " ") for column in columns]
-    cells = [[cell(row.get(column)) for column in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    named = [(column, column) if isinstance(column, str) else column for column in columns]
+    names = [name for name, _ in named]
+    headings = [name.removesuffix("_at").replace("_", " ") for name in names]
+    cells = [[_cell_of(field, row.get(field)) for _, field in named] for row in rows]
+    widths = [max(map(_width, column)) for column in zip(headings, *cells, strict=True)]
     # Cells are shortened for eyes alone. A pipe gets them whole, because a script that cut an id
     # out of a table must not get half of it.
     if is_terminal():
         available = shutil.get_terminal_size().columns
-        fitted = _fit(columns, widths, available)
-        if fitted is None:
-            _stack(_lines_of(columns, widths, available), headings, cells)
-        else:
-            _draw(headings, cells, fitted)
+        _draw(_lines_of(names, widths, available), headings, cells)
         return
     widths = [_padded_width(column) for column in zip(headings, *cells, strict=True)]
     for line in (headings, *cells):
         padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
         print_text("  ".join(padded).rstrip())
+
+
+def print_fields(fields: Row) -> None:
+    """Print one record, a line for each field that has a value, as a table shows it.
+
+    An underscore in a name is printed as a space, and ``_at`` is left out.
+    """
+    shown = {
+        name.removesuffix("_at").replace("_", " "): _cell_of(name, value)
+        for name, value in fields.items()
+        if value is not None
+    }
+    width = max(map(len, shown))
+    for name, text in shown.items():
+        print_text(f"{name.ljust(width)}  {text}")
+
+
+def _cell_of(field: str, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = ", ".join(value) or None
+    if isinstance(value, str):
+        value = value.partition("\n")[0]
+    elif value is not None and (field in ("at", "as_of") or field.endswith("_at")):
+        value = readable(value)
+    elif isinstance(value, float) and field.endswith("seconds"):
+        value = f"{value:.1f}"
+    return cell(value)
 
 
 #: Every id of ours fits into it, in characters.
@@ -169,7 +230,7 @@ class ByteProgress:
     """Shows the present step and the number of bytes, as :class:`Progress` does."""
 
     def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
+        self._shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._width = 0
 
     def show(self, step: str, size: int) -> None:
@@ -188,25 +249,10 @@ class ByteProgress:
 
 
 #: Columns of texts of any length, and the least number of characters of each that is shown.
-_SHORTENED = frozenset({"subject", "last_error", "error", "place", "reason", "value", "origin"})
+_SHORTENED = frozenset(
+    ("subject", "last_error", "error", "place", "reason", "problem", "value", "origin")
+)
 _LEAST_WIDTH = 12
-
-#: The characters that the table's style draws between two columns, and at both edges together.
-_GAP, _EDGES = 3, 2
-
-
-def _fit(columns: Sequence[str], widths: Sequence[int], available: int) -> list[int] | None:
-    """Return the widths at which the columns fit into ``available`` characters; None if not."""
-    fitted = list(widths)
-    left = available - _EDGES - _GAP * (len(columns) - 1) - sum(widths)
-    # The last columns hold the long texts, so they are shortened first; ids stay whole, because
-    # they are copied into the next command.
-    for index, column in reversed(list(enumerate(columns))):
-        if left < 0 and column in _SHORTENED:
-            fitted[index] = max(min(widths[index], _LEAST_WIDTH), widths[index] + left)
-            left += widths[index] - fitted[index]
-    return fitted if left >= 0 else None
-
 
 #: The number of characters by which the further lines of a row are indented.
 _INDENT = 2
@@ -241,10 +287,15 @@ def _lines_of(
     return lines
 
 
-def _stack(
+def _width(text: str) -> int:
+    """Return how many places of a terminal a text takes: two for a character of East Asia."""
+    return len(text) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+
+
+def _draw(
     lines: Sequence[Mapping[int, int]], headings: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> None:
-    """Print rows of several lines each; states have their colours."""
+    """Print rows, each on its lines; states have their colours."""
     colors = not os.environ.get("NO_COLOR")
 
     def paint(style: str, text: str) -> str:
@@ -255,30 +306,14 @@ def _stack(
             shown = []
             for index, width in line.items():
                 text = row[index]
-                fitting = text if len(text) <= width else f"{text[: width - 1]}…"
+                fitting = text if _width(text) <= width else f"{text[: width - 1]}…"
                 style = "1" if row is headings else STATE_COLORS.get(text, "")
-                padding = " " * (width - len(fitting)) if index != max(line) else ""
+                padding = " " * (width - _width(fitting)) if index != max(line) else ""
                 shown.append(paint(style, fitting) + padding)
             print_text((" " * _INDENT if number else "") + "  ".join(shown))
 
 
-def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int]) -> None:
-    # Imported here, because rich takes half of the time of a command that prints no table.
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading, width in zip(headings, widths, strict=True):
-        table.add_column(heading, width=width, no_wrap=True, overflow="ellipsis")
-    for line in cells:
-        table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in line))
-    Console(file=sys.stdout).print(table)
-
-
 #: The colours of states; those that a person should look at stand out.
-_STYLES = {"dead": "bold red", "retrying": "yellow", "parked": "yellow", "done": "green"}
 STATE_COLORS = {
     "dead": "1;31",
     "retrying": "33",

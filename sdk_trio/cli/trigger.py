@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from ..errors import EXIT_FAILURE, StorageError, TenantCredentialsError, UnknownTenantError
-from .parse import UsageError, add_format, add_secret, describing, parse_count
+from .parse import UsageError, add_format, add_number, add_secret, describing
 
 if not describing():
     import trio
@@ -38,7 +38,7 @@ if not describing():
         secret_of_variable,
     )
     from .store import open_inbox, open_tenants, tenant_path, why_unreachable
-    from .terminal import Progress, print_rows, say
+    from .terminal import Progress, print_list, say
 
 if TYPE_CHECKING:
     from ..records.tenants import Tenant
@@ -67,18 +67,6 @@ _HINTS = {
 
 
 @attrs.frozen
-class SentSample:
-    """One posted event: the answer's status, and its state in the inbox."""
-
-    webhook_id: str
-    type: str
-    status: int
-    state: str | None = None
-    attempts: int | None = None
-    last_error: str | None = None
-
-
-@attrs.frozen
 class Target:
     """The address to post to and the secret; ``ca_file`` vouches for our own receiver.
 
@@ -102,7 +90,7 @@ def trigger_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--url", metavar="U", help="where to post (default: the receiver of the data directory)"
     )
-    parser.add_argument("--count", metavar="N", default="1", help="how many events (default 1)")
+    add_number(parser, "--count", greatest=100_000, default=1, help="how many events (default 1)")
     parser.add_argument(
         "--tenant", metavar="T", help="to this tenant's address, with its secret; a name or id"
     )
@@ -121,7 +109,6 @@ def trigger(arguments: Namespace) -> int:
         UsageError: ``--url`` is another machine's, and ``--secret-env`` is missing.
         DeliveryFailedError: no answer came.
     """
-    count = parse_count(arguments.count, option="--count", greatest=100_000)
     overrides = _overrides(arguments.data)
     _body(arguments.type, overrides, "", None)  # an unknown type is reported first of all
     settings = load(arguments)
@@ -130,12 +117,12 @@ def trigger(arguments: Namespace) -> int:
         target = _target(settings, arguments.url, given)
     else:
         target = _tenant_target(settings, arguments.tenant, arguments.url, given)
-    sent: list[SentSample] = []
+    sent: list[dict[str, Any]] = []
     try:
-        trio.run(_send, settings, target, arguments.type, overrides, count, sent)
+        trio.run(_send, settings, target, arguments.type, overrides, arguments.count, sent)
     finally:
         # Also after an error or an interruption, the samples that were sent are printed.
-        print_rows([attrs.asdict(s) for s in sent], COLUMNS, as_json=arguments.format == "json")
+        print_list(arguments, sent, COLUMNS)
     return _verdict(sent, target)
 
 
@@ -155,9 +142,8 @@ def types(arguments: Namespace) -> int:
         }
         for row in DEFAULT_CATALOG
     ]
-    as_json = arguments.format == "json"
-    print_rows(rows, ("type", "class", "meaning"), as_json=as_json)
-    if not as_json:
+    print_list(arguments, rows, ("type", "class", "meaning"))
+    if arguments.format != "json":
         say("'events trigger TYPE' sends a sample of it")
     return 0
 
@@ -202,7 +188,7 @@ def resend(arguments: Namespace) -> int:
         raise NoSecretError(f"nothing can be signed: {error}") from None
     posted = trio.run(post, url, signed)
     row = {"webhook_id": record.webhook_id, "type": record.type, "to": url, "status": posted.status}
-    print_rows([row], tuple(row), as_json=arguments.format == "json")
+    print_list(arguments, [row], tuple(row))
     return 0 if 200 <= posted.status < 300 else EXIT_FAILURE
 
 
@@ -310,7 +296,7 @@ def _tenant_target(settings: Settings, key: str, url: str | None, given: Secret 
     if tenant.organization_id is None:
         raise UsageError(
             f"--tenant: {tenant.identifier} has neither webhook secrets nor an organization, so no "
-            "delivery is its own: 'tenant credentials set' or 'tenant change --organization-id'"
+            "delivery is its own: 'tenant set' takes --webhook-secret-env and --organization-id"
         )
     say(f"{tenant.identifier} has no webhook secrets of its own: sent to the host's address")
     return attrs.evolve(_target(settings, url, given), organization=tenant.organization_id)
@@ -372,7 +358,7 @@ async def _send(
     wire_type: str,
     overrides: dict[str, Any] | None,
     count: int,
-    sent: list[SentSample],
+    sent: list[dict[str, Any]],
 ) -> None:
     """Post the samples and add each to ``sent``; then add their states in the inbox."""
     progress = Progress("sent", count)
@@ -393,52 +379,45 @@ async def _send(
         except ValueError as error:
             raise NoSecretError(f"nothing can be signed: {error}") from None
         posted = await post(target.url, signed, ca_file=target.ca_file)
-        sent.append(SentSample(webhook_id, wire_type, posted.status))
+        unknown: dict[str, Any] = dict.fromkeys(("state", "attempts", "last_error"))
+        row = {"webhook_id": webhook_id, "type": wire_type, "status": posted.status}
+        sent.append(row | unknown)
         progress.advance()
     # With --url the inbox is mostly another machine's, and the answers are all there is.
     if why_unreachable(settings) is None:
         await _look_up(settings, sent, target.signer)
 
 
-async def _look_up(settings: Settings, sent: list[SentSample], signer: str) -> None:
+async def _look_up(settings: Settings, sent: list[dict[str, Any]], signer: str) -> None:
     """Complete ``sent`` with what the inbox says, if it can be reached and knows the events."""
     await trio.lowlevel.checkpoint()
     try:
         async with open_inbox(settings) as inbox:
             # One deadline for all: while the first is waited for, the others are handled.
             deadline = trio.current_time() + SETTLE_SECONDS
-            for index, one in enumerate(sent):
-                sent[index] = await _settled(inbox, one, signer, deadline)
+            for row in sent:
+                record = await _settled(inbox, key_of(row["webhook_id"], signer), deadline)
+                if record is not None:
+                    # The first line fits into a table; `events show` has the rest.
+                    error = record.last_error.partition("\n")[0] if record.last_error else None
+                    row |= {"state": record.state, "attempts": record.attempts, "last_error": error}
     except StorageError as error:
         say(f"the inbox cannot be read: {error}")
 
 
-async def _settled(inbox: Inbox, sent: SentSample, signer: str, deadline: float) -> SentSample:
+async def _settled(inbox: Inbox, key: str, deadline: float) -> DeliveryRecord | None:
     """Wait until the event has been handled, has failed, or the deadline has passed."""
     while True:
-        record = await inbox.get(key_of(sent.webhook_id, signer))
-        waiting = record is not None and record.state in (
-            DeliveryState.RECEIVED,
-            DeliveryState.RUNNING,
-        )
-        if not waiting or trio.current_time() >= deadline:
-            return sent if record is None else _with(sent, record)
+        record = await inbox.get(key)
+        waits = (DeliveryState.RECEIVED, DeliveryState.RUNNING)
+        if record is None or record.state not in waits or trio.current_time() >= deadline:
+            return record
         await trio.sleep(POLL_SECONDS)
 
 
-def _with(sent: SentSample, record: DeliveryRecord) -> SentSample:
-    return attrs.evolve(
-        sent,
-        state=str(record.state),
-        attempts=record.attempts,
-        # The first line fits into a table; `events show` has the rest.
-        last_error=record.last_error.splitlines()[0] if record.last_error else None,
-    )
-
-
-def _verdict(sent: list[SentSample], target: Target) -> int:
-    refused = [one for one in sent if not 200 <= one.status < 300]
+def _verdict(sent: list[dict[str, Any]], target: Target) -> int:
+    refused = [row["status"] for row in sent if not 200 <= row["status"] < 300]
     # Each status once: a hundred refused samples have one cause.
-    for status in dict.fromkeys(one.status for one in refused):
+    for status in dict.fromkeys(refused):
         say(f"{status} from {target.url}: {_HINTS.get(status, 'not a success')}")
     return EXIT_FAILURE if refused else 0

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
-from ..errors import StoreUnavailableError, TenantsDisabledError
 from .parse import REFERENCE, add_format, describing
 
 if not describing():
     import trio
 
     from ..base import logs
-    from ..config import Settings, StorageBackend
+    from ..config import Settings
     from ..storage.data_directory import keep_files_private, lock_data_directory
-    from ..storage.open import open_store
-    from ..storage.sql.schema import DATABASE_NAME
     from ..tenants.service import TenantService
     from ..tenants.upgrade import (
         DATABASE,
@@ -35,7 +27,8 @@ if not describing():
     from ..tenants.upgrade_run import Upgrader
     from .application import import_part
     from .settings import load
-    from .terminal import print_json, print_rows, say
+    from .store import open_store, require_tenants
+    from .terminal import ByteProgress, print_json, print_rows, say
 
 COLUMNS = ("step", "rows", "remark")
 
@@ -80,30 +73,6 @@ def run_upgrade(arguments: Namespace) -> int:
     return 0
 
 
-def require_tenants(settings: Settings) -> None:
-    """Raise if a command cannot work on the tenants of these settings.
-
-    Raises:
-        TenantsDisabledError: there are none.
-        StoreUnavailableError: there is no store yet, or it is in another process's memory.
-    """
-    if not settings.multi_tenant.enabled:
-        raise TenantsDisabledError(
-            "Sdk:MultiTenant:Enabled is false, so there are no tenants: set it to true"
-        )
-    if settings.storage.backend is StorageBackend.MEMORY:
-        raise StoreUnavailableError(
-            "Sdk:Storage:Backend is Memory: the tenants are in the running process alone, where no "
-            "command can reach them; use Sqlite"
-        )
-    file = Path(settings.storage.path) / DATABASE_NAME
-    if settings.storage.backend is StorageBackend.SQLITE and not file.exists():
-        raise StoreUnavailableError(
-            f"there is no store at {file.absolute()}: name its data directory with "
-            "--set Sdk:Storage:Path=..., or start a receiver first (run, dev)"
-        )
-
-
 @contextmanager
 def _quiet(settings: Settings, quiescence: Quiescence) -> Iterator[None]:
     """Hold the lock of the data directory, which proves that no other process works there."""
@@ -118,7 +87,7 @@ def _quiet(settings: Settings, quiescence: Quiescence) -> Iterator[None]:
 
 
 async def _plan(settings: Settings, host: HostUpgrade) -> UpgradePlan:
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    async with open_store(settings) as store:
         tenants = TenantService(settings, store.tenants)
         return await Upgrader(settings, store, tenants, quiescence=Quiescence(), host=host).plan()
 
@@ -126,7 +95,7 @@ async def _plan(settings: Settings, host: HostUpgrade) -> UpgradePlan:
 async def _run(
     settings: Settings, host: HostUpgrade, quiescence: Quiescence, report: Report
 ) -> UpgradeResult:
-    async with open_store(settings, owner=f"command-{uuid.uuid4()}") as store:
+    async with open_store(settings) as store:
         tenants = TenantService(settings, store.tenants)
         upgrader = Upgrader(
             settings, store, tenants, quiescence=quiescence, host=host, report=report
@@ -139,32 +108,16 @@ async def _run(
 
 @contextmanager
 def _shown_progress() -> Iterator[Report]:
-    """Draw a bar for each step on a terminal's standard error; without a terminal do nothing."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield lambda _progress: None
-        return
-    # Imported here, because a run without a terminal draws nothing.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    """Show the step on a terminal's standard error; without a terminal do nothing."""
+    line = ByteProgress()
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}"),
-        Remaining(),
-    )
-    # On standard error, because standard output is the result, which may be read by a script.
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
+    def report(progress: UpgradeProgress) -> None:
+        line.show(f"{progress.step}: {progress.done} of {progress.total} {progress.unit}", 0)
 
-        def report(progress: UpgradeProgress) -> None:
-            if progress.step not in tasks:
-                tasks[progress.step] = bars.add_task(progress.step, unit=progress.unit)
-            bars.update(tasks[progress.step], completed=progress.done, total=progress.total)
-
+    try:
         yield report
+    finally:
+        line.end()
 
 
 def _print_plan(plan: UpgradePlan, *, as_json: bool) -> None:

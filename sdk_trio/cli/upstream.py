@@ -14,13 +14,12 @@ import attrs
 
 from ..errors import EXIT_FAILURE
 from .parse import (
-    MOMENT_HELP,
     UsageError,
     add_format,
+    add_moment,
+    add_number,
     describing,
     moment_text,
-    parse_count,
-    parse_since,
 )
 
 if not describing():
@@ -37,7 +36,7 @@ if not describing():
     from ..reconcile.reconciler import Reconciler
     from .settings import read
     from .store import open_inbox
-    from .terminal import Progress, print_json, print_rows, print_text, printable_lines, say
+    from .terminal import Progress, print_json, print_list, print_text, printable_lines, say
 
 #: Texts that are read as JSON. ``1e5`` and ``007`` stay texts, because they may be names.
 _PLAIN = re.compile(r"true|false|null|-?(0|[1-9][0-9]{0,15})(\.[0-9]+)?|[\[{\"].*", re.DOTALL)
@@ -172,7 +171,7 @@ def call_arguments(parser: ArgumentParser) -> None:
         "--name value for each field",
     )
     parser.add_argument("--list", action="store_true", help="list the operations with these words")
-    parser.add_argument("--limit", metavar="N", help="of a list: this many records (default 20)")
+    add_number(parser, "--limit", help=f"of a list: this many records (default {SHOWN})")
     parser.add_argument("--all", action="store_true", help="of a list: every record")
     parser.add_argument(
         "--data", metavar="JSON", help="the body, or the query of a GET; - reads standard input"
@@ -191,7 +190,7 @@ def call(arguments: Namespace) -> int:
         CallError: the upstream's answer was no success (status 1), or there was none (69).
     """
     if arguments.list:
-        return _list_operations(arguments.operation, as_json=arguments.format == "json")
+        return _list_operations(arguments)
     chosen = choose(arguments.operation)
     limit = _limit(arguments, is_list=_is_list(chosen.operation))
     fields = read_fields(arguments.fields, as_json=chosen.operation.body is Body.JSON)
@@ -202,8 +201,9 @@ def call(arguments: Namespace) -> int:
     return 0
 
 
-def _list_operations(words: Sequence[str], *, as_json: bool) -> int:
-    """Print the operations whose names or paths hold every one of ``words``."""
+def _list_operations(arguments: Namespace) -> int:
+    """Print the operations whose names or paths hold every one of the words."""
+    words: Sequence[str] = arguments.operation
     rows = [
         {
             "operation": row.full_name.replace(".", " "),
@@ -217,7 +217,7 @@ def _list_operations(words: Sequence[str], *, as_json: bool) -> int:
     ]
     if not rows:
         find_operation(words)  # raises an error that names similar operations
-    print_rows(rows, COLUMNS, as_json=as_json)
+    print_list(arguments, rows, COLUMNS)
     return 0
 
 
@@ -232,7 +232,7 @@ def _limit(arguments: Namespace, *, is_list: bool) -> int | None:
         raise UsageError("--limit and --all are for lists, and this operation's answer is none")
     if arguments.all:
         return None
-    return SHOWN if arguments.limit is None else parse_count(arguments.limit, option="--limit")
+    return arguments.limit or SHOWN
 
 
 def _data(text: str | None) -> Any:
@@ -308,9 +308,7 @@ RECONCILED_COLUMNS = ("webhook_id", "type", "sent", "delivered", "action")
 
 def reconcile_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``events reconcile``."""
-    parser.add_argument(
-        "--since", metavar="T", required=True, help=f"what was sent since: {MOMENT_HELP}"
-    )
+    add_moment(parser, "--since", "what was sent since", required=True)
     parser.add_argument("--dry-run", action="store_true", help="show what would be asked for")
     add_format(parser)
 
@@ -327,12 +325,11 @@ def reconcile(arguments: Namespace) -> int:
         StoreUnavailableError: there is no inbox.
         CallError: the upstream could not be asked; events requested until then arrive.
     """
-    now = time.time()
-    since = parse_since(arguments.since, now=now)
+    since: float = arguments.since
     settings = read(arguments, standalone=False).require()
     # Before the upstream is asked, because the events would be on their way with the first
     # question.
-    _check_reach(settings, since, now)
+    _check_reach(settings, since, time.time())
     actions, disabled = trio.run(_reconcile, settings, since, arguments.dry_run)
     rows = [
         {
@@ -344,7 +341,7 @@ def reconcile(arguments: Namespace) -> int:
         }
         for sighting, action in actions
     ]
-    print_rows(rows, RECONCILED_COLUMNS, as_json=arguments.format == "json")
+    print_list(arguments, rows, RECONCILED_COLUMNS)
     lost = sum(action == "lost" for _, action in actions)
     verb = "would be asked for" if arguments.dry_run else "asked for"
     for name in disabled:

@@ -6,369 +6,33 @@ have one pipeline: retries, breaker, limits, errors and settings are the same.
 """
 
 import contextlib
-import copy
-import os
-import threading
-import weakref
+import inspect
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
-from contextvars import Context, copy_context
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import httpx
-import outcome
-import trio
 
 from ..base.breaker import BreakerState
 from ..config import Settings
 from .answers import broken_by_closing
-from .call import NO_OPTIONS, UNSET, Call, CallOptions, OptionFields, Query
+from .call import NO_OPTIONS, CallOptions, OperationSender
 from .client import Client, HookType
 from .export import CsvExport, CsvRows
 from .layers import ClientCounters
 from .layers.retry import BudgetPolicy
-from .operation import description_of, signature_of
-from .operations.synchronous import SyncResources
+from .operation import description_of
+from .operations import Resources
 from .pages import Item, Listing, Page
 from .pipeline import ClientConfig, RequestSources
-from .resources import OfInstance, OperationMethod, WithResponse
+from .portal import ClientClosedError, HeldContext, Portal
+from .resources import Blocking, BoundEndpoint, OfInstance, OperationMethod, WithResponse
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
-
-#: Time for an interrupted call to end, in seconds; it closes its connection meanwhile.
-INTERRUPT_SECONDS = 5.0
-
-#: Time for calls under way to end once the client is being closed, in seconds.
-CLOSING_SECONDS = 5.0
-
-_CLOSED = "the client is closed: make a new one"
-
-
-class ClientClosedError(RuntimeError):
-    """The client is closed; nothing was done."""
-
-
-class _Job:
-    """One piece of work that the thread does while its caller waits."""
-
-    def __init__(self, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
-        self.function = function
-        self.arguments = arguments
-        # The caller's context variables, so that its trace and its log fields hold in the call.
-        self.context: Context = copy_context()
-        self.scope = trio.CancelScope()
-        self.has_begun = False
-        self.value: Any = None
-        self.error: BaseException | None = RuntimeError(
-            "the client was closed while this call was under way; a write may have been executed"
-        )
-        # A lock that is held until the job has ended: of all things to wait for that Ctrl-C can
-        # interrupt, it is the cheapest.
-        self.ended = threading.Lock()
-        self.ended.acquire()
-
-
-class _Loop:
-    """Trio in a thread, with a client open in it."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._jobs: set[_Job] = set()
-        self._held: weakref.WeakSet[_Held[Any]] = weakref.WeakSet()
-        self._nursery: trio.Nursery | None = None
-        self._stop = trio.Event()
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._opened = threading.Event()
-        self._error: BaseException | None = None
-        self._begun = threading.Lock()
-        self.process: int = os.getpid()
-        self.thread: threading.Thread | None = None
-
-    # -- called by other threads
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether :meth:`start` has finished."""
-        return self._token is not None
-
-    def start(self) -> None:
-        """Start the thread and wait until the client is open; raise the error if it cannot open.
-
-        Called again after an interrupt, it goes on waiting.
-        """
-        # The thread itself takes the lock, so two threads may be started here after an interrupt;
-        # the second one finds the lock taken and ends.
-        if not self._begun.locked():
-            # A daemon: a program that forgets to close its client must be able to end.
-            threading.Thread(target=self._run, name="sdk-trio-client", daemon=True).start()
-        self._opened.wait()
-        if self._error is not None:
-            raise self._error
-
-    def do(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Await ``function(*arguments)`` in the thread; return its result or raise its error."""
-        job = _Job(function, arguments)
-        assert self._token is not None
-        try:
-            self._token.run_sync_soon(self._begin, job)
-            job.ended.acquire()
-        except trio.RunFinishedError:
-            raise ClientClosedError(_CLOSED) from self._error
-        except BaseException:  # an interrupt of the caller's thread
-            # Ctrl-C cancels the call in the thread as well, and waits until its connection is
-            # closed: otherwise a write could still leave after the program believes that it was
-            # stopped.
-            with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._interrupt, job)
-                job.ended.acquire(timeout=INTERRUPT_SECONDS)
-            raise
-        if job.error is None:
-            return cast("T", job.value)
-        try:
-            raise job.error
-        finally:
-            del job  # its error's traceback holds this frame
-
-    def stop(self) -> None:
-        """Close the client and wait for the thread, unless the caller is that thread."""
-        # A fork copies the memory and not the thread: in the child there is nothing to stop.
-        if self._token is None or self.process != os.getpid():
-            return
-        with contextlib.suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._stop.set)
-        # Twice the time that calls under way get: the client's own closing comes after it. The
-        # thread is a daemon, so a hang beyond that cannot keep the process alive.
-        if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join(2 * CLOSING_SECONDS)
-
-    # -- runs in the thread
-
-    def _run(self) -> None:
-        if not self._begun.acquire(blocking=False):
-            return  # an interrupted start was repeated before this thread came to run
-        self.thread = threading.current_thread()
-        ended = outcome.capture(trio.run, self._live)
-        if isinstance(ended, outcome.Error):
-            self._error = ended.error
-        self._opened.set()
-        # Callers of jobs that never came to their end must not wait for ever.
-        for job in self._jobs:
-            job.ended.release()
-
-    async def _live(self) -> None:
-        async with trio.open_nursery() as nursery:
-            await self._serve(nursery)
-
-    async def _serve(self, nursery: trio.Nursery) -> None:
-        # Leaving the client ends the calls under way with errors, as in a Trio program.
-        try:
-            async with self._client:
-                self._nursery, self._token = nursery, trio.lowlevel.current_trio_token()
-                self._opened.set()
-                await self._stop.wait()
-                self._nursery = None
-                # Calls that have begun may finish within this time; no new ones are accepted.
-                nursery.cancel_scope.deadline = trio.current_time() + CLOSING_SECONDS
-                for held in self._held:
-                    held.let_go()
-        except Exception as error:  # the thread that opens the client raises it
-            if self._opened.is_set():
-                raise
-            self._error = error
-            await trio.lowlevel.checkpoint()
-
-    def _begin(self, job: _Job) -> None:
-        # An exception here would end the loop.
-        job.has_begun = True
-        if self._nursery is None:
-            job.error = ClientClosedError(_CLOSED)
-            job.ended.release()
-            return
-        self._jobs.add(job)
-        job.context.run(self._nursery.start_soon, self._work, job)
-
-    def _interrupt(self, job: _Job) -> None:
-        job.scope.cancel()
-        if not job.has_begun:  # the interrupt came before the job was handed over
-            job.ended.release()
-
-    async def _work(self, job: _Job) -> None:  # noqa: ASYNC910 - the job may have no checkpoint
-        try:
-            if self._nursery is None:
-                raise ClientClosedError(_CLOSED)
-            with job.scope:
-                job.value = await job.function(*job.arguments)
-                job.error = None
-        except trio.Cancelled:
-            raise
-        except BaseException as error:  # it is the caller's
-            job.error = error
-        finally:
-            self._jobs.discard(job)
-            job.ended.release()
-
-    async def hold(self, context: AbstractAsyncContextManager[T]) -> "_Held[T]":
-        """Enter ``context`` in a task of its own; Trio's scopes must be left in the same task."""
-        if self._nursery is None:
-            raise ClientClosedError(_CLOSED)
-        # A job is a task of its own, and a scope of Trio's is left by the task that entered it. So
-        # a task is kept for as long as the context is open.
-        held = _Held[T]()
-        self._held.add(held)
-        await self._nursery.start(held.live, context)
-        return held
-
-
-class _Held(Generic[T]):
-    """An asynchronous context that is open in the thread."""
-
-    def __init__(self) -> None:
-        self.value: T
-        self._leave = trio.Event()
-        self._left = trio.Event()
-        self._error: Exception | None = None
-
-    async def live(
-        self,
-        context: AbstractAsyncContextManager[T],
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        await trio.lowlevel.checkpoint()
-        try:
-            async with context as self.value:
-                task_status.started()
-                await self._leave.wait()
-        except Exception as error:
-            # Before it was entered, the error belongs to the one who enters, through
-            # ``nursery.start``.
-            if not self._leave.is_set():
-                raise  # it was not entered
-            self._error = error
-        finally:
-            self._left.set()
-
-    def let_go(self) -> None:
-        """Tell the task to leave the context."""
-        self._leave.set()
-
-    async def leave(self) -> None:
-        """Leave the context, and raise the error of leaving it, if any."""
-        self._leave.set()
-        await self._left.wait()
-        if self._error is not None:
-            raise self._error
-
-
-class Portal:
-    """The way into the client's thread, from any other; the thread starts with the first call.
-
-    It is the sender of the blocking operations, and closes when nothing refers to it any more.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self._loop: _Loop | None = None
-        self._lock = threading.RLock()  # a handler of signals may close what is being opened
-        self._is_closed = False
-
-    def run(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Await ``function(*arguments)`` beside the client; return its result or raise its error.
-
-        Raises:
-            RuntimeError: the client is closed, belongs to the process that forked this one, or
-                this is its own thread.
-        """
-        return self.opened().do(function, *arguments)
-
-    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await ``coroutine`` beside the client; return its result or raise its error."""
-        try:
-            value: T = self.run(_awaited, coroutine)
-        except ClientClosedError:
-            coroutine.close()  # the thread never began it, which Python would warn of
-            raise
-        return value
-
-    def run_sync(self, function: Callable[[], T]) -> T:
-        """Call ``function`` in the client's thread, so that it may ask Trio for the time."""
-
-        async def call() -> T:
-            await trio.lowlevel.checkpoint()
-            return function()
-
-        return self.run(call)
-
-    def enter(self, context: AbstractAsyncContextManager[T]) -> "tuple[T, Callable[[], None]]":
-        """Enter ``context`` beside the client; return its value and a function that leaves it."""
-        loop = self.opened()
-        held = loop.do(loop.hold, context)
-        return held.value, lambda: loop.do(held.leave)
-
-    def opened(self) -> _Loop:
-        """Return the loop, started if it has not been."""
-        loop = self._loop
-        if loop is None or not loop.is_open:
-            loop = self._open()
-        if self._is_closed:
-            raise ClientClosedError(_CLOSED)
-        self._check_process(loop)
-        if loop.thread is threading.current_thread():
-            raise RuntimeError(
-                "this is the client's own thread (in a hook), which cannot wait for itself"
-            )
-        return loop
-
-    def _open(self) -> _Loop:
-        # Checked before the lock is taken: in a forked process, a thread that does not exist there
-        # may hold it.
-        self._check_process(self._loop)
-        with self._lock:
-            if self._is_closed:
-                raise ClientClosedError(_CLOSED)
-            loop = self._loop
-            if loop is None:
-                loop = self._loop = _Loop(self.client)
-                # A client that is dropped without close() ends its thread as well: the thread knows
-                # the loop, and only clients and their views know the portal.
-                weakref.finalize(self, loop.stop)
-            try:
-                loop.start()
-            except Exception:
-                # The cause may be mended by the next call, such as a file that was missing.
-                self._loop = None
-                raise
-            if self._is_closed:
-                loop.stop()
-            return loop
-
-    def _check_process(self, loop: _Loop | None) -> None:
-        if loop is not None and loop.process != os.getpid():
-            raise RuntimeError(
-                f"this client was opened in process {loop.process}, and its thread and connections "
-                f"do not live on in process {os.getpid()}, which was forked from it: open a client "
-                "in each process, for instance at its first use"
-            )
-
-    def close(self) -> None:
-        """Close the client and end the thread; a second call does nothing."""
-        self._is_closed = True
-        loop = self._loop
-        if loop is None or loop.process != os.getpid():
-            return
-        with self._lock:  # whoever opens it has done so then
-            loop.stop()
-
-    async def send(self, call: Call) -> httpx.Response:
-        """Send ``call``; blocking operations have this awaited in the client's thread."""
-        return await self.client.sender.send(call)
-
-    def stream(self, call: Call) -> AbstractAsyncContextManager[httpx.Response]:
-        """Send ``call`` as :meth:`send` does, and leave the body to be read."""
-        return self.client.sender.stream(call)
 
 
 class BlockingOperation(OperationMethod[P, Result]):
@@ -379,36 +43,23 @@ class BlockingOperation(OperationMethod[P, Result]):
     """
 
     __doc__: Any = OfInstance(__doc__, description_of)
-    __signature__: Any = OfInstance(None, signature_of)
 
-    @property
-    def _portal(self) -> Portal:
-        assert isinstance(self._sender, Portal)
-        return self._sender
+    def __init__(
+        self,
+        portal: Portal,
+        endpoint: BoundEndpoint,
+        sender: OperationSender,
+        options: CallOptions = NO_OPTIONS,
+    ) -> None:
+        super().__init__(endpoint, sender, options)
+        self._portal = portal
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Call the operation, and return its answer.
-
-        Raises:
-            TypeError: a path parameter is missing, or an argument is unknown.
-            ValueError: a value cannot be sent.
-            CallError: whatever the call ended with; of lists and exports, when they are read.
-        """
-        try:
-            call = self._prepare(args, kwargs)
-        finally:
-            del args, kwargs  # reports of a failure show variables: no body may be among them
-        answer: Result = self._blocking(call)
-        return answer
-
-    def unchecked(self, *args: object, **kwargs: object) -> Result:
-        """Call the operation with any arguments, also without those that it requires."""
-        try:
-            call = self._prepare(args, kwargs, is_checked=False)
-        finally:
-            del args, kwargs  # reports of a failure show variables
-        answer: Result = self._blocking(call)
-        return answer
+    def _finish(self, result: Any) -> Any:
+        if isinstance(result, Listing):
+            return SyncListing(self._portal, result)
+        if isinstance(result, CsvExport):
+            return SyncExport(self._portal, result)
+        return self._portal.run(result)
 
     def raw(self, *args: P.args, **kwargs: P.kwargs) -> httpx.Response:
         """Call the operation and return the answer itself, with its headers and exact bytes."""
@@ -416,7 +67,7 @@ class BlockingOperation(OperationMethod[P, Result]):
             call = self._prepare(args, kwargs)
         finally:
             del args, kwargs  # reports of a failure show variables
-        return self._portal.run(self._portal.send, call)
+        return self._portal.run(self._sender.send(call))
 
     @overload
     def with_response(
@@ -430,21 +81,7 @@ class BlockingOperation(OperationMethod[P, Result]):
             call = self._prepare(args, kwargs)
         finally:
             del args, kwargs  # reports of a failure show variables
-        return self._portal.run(self._send_with_response, self._portal, call)
-
-    def _blocking(self, call: Call) -> Any:
-        portal = self._portal
-        portal.opened()  # a coroutine that cannot be run is not even made
-        result: Any = self._receive(portal, call)
-        if isinstance(result, Listing):
-            return SyncListing(portal, result)
-        if isinstance(result, CsvExport):
-            return SyncExport(portal, result)
-        return portal.wait_for(result)
-
-
-async def _awaited(coroutine: Coroutine[Any, Any, T]) -> T:
-    return await coroutine
+        return self._portal.run(self._send_with_response(call))
 
 
 class SyncListing(Generic[Item]):
@@ -466,12 +103,12 @@ class SyncListing(Generic[Item]):
         pages = self._listing.pages()
         # A job for each page, none for the whole list: between two pages nothing of it runs, so an
         # interrupt of the loop over the records has nothing to cancel.
-        while (page := self._portal.run(_next_or_none, pages)) is not None:
+        while (page := self._portal.run(_next_or_none(pages))) is not None:
             yield page
 
     def first_page(self) -> Page[Item]:
         """Return the page that the query asks for; it costs one request."""
-        return self._portal.run(self._listing.first_page)
+        return self._portal.run(self._listing.first_page())
 
     def __repr__(self) -> str:
         return repr(self._listing)
@@ -481,30 +118,20 @@ async def _next_or_none(iterator: AsyncIterator[T]) -> T | None:
     return await anext(iterator, None)
 
 
-def _read(
-    portal: Portal,
-    response: httpx.Response,
-    function: Callable[..., Awaitable[T]],
-    *arguments: Any,
-) -> T:
-    """Read on in an answer that is under way; closing the client breaks it off."""
-    try:
-        return portal.run(function, *arguments)
-    except ClientClosedError as error:
-        raise broken_by_closing(response) from error
-
-
 class _SyncContext(Generic[T]):
     """An asynchronous context that is entered by ``with``."""
 
-    def __init__(self, portal: Portal) -> None:
+    def __init__(self, portal: Portal, context: AbstractAsyncContextManager[T]) -> None:
         self._portal = portal
-        self._leave: Callable[[], None] | None = None
+        self._context = context
+        self._held: HeldContext[T] | None = None
 
-    def _enter(self, context: AbstractAsyncContextManager[T]) -> T:
-        if self._leave is not None:
+    def _enter(self) -> T:
+        if self._held is not None:
             raise RuntimeError("this is open already: call the operation again")
-        value, self._leave = self._portal.enter(context)
+        held = HeldContext(self._context)
+        value = self._portal.enter(held)
+        self._held = held
         return value
 
     def __exit__(
@@ -513,10 +140,10 @@ class _SyncContext(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._leave is not None
-        leave, self._leave = self._leave, None
+        assert self._held is not None
+        held, self._held = self._held, None
         with contextlib.suppress(ClientClosedError):  # the client has left it
-            leave()
+            self._portal.run(held.leave())
 
 
 class SyncExport(_SyncContext[CsvRows]):
@@ -525,27 +152,39 @@ class SyncExport(_SyncContext[CsvRows]):
     Inside, ``for row in rows`` gives a dict per row; leaving early closes the answer.
     """
 
-    def __init__(self, portal: Portal, export: CsvExport) -> None:
-        super().__init__(portal)
-        self._export = export
+    _context: CsvExport
 
     def __enter__(self) -> "SyncRows":
-        return SyncRows(self._portal, self._enter(self._export))
+        return SyncRows(self._portal, self._enter())
 
     def text(self) -> str:
         """Return the whole file as one text, which has to fit into memory."""
-        return self._portal.run(self._export.text)
+        return self._portal.run(self._context.text())
 
     def __repr__(self) -> str:
-        return repr(self._export)
+        return repr(self._context)
 
 
-class SyncRows(Iterator[dict[str, str]]):
+class _SyncBody:
+    """An open answer, whose body is read as it comes; ``response`` is httpx's own, for its head."""
+
+    def __init__(self, portal: Portal, response: httpx.Response) -> None:
+        self.response = response
+        self._portal = portal
+
+    def _read(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Read on; closing the client breaks the answer off."""
+        try:
+            return self._portal.run(coroutine)
+        except ClientClosedError as error:
+            raise broken_by_closing(self.response) from error
+
+
+class SyncRows(_SyncBody, Iterator[dict[str, str]]):
     """The rows of an open export; ``response`` has the status and the headers."""
 
     def __init__(self, portal: Portal, rows: CsvRows) -> None:
-        self.response: httpx.Response = rows.response
-        self._portal = portal
+        super().__init__(portal, rows.response)
         self._source = rows
         self._rows: deque[dict[str, str]] = deque()
 
@@ -553,7 +192,7 @@ class SyncRows(Iterator[dict[str, str]]):
         if not self._rows:
             # All rows that have arrived are taken at once: a visit to the thread for each row would
             # cost more than reading the row.
-            self._rows.extend(_read(self._portal, self.response, self._source.batch))
+            self._rows.extend(self._read(self._source.batch()))
         if not self._rows:
             raise StopIteration
         return self._rows.popleft()
@@ -562,23 +201,13 @@ class SyncRows(Iterator[dict[str, str]]):
 class SyncStream(_SyncContext[httpx.Response]):
     """An answer whose body is read as it comes: ``with client.stream(...) as answer:``."""
 
-    def __init__(
-        self, portal: Portal, context: AbstractAsyncContextManager[httpx.Response]
-    ) -> None:
-        super().__init__(portal)
-        self._context = context
-
     def __enter__(self) -> "SyncAnswer":
-        return SyncAnswer(self._portal, self._enter(self._context))
+        return SyncAnswer(self._portal, self._enter())
 
 
 # httpx's own methods of reading would run in the caller's thread, where there is no Trio.
-class SyncAnswer:
+class SyncAnswer(_SyncBody):
     """An answer whose body is read as it comes; ``response`` is httpx's own, for its head."""
-
-    def __init__(self, portal: Portal, response: httpx.Response) -> None:
-        self.response = response
-        self._portal = portal
 
     @property
     def status_code(self) -> int:
@@ -592,17 +221,33 @@ class SyncAnswer:
 
     def read(self) -> bytes:
         """Return the whole body, which has to fit into memory."""
-        return _read(self._portal, self.response, self.response.aread)
+        return self._read(self.response.aread())
 
     def iter_bytes(self) -> Iterator[bytes]:
         """Yield the body in parts, decompressed."""
         chunks = cast("AsyncGenerator[bytes, None]", self.response.aiter_bytes())
         try:
-            while (chunk := _read(self._portal, self.response, _next_or_none, chunks)) is not None:
+            while (chunk := self._read(_next_or_none(chunks))) is not None:
                 yield chunk
         finally:
             with contextlib.suppress(ClientClosedError):
-                self._portal.run(chunks.aclose)
+                self._portal.run(_closed(chunks))
+
+
+async def _closed(generator: AsyncGenerator[Any, None]) -> None:
+    await generator.aclose()
+
+
+def _with_arguments_of(
+    method: Callable[Concatenate[Any, P], Any],
+) -> Callable[[Callable[..., T]], Callable[Concatenate["SyncClient", P], T]]:
+    """Return a decorator: type checkers and ``help()`` show the arguments of ``method``."""
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        function.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 class SyncBreaker:
@@ -616,18 +261,18 @@ class SyncBreaker:
         """Return the state now."""
         # The state follows from the time, and the client's clock is Trio's, which only its own
         # thread can read.
-        return self._portal.run_sync(lambda: self._portal.client.breaker.state)
+        return self._portal.call(lambda: self._portal.client.breaker.state)
 
     def isolate(self) -> None:
         """Open the circuit by hand; it stays so until :meth:`close`."""
-        self._portal.run_sync(lambda: self._portal.client.breaker.isolate())
+        self._portal.call(lambda: self._portal.client.breaker.isolate())
 
     def close(self) -> None:
         """Close the circuit by hand and forget the failures so far."""
-        self._portal.run_sync(lambda: self._portal.client.breaker.close())
+        self._portal.call(lambda: self._portal.client.breaker.close())
 
 
-class SyncClient(SyncResources, path=""):
+class SyncClient(Resources[Blocking], path=""):
     """The client of the upstream API for scripts and threads: no Trio, no asyncio, no ``await``.
 
     ``with SyncClient(settings) as client: ...``, or without ``with`` and :meth:`close` in the end:
@@ -657,8 +302,9 @@ class SyncClient(SyncResources, path=""):
         sources: RequestSources | None = None,
     ) -> None:
         client = Client(settings, transport, budget=budget, sources=sources)
-        self._portal = Portal(client)
-        super().__init__(self._portal, method=BlockingOperation)
+        portal = Portal(client)
+        super().__init__(client.sender, method=lambda *row: BlockingOperation(portal, *row))
+        self._portal: Portal = portal
 
     def __enter__(self) -> Self:
         self._portal.opened()
@@ -676,59 +322,29 @@ class SyncClient(SyncResources, path=""):
         """Close the connections and end the thread; calls under way end with an error."""
         self._portal.close()
 
-    def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Query | None = None,
-        json: Any = UNSET,
-        content: bytes | None = None,
-        options: CallOptions = NO_OPTIONS,
-        **fields: Unpack[OptionFields],
-    ) -> httpx.Response:
+    @_with_arguments_of(Client.request)
+    def request(self, *args: Any, **kwargs: Any) -> httpx.Response:
         """Call a route that has no method of its own, or get an answer as it came.
 
         Arguments, answer and errors are those of the asynchronous client's ``request``.
         """
-        self._portal.opened()  # a coroutine that cannot be run is not even made
-        asked = self._view.request(
-            method, path, params=params, json=json, content=content, options=options, **fields
-        )
-        del params, json, content, options, fields  # as for the operations
-        answer: httpx.Response = self._portal.wait_for(asked)
-        return answer
+        try:
+            asked = self._view.request(*args, **kwargs)
+        finally:
+            del args, kwargs  # as for the operations
+        return self._portal.run(asked)
 
-    def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Query | None = None,
-        json: Any = UNSET,
-        content: bytes | None = None,
-        options: CallOptions = NO_OPTIONS,
-        **fields: Unpack[OptionFields],
-    ) -> SyncStream:
+    @_with_arguments_of(Client.stream)
+    def stream(self, *args: Any, **kwargs: Any) -> SyncStream:
         """Make a call as :meth:`request` does, for bodies that do not fit into memory.
 
         ``with client.stream("GET", "/orders/export") as answer``, then ``answer.iter_bytes()``.
         """
         try:
-            context = self._view.stream(
-                method, path, params=params, json=json, content=content, options=options, **fields
-            )
+            context = self._view.stream(*args, **kwargs)
         finally:
-            del params, json, content, options, fields  # as for the operations
+            del args, kwargs  # as for the operations
         return SyncStream(self._portal, context)
-
-    def with_options(
-        self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
-    ) -> Self:
-        """Return a view of this client with other options for its calls; it shares everything."""
-        view = copy.copy(self)
-        view._options = self._options.merged_with(options).merged_with(CallOptions(**fields))
-        return view
 
     def on_attempt(self, hook: HookType) -> HookType:
         """Call ``hook`` with the record of every attempt, in the client's own thread."""
@@ -748,7 +364,7 @@ class SyncClient(SyncResources, path=""):
     def retry_budget(self) -> float:
         """Return how many retries and hedges could be paid for now."""
         # As the breaker's state: the budget fills by Trio's clock.
-        return self._portal.run_sync(lambda: self._portal.client.retry_budget)
+        return self._portal.call(lambda: self._portal.client.retry_budget)
 
     @property
     def breaker(self) -> "SyncBreaker":

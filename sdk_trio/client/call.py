@@ -450,28 +450,6 @@ def encode_json(value: object) -> bytes:
     raise ValueError("the body is nested too deeply, or holds itself")
 
 
-def flat_query(params: Query | None) -> tuple[tuple[str, str], ...]:
-    """Return the query as pairs of text: lists become repeated keys, None is left out."""
-    if not params:
-        return ()
-    pairs = params.items() if isinstance(params, Mapping) else params
-    flat: list[tuple[str, str]] = []
-    for key, value in pairs:
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            flat.extend((key, _query_text(item)) for item in value if item is not None)
-        elif value is not None:
-            flat.append((key, _query_text(value)))
-    return tuple(flat)
-
-
-def _query_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, date):  # datetime is one
-        return value.isoformat()
-    return str(value.value) if isinstance(value, enum.Enum) else str(value)
-
-
 def merge_headers(base: HeaderList, extra: Mapping[str, str | None]) -> HeaderList:
     """Return ``base`` with the headers of ``extra`` in place of those of the same name."""
     # Names of headers are without case (RFC 9110, 5.1).

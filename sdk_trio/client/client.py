@@ -4,7 +4,6 @@ It holds no logic of calls itself: ``resources`` and ``operation`` make calls of
 ``pipeline`` retries, limits and hedges them, ``transport`` sends their requests.
 """
 
-import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -28,13 +27,14 @@ from .call import (
     Query,
     checked_method,
     checked_path,
-    flat_query,
 )
 from .errors import NotFoundError, UnprocessableEntityError, without_frames
 from .layers import AttemptHook, ClientCounters
 from .layers.retry import BudgetPolicy
+from .operation import query_pairs
 from .operations import Resources
 from .pipeline import ClientConfig, Pipeline, RequestSources, plan_of, token_warning
+from .resources import Awaiting
 
 logger = get_logger("client")
 
@@ -51,7 +51,7 @@ LIVE_KEYS = (
 )
 
 
-class Client(Resources, path=""):
+class Client(Resources[Awaiting], path=""):
     """The client of the upstream API: ``async with Client(settings) as client: ...``.
 
     Its attributes are the upstream's resources (``client.orders.get(id)``); :meth:`request` reaches
@@ -201,18 +201,6 @@ class Client(Resources, path=""):
         finally:
             del params, json, content, options, fields  # reports of a failure show variables
 
-    def with_options(
-        self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
-    ) -> Self:
-        """Return a view of this client with other options for its calls.
-
-        ``client.with_options(max_retries=0, total_timeout=2).orders.list()``. It shares
-        everything with the client: connections, budget, breakers, limits, counters.
-        """
-        view = copy.copy(self)
-        view._options = self._options.merged_with(options).merged_with(CallOptions(**fields))
-        return view
-
     def on_attempt(self, hook: HookType) -> HookType:
         """Call ``hook`` with the :class:`CallAttempt` of every attempt when it has ended.
 
@@ -272,7 +260,7 @@ class Client(Resources, path=""):
         return Call(
             method=checked_method(method),
             path=checked_path(path),
-            query=flat_query(params),
+            query=tuple(query_pairs(params or {})),
             json=json,
             content=content,
             options=merged,

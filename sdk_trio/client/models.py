@@ -9,8 +9,8 @@ when the upstream adds a field, drops one, or answers a text that its list does 
 from collections.abc import Mapping
 from typing import Any
 
-from .model_fields import INPUTS, MODELS, TEXTS, UNIONS
 from .records import Record
+from .stubs import forms
 
 Many = list
 Model = Record
@@ -23,19 +23,16 @@ class Unlisted(str):
     __slots__ = ()
 
 
-_MEANINGS: Mapping[str, Any] = {
-    **dict.fromkeys((*MODELS, *UNIONS), Record),
-    **dict.fromkeys(INPUTS.split(), dict),
-    **dict.fromkeys(TEXTS.split(), str),
-}
+#: The classes at run time of what the stub defines by these words; all else is a record.
+_CLASSES: Mapping[str, Any] = {"TypedDict": dict, "Mapping": dict, "Literal": str}
 
 
 def __getattr__(name: str) -> Any:
     try:
-        return _MEANINGS[name]
+        return _CLASSES.get(forms()[name], Record)
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MEANINGS])
+    return sorted({*globals(), *forms()})

@@ -8,7 +8,6 @@ the upstream's table. :func:`signature_of` and :func:`description_of` are for ``
 
 import difflib
 import enum
-import functools
 import inspect
 import math
 import re
@@ -23,7 +22,7 @@ import attrs
 
 from .call import NO_OPTIONS, UNSET, Call, CallOptions, Unset, is_idempotent
 from .records import Record
-from .signatures import SIGNATURES
+from .stubs import KnownOperation, known_operation
 
 #: Lists in arguments; a text is one value, not a list of letters.
 _LISTS = (list, tuple, set, frozenset)
@@ -52,8 +51,10 @@ def path_segment(value: object, where: str) -> str:
     return quote(text, safe="")
 
 
-def query_pairs(fields: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield the query's pairs in order.
+def query_pairs(
+    fields: Mapping[str, object] | Iterable[tuple[str, object]],
+) -> Iterator[tuple[str, str]]:
+    """Yield the query's pairs of text in order.
 
     None is left out, also inside lists. A list is its key repeated, a mapping is ``key[inner]``
     for each of its members (the upstream's ``metadata``), a Boolean is ``true`` or ``false``, a
@@ -62,7 +63,7 @@ def query_pairs(fields: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     Raises:
         TypeError, ValueError: a value has no form in a query.
     """
-    for key, value in fields.items():
+    for key, value in fields.items() if isinstance(fields, Mapping) else fields:
         if isinstance(value, Mapping):
             yield from query_pairs({f"{key}[{inner}]": item for inner, item in value.items()})
         elif isinstance(value, _LISTS):
@@ -233,11 +234,9 @@ class Operation:
         return tuple(_PARAMETER.findall(self.path))
 
     @property
-    def known(self) -> "KnownOperation | None":
-        """Return the generated table's entry; None for a row that the upstream's table lacks."""
-        # Of some 190 operations a program calls a few, so an entry is split from its text at its
-        # first use (docs/adr/0030-types-are-generated-and-not-imported.md).
-        return _known(self.full_name)
+    def known(self) -> KnownOperation | None:
+        """Return the stub's entry; None for a row that the upstream's client lacks."""
+        return known_operation(self.full_name)
 
     @property
     def pagination(self) -> Pagination:
@@ -254,39 +253,6 @@ class Operation:
             lambda match: path_segment(values[match[1]], f"{self.full_name}({match[1]}=)"),
             self.path,
         )
-
-
-@attrs.frozen
-class KnownOperation:
-    """The generated table's entry of an operation.
-
-    ``fields`` are the arguments by name, those of the path first: the type, as people read it, and
-    whether the upstream requires the field. ``is_open`` says that it takes others, too. ``returns``
-    is the type of a call's result.
-    """
-
-    summary: str
-    scopes: tuple[str, ...]
-    returns: str
-    fields: Mapping[str, tuple[str, bool]]
-    is_open: bool
-
-
-@functools.cache
-def _known(full_name: str) -> KnownOperation | None:
-    text = SIGNATURES.get(full_name)
-    if text is None:
-        return None
-    summary, scopes, returns, *lines = text.strip().splitlines()
-    fields = {}
-    for line in lines:
-        name, _, kind = line.partition(": ")
-        fields[name.rstrip("?")] = kind, not name.endswith("?")
-    # The forms of OAuth 2, whose fields the upstream does not describe.
-    is_open = fields.pop("**fields", None) is not None
-    return KnownOperation(
-        summary, tuple(scopes.removeprefix("-").split()), returns, fields, is_open
-    )
 
 
 class UnknownArgumentError(TypeError):

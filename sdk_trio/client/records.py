@@ -5,21 +5,17 @@ enumeration value that the upstream adds tomorrow is readable today.
 """
 
 import difflib
-import functools
 from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 import msgspec
 
-from .model_fields import MODELS, RESULTS, UNIONS
+from .stubs import fields_of, known_operation, models_in, time_names
 
 #: The kind of an object: an operation's or a model's name, or a field of another object; None when
 #: it is unknown.
 Origin = str | tuple["Origin", str] | None
-
-#: The mark of a field that holds a time, in :data:`MODELS`.
-_TIME = "datetime"
 
 _Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
@@ -152,16 +148,9 @@ def wrap(value: Any, origin: Origin = None) -> Any:
 
 
 def _is_time(origin: Origin, name: str) -> bool:
-    return name in _time_names() and any(
-        _fields_of(model).get(name) == _TIME for model in _models_of(origin)
-    )
-
-
-@functools.cache
-def _time_names() -> frozenset[str]:
-    """Return the names of all fields that hold a time in some model: few texts need more."""
-    return frozenset(
-        name for model in MODELS for name, kind in _fields_of(model).items() if kind == _TIME
+    # Most fields are of a name that holds a time in no model, which saves them the search.
+    return name in time_names() and any(
+        "datetime" in fields_of(model).get(name, "") for model in _models_of(origin)
     )
 
 
@@ -175,7 +164,7 @@ def _read_time(text: str) -> datetime | str:
 
 def _known_fields(origin: Origin) -> set[str]:
     """Return the fields that the upstream's models have for an object from ``origin``."""
-    return {name for model in _models_of(origin) for name in _fields_of(model)}
+    return {name for model in _models_of(origin) for name in fields_of(model)}
 
 
 def _models_of(origin: Origin) -> frozenset[str]:
@@ -183,25 +172,9 @@ def _models_of(origin: Origin) -> frozenset[str]:
     if origin is None:
         return frozenset()
     if isinstance(origin, str):
-        return _members(RESULTS.get(origin, origin))
+        operation = known_operation(origin)
+        return models_in(origin if operation is None else operation.returns)
     # Followed up to the operation only when it is asked for, which is where a field is absent.
     parent, name = origin
-    models = (_fields_of(model).get(name, "") for model in _models_of(parent))
-    return frozenset[str]().union(*map(_members, models))
-
-
-def _members(names: str) -> frozenset[str]:
-    """Return the models of ``"Order|Customer"``, unions resolved."""
-    found: set[str] = set()
-    for name in names.split("|"):
-        if name in UNIONS:
-            found |= _members(UNIONS[name])
-        elif name in MODELS:
-            found.add(name)
-    return frozenset(found)
-
-
-@functools.cache
-def _fields_of(model: str) -> dict[str, str]:
-    """Return the fields of a model with what each holds: ``"datetime"`` or models ``"A|B"``."""
-    return {name: models for name, _, models in (f.partition(":") for f in MODELS[model].split())}
+    kinds = (fields_of(model).get(name, "") for model in _models_of(parent))
+    return frozenset[str]().union(*map(models_in, kinds))

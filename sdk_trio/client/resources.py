@@ -7,6 +7,8 @@ answer, and type checkers know it: ``record`` rows are awaited for a
 :class:`CsvExport`.
 """
 
+import copy
+import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -32,6 +34,7 @@ from .records import Record, wrap
 P = ParamSpec("P")
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
+Mode = TypeVar("Mode")
 Later = Coroutine[Any, Any, Result]
 
 
@@ -58,10 +61,18 @@ class _Recording:
         return self.response
 
 
-class Resource:
+class Awaiting:
+    """The mode of resources whose operations are awaited, as type checkers see it."""
+
+
+class Blocking:
+    """The mode of resources whose operations block."""
+
+
+class Resource(Generic[Mode]):
     """Base of the resources: operations that belong together, and the sender of their calls.
 
-    Subclasses name their place in the client: ``class Orders(Resource, path="orders")``.
+    Subclasses name their place in the client: ``class Orders(Resource[Mode], path="orders")``.
     """
 
     path: ClassVar[str] = ""
@@ -70,7 +81,7 @@ class Resource:
         self,
         sender: OperationSender,
         options: CallOptions = NO_OPTIONS,
-        method: "type[OperationMethod[..., Any]] | None" = None,
+        method: "Callable[..., OperationMethod[..., Any]] | None" = None,
     ) -> None:
         self._sender = sender
         self._options = options
@@ -88,31 +99,31 @@ class Resource:
     def with_options(
         self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
     ) -> Self:
-        """Return the same resource with other options for its calls.
+        """Return the same resource, or a view of the client, with other options for its calls.
 
-        ``fields`` are those of :class:`CallOptions`; the options of a single call win over these.
+        ``client.with_options(max_retries=0, total_timeout=2).orders.list()``. A view shares
+        everything with its client: connections, budget, breakers, limits, counters. ``fields`` are
+        those of :class:`CallOptions`; the options of a single call win over these.
         """
-        changed = self._options.merged_with(options).merged_with(CallOptions(**fields))
-        return type(self)(self._sender, changed, self._method)
+        view = copy.copy(self)
+        view._options = self._options.merged_with(options).merged_with(CallOptions(**fields))
+        return view
 
     def __repr__(self) -> str:
         return f"<resource {self.path or 'client'}>"
 
 
-R = TypeVar("R", bound=Resource)
+# Type checkers read the stub of the table, which says what each attribute is, so the two
+# descriptors below need no types of their own.
 
 
-class Nested(Generic[R]):
+class Nested:
     """A resource as the attribute of another: ``client.customers.members``."""
 
-    def __init__(self, resource: type[R]) -> None:
+    def __init__(self, resource: type[Resource[Any]]) -> None:
         self.resource = resource
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Resource, owner: type) -> R: ...
-    def __get__(self, instance: Resource | None, owner: type) -> Self | R:
+    def __get__(self, instance: Resource[Any] | None, owner: type) -> Any:
         if instance is None:
             return self
         # Made anew at each access: it holds three references, and a view with other options must
@@ -120,22 +131,16 @@ class Nested(Generic[R]):
         return self.resource(instance._sender, instance._options, instance._method)
 
 
-class BoundEndpoint(Generic[Result]):
+class BoundEndpoint:
     """One row of the table, as the attribute of a resource class."""
 
     def __init__(
-        self, operation: Operation, receive: Callable[[OperationSender, Call], Result]
+        self, operation: Operation, receive: Callable[[OperationSender, Call], Any]
     ) -> None:
         self.operation = operation
         self.receive = receive
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: Resource, owner: type) -> "BoundOperation[..., Result]": ...
-    def __get__(
-        self, instance: Resource | None, owner: type
-    ) -> "Self | OperationMethod[..., Result]":
+    def __get__(self, instance: Resource[Any] | None, owner: type) -> Any:
         if instance is None:
             return self
         return instance._method(self, instance._sender, instance._options)
@@ -164,9 +169,11 @@ class OperationMethod(Generic[P, Result]):
     ``help()`` and ``inspect.signature`` show the upstream's parameters.
     """
 
+    __signature__: Any = OfInstance(None, signature_of)
+
     def __init__(
         self,
-        endpoint: BoundEndpoint[Result],
+        endpoint: BoundEndpoint,
         sender: OperationSender,
         options: CallOptions = NO_OPTIONS,
     ) -> None:
@@ -174,6 +181,37 @@ class OperationMethod(Generic[P, Result]):
         self._receive = endpoint.receive
         self._sender = sender
         self._options = options
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Call the operation and return the result that the resource method promises.
+
+        Raises:
+            TypeError: a path parameter is missing, or an argument is unknown.
+            ValueError: a value cannot be sent.
+            CallError: whatever the call ended with; if it is awaited or iterated, only then.
+        """
+        try:
+            call = self._prepare(args, kwargs)
+        finally:
+            del args, kwargs  # reports of a failure show variables: no body may be among them
+        result: Result = self._finish(self._receive(self._sender, call))
+        return result
+
+    def unchecked(self, *args: object, **kwargs: object) -> Result:
+        """Call the operation with any arguments, also without those that it requires.
+
+        Names are sent as they are: neither the table nor a type checker checks them.
+        """
+        try:
+            call = self._prepare(args, kwargs, is_checked=False)
+        finally:
+            del args, kwargs  # reports of a failure show variables
+        result: Result = self._finish(self._receive(self._sender, call))
+        return result
+
+    def _finish(self, result: Any) -> Any:
+        """Return what the caller gets of a coroutine, a listing or an export."""
+        return result
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Return the request that these arguments make, and send nothing."""
@@ -199,8 +237,8 @@ class OperationMethod(Generic[P, Result]):
         finally:
             del path, named  # reports of a failure show variables
 
-    async def _send_with_response(self, sender: OperationSender, call: Call) -> WithResponse[Any]:
-        recording = _Recording(sender)
+    async def _send_with_response(self, call: Call) -> WithResponse[Any]:
+        recording = _Recording(self._sender)
         result: Any = self._receive(recording, call)
         # It has sent nothing yet, so there is no answer to give.
         if isinstance(result, CsvExport):
@@ -225,34 +263,6 @@ class BoundOperation(OperationMethod[P, Result]):
     """
 
     __doc__: Any = OfInstance(__doc__, description_of)
-    __signature__: Any = OfInstance(None, signature_of)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Call the operation and return the result that the resource method promises.
-
-        Raises:
-            TypeError: a path parameter is missing, or an argument is unknown.
-            ValueError: a value cannot be sent.
-            CallError: when awaited or iterated, whatever the call ended with.
-        """
-        try:
-            call = self._prepare(args, kwargs)
-        finally:
-            del args, kwargs  # reports of a failure show variables: no body may be among them
-        result: Result = self._receive(self._sender, call)
-        return result
-
-    def unchecked(self, *args: object, **kwargs: object) -> Result:
-        """Call the operation with any arguments, also without those that it requires.
-
-        Names are sent as they are: neither the table nor a type checker checks them.
-        """
-        try:
-            call = self._prepare(args, kwargs, is_checked=False)
-        finally:
-            del args, kwargs  # reports of a failure show variables
-        result: Result = self._receive(self._sender, call)
-        return result
 
     async def raw(self, *args: P.args, **kwargs: P.kwargs) -> httpx.Response:
         """Call the operation and return the answer itself, with its headers and exact bytes.
@@ -284,7 +294,7 @@ class BoundOperation(OperationMethod[P, Result]):
             call = self._prepare(args, kwargs)
         finally:
             del args, kwargs  # reports of a failure show variables
-        return await self._send_with_response(self._sender, call)
+        return await self._send_with_response(call)
 
 
 async def receive_record(sender: OperationSender, call: Call) -> Record:
@@ -321,43 +331,37 @@ async def receive_nothing(sender: OperationSender, call: Call) -> None:
     await sender.send(call)
 
 
-def record(
-    specification: str, *, body: Body | None = None, idempotent: bool | None = None
-) -> BoundEndpoint[Later[Record]]:
-    """Return a row whose answer is one object."""
-    row = operation(specification, OperationAnswer.RECORD, body=body, idempotent=idempotent)
-    return BoundEndpoint(row, receive_record)
+_RECEIVERS: dict[OperationAnswer, Callable[[OperationSender, Call], Any]] = {
+    OperationAnswer.RECORD: receive_record,
+    OperationAnswer.RECORDS: receive_records,
+    OperationAnswer.JSON: receive_anything,
+    OperationAnswer.NOTHING: receive_nothing,
+    OperationAnswer.PAGE: Listing,
+    OperationAnswer.CURSOR_PAGE: Listing,
+    OperationAnswer.CSV: CsvExport,
+}
 
 
-def records(specification: str) -> BoundEndpoint[Later[list[Record]]]:
-    """Return a row whose answer is a whole array of objects."""
-    return BoundEndpoint(operation(specification, OperationAnswer.RECORDS), receive_records)
+def row(
+    answer: OperationAnswer,
+    specification: str,
+    *,
+    body: Body | None = None,
+    idempotent: bool | None = None,
+) -> BoundEndpoint:
+    """Return a row of the table; the arguments are those of :func:`operation`."""
+    made = operation(specification, answer, body=body, idempotent=idempotent)
+    return BoundEndpoint(made, _RECEIVERS[answer])
 
 
-def json_endpoint(specification: str, *, body: Body | None = None) -> BoundEndpoint[Later[Any]]:
-    """Return a row whose answer is any JSON, or none."""
-    return BoundEndpoint(
-        operation(specification, OperationAnswer.JSON, body=body), receive_anything
-    )
+_Row = Callable[..., BoundEndpoint]
 
-
-def empty_endpoint(specification: str, *, body: Body | None = None) -> BoundEndpoint[Later[None]]:
-    """Return a row whose answer holds nothing but its success."""
-    return BoundEndpoint(
-        operation(specification, OperationAnswer.NOTHING, body=body), receive_nothing
-    )
-
-
-def pages(specification: str) -> BoundEndpoint[Listing[Record]]:
-    """Return a row that is a list in numbered pages."""
-    return BoundEndpoint(operation(specification, OperationAnswer.PAGE), Listing)
-
-
-def cursor_pages(specification: str) -> BoundEndpoint[Listing[Record]]:
-    """Return a row that is a list whose pages say only whether there is a next one."""
-    return BoundEndpoint(operation(specification, OperationAnswer.CURSOR_PAGE), Listing)
-
-
-def csv(specification: str) -> BoundEndpoint[CsvExport]:
-    """Return a row that is a CSV file."""
-    return BoundEndpoint(operation(specification, OperationAnswer.CSV), CsvExport)
+#: Rows by the form of the answer: one object, an array of objects, any JSON or none, nothing but
+#: the success, a list in numbered pages, one whose pages say only whether there is a next, a file.
+record: _Row = functools.partial(row, OperationAnswer.RECORD)
+records: _Row = functools.partial(row, OperationAnswer.RECORDS)
+json_endpoint: _Row = functools.partial(row, OperationAnswer.JSON)
+empty_endpoint: _Row = functools.partial(row, OperationAnswer.NOTHING)
+pages: _Row = functools.partial(row, OperationAnswer.PAGE)
+cursor_pages: _Row = functools.partial(row, OperationAnswer.CURSOR_PAGE)
+csv: _Row = functools.partial(row, OperationAnswer.CSV)

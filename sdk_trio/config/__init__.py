@@ -5,18 +5,10 @@
 """
 
 from .check import unmet_needs
+from .fields import KeyDerivation, Mode, StorageBackend
 from .load import Loaded, load_settings, read_settings
-from .options import (
-    BUNDLED_API_VERSION,
-    KeyDerivation,
-    Mode,
-    Secret,
-    Settings,
-    StorageBackend,
-    bundled_api_version,
-)
-from .secret import ParsedSecret, parse_secret
-from .show import SettingRow as Row
+from .options import BUNDLED_API_VERSION, Settings, bundled_api_version
+from .secret import ParsedSecret, Secret, parse_secret
 from .show import describe, json_schema
 
 __all__ = [
@@ -33,7 +25,6 @@ __all__ = [
     "Loaded",
     # looking
     "describe",
-    "Row",
     "json_schema",
     "unmet_needs",
     "parse_secret",

@@ -11,8 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, time, timedelta
-from enum import StrEnum
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import msgspec
@@ -37,12 +36,18 @@ _FORM = re.compile(
 #: Shorter than any usable secret (16 bytes).
 LONGEST_QUOTED = 12
 
-_INT = re.compile(r"[+-]?[0-9]{1,20}")
-# Digits are bounded, because Python converts numbers of thousands of them slowly or not at all;
-# `inf`, `nan` and `1_000` are no numbers of a settings file.
-_FLOAT = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
-_TRUE = frozenset({"true", "1", "yes", "on"})
-_FALSE = frozenset({"false", "0", "no", "off"})
+#: Words for true and false beside those that msgspec knows.
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+
+#: The completion of "must be" for a value of each type.
+_EXPECTED: Mapping[type, str] = {
+    str: "text in quotes",
+    Secret: "text in quotes",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    timedelta: "a time span in quotes, such as 30m, 2h or 00:30:00",
+}
 
 #: Items of these forms hold no comma, so that a list may be written with commas.
 _COMMA_FORMS = frozenset({Form.BIND, Form.CIDR, Form.PROXY})
@@ -56,9 +61,6 @@ SIMILARITY = 0.7
 
 #: Digits of the greatest index that a list item may have.
 LONGEST_INDEX = 4
-
-# No value of a setting, None included, can be taken for it.
-_MISFIT = object()
 
 _Merged = dict[tuple[str, ...], Entry]
 
@@ -123,28 +125,43 @@ def coerce(setting: Setting, value: Any) -> Any:
     Raises:
         ValueError: the value is of another kind.
     """
-    if setting.nullable:
-        if value is None:
-            return None
-        # An environment variable cannot be null; an empty one is how people write it. An empty
-        # secret is a mistake in the deployment, and must not count as "none".
-        if setting.kind is not Secret and isinstance(value, str) and not value.strip():
-            return None
-    # A program's own mapping may hold secrets as such, with their mark.
-    if setting.kind is Secret and isinstance(value, Secret):
-        return value
-    if setting.kind is Secret or setting.kind is str:
-        text = _text(value)
-        return Secret(text) if setting.kind is Secret else text
-    if setting.kind is bool:
-        return _bool(value)
-    if setting.kind is int:
-        return _int(value)
-    if setting.kind is float:
-        return _float(value)
-    if setting.kind is timedelta:
-        return _timespan(value)
-    return _choice(cast("type[StrEnum]", setting.kind), value)
+    kind: Any = setting.kind
+    is_text = kind in (str, Secret)
+    # TOML has dates and times, and a program's own mapping has time spans.
+    if isinstance(value, timedelta):
+        value = format_timespan(value)
+    elif isinstance(value, time) or type(value) is date:
+        value = value.isoformat()
+    # An environment variable cannot be null; an empty one is how people write it. An empty secret
+    # is a mistake in the deployment, and must not count as "none".
+    is_empty = isinstance(value, str) and kind is not Secret and not value.strip()
+    if setting.nullable and (value is None or is_empty):
+        return None
+    if isinstance(value, str) and not is_text:
+        value = value.strip()
+        if kind is timedelta:
+            return parse_timespan(value)
+        if kind is bool:
+            value = _WORDS.get(value.casefold(), value)
+    try:
+        # A number in a file is neither a truth value nor a time span without its unit.
+        strict = kind in (bool, timedelta) and not isinstance(value, str)
+        converted: Any = msgspec.convert(value, kind, strict=strict, dec_hook=_secret)
+        # Digits and exponents beyond any use convert to infinity.
+        if kind is float and not math.isfinite(converted):
+            raise msgspec.ValidationError
+    except (msgspec.ValidationError, SystemError):  # the latter for 10**400, up to msgspec 0.20
+        # The library's own message may quote the value, which may be a misplaced secret.
+        expected = _EXPECTED.get(kind) or f"one of {', '.join(kind)}"
+        raise ValueError(f"must be {expected}, not {shown(value)}") from None
+    return converted
+
+
+def _secret(kind: type, value: Any) -> Secret:
+    """Convert what msgspec does not know by itself; a program's mapping may hold secrets."""
+    if kind is Secret and isinstance(value, Secret | str):
+        return value if isinstance(value, Secret) else Secret(value)
+    raise TypeError
 
 
 def split_list(setting: Setting, value: Any) -> list[Any]:
@@ -201,70 +218,6 @@ def _json_array(text: str) -> list[Any] | None:
     return array if isinstance(array, list) else None
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Secret):
-        return value.reveal()
-    # datetime is a subclass of date, and a time of day is no ApiVersion.
-    if type(value) is date:
-        return value.isoformat()  # TOML has dates; ApiVersion is one
-    raise ValueError(f"must be text in quotes, not {shown(value)}")
-
-
-def _bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = value.strip().casefold() if isinstance(value, str) else ""
-    if word in _TRUE or word in _FALSE:
-        return word in _TRUE
-    raise ValueError(f"must be true or false, not {shown(value)}")
-
-
-def _int(value: Any) -> int:
-    # True is an int to Python, and "Workers: true" is a mistake to people.
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and _INT.fullmatch(value.strip()):
-        return int(value)
-    raise ValueError(f"must be a whole number, not {shown(value)}")
-
-
-def _float(value: Any) -> float:
-    number = math.nan
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-    elif isinstance(value, str) and _FLOAT.fullmatch(value.strip()):
-        number = float(value)
-    if math.isfinite(number):
-        return number
-    raise ValueError(f"must be a number, not {shown(value)}")
-
-
-def _timespan(value: Any) -> timedelta:
-    if isinstance(value, str):
-        return parse_timespan(value.strip())
-    if isinstance(value, timedelta):
-        # Through the text, so that an argument of a program is bounded as a file is.
-        return parse_timespan(format_timespan(value))
-    if isinstance(value, time):  # what TOML makes of 00:30:00 without quotes
-        return parse_timespan(value.isoformat())
-    raise ValueError(
-        f"must be a time span in quotes, such as 30m, 2h or 00:30:00, not {shown(value)}"
-    )
-
-
-def _choice(kind: type[StrEnum], value: Any) -> StrEnum:
-    word = value.strip().casefold() if isinstance(value, str) else None
-    for member in kind:
-        if member.value.casefold() == word:
-            return member
-    raise ValueError(f"must be one of {', '.join(kind)}, not {shown(value)}")
-
-
 class Bound(msgspec.Struct, frozen=True):
     """The settings with what could be bound (else the default), and what could not.
 
@@ -285,35 +238,29 @@ def bind(layers: Iterable[Layer]) -> Bound:
     that item alone. Never raises on account of what the layers hold.
     """
     layers = list(layers)
-    # All problems are collected: whoever starts a receiver at night wants to mend them in one go.
-    problems = [problem for layer in layers for problem in layer.problems]
-    warnings = [warning for layer in layers for warning in layer.warnings]
-    merged = merge(layer.entries for layer in layers)
-    binding = _Binding(merged)
-    values = {setting.attributes: binding.value(setting) for setting in table()}
-    binding.leftovers()
+    binding = _Binding(_merge(layers))
+    settings = binding.section(Settings(), (), table())
+    binding.report_unused()
+    # All problems are collected, so that one start reports everything there is to fix.
     return Bound(
-        settings=_build(Settings(), (), values),
-        problems=(*problems, *binding.problems),
-        warnings=(*warnings, *binding.warnings),
+        settings=settings,
+        problems=(*(p for layer in layers for p in layer.problems), *binding.problems),
+        warnings=(*(w for layer in layers for w in layer.warnings), *binding.warnings),
         origins=binding.origins,
     )
 
 
-def merge(layers: Iterable[Sequence[Entry]]) -> _Merged:
-    """Return the winning entry of each folded path."""
+def _merge(layers: Iterable[Layer]) -> _Merged:
+    """Return the winning entry of each folded path: that of the last layer."""
     merged: _Merged = {}
-    for entries in layers:
-        for entry in entries:
-            path = fold(entry.path)
-            setting = by_folded_path().get(path)
-            if setting is not None and setting.many:
-                # A whole list replaces what earlier layers said of single items; what is left of
-                # them would be mixed into it.
-                for item in [known for known in merged if known[: len(path)] == path]:
-                    del merged[item]
-            # The last one wins; the order of the layers is that of precedence.
-            merged[path] = entry
+    for entry in (entry for layer in layers for entry in layer.entries):
+        path = fold(entry.path)
+        setting = by_folded_path().get(path)
+        if setting is not None and setting.many:
+            # A whole list replaces single items of earlier layers.
+            for item in [known for known in merged if known[: len(path)] == path]:
+                del merged[item]
+        merged[path] = entry
     return merged
 
 
@@ -322,136 +269,98 @@ class _Binding:
 
     def __init__(self, merged: _Merged) -> None:
         self.problems: list[Problem] = []
-        # The settings of the items of lists of sections, which are there as often as they are
-        # written, and those of all others.
-        self._known: dict[tuple[str, ...], Setting] = dict(by_folded_path())
-        self._sections = dict(sections())
-        self._lengths: dict[str, int] = {}
-        for setting in table():
-            if setting.is_section_list:
-                merged = self._numbered(setting, merged)
-        self._items: dict[tuple[str, ...], dict[str, Entry]] = {}
-        for path, entry in merged.items():
-            parent = self._known.get(path[:-1])
-            if parent is not None and parent.many and not parent.is_section_list:
-                self._items.setdefault(path[:-1], {})[path[-1]] = entry
-        # Entries that nobody takes out belong to no setting, and are reported at the end.
-        self._unused = dict(merged)
         self.warnings: list[Problem] = []
         self.origins: dict[str, str] = {}
+        # An entry that no setting takes out is reported at the end.
+        self._unused = merged
+        self._known: dict[tuple[str, ...], Setting] = dict(by_folded_path())
+        self._sections = dict(sections())
 
-    def _numbered(self, setting: Setting, merged: _Merged) -> _Merged:
-        """Return ``merged`` with each item of a list of sections as entries of its own."""
-        whole = merged.pop(setting.folded, None)
-        written = {} if whole is None else self._entries_of(setting, whole)
+    def section(self, section: Any, attributes: tuple[str, ...], rows: Iterable[Setting]) -> Any:
+        """Return ``section`` with the values that are bound to its settings.
+
+        Args:
+            section: the defaults.
+            attributes: the names that lead to it.
+            rows: its settings, those of the sections within it included.
+        """
+        values = {
+            row.attributes: (
+                self._list(row) if row.many else self._value(row, row.path, row.default)
+            )
+            for row in rows
+        }
+        return _build(section, attributes, values)
+
+    def _value(self, setting: Setting, path: tuple[str, ...], otherwise: Any) -> Any:
+        entry = self._unused.pop(fold(path), None)
+        if entry is None:
+            return otherwise
+        if entry.origin is not None:
+            self.origins[full_key(path)] = entry.origin
+        try:
+            return coerce(setting, entry.value)
+        except ValueError as error:
+            self.problems.append(Problem(full_key(path), str(error), entry.origin))
+            return otherwise
+
+    def _list(self, setting: Setting) -> tuple[Any, ...]:
+        whole = self._unused.pop(setting.folded, None)
+        if whole is not None and whole.origin is not None:
+            self.origins[setting.key] = whole.origin
+        length = self._number_items(setting, whole)
+        if whole is None and not length:
+            return tuple(setting.default)
+        if setting.is_section_list:
+            return tuple(self._section_item(setting, place) for place in range(length))
+        paths = [(*setting.path, str(place)) for place in range(length)]
+        values = [self._value(setting, path, None) for path in paths]
+        origins = [o for path in paths if (o := self.origins.get(full_key(path))) is not None]
+        if origins:
+            self.origins[setting.key] = ", ".join(dict.fromkeys(origins))
+        return tuple(value for value in values if value is not None)
+
+    def _section_item(self, setting: Setting, place: int) -> Any:
+        rows = setting.item(place)
+        self._known |= {row.folded: row for row in rows}
+        self._sections[rows[0].folded[:-1]] = rows[0].path[:-1]
+        return self.section(setting.kind(), (*setting.attributes, str(place)), rows)
+
+    def _number_items(self, setting: Setting, whole: Entry | None) -> int:
+        """Give each item of a list an entry under its place in it, and return their number.
+
+        Indexes may have gaps, which count for nothing.
+        """
         depth = len(setting.folded)
-        below = [path for path in merged if path[:depth] == setting.folded and len(path) > depth]
-        for path in below:
-            if _is_index(path[depth]):
-                written[path] = merged.pop(path)
-        # Indexes may have gaps, which count for nothing.
-        indexes = sorted({path[depth] for path in written}, key=int)
+        items: _Merged = {}
+        for entry in () if whole is None else self._items_of(setting, whole):
+            items[fold(entry.path)] = entry
+        for path in list(self._unused):
+            at_depth = len(path) > depth if setting.is_section_list else len(path) == depth + 1
+            if path[:depth] == setting.folded and at_depth and _is_index(path[depth]):
+                items[path] = self._unused.pop(path)
+        indexes = sorted({path[depth] for path in items}, key=int)
         places = {name: str(place) for place, name in enumerate(indexes)}
-        for path, entry in written.items():
-            place = places[path[depth]]
-            named = (*entry.path[:depth], place, *entry.path[depth + 1 :])
-            merged[*setting.folded, place, *path[depth + 1 :]] = attrs.evolve(entry, path=named)
-        for number in range(len(indexes)):
-            rows = setting.item(number)
-            self._known |= {row.folded: row for row in rows}
-            self._sections[rows[0].folded[:-1]] = rows[0].path[:-1]
-        self._lengths[setting.key] = len(indexes)
-        return merged
+        for entry in items.values():
+            named = (*setting.path, places[entry.path[depth]], *entry.path[depth + 1 :])
+            self._unused[fold(named)] = attrs.evolve(entry, path=named)
+        return len(indexes)
 
-    def _entries_of(self, setting: Setting, whole: Entry) -> _Merged:
+    def _items_of(self, setting: Setting, whole: Entry) -> Sequence[Entry]:
+        """Return the entries of a list that was given as a whole."""
         try:
             items = split_list(setting, whole.value)
         except ValueError as error:
             self.problems.append(Problem(setting.key, str(error), whole.origin))
-            return {}
-        found: _Merged = {}
-        for index, item in enumerate(items):
-            path = (*setting.path, str(index))
-            if not isinstance(item, Mapping | Pairs):
-                message = f"must be an object with keys of its own, not {shown(item)}"
-                self.problems.append(Problem(full_key(path), message, whole.origin))
-                continue
-            layer = read_item(path, item, whole.origin)
-            self.problems += layer.problems
-            found[fold(path)] = Entry(path, {}, whole.origin)
-            found |= {fold(entry.path): entry for entry in layer.entries}
-        return found
+            return ()
+        paths = [(*setting.path, str(index)) for index in range(len(items))]
+        if not setting.is_section_list:
+            return [Entry(*each, whole.origin) for each in zip(paths, items, strict=True)]
+        layers = [read_item(*each, whole.origin) for each in zip(paths, items, strict=True)]
+        self.problems += [problem for layer in layers for problem in layer.problems]
+        return [entry for layer in layers for entry in layer.entries]
 
-    def value(self, setting: Setting) -> Any:
-        """Return the value of one setting: bound, or its default."""
-        if setting.is_section_list:
-            return tuple(
-                self._section(setting.item(place)) for place in range(self._lengths[setting.key])
-            )
-        if setting.many:
-            return self._list(setting)
-        entry = self._unused.pop(setting.folded, None)
-        if entry is None:
-            return setting.default
-        return self._coerced(setting, entry, setting.key, setting.default)
-
-    def _section(self, rows: Sequence[Setting]) -> Any:
-        depth = len(rows[0].attributes) - 1
-        values = {row.attributes[depth:]: self.value(row) for row in rows}
-        kind = by_folded_path()[rows[0].folded[: depth - 1]].kind
-        return _build(kind(), (), values)
-
-    def _coerced(self, setting: Setting, entry: Entry, key: str, otherwise: Any) -> Any:
-        if entry.origin is not None:
-            self.origins[setting.key] = entry.origin
-        try:
-            return coerce(setting, entry.value)
-        except ValueError as error:
-            self.problems.append(Problem(key, str(error), entry.origin))
-            return otherwise
-
-    def _list(self, setting: Setting) -> tuple[Any, ...]:
-        entries = self._list_entries(setting)
-        if entries is None:
-            return tuple(setting.default)
-        values: list[Any] = []
-        origins: list[str] = []
-        # Indexes may have gaps, which count for nothing.
-        for index in sorted(entries):
-            entry = entries[index]
-            value = self._coerced(setting, entry, f"{setting.key}:{index}", _MISFIT)
-            if entry.origin is not None:
-                origins.append(entry.origin)
-            if value is not _MISFIT:
-                if entry.origin is not None:
-                    # By its place in the result, which is what messages about the list count by.
-                    self.origins[f"{setting.key}:{len(values)}"] = entry.origin
-                values.append(value)
-        if origins:
-            self.origins[setting.key] = ", ".join(dict.fromkeys(origins))
-        return tuple(values)
-
-    def _list_entries(self, setting: Setting) -> dict[int, Entry] | None:
-        """Return the items by index, or None when nothing sets the list."""
-        entries: dict[int, Entry] = {}
-        whole = self._unused.pop(setting.folded, None)
-        if whole is not None:
-            if whole.origin is not None:
-                self.origins[setting.key] = whole.origin
-            try:
-                items = split_list(setting, whole.value)
-            except ValueError as error:
-                self.problems.append(Problem(setting.key, str(error), whole.origin))
-                items = []
-            entries = {i: Entry(setting.path, item, whole.origin) for i, item in enumerate(items)}
-        for name, entry in self._items.get(setting.folded, {}).items():
-            if _is_index(name):
-                # An item is used up; a name that is no number stays, and is reported as no item.
-                del self._unused[*setting.folded, name]
-                entries[int(name)] = entry
-        return entries if entries or whole is not None else None
-
-    def leftovers(self) -> None:
+    def report_unused(self) -> None:
         """Report what belongs to no setting: wrong kinds as problems, unknown keys as warnings."""
         reported: set[tuple[str, ...]] = set()
         for path, entry in self._unused.items():

@@ -37,24 +37,27 @@ from .options import Settings, bundled_api_version, environment_meant
 from .options.client import ConnectionOptions
 from .options.forward import URL_ROUTE
 from .secret import PUBLIC_KEY_PREFIX, QUOTED, Secret, is_quoted, parse_secret
-from .table import FORWARD, SIMULATOR, Setting, full_key, is_below, used_settings
-
-ACCESS_TOKEN = full_key(("AccessToken",))
-WEBHOOK_SECRET = full_key(("Webhooks", "Secret"))
-SIMULATOR_SECRET = f"{SIMULATOR}:SecretEnvVar"
+from .table import (
+    NOTIFICATIONS_ENABLED,
+    USE_REPLICATION,
+    Setting,
+    bound_addresses,
+    is_below,
+    used_settings,
+)
 
 #: Environments that people use; another name that is nearly one of them is probably a slip.
 USUAL_ENVIRONMENTS = ("Production", "Staging", "Development")
 
 RECONCILIATION_NEEDS_CLIENT = Problem(
-    full_key(("Webhooks", "Reconciliation", "Enabled")),
+    "Sdk:Webhooks:Reconciliation:Enabled",
     "needs the client, and standalone is the receiver alone: set it to false, or run the full "
     "stack with an AccessToken",
 )
 
 
 PROCESSES_NEED_COMMAND = Problem(
-    full_key(("Server", "Processes")),
+    "Sdk:Server:Processes",
     "several processes are run by 'sdk-trio run', which begins each of them anew; a runtime inside "
     "of another program is one process: set it to 1 there",
 )
@@ -62,28 +65,17 @@ PROCESSES_NEED_COMMAND = Problem(
 
 def unmet_needs(settings: Settings) -> list[Problem]:
     """Return one problem for each part that is asked for without what it works on."""
-    multi_tenant = settings.multi_tenant
-    if multi_tenant.enabled:
-        return []
-    asked: list[tuple[bool, tuple[str, ...], str]] = [
-        (
-            multi_tenant.file_db.replication.use_replication,
-            ("FileDb", "Replication", "UseReplication"),
-            "whose databases are replicated",
-        ),
-        (
-            multi_tenant.notifications.enabled,
-            ("Notifications", "Enabled"),
-            "whose site managers are told",
-        ),
+    tenants = settings.multi_tenant
+    replicated = tenants.file_db.replication.use_replication
+    asked = [
+        (replicated, USE_REPLICATION, "whose databases are replicated"),
+        (tenants.notifications.enabled, NOTIFICATIONS_ENABLED, "whose site managers are notified"),
     ]
+    advice = "set Sdk:MultiTenant:Enabled to true, or remove the key"
     return [
-        Problem(
-            full_key(("MultiTenant", *path)),
-            f"needs tenants, {why}: set Sdk:MultiTenant:Enabled to true, or remove the key",
-        )
-        for wanted, path, why in asked
-        if wanted
+        Problem(key, f"needs tenants, {why}: {advice}")
+        for wanted, key, why in asked
+        if wanted and not tenants.enabled
     ]
 
 
@@ -111,39 +103,35 @@ def check(
     """
     # A section that is switched off may hold anything: templates of deployments carry it along.
     used = used_settings(settings, invalid)
-    problems = [problem for setting in used for problem in _check_value(setting, settings)]
-    problems += _core(settings, standalone=standalone)
-    secret_findings = _webhook_secrets(settings, receiver=receiver, invalid=invalid)
-    problems += secret_findings.problems
-    problems += _addresses(settings)
-    problems += _processes(settings)
-    problems += _connection(settings.connection)
-    problems += _reconciliation(settings, lacks_client=standalone and receiver)
-    problems += _forwarding(settings)
-    problems += notification_problems(settings.multi_tenant.notifications)
-    warnings = [*_version(settings, ApiVersionStrictness.WARN), *secret_findings.warnings]
-    warnings += _environment(settings)
-    warnings += _replay_window(settings)
-    warnings += exposure_warnings(settings)
-    warnings += notification_warnings(settings.multi_tenant.notifications)
-    if settings.multi_tenant.file_db.replication.use_replication:
-        problems += replication_problems(settings)
-        warnings += replication_warnings(settings)
-    problems += _version(settings, ApiVersionStrictness.STRICT)
+    secrets = _webhook_secrets(settings, receiver=receiver, invalid=invalid)
+    problems = [
+        *(problem for setting in used for problem in _check_value(setting, settings)),
+        *_core(settings, standalone=standalone),
+        *secrets.problems,
+        *_addresses(settings),
+        *_connection(settings.connection),
+        *_reconciliation(settings, lacks_client=standalone and receiver),
+        *_forwarding(settings),
+        *notification_problems(settings.multi_tenant.notifications),
+        *replication_problems(settings),
+        *_version(settings, ApiVersionStrictness.STRICT),
+    ]
+    warnings = [
+        *_version(settings, ApiVersionStrictness.WARN),
+        *secrets.warnings,
+        *_environment(settings),
+        *_replay_window(settings),
+        *exposure_warnings(settings),
+        *notification_warnings(settings.multi_tenant.notifications),
+        *replication_warnings(settings),
+    ]
+
     # A setting that could not be bound is a default by now, and a rule that joins it with others
-    # would speak of a value that nobody wrote.
-    told = [p for p in problems if not any(is_below(key, p.key) for key in invalid)]
-    odd = [p for p in warnings if not any(is_below(key, p.key) for key in invalid)]
-    return Findings(tuple(told), tuple(odd))
+    # would report a value that no one wrote.
+    def written(found: list[Problem]) -> tuple[Problem, ...]:
+        return tuple(p for p in found if not any(is_below(key, p.key) for key in invalid))
 
-
-def _processes(settings: Settings) -> Iterator[Problem]:
-    if settings.server.processes != 1 and settings.storage.backend is StorageBackend.MEMORY:
-        yield Problem(
-            full_key(("Server", "Processes")),
-            "several processes need a store that they share, and Storage:Backend Memory is each "
-            "process's own: set Backend to Sqlite or Postgres, or Processes to 1",
-        )
+    return Findings(written(problems), written(warnings))
 
 
 def _check_value(setting: Setting, settings: Settings) -> Iterator[Problem]:
@@ -214,35 +202,33 @@ def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
     if token is None or not settings.has_access_token:
         if not standalone:
             yield Problem(
-                ACCESS_TOKEN,
+                "Sdk:AccessToken",
                 "is required; with --standalone it is not, if no handler calls the upstream. Else "
                 "set it through the variable SDK__ACCESSTOKEN or a secret store",
             )
     elif is_quoted(token.reveal()):
-        yield Problem(ACCESS_TOKEN, QUOTED)
+        yield Problem("Sdk:AccessToken", QUOTED)
     # The token becomes a header. A line break in it, which a file's last line leaves behind, would
     # break the request or be cut off in silence.
     elif not all("!" <= character <= "~" for character in token.reveal()):
         yield Problem(
-            ACCESS_TOKEN,
+            "Sdk:AccessToken",
             "holds white space, a line break or characters outside ASCII: copy it again",
         )
     if settings.mode is Mode.CUSTOM and _is_blank(settings.custom_base_url):
-        yield Problem(
-            full_key(("CustomBaseUrl",)), "is required when Mode is Custom: set an HTTPS URL"
-        )
+        yield Problem("Sdk:CustomBaseUrl", "is required when Mode is Custom: set an HTTPS URL")
 
 
 def _version(settings: Settings, strictness: ApiVersionStrictness) -> Iterator[Problem]:
-    """Speak of an ApiVersion that is not the bundled one, if that is how strict we are."""
+    """Report an ApiVersion that differs from the bundled one, at this strictness."""
     version = settings.api_version
     bundled = bundled_api_version(settings.upstream.version_header)
     differs = version is not None and version != bundled
     if version and check_form(Form.API_VERSION, version, development=False):
-        return  # it is no version at all, and is told as that
+        return  # its form is a problem of its own
     if differs and settings.api_version_strictness is strictness:
         yield Problem(
-            full_key(("ApiVersion",)),
+            "Sdk:ApiVersion",
             f"differs from the bundled version {bundled}, and ApiVersionStrictness is "
             f"{strictness}: remove the key, or set ApiVersionStrictness to Off if this is meant",
         )
@@ -258,7 +244,7 @@ def _environment(settings: Settings) -> Iterator[Problem]:
     meant = difflib.get_close_matches(name.title(), USUAL_ENVIRONMENTS, n=1, cutoff=0.8)
     near = f": did you mean {meant[0]}?" if meant and meant[0].casefold() != name.casefold() else ""
     yield Problem(
-        full_key(("Environment",)),
+        "Sdk:Environment",
         "counts as Production, as every name but Development (or dev) does"
         f"{near or ', which is right for a copy of it; only its files have names of their own'}",
     )
@@ -272,7 +258,7 @@ def _forwarding(settings: Settings) -> Iterator[Problem]:
     """Check what several settings of a route say together, and its headers."""
     names: set[str] = set()
     for index, route in enumerate(settings.forward.all_routes):
-        place = f"{FORWARD}:Routes:{index}"
+        place = f"Sdk:Forward:Routes:{index}"
         if route.name in names:
             yield Problem(f"{place}:Name", f"is {route.name}, as another route's: names differ")
         names.add(route.name)
@@ -281,7 +267,7 @@ def _forwarding(settings: Settings) -> Iterator[Problem]:
             if wrong:
                 yield Problem(f"{place}:Headers:{number}", wrong)
         if route.name == URL_ROUTE:
-            place = FORWARD
+            place = "Sdk:Forward"
         if names_public_address(route.url) and not route.allow_public_addresses:
             yield Problem(
                 f"{place}:Url",
@@ -337,7 +323,7 @@ def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[
             found.append(Problem(key, parsed.guessable))
         # Compared by the text: Secret and Secrets are one list to the receiver.
         first = seen.setdefault(secret, key)
-        if first != key and key == SIMULATOR_SECRET:
+        if first != key and key == "Sdk:Simulator:SecretEnvVar":
             problems.append(
                 Problem(
                     key,
@@ -350,13 +336,13 @@ def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[
             warnings.append(Problem(key, f"is the same secret as {first}: remove one of them"))
     # A secret that cannot be read is a problem of its own; "is required" beside it would send
     # people to look for what is there.
-    unread = any(key.startswith(WEBHOOK_SECRET) for key in invalid)
+    unread = any(key.startswith("Sdk:Webhooks:Secret") for key in invalid)
     # Tenants bring their own secrets.
     required = receiver and not settings.multi_tenant.enabled
     if required and not webhooks.all_secrets and not unread:
         problems.append(
             Problem(
-                WEBHOOK_SECRET,
+                "Sdk:Webhooks:Secret",
                 "is required: the receiver needs at least one secret; set it through the variable "
                 "SDK__WEBHOOKS__SECRET or a secret store (a program with a client alone reads its "
                 "settings with receiver=False)",
@@ -367,27 +353,31 @@ def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[
 
 def _keyed_secrets(settings: Settings) -> Iterator[tuple[str, Secret]]:
     if settings.webhooks.secret is not None:
-        yield WEBHOOK_SECRET, settings.webhooks.secret
+        yield "Sdk:Webhooks:Secret", settings.webhooks.secret
     for index, secret in enumerate(settings.webhooks.secrets):
-        yield SIMULATOR_SECRET if secret.made_for_tests else f"{WEBHOOK_SECRET}s:{index}", secret
+        of_list = f"Sdk:Webhooks:Secrets:{index}"
+        yield "Sdk:Simulator:SecretEnvVar" if secret.made_for_tests else of_list, secret
 
 
 def _addresses(settings: Settings) -> Iterator[Problem]:
+    """Check the addresses that are bound, and the processes that share them."""
     server = settings.server
-    yield from _both_or_neither(
-        "Server", {"CertFile": server.cert_file, "KeyFile": server.key_file}
-    )
+    if server.processes != 1 and settings.storage.backend is StorageBackend.MEMORY:
+        yield Problem(
+            "Sdk:Server:Processes",
+            "several processes need a store that they share, and Storage:Backend Memory is each "
+            "process's own: set Backend to Sqlite or Postgres, or Processes to 1",
+        )
+    yield from _both_or_neither("Server", CertFile=server.cert_file, KeyFile=server.key_file)
     taken: dict[str, str] = {}
-    addresses = [(f"{full_key(('Server', 'Bind'))}:{i}", b) for i, b in enumerate(server.bind)]
-    if settings.admin.enabled:
-        addresses.append((full_key(("Admin", "Bind")), settings.admin.bind))
+    addresses = bound_addresses(settings)
     for key, address in addresses:
         # Spelled alike only: two names of one address are the operating system's to refuse.
         first = taken.setdefault(address.casefold(), key)
         # Port 0 asks the system for a free one, so two of them never meet.
         if first != key and not address.endswith(":0"):
             yield Problem(key, f"is the same address as {first}: choose another one")
-    admin = full_key(("Admin", "Bind"))
+    admin = "Sdk:Admin:Bind"
     for key, address in addresses:
         if settings.admin.enabled and key != admin and _covers(address, settings.admin.bind):
             yield Problem(admin, f"has the port of {key}, which takes it on every address")
@@ -398,35 +388,33 @@ def _connection(connection: ConnectionOptions) -> Iterator[Problem]:
     proxy = (connection.proxy_url or "").casefold()
     if proxy.startswith("https:"):
         yield Problem(
-            full_key(("Connection", "ProxyUrl")),
+            "Sdk:Connection:ProxyUrl",
             "must begin with http://: the way to the proxy is plain, and TLS runs through it to "
             "the upstream",
         )
     elif proxy and proxy.removeprefix("http://").rstrip("/").count("/"):
-        yield Problem(full_key(("Connection", "ProxyUrl")), "has a path: leave host and port")
+        yield Problem("Sdk:Connection:ProxyUrl", "has a path: leave host and port")
     yield from _both_or_neither(
         "Connection",
-        {
-            "ClientCertFile": connection.client_cert_file,
-            "ClientKeyFile": connection.client_key_file,
-        },
+        ClientCertFile=connection.client_cert_file,
+        ClientKeyFile=connection.client_key_file,
     )
     # HTTP/3 runs over UDP, which CONNECT does not carry; both settings would be passed by without a
     # word.
     if connection.enable_http3 and (proxy or connection.client_cert_file):
         yield Problem(
-            full_key(("Connection", "EnableHttp3")),
+            "Sdk:Connection:EnableHttp3",
             "cannot be with ProxyUrl or ClientCertFile, which HTTP/3 would pass by: set it to "
             "false",
         )
 
 
-def _both_or_neither(section: str, files: dict[str, str | None]) -> Iterator[Problem]:
+def _both_or_neither(section: str, **files: str | None) -> Iterator[Problem]:
     """Check a certificate and its key, by their names in ``section``."""
     missing = [name for name, file in files.items() if _is_blank(file)]
     if len(missing) == 1:
         yield Problem(
-            full_key((section, missing[0])),
+            f"Sdk:{section}:{missing[0]}",
             f"is required: TLS needs both {' and '.join(files)}, or neither",
         )
 
@@ -447,7 +435,7 @@ def _replay_window(settings: Settings) -> Iterator[Problem]:
     """Say what a large ToleranceSeconds lets a stranger do with a captured delivery."""
     webhooks = settings.webhooks
     tolerance, hours = webhooks.tolerance_seconds, webhooks.dedup_retention_hours
-    key = full_key(("Webhooks", "ToleranceSeconds"))
+    key = "Sdk:Webhooks:ToleranceSeconds"
     # The memory of an id is what stops a captured delivery that is still in time.
     if tolerance >= hours * 3600:
         yield Problem(
@@ -474,25 +462,18 @@ def _reconciliation(settings: Settings, *, lacks_client: bool) -> Iterator[Probl
     if options.max_lookback_hours > settings.webhooks.dedup_retention_hours:
         # An id that the inbox has forgotten would be asked for, and its handler run again.
         yield Problem(
-            full_key(("Webhooks", "Reconciliation", "MaxLookbackHours")),
+            "Sdk:Webhooks:Reconciliation:MaxLookbackHours",
             f"must be at most DedupRetentionHours ({settings.webhooks.dedup_retention_hours})",
         )
     if options.max_lookback_hours > settings.webhooks.payload_retention_days * 24:
         yield Problem(
-            full_key(("Webhooks", "Reconciliation", "MaxLookbackHours")),
+            "Sdk:Webhooks:Reconciliation:MaxLookbackHours",
             "must be at most PayloadRetentionDays, after which parked events are forgotten "
             f"({settings.webhooks.payload_retention_days * 24} hours)",
         )
 
 
-# -- what is open to strangers: valid, and told at every start -----------------------------------
-
-ADMIN_BIND = full_key(("Admin", "Bind"))
-ADMIN_TOKEN = full_key(("Admin", "TokenEnvVar"))
-BIND = full_key(("Server", "Bind"))
-ENVIRONMENT = full_key(("Environment",))
-REQUIRE_HTTPS = full_key(("Webhooks", "RequireHttps"))
-TRUSTED_PROXIES = full_key(("Server", "TrustedProxies"))
+# -- exposure to strangers: valid, and a warning at every start ----------------------------------
 
 #: 32 characters of hexadecimal digits are 128 bits; the token that is generated has 43.
 LEAST_TOKEN_CHARACTERS = 32
@@ -511,13 +492,13 @@ def exposure_warnings(settings: Settings) -> Iterator[Problem]:
     public = [address for address in server.bind if not is_local_bind(address)]
     if public and not settings.webhooks.require_https:
         yield Problem(
-            REQUIRE_HTTPS,
+            "Sdk:Webhooks:RequireHttps",
             f"is false, and {', '.join(public)} can be reached from elsewhere: bodies can be read "
             "on the way; set it to true, or bind to a loopback address",
         )
     if admin.enabled and not is_local_bind(admin.bind):
         yield Problem(
-            ADMIN_BIND,
+            "Sdk:Admin:Bind",
             "can be reached from elsewhere, and speaks plain HTTP: the token can be read on the "
             "way; bind it to a loopback address or a unix socket, or keep it in a network of its "
             "own",
@@ -528,15 +509,12 @@ def exposure_warnings(settings: Settings) -> Iterator[Problem]:
     for index, entry in enumerate(server.trusted_proxies):
         if is_wide(entry):
             yield Problem(
-                f"{TRUSTED_PROXIES}:{index}",
+                f"Sdk:Server:TrustedProxies:{index}",
                 f"holds strangers ({entry}), whose forwarding headers are believed: they choose "
                 "the address and the scheme that they are taken for; name the proxies' own "
                 "addresses",
             )
-    for key, address in [
-        *((f"{BIND}:{index}", address) for index, address in enumerate(server.bind)),
-        (ADMIN_BIND, admin.bind),
-    ]:
+    for key, address in bound_addresses(settings):
         if address.startswith("unix:") and _is_for_everybody(address):
             yield Problem(
                 key,
@@ -553,14 +531,14 @@ def _is_for_everybody(address: str) -> bool:
 def _development(settings: Settings, public: list[str]) -> Iterator[Problem]:
     if public:
         yield Problem(
-            ENVIRONMENT,
+            "Sdk:Environment",
             f"is Development, and {', '.join(public)} can be reached from elsewhere; bind to a "
             "loopback address, or set it to Production",
         )
     # A real secret has no business where exceptions are shown whole and the simulator is mapped.
     if any(not secret.made_for_tests for secret in settings.webhooks.all_secrets):
         yield Problem(
-            ENVIRONMENT,
+            "Sdk:Environment",
             "is Development, and a webhook secret is configured: in the real installation set it "
             "to Production; to try things out take the secret of an endpoint of its own, with "
             "which nothing else verifies, or none: 'dev' makes one (Sdk:Simulator:SecretEnvVar "
@@ -590,19 +568,19 @@ def token_fault(token: str) -> str | None:
     return None
 
 
-def admin_token_findings(settings: Settings, token: str) -> tuple[Problem | None, Problem | None]:
-    """Judge the admin token of the environment: a problem, else a warning, else neither.
+def admin_token_findings(settings: Settings, token: str) -> Findings:
+    """Judge the admin token of the environment.
 
     Args:
         settings: where it is used.
         token: the value of the variable; empty where one is generated.
     """
-    # A token that nothing uses is nobody's problem.
     fault = token_fault(token) if settings.admin.enabled and token else None
     if fault is None:
-        return None, None
-    found = Problem(
-        ADMIN_TOKEN, f"names the variable {settings.admin.token_env_var}, whose value {fault}"
-    )
+        return Findings()
+    variable = settings.admin.token_env_var
+    found = Problem("Sdk:Admin:TokenEnvVar", f"names the variable {variable}, whose value {fault}")
     # On loopback and unix sockets only this machine can guess the token, which is worth a warning.
-    return (None, found) if is_local_bind(settings.admin.bind) else (found, None)
+    if is_local_bind(settings.admin.bind):
+        return Findings(warnings=(found,))
+    return Findings(problems=(found,))

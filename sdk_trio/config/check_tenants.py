@@ -5,12 +5,11 @@ Ranges, forms and required values are in the metadata; the rules here go beyond 
 
 import ipaddress
 from collections.abc import Iterator, Sequence
-from urllib.parse import urlsplit
 
-from ..base.public_addresses import names_local_address
+from ..base.public_addresses import names_local_address, url_host
 from ..errors import Problem
 from ..records.channels import CHANNELS
-from .fields import KeyDerivation, ReplicaTargetType, is_plain_loopback, pascal_case
+from .fields import Form, KeyDerivation, ReplicaTargetType, is_plain_loopback, pascal_case
 from .options import Settings
 from .options.notifications import (
     PLACEHOLDERS,
@@ -22,7 +21,7 @@ from .options.notifications import (
     unknown_placeholders,
 )
 from .secret import parse_secret
-from .table import NOTIFICATIONS, REPLICATION, TRANSITIONS, full_key
+from .table import NOTIFICATIONS, REPLICATION, TRANSITIONS, bound_addresses, is_below, table
 
 #: Above this an SMS template is remarked on: every segment of every message is paid for.
 USUAL_SEGMENTS = 3
@@ -73,7 +72,7 @@ def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
     if not enabled_channels(options):
         yield Problem(
             f"{NOTIFICATIONS}:EnabledChannels",
-            "has no channel, so nobody is told of what happens now, not even later: enable "
+            "has no channel, so no one is notified of what happens now, not even later: enable "
             f"{_either([channel.key for channel in CHANNELS.values()])}",
         )
     if (
@@ -158,6 +157,8 @@ _ANY_HOST = frozenset({"", "0.0.0.0", "127.0.0.1", "localhost", "::", "[::]"})
 def replication_problems(settings: Settings) -> Iterator[Problem]:
     """Yield what keeps the replicator from doing its work."""
     options = settings.multi_tenant.file_db.replication
+    if not options.use_replication:
+        return
     if options.auto_regenerate_on_tenant_change:
         paths = (
             ("ConfigOutputPath", options.config_output_path),
@@ -192,9 +193,8 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
         fault = _text_fault(value)
         if fault is not None:
             yield Problem(key, fault)
-    for key, value in _places(settings):
         # The replicator takes a path with a scheme for the address of another kind of target.
-        if "://" in value:
+        if key.endswith((":Path", ":PathPrefix")) and "://" in value:
             yield Problem(key, "is an address: it must be a path without a scheme")
     if options.replica_target_type is ReplicaTargetType.SFTP:
         fault = _host_fault(options.sftp.host)
@@ -206,6 +206,8 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
 def replication_warnings(settings: Settings) -> Iterator[Problem]:
     """Yield what works, and probably not as meant."""
     options = settings.multi_tenant.file_db.replication
+    if not options.use_replication:
+        return
     sync, lag = options.sync_interval_seconds, options.health_check_max_lag_seconds
     if options.health_check_enabled and lag < sync:
         yield Problem(
@@ -244,8 +246,8 @@ def databases_setting(settings: Settings) -> tuple[str, str]:
     """Return the key and the value of the setting that says where the tenants' databases are."""
     directory = settings.multi_tenant.file_db.directory
     if directory is None:
-        return full_key(("Storage", "Path")), settings.storage.path
-    return full_key(("MultiTenant", "FileDb", "Directory")), directory
+        return "Sdk:Storage:Path", settings.storage.path
+    return "Sdk:MultiTenant:FileDb:Directory", directory
 
 
 def database_path_fault(path: str) -> str | None:
@@ -260,48 +262,14 @@ def database_path_fault(path: str) -> str | None:
 
 def _written(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield the target's texts that are written into the replicator's configuration."""
-    options = settings.multi_tenant.file_db.replication
-    values: dict[str, str | None]
-    match options.replica_target_type:
-        case ReplicaTargetType.OBJECT_STORE:
-            store = options.object_store
-            values = {
-                "Bucket": store.bucket,
-                "Region": store.region,
-                "PathPrefix": store.path_prefix,
-                "EndpointUrl": store.endpoint_url,
-            }
-        case ReplicaTargetType.BLOB_STORE:
-            blobs = options.blob_store
-            values = {
-                "AccountName": blobs.account_name,
-                "Container": blobs.container,
-                "PathPrefix": blobs.path_prefix,
-                "EndpointUrl": blobs.endpoint_url,
-            }
-        case ReplicaTargetType.CLOUD_STORAGE:
-            cloud = options.cloud_storage
-            values = {"Bucket": cloud.bucket, "PathPrefix": cloud.path_prefix}
-        case ReplicaTargetType.SFTP:
-            sftp = options.sftp
-            values = {
-                "Host": sftp.host,
-                "User": sftp.user,
-                "Path": sftp.path,
-                "PrivateKeyPath": sftp.private_key_path,
-                "HostKey": sftp.host_key,
-            }
-        case ReplicaTargetType.LOCAL_DISK:
-            values = {"Path": options.local_disk.path}
-    for name, value in values.items():
-        if value is not None:
-            yield f"{REPLICATION}:{options.replica_target_type}:{name}", value
-
-
-def _places(settings: Settings) -> Iterator[tuple[str, str]]:
-    return (
-        (key, value) for key, value in _written(settings) if key.endswith((":Path", ":PathPrefix"))
-    )
+    target = settings.multi_tenant.file_db.replication.replica_target_type
+    for setting in table():
+        # Variables are written by their values, and the path of credentials is one of them.
+        is_text = setting.kind is str and setting.about.form is not Form.ENV_VAR
+        if is_below(setting.key, f"{REPLICATION}:{target}") and is_text:
+            value = setting.of(settings)
+            if value is not None and setting.path[-1] != "CredentialsJsonPath":
+                yield setting.key, value
 
 
 def _text_fault(text: str) -> str | None:
@@ -332,12 +300,9 @@ def _host_fault(host: str) -> str | None:
 
 
 def _metrics_port(settings: Settings) -> Iterator[Problem]:
-    """The replicator only logs that its port is taken, and then nobody can ask for the lag."""
+    """Check the port of the metrics: if it is taken, the replicator only logs that."""
     port = settings.multi_tenant.file_db.replication.metrics_port
-    bound = [(f"{full_key(('Server', 'Bind'))}:{i}", b) for i, b in enumerate(settings.server.bind)]
-    if settings.admin.enabled:
-        bound.append((full_key(("Admin", "Bind")), settings.admin.bind))
-    for key, address in bound:
+    for key, address in bound_addresses(settings):
         host, _, number = address.rpartition(":")
         if number == str(port) and host.casefold() in _ANY_HOST:
             yield Problem(f"{REPLICATION}:MetricsPort", f"is the port of {key}: choose another one")
@@ -345,8 +310,5 @@ def _metrics_port(settings: Settings) -> Iterator[Problem]:
 
 def _has_bare_name(url: str | None) -> bool:
     """Whether a URL has a host such as localhost; an IP address is never given a bucket's name."""
-    try:
-        host = urlsplit(url or "").hostname or ""
-    except ValueError:
-        return False  # told by the form of the setting
+    host = url_host(url or "")
     return bool(host) and "." not in host and ":" not in host

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from ..base.http import is_token
+from ..base.http import TOKEN
 
 
 class Form(enum.Enum):
@@ -52,8 +52,8 @@ class SettingMetadata(msgspec.Struct, frozen=True):
     """Metadata of one setting.
 
     ``doc`` is one plain sentence; ``minimum`` and ``maximum`` are inclusive, in ``unit``;
-    ``required`` means that it may not be blank while its section is in use. ``key`` replaces the
-    name that is derived from the attribute. ``default_note`` says what a null default stands for.
+    ``required`` means that it may not be blank while its section is in use.
+    ``default_note`` says what a null default stands for.
     ``at_least`` is the attribute of the same section whose value it may not be below.
     ``live`` means that a reload puts a change into force; others wait for the next start.
     ``masked`` means a URL whose path lets whoever knows it send: no more than its host is shown.
@@ -65,21 +65,24 @@ class SettingMetadata(msgspec.Struct, frozen=True):
     unit: str | None = None
     form: Form | None = None
     required: bool = False
-    key: str | None = None
     default_note: str | None = None
     at_least: str | None = None
     live: bool = False
     masked: bool = False
 
 
-def about(doc: str, **details: Any) -> SettingMetadata:
+def about(
+    doc: str, *, between: tuple[float | None, float | None] = (None, None), **details: Any
+) -> SettingMetadata:
     """Return the metadata of a setting, for the annotation of its field.
 
     Args:
         doc: the meaning of the setting, one sentence.
+        between: the range of a number, both ends included.
         details: further fields of the record.
     """
-    return SettingMetadata(doc, **details)
+    minimum, maximum = between
+    return SettingMetadata(doc, **{"minimum": minimum, "maximum": maximum} | details)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +109,16 @@ def pascal_case(name: str) -> str:
 # -- enumerations: spelled as in a file, bound without regard to case ----------------------------
 
 
-class Mode(enum.StrEnum):
+class Choice(enum.StrEnum):
+    """A set of words, one of which a setting has; found whatever the case of its letters."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Choice | None":
+        word = value.casefold() if isinstance(value, str) else None
+        return next((member for member in cls if member.casefold() == word), None)
+
+
+class Mode(Choice):
     """The upstream that the client calls."""
 
     TEST = "Test"
@@ -114,7 +126,7 @@ class Mode(enum.StrEnum):
     CUSTOM = "Custom"
 
 
-class ApiVersionStrictness(enum.StrEnum):
+class ApiVersionStrictness(Choice):
     """The consequence of an ApiVersion other than the bundled one."""
 
     WARN = "Warn"
@@ -122,7 +134,7 @@ class ApiVersionStrictness(enum.StrEnum):
     OFF = "Off"
 
 
-class KeyDerivation(enum.StrEnum):
+class KeyDerivation(Choice):
     """The way from a webhook secret to an HMAC key."""
 
     AUTO = "Auto"
@@ -133,7 +145,7 @@ class KeyDerivation(enum.StrEnum):
     """The UTF-8 bytes of the whole text, its prefix included."""
 
 
-class ForwardedHeaders(enum.StrEnum):
+class ForwardedHeaders(Choice):
     """The family of forwarding headers that a trusted proxy sets."""
 
     AUTO = "Auto"
@@ -144,7 +156,7 @@ class ForwardedHeaders(enum.StrEnum):
     """``X-Forwarded-For`` and ``X-Forwarded-Proto`` alone."""
 
 
-class StorageBackend(enum.StrEnum):
+class StorageBackend(Choice):
     """The kind of store that keeps the inbox."""
 
     SQLITE = "Sqlite"
@@ -152,7 +164,7 @@ class StorageBackend(enum.StrEnum):
     MEMORY = "Memory"
 
 
-class LogLevel(enum.StrEnum):
+class LogLevel(Choice):
     """The least severe log events that are written."""
 
     DEBUG = "Debug"
@@ -161,7 +173,7 @@ class LogLevel(enum.StrEnum):
     ERROR = "Error"
 
 
-class LogFormat(enum.StrEnum):
+class LogFormat(Choice):
     """The form of log events; ``Auto`` is readable on a terminal and JSON elsewhere."""
 
     AUTO = "Auto"
@@ -169,7 +181,7 @@ class LogFormat(enum.StrEnum):
     CONSOLE = "Console"
 
 
-class DefaultTenantStrategy(enum.StrEnum):
+class DefaultTenantStrategy(Choice):
     """The way in which the single-tenant upgrade finds the default tenant."""
 
     LITERAL_DEFAULT = "LiteralDefault"
@@ -177,7 +189,7 @@ class DefaultTenantStrategy(enum.StrEnum):
     HOST_SUPPLIED = "HostSupplied"
 
 
-class ReplicaTargetType(enum.StrEnum):
+class ReplicaTargetType(Choice):
     """The kind of place that tenant databases are replicated to."""
 
     OBJECT_STORE = "ObjectStore"
@@ -187,13 +199,13 @@ class ReplicaTargetType(enum.StrEnum):
     LOCAL_DISK = "LocalDisk"
 
 
-class EmailProvider(enum.StrEnum):
+class EmailProvider(Choice):
     """The email provider; one in v1.0."""
 
     EMAIL_PROVIDER_A = "EmailProviderA"
 
 
-class SmsProvider(enum.StrEnum):
+class SmsProvider(Choice):
     """The SMS provider; one in v1.0."""
 
     SMS_PROVIDER_A = "SmsProviderA"
@@ -209,15 +221,48 @@ SOCKET_MODES = ("0600", "0660", "0666")
 #: The longest name that can be looked up, its last dot included (RFC 1035).
 HOST_BYTES = 254
 
-_ROUTE = re.compile(r"/[!-~]*")
-_ENVIRONMENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ENV_VAR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SLUG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
-_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_PHONE = re.compile(r"\+[1-9]\d{1,14}", re.ASCII)
 _EMAIL = re.compile(r"[^\s@<>,;\"]+@[^\s@<>,;\"]+")
+_HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?"
+
+#: The forms that one expression decides, in the syntax that JSON Schema shares with Python, and
+#: the fault of a text that does not match it.
+PATTERNS: dict[Form, tuple[str, str]] = {
+    Form.ROUTE: (
+        r'/[!"$->@-~]*',
+        "must be a path that starts with /, without white space, ?, # or characters outside ASCII",
+    ),
+    # Without its last +, because JSON Schema knows no possessive quantifier.
+    Form.HEADER: (TOKEN.removesuffix("+"), "must be the name of an HTTP header"),
+    Form.ENVIRONMENT_NAME: (
+        r"[A-Za-z0-9_-]{1,64}",
+        "must be 1 to 64 letters, digits, _ or -, such as Production or Development",
+    ),
+    Form.ENV_VAR: (
+        r"[A-Za-z_][A-Za-z0-9_]*",
+        "must be the name of an environment variable, never its value",
+    ),
+    Form.CONDITION: (
+        r"/[^=]*=[\s\S]*",
+        "must be a JSON pointer, = and a value, such as /data/status=paid",
+    ),
+    Form.SLUG: (
+        r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?",
+        "must be 1 to 64 lowercase letters, digits and hyphens, with no hyphen at either end",
+    ),
+    Form.SCHEMA: (
+        r"(?!pg_)[a-z_][a-z0-9_]{0,62}",
+        "must be 1 to 63 lowercase letters, digits and _, not begin with a digit or with pg_",
+    ),
+    Form.PHONE: (
+        r"\+[1-9][0-9]{1,14}",
+        "must be a phone number in E.164 format, such as +15551234567",
+    ),
+    # Settings are checked on the machine of whoever writes them, too.
+    Form.ABSOLUTE_PATH: (r"(/|[A-Za-z]:[\\/])[\s\S]*", "must be an absolute path"),
+    Form.HOST: (_HOST, "must be a host name, without a port"),
+}
+
 _API_VERSION = re.compile(r"([0-9]{4})-([0-9]{2})(?:-([0-9]{2}))?")
-_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 # In ASCII underscores are common. The labels of a name beyond ASCII begin and end with a letter or
 # digit and have no hyphens in the third and fourth place (RFC 5891, 4.2.3): the client refuses
 # others.
@@ -226,8 +271,6 @@ _URL_HOST = re.compile(rf"[A-Za-z0-9_.-]+|{_LABEL}(?:\.{_LABEL})*\.?")
 _DOTTED = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
 _LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
 _DESCRIPTOR = re.compile(r"[0-9]{1,6}|[A-Za-z_][A-Za-z0-9_.@-]{0,254}")
-# Settings are checked on the machine of whoever writes them, too.
-_WINDOWS_ROOT = re.compile(r"[A-Za-z]:[\\/]")
 
 #: Control characters, lone surrogates, and the separators of lines and paragraphs.
 _NOT_IN_A_LINE = ("Cc", "Cs", "Zl", "Zp")
@@ -251,7 +294,11 @@ def check_form(form: Form, text: str, *, development: bool) -> str | None:
     # alone.
     if form in (Form.HTTPS_URL, Form.HOOK_URL):
         return _https_url(text, development=development, query=form is Form.HOOK_URL)
-    return _CHECKS[form](text)
+    if form in PATTERNS:
+        pattern, wrong = PATTERNS[form]
+        return None if re.fullmatch(pattern, text) else wrong
+    check = _CHECKS.get(form)
+    return None if check is None else check(text)
 
 
 def _https_url(text: str, *, development: bool, query: bool) -> str | None:
@@ -333,62 +380,13 @@ def _api_version(text: str) -> str | None:
     return "must be an ISO date, such as 2026-04-01 or 2026-04"
 
 
-def _route(text: str) -> str | None:
-    if not text.startswith("/"):
-        return "must start with /"
-    if not _ROUTE.fullmatch(text) or "?" in text or "#" in text:
-        return "must be a plain path: no white space, ?, # or characters outside ASCII"
-    return None
-
-
-def _header(text: str) -> str | None:
-    return None if is_token(text) else "must be the name of an HTTP header"
-
-
-def _environment_name(text: str) -> str | None:
-    if _ENVIRONMENT_NAME.fullmatch(text):
-        return None
-    return "must be 1 to 64 letters, digits, _ or -, such as Production or Development"
-
-
-def _env_var(text: str) -> str | None:
-    if _ENV_VAR.fullmatch(text):
-        return None
-    return "must be the name of an environment variable, never its value"
-
-
 def _forward_url(text: str) -> str | None:
     if not text.startswith("unix:"):
         url = _split_url(text, query=True)
         return url if isinstance(url, str) else None
     socket, _, path = text.removeprefix("unix:").partition(":")
     wrong = _unix_path(socket, "0600") if socket else "must name a socket after unix:"
-    return wrong or (_route(path) if path else None)
-
-
-def _condition(text: str) -> str | None:
-    pointer, equals, _ = text.partition("=")
-    if not equals or not pointer.startswith("/"):
-        return "must be a JSON pointer, = and a value, such as /data/status=paid"
-    return None
-
-
-def _slug(text: str) -> str | None:
-    if _SLUG.fullmatch(text):
-        return None
-    return "must be 1 to 64 lowercase letters, digits and hyphens, with no hyphen at either end"
-
-
-def _schema(text: str) -> str | None:
-    if _SCHEMA.fullmatch(text) and not text.startswith("pg_"):
-        return None
-    return "must be 1 to 63 lowercase letters, digits and _, not begin with a digit or with pg_"
-
-
-def _phone(text: str) -> str | None:
-    if _PHONE.fullmatch(text):
-        return None
-    return "must be a phone number in E.164 format, such as +15551234567"
+    return wrong or (check_form(Form.ROUTE, path, development=False) if path else None)
 
 
 def _email(text: str) -> str | None:
@@ -432,11 +430,6 @@ def _code_point(character: str) -> str:
     return f"U+{ord(character):04X}"
 
 
-def _absolute_path(text: str) -> str | None:
-    absolute = text.startswith("/") or _WINDOWS_ROOT.match(text)
-    return None if absolute else "must be an absolute path"
-
-
 def _bind(text: str) -> str | None:
     if text.startswith("unix:"):
         return _unix_path(*split_unix(text))
@@ -451,13 +444,9 @@ def _bind(text: str) -> str | None:
     # An IPv6 address has colons of its own, so that only brackets tell where the port begins.
     if host.startswith("[") and host.endswith("]"):
         return _ipv6(host[1:-1])
-    if not _HOST.fullmatch(host):
+    if not re.fullmatch(_HOST, host):
         return "must name a host before the port; an IPv6 address goes in brackets"
     return None
-
-
-def _host(text: str) -> str | None:
-    return None if _HOST.fullmatch(text) else "must be a host name, without a port"
 
 
 def split_unix(address: str) -> tuple[str, str]:
@@ -503,28 +492,14 @@ def _proxy(text: str) -> str | None:
     return f"{wrong}, or unix" if wrong and wrong.endswith("an address") else wrong
 
 
-def _signing(_text: str) -> str | None:
-    return None  # depends on KeyDerivation: check.py goes through the secrets together
-
-
+# Form.SIGNING is not here: it depends on KeyDerivation, and check.py reads the secrets together.
 _CHECKS: dict[Form, Callable[[str], str | None]] = {
     Form.URL: _url,
     Form.API_VERSION: _api_version,
-    Form.ROUTE: _route,
-    Form.HEADER: _header,
-    Form.ENVIRONMENT_NAME: _environment_name,
-    Form.ENV_VAR: _env_var,
     Form.FORWARD_URL: _forward_url,
-    Form.CONDITION: _condition,
-    Form.SLUG: _slug,
-    Form.PHONE: _phone,
     Form.EMAIL: _email,
     Form.HEADER_TEXT: _header_text,
-    Form.HOST: _host,
     Form.BIND: _bind,
     Form.CIDR: _cidr,
     Form.PROXY: _proxy,
-    Form.ABSOLUTE_PATH: _absolute_path,
-    Form.SCHEMA: _schema,
-    Form.SIGNING: _signing,
 }

@@ -1,10 +1,10 @@
-"""Secrets: a text that shows itself to nobody, and the keys inside a webhook secret. Pure.
+"""Secrets: a text that is masked wherever it is shown, and the keys inside a webhook secret. Pure.
 
 :class:`Secret` keeps a text out of logs and tracebacks. :func:`parse_secret` reads the forms of a
 webhook secret; its messages describe the secret and never quote a part of it.
 
 The points of ed25519 (RFC 8032, 5.1) are computed as far as public keys have to be judged. A
-library verifies with any 32 bytes that are a point, but for a point of small order anybody can make
+library verifies with any 32 bytes that are a point, but for a point of small order anyone can make
 valid signatures without a private key. So such a key must never be configured.
 """
 
@@ -79,7 +79,7 @@ _NEUTRAL: Final[_Point] = (0, 1, 1, 0)
 
 
 def is_public_key(encoded: bytes) -> bool:
-    """Say whether these 32 bytes can be somebody's public key: a point of the group in use.
+    """Say whether these 32 bytes can be a public key in use: a point of the group in use.
 
     Of 32 random bytes one in sixteen is.
     """
@@ -94,7 +94,7 @@ def is_public_key(encoded: bytes) -> bool:
 
 
 def is_forgeable(encoded: bytes) -> bool:
-    """Say whether these 32 bytes are no point, or one of small order: nobody's public key."""
+    """Say whether these 32 bytes are no point, or one of small order: no public key."""
     point = _decode_point(encoded)
     return point is None or _is_neutral(_times(_COFACTOR, point))
 
@@ -120,7 +120,7 @@ def _decode_point(encoded: bytes) -> _Point | None:
 def _times(factor: int, point: _Point) -> _Point:
     result = _NEUTRAL
     # Doubling and adding takes another time for other numbers; the points here are public, so
-    # nobody learns anything by it.
+    # that reveals nothing.
     while factor:
         if factor & 1:
             result = _add(result, point)
@@ -189,7 +189,7 @@ class ParsedSecret:
     ``hmac_keys`` are the candidates in the order in which they are tried, each with the
     derivation that made it (never ``AUTO``). ``ed25519_public_key`` is set for ``whpk_`` keys
     only, and then ``hmac_keys`` is empty. ``warnings`` are sentences for the operator.
-    ``guessable`` says why strangers can know the key, None where they cannot: nobody should use
+    ``guessable`` says why strangers can know the key, None where they cannot: do not use
     such a secret outside of Development.
     """
 

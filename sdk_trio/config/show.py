@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from .bind import format_timespan
-from .fields import Form
+from .fields import PATTERNS
 from .options import Settings
 from .secret import MASK, Secret
 from .table import ROOT, Setting, rows, table
@@ -22,15 +22,6 @@ DEFAULT_ORIGIN = "default"
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-# Only forms that one short expression can say; the others are checked at the start, and a schema
-# that is nearly right would refuse what is valid.
-_PATTERNS = {
-    Form.ENV_VAR: "^[A-Za-z_][A-Za-z0-9_]*$",
-    Form.SLUG: "^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$",
-    Form.SCHEMA: "^[a-z_][a-z0-9_]{0,62}$",
-    Form.PHONE: r"^\+[1-9][0-9]{1,14}$",
-    Form.ROUTE: "^/",
-}
 _TIMESPAN = (
     r"^([0-9]{1,9}[smhd]|([0-9]{1,8}\.)?([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,7})?)$"
 )
@@ -125,7 +116,7 @@ def _property(setting: Setting) -> dict[str, Any]:
     elif setting.nullable:
         value = {**value, "type": [value["type"], "null"]}
     described = {"description": _description(setting), **value}
-    # A secret has no default that anybody should copy.
+    # A secret has no default that should be copied.
     if setting.kind is not Secret:
         described["default"] = _schema_default(setting.default)
     return described
@@ -145,9 +136,10 @@ def _value(setting: Setting) -> dict[str, Any]:
         least, greatest = setting.bounds
         value |= {} if least is None else {"minimum": least}
         value |= {} if greatest is None else {"maximum": greatest}
-    # A default that is empty must be valid in a file, which a pattern would refuse.
-    elif setting.about.form in _PATTERNS and setting.default != "":
-        value["pattern"] = _PATTERNS[setting.about.form]
+    elif setting.about.form in PATTERNS:
+        pattern, _ = PATTERNS[setting.about.form]
+        # An empty text is valid in a file where it is the default, or stands for null.
+        value["pattern"] = f"^({pattern})?$" if setting.default in ("", None) else f"^{pattern}$"
     return value
 
 

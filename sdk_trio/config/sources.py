@@ -9,16 +9,14 @@ is a problem of its layer, with line and column, so that one start reports all p
 contents never appear in a message, because a file may hold secrets.
 
 :class:`KeyFileReader` notices that a file with a secret or a certificate has another content.
-Orchestrators replace such files without telling anybody: Kubernetes swaps a symbolic link, others
-rename a new file over the old one. A look costs one ``stat`` a file; only a file that is another
-one, or was written a moment ago, is read, and only other content counts.
+Orchestrators replace such files without a signal: Kubernetes swaps a symbolic link, others rename
+a new file over the old one. These files are few and small, so each is read, and contents compared.
 """
 
 import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,10 +38,6 @@ _MAPPING_SEPARATORS = re.compile(r":|__|\.")
 ENVIRONMENT_VARIABLE = "SDK_ENVIRONMENT"
 STATE_DIRECTORY_VARIABLE = "STATE_DIRECTORY"
 CREDENTIALS_DIRECTORY_VARIABLE = "CREDENTIALS_DIRECTORY"
-
-#: Two writes of a file this close to each other, in seconds, may bear the same time: the clocks of
-#: file systems have ticks, of some ms where they are fine and of 2 s on FAT.
-_TICK_SECONDS = 2.0
 
 #: Longer whole numbers fit no setting; Python refuses to convert those beyond 4300 digits.
 _LONGEST_INTEGER = 30
@@ -135,12 +129,10 @@ def read_section(mapping: Mapping[Any, Any], origin: str | None) -> Layer:
     return found.layer()
 
 
-def read_item(
-    path: tuple[str, ...], mapping: Mapping[Any, Any] | Pairs, origin: str | None
-) -> Layer:
+def read_item(path: tuple[str, ...], value: Any, origin: str | None) -> Layer:
     """Flatten one item of a list of sections, which stands at ``path``."""
     found = _Flattening(origin)
-    found.visit(path, mapping, rooted=True)
+    found.place(path, value)
     return found.layer()
 
 
@@ -181,16 +173,16 @@ class _Flattening:
                 continue
             below: tuple[str, ...] | None = split_mapping_key(key)
             if not path and not rooted:
-                # A file may hold the settings of other programs as well, so what is not under
-                # ``Sdk`` is nobody's business here.
+                # A file may hold the settings of other programs as well: those outside of ``Sdk``.
                 below = below_root(split_mapping_key(key))
             if below is None:
                 continue
             inner = (*path, *below)
             self._once(here, inner, self._origin)
-            self._value(inner, value)
+            self.place(inner, value)
 
-    def _value(self, path: tuple[str, ...], value: Any) -> None:
+    def place(self, path: tuple[str, ...], value: Any) -> None:
+        """Add what stands at ``path``: one entry, or those of a mapping."""
         if isinstance(value, Mapping | Pairs) and len(path) < MAXIMUM_DEPTH:
             if value.pairs if isinstance(value, Pairs) else value:
                 self.visit(path, value, rooted=True)
@@ -222,7 +214,7 @@ class _Flattening:
 def read_file(path: Path, *, optional: bool = False, named: bool = True) -> Layer:
     """Read a JSON or TOML file, told apart by its suffix; with ``optional`` it may be missing.
 
-    One that nobody has ``named`` has to be this user's.
+    A file that is not ``named`` has to be this user's.
     """
     name = str(path)
     text, problem = _read_text(path, optional=optional, named=named)
@@ -275,7 +267,7 @@ def read_dotenv(path: Path) -> Layer:
 def unread_dotenv(path: Path, layers: Iterable[Layer]) -> Layer:
     """Warn of a ``.env`` file that is not read, if it sets what no other of ``layers`` sets.
 
-    Where its variables were set by somebody, as ``docker compose`` does, all is as it was meant.
+    There is no warning where its variables are set already, as ``docker compose`` does.
     """
     known = {fold(entry.path) for layer in layers for entry in layer.entries}
     lost = [entry.key for entry in read_dotenv(path).entries if fold(entry.path) not in known]
@@ -389,6 +381,11 @@ def _path_of(name: str) -> tuple[str, ...] | None:
     return below_root(split_key(name)) or None
 
 
+def reason_of(error: OSError | ValueError) -> str | None:
+    """Return why a file cannot be opened; a ``ValueError`` comes of a path that cannot be one."""
+    return error.strerror if isinstance(error, OSError) else "not a path"
+
+
 def _without_line_break(text: str) -> str:
     # One, as `echo` and editors write it; a second one belongs to the value, and is found by its
     # check.
@@ -401,7 +398,7 @@ def _read_text(
     """Return the text of a file, or the problem with it; neither when it may be missing and is."""
     try:
         with path.open("rb") as file:
-            # The open file is judged, not its name: between a look at the name and the opening it
+            # The open file is judged, not its name: between a check of the name and the opening it
             # could be exchanged.
             fault = None if named else foreign_fault(path, os.fstat(file.fileno()))
             if fault is not None:
@@ -411,8 +408,7 @@ def _read_text(
         message = "the file does not exist: check its path"
         return None, None if optional else Problem(ROOT, message, str(path))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a path"
-        return None, Problem(ROOT, f"the file cannot be read: {reason}", str(path))
+        return None, Problem(ROOT, f"the file cannot be read: {reason_of(error)}", str(path))
     try:
         # Editors on Windows put a byte order mark in front of UTF-8, which is no part of the first
         # key.
@@ -500,68 +496,41 @@ def key_files(settings: Settings) -> tuple[Path, ...]:
     return tuple(Path(path) for path in named if path is not None)
 
 
-@attrs.frozen
-class _Seen:
-    """A file as the last look found it: ``identity`` tells cheaply whether it may have changed.
-
-    Unless it is ``young``: then it may have been written once more with the same identity.
-    """
-
-    identity: tuple[int, ...]
-    young: bool
-    digest: bytes = attrs.field(repr=False)
-
-
 class KeyFileReader:
-    """Compares files with what they were at the last look. Not for several threads at once."""
+    """Compares files with what they were when last read. Not for several threads at once."""
 
     def __init__(self) -> None:
-        self._seen: dict[Path, _Seen | None] = {}
+        self._digests: dict[Path, bytes | None] = {}
         self._places: frozenset[Path] = frozenset()
 
-    def look(self, places: Iterable[Path]) -> tuple[str, ...]:
-        """Return the files whose content is another than at the last look, with new and lost ones.
+    def read(self, places: Iterable[Path]) -> tuple[str, ...]:
+        """Return the files whose content has changed since the last call, new and lost ones too.
 
         Args:
-            places: files, and directories of key files. What lies in a place that was not looked
-                at before has not changed.
+            places: files, and directories of key files. The files of a place that the last call
+                did not name have not changed.
         """
         places = frozenset(places)
-        # A place that is new may be full of files that were there all the time.
-        known = {place for place in places if place in self._places}
-        found = {path: self._see(path) for place in places for path in _files_of(place)}
+        before, known = self._digests, self._places & places
+        self._places = places
+        self._digests = {path: _digest(path) for place in places for path in _files_of(place)}
         changed = [
             path
-            for path in found.keys() | self._seen.keys()
+            for path in self._digests.keys() | before.keys()
             if (path in known or path.parent in known)
-            and _digest(found.get(path)) != _digest(self._seen.get(path))
+            and self._digests.get(path) != before.get(path)
         ]
-        self._seen = found
-        self._places = places
         return tuple(sorted(map(str, changed)))
 
-    def _see(self, path: Path) -> _Seen | None:
-        """Return what the file is now; None if it cannot be read."""
-        try:
-            status = path.stat()
-            # The inode shows a file that was renamed over the old one, size and time one that was
-            # written in place.
-            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            before = self._seen.get(path)
-            if before is not None and before.identity == identity and not before.young:
-                return before
-            # Before it is read: what is written later than a tick from now bears another time.
-            young = time.time() - status.st_mtime < _TICK_SECONDS
-            with path.open("rb") as file:
-                # A digest and not the content: a secret is kept in one place of the memory less.
-                digest = hashlib.sha256(file.read(MAX_FILE_BYTES)).digest()
-            return _Seen(identity, young, digest)
-        except (OSError, ValueError):
-            return None
 
-
-def _digest(seen: _Seen | None) -> bytes | None:
-    return None if seen is None else seen.digest
+def _digest(path: Path) -> bytes | None:
+    """Return the digest of a file; None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            # A digest, so that a secret is in memory once less.
+            return hashlib.sha256(file.read(MAX_FILE_BYTES)).digest()
+    except (OSError, ValueError):
+        return None
 
 
 def _files_of(place: Path) -> Iterator[Path]:

@@ -104,7 +104,7 @@ def rows(settings: Settings) -> tuple[Setting, ...]:
     found: list[Setting] = []
     for setting in table():
         if setting.is_section_list:
-            # Known only with the settings: a list has as many sections as somebody wrote.
+            # Known only with the settings: a list has as many sections as were written.
             items = range(len(setting.of(settings)))
             found += [row for index in items for row in setting.item(index)] or [setting]
         else:
@@ -128,11 +128,8 @@ def sections() -> dict[tuple[str, ...], tuple[str, ...]]:
 def _walk(section: Section, path: tuple[str, ...], attributes: tuple[str, ...]) -> list[Setting]:
     found: list[Setting] = []
     for name, annotation, known in fields_of(type(section)):
-        # The name of the attribute, where no other one is asked for: one spelling less that can
-        # differ.
-        key = (known.key if known else None) or pascal_case(name)
         default = getattr(section, name)
-        where = ((*path, key), (*attributes, name))
+        where = ((*path, pascal_case(name)), (*attributes, name))
         if known is None:
             found += _walk(default, *where)
         else:
@@ -152,14 +149,22 @@ def _shape(annotation: Any) -> tuple[type, bool, bool]:
     return kind, True, False
 
 
+def bound_addresses(settings: Settings) -> list[tuple[str, str]]:
+    """Return the addresses of the receiver and, if it is on, of the admin, with their keys."""
+    addresses = [(f"Sdk:Server:Bind:{i}", bind) for i, bind in enumerate(settings.server.bind)]
+    if settings.admin.enabled:
+        addresses.append(("Sdk:Admin:Bind", settings.admin.bind))
+    return addresses
+
+
 # -- sections that are switched off --------------------------------------------------------------
 
-REPLICATION = full_key(("MultiTenant", "FileDb", "Replication"))
-SIMULATOR = full_key(("Simulator",))
-FORWARD = full_key(("Forward",))
+REPLICATION = "Sdk:MultiTenant:FileDb:Replication"
+SIMULATOR = "Sdk:Simulator"
+FORWARD = "Sdk:Forward"
 FORWARD_SECRET = f"{FORWARD}:SecretEnvVar"
-NOTIFICATIONS = full_key(("MultiTenant", "Notifications"))
-UPGRADE = full_key(("MultiTenant", "SingleTenantUpgrade"))
+NOTIFICATIONS = "Sdk:MultiTenant:Notifications"
+UPGRADE = "Sdk:MultiTenant:SingleTenantUpgrade"
 
 USE_REPLICATION = f"{REPLICATION}:UseReplication"
 TARGET = f"{REPLICATION}:ReplicaTargetType"
@@ -177,7 +182,7 @@ def used_settings(settings: Settings, invalid: Collection[str] = ()) -> tuple[Se
     Args:
         settings: what was bound.
         invalid: full keys that could not be bound; a section behind such a key is left alone,
-            because nobody can tell whether it was meant to be on.
+            because it may have been meant to be on.
     """
     unused = _unused(settings, invalid)
     return tuple(row for row in rows(settings) if not _is_switched_off(row.key, unused))
@@ -242,6 +247,6 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
 def unused_texts(
     used: Iterable[NotificationChannel], off: Iterable[NotificationChannel]
 ) -> list[str]:
-    """Return the texts that only channels send which are off; nobody needs them to be right."""
+    """Return the texts that only disabled channels send; they are not checked."""
     needed = {text for channel in used for text in channel.texts}
     return sorted({text for channel in off for text in channel.texts} - needed)

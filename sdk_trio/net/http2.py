@@ -17,10 +17,15 @@ import httpx
 import trio
 
 from ..base.bell import Bell, Flag
-from .http2_protocol import CorrectedProtocol, Stream, answer_head, request_headers
+from .http2_protocol import (
+    ClientStream,
+    CorrectedProtocol,
+    StreamBody,
+    answer_head,
+    request_headers,
+)
 from .messages import (
     ABANDONED,
-    AnswerBody,
     ConnectFailedError,
     Incident,
     NetworkError,
@@ -28,7 +33,6 @@ from .messages import (
     OurProtocolError,
     PeerProtocolError,
     ReadFailedError,
-    ReadTimedOutError,
     Received,
     RenewedError,
     WriteTimedOutError,
@@ -55,6 +59,27 @@ PING_SECONDS = 5.0
 READER_SECONDS = 0.05
 
 
+class _Stream(ClientStream):
+    """A stream whose reader and upload are held back by windows.
+
+    ``unacknowledged`` counts the bytes by which the reader has not opened the window again.
+    ``window`` rings when the server may take more; an upload that has to wait makes it.
+    """
+
+    unacknowledged: int = 0
+    window: Bell | None = None
+
+    def open_window(self) -> None:
+        """Wake the upload, if one waits for the server's window."""
+        if self.window is not None:
+            self.window.ring()
+
+    def fail(self, error: NetworkError) -> None:
+        """End with ``error``, and wake the waiting upload."""
+        super().fail(error)
+        self.open_window()
+
+
 class Http2Connection:
     """One connection that carries many exchanges at once.
 
@@ -78,7 +103,7 @@ class Http2Connection:
         self.in_use: int = 0
         self.is_closed: bool = False
         self.is_draining: bool = False
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, _Stream] = {}
         self._h2 = CorrectedProtocol()
         self._settings_arrived = trio.Event()
         self._work = Flag()
@@ -91,7 +116,7 @@ class Http2Connection:
         self._error: NetworkError | None = None
         self._incident = Incident()
         self._silence = Incident()
-        self._unsent: list[Stream] = []
+        self._unsent: list[_Stream] = []
         self._sent_away: type[NotProcessedError] = NotProcessedError
 
     # -- used by the pool
@@ -303,7 +328,7 @@ class Http2Connection:
             if body:
                 await self._upload(stream, request, body, timeouts.write)
             while stream.headers is None:
-                await self._wait(stream, timeouts.read)
+                await stream.wait(timeouts.read)
         except BaseException:
             if stream is None:
                 self.in_use -= 1
@@ -320,12 +345,12 @@ class Http2Connection:
         return Received(
             status,
             headers=headers,
-            stream=_Body(request, self, stream, timeouts.read),
+            stream=StreamBody(request, self, stream, timeouts.read),
             extensions={"http_version": b"HTTP/2"},
             request=request,
         )
 
-    def _open(self, request: httpx.Request, *, has_body: bool) -> Stream:
+    def _open(self, request: httpx.Request, *, has_body: bool) -> _Stream:
         if self.is_closed or self.is_draining:
             raise self._sent_away("the connection ended before the request was sent")
         headers = request_headers(request)
@@ -340,7 +365,7 @@ class Http2Connection:
             raise NotProcessedError("the server lowered its limit of streams") from error
         except h2.exceptions.ProtocolError as error:
             raise OurProtocolError(f"HTTP/2 cannot carry this request: {error}") from error
-        stream = Stream(stream_id, opened=trio.current_time(), upload_ended=not has_body)
+        stream = _Stream(stream_id, opened=trio.current_time(), upload_ended=not has_body)
         self._streams[stream_id] = stream
         self._unsent.append(stream)
         if has_body or len(self._streams) > 1:
@@ -351,7 +376,7 @@ class Http2Connection:
 
     async def _upload(
         self,
-        stream: Stream,
+        stream: _Stream,
         request: httpx.Request,
         body: bytes | httpx.AsyncByteStream,
         limit: float | None,
@@ -367,7 +392,7 @@ class Http2Connection:
                     return
         self._end_upload(stream)
 
-    async def _send(self, stream: Stream, body: bytes, limit: float | None) -> bool:
+    async def _send(self, stream: _Stream, body: bytes, limit: float | None) -> bool:
         """Queue ``body`` as the server's windows allow; return False when it wants no more."""
         view = memoryview(body)
         while view:
@@ -380,7 +405,9 @@ class Http2Connection:
             )
             # Frames that are queued lie in memory, and go out before every later request's.
             if window <= 0 or self._queued > QUEUED_BYTES:
-                gate = stream.window if window <= 0 else self._drained
+                gate = self._drained
+                if window <= 0:
+                    gate = stream.window = stream.window or Bell()
                 with trio.move_on_after(float("inf") if limit is None else limit) as scope:
                     await gate.wait()
                 if scope.cancelled_caught:
@@ -396,42 +423,19 @@ class Http2Connection:
             self._work.up()
         return True
 
-    def _end_upload(self, stream: Stream) -> None:
+    def _end_upload(self, stream: _Stream) -> None:
         if not stream.ended and stream.error is None:
             self._h2.end_stream(stream.id)
             stream.upload_ended = True
             self._work.up()
 
-    async def _wait(self, stream: Stream, limit: float | None) -> None:
-        """Wait until the server's next frame for ``stream``."""
-        stream.check()
-        if limit is None:
-            await stream.arrival.wait()
-        else:
-            with trio.move_on_after(limit) as scope:
-                await stream.arrival.wait()
-            if scope.cancelled_caught:
-                raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
-        stream.arrival = trio.Event()
-        stream.check()
-
-    async def receive_body(self, stream: Stream, limit: float | None) -> bytes:
-        """Return the next bytes of ``stream``, ``b""`` at its end."""
-        try:
-            await trio.lowlevel.checkpoint_if_cancelled()
-            while not stream.chunks and not stream.ended:
-                await self._wait(stream, limit)
-        except BaseException:
-            self.abandon(stream)
-            raise
-        data = stream.chunks[0] if len(stream.chunks) == 1 else b"".join(stream.chunks)
-        stream.chunks.clear()
+    def note_read(self, stream: _Stream) -> None:
+        """Note that the request's task has taken the bytes of ``stream`` that had arrived."""
         if stream.ended:
             self._close_stream(stream)
         self._acknowledge(stream)
-        return data
 
-    def _acknowledge(self, stream: Stream) -> None:
+    def _acknowledge(self, stream: _Stream) -> None:
         """Open the windows again by the bytes that the reader has taken.
 
         Windows open when bytes are read, not when they arrive: so a slow reader slows the server
@@ -442,7 +446,7 @@ class Http2Connection:
             self._h2.acknowledge_received_data(amount, stream.id)
             self._wake_writer()
 
-    def abandon(self, stream: Stream) -> None:
+    def abandon(self, stream: _Stream) -> None:
         """Give ``stream`` up: tell the server so unless the exchange is over."""
         if stream.id not in self._streams:
             return
@@ -460,14 +464,14 @@ class Http2Connection:
             self._h2.ping(b"sdktrio?")
             self._work.up()
 
-    def _reset(self, stream: Stream) -> None:
+    def _reset(self, stream: _Stream) -> None:
         try:
             self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.CANCEL)
         except h2.exceptions.ProtocolError:
             return  # it ended in the meantime
         self._work.up()
 
-    def _close_stream(self, stream: Stream) -> None:
+    def _close_stream(self, stream: _Stream) -> None:
         if self._streams.pop(stream.id, None) is None:
             return
         if stream.error is None and not (stream.ended and stream.upload_ended):
@@ -558,7 +562,7 @@ class Http2Connection:
                 self._fail_stream(stream, self._sent_away("the server is going away"))
         self._released(self)
 
-    def _fail_stream(self, stream: Stream, error: NetworkError) -> None:
+    def _fail_stream(self, stream: _Stream, error: NetworkError) -> None:
         """End ``stream`` with ``error``, without telling the server."""
         stream.fail(error)
         self._close_stream(stream)
@@ -574,25 +578,3 @@ _HANDLERS: dict[type, Callable[[Http2Connection, Any], None]] = {
     h2.events.WindowUpdated: Http2Connection._on_window,
     h2.events.ConnectionTerminated: Http2Connection._on_goaway,
 }
-
-
-class _Body(AnswerBody):
-    """Reads one stream's body."""
-
-    def __init__(
-        self,
-        request: httpx.Request,
-        connection: Http2Connection,
-        stream: Stream,
-        limit: float | None,
-    ) -> None:
-        super().__init__(request)
-        self._connection = connection
-        self._stream = stream
-        self._limit = limit
-
-    async def receive(self) -> bytes:
-        return await self._connection.receive_body(self._stream, self._limit)
-
-    def abandon(self) -> None:
-        self._connection.abandon(self._stream)

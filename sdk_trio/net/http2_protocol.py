@@ -1,7 +1,7 @@
 """The parts of HTTP/2 beside h2: corrections of h2, headers in its form, the state of a stream."""
 
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import h2.config
 import h2.connection
@@ -11,9 +11,17 @@ import trio
 from hpack import Encoder, NeverIndexedHeaderTuple
 from hpack.hpack import encode_integer
 
-from ..base.bell import Bell
 from .http1 import are_sound, check_request
-from .messages import Headers, NetworkError, PeerProtocolError, headers_of, origin_of, target_of
+from .messages import (
+    AnswerBody,
+    Headers,
+    NetworkError,
+    PeerProtocolError,
+    ReadTimedOutError,
+    headers_of,
+    origin_of,
+    target_of,
+)
 
 #: The number of streams that h2 remembers above which ended ones are removed.
 SWEEP_STREAMS = 512
@@ -213,7 +221,7 @@ def answer_head(fields: Headers) -> tuple[int, Headers]:
     raise PeerProtocolError("the answer's headers are no headers of HTTP/2")
 
 
-class Stream:
+class ClientStream:
     """One exchange's state; the reader fills it, the request's task empties it."""
 
     __slots__ = (
@@ -224,9 +232,7 @@ class Stream:
         "headers",
         "id",
         "opened",
-        "unacknowledged",
         "upload_ended",
-        "window",
     )
 
     def __init__(self, stream_id: int, *, opened: float, upload_ended: bool) -> None:
@@ -235,25 +241,85 @@ class Stream:
         self.upload_ended: bool = upload_ended
         self.headers: tuple[int, Headers] | None = None
         self.chunks: list[bytes] = []
-        self.unacknowledged: int = 0
         self.ended: bool = False
         self.error: NetworkError | None = None
         self.arrival: trio.Event = trio.Event()
-        self.window: Bell = Bell()
-
-    def open_window(self) -> None:
-        """Wake the upload, if one waits for the server's window."""
-        if self.upload_ended:
-            return
-        self.window.ring()
 
     def fail(self, error: NetworkError) -> None:
         """End with ``error``; each stream raises a new one, so that tracebacks stay apart."""
         self.error = error
         self.arrival.set()
-        self.open_window()
 
     def check(self) -> None:
         """Raise the stream's error, unless the answer is complete all the same."""
         if self.error is not None and not self.ended:
             raise self.error.again()
+
+    async def wait(self, limit: float | None) -> None:
+        """Wait until the server's next frame, ``limit`` seconds at most; None for no limit.
+
+        Raises:
+            NetworkError: the stream has failed, or nothing came in time.
+        """
+        self.check()
+        if limit is None:
+            await self.arrival.wait()
+        else:
+            with trio.move_on_after(limit) as scope:
+                await self.arrival.wait()
+            if scope.cancelled_caught:
+                raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
+        self.arrival = trio.Event()
+        self.check()
+
+    async def receive(self, limit: float | None) -> bytes:
+        """Return the next bytes of the body, ``b""`` at its end; errors are those of :meth:`wait`.
+
+        It checkpoints only where it has to wait.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self.chunks and not self.ended:
+            await self.wait(limit)
+        data = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
+        self.chunks.clear()
+        return data
+
+
+class StreamConnection(Protocol):
+    """The part of a connection that the body of an answer uses, in HTTP/2 and HTTP/3."""
+
+    def note_read(self, stream: Any) -> None:
+        """Note that the request's task has taken the bytes of ``stream`` that had arrived."""
+
+    def abandon(self, stream: Any) -> None:
+        """Give ``stream`` up: tell the server unless the exchange is over."""
+
+
+class StreamBody(AnswerBody):
+    """Reads one stream's body."""
+
+    def __init__(
+        self,
+        request: httpx.Request,
+        connection: StreamConnection,
+        stream: ClientStream,
+        limit: float | None,
+    ) -> None:
+        super().__init__(request)
+        self._connection = connection
+        self._stream = stream
+        self._limit = limit
+
+    async def receive(self) -> bytes:
+        """Return the next bytes, ``b""`` at the end; cancelling abandons the exchange."""
+        try:
+            data = await self._stream.receive(self._limit)
+        except BaseException:
+            self.abandon()
+            raise
+        self._connection.note_read(self._stream)
+        return data
+
+    def abandon(self) -> None:
+        """Give the rest up."""
+        self._connection.abandon(self._stream)

@@ -25,10 +25,9 @@ from aioquic.quic.events import (
 )
 
 from ..base.bell import Bell
-from .http2_protocol import answer_head, request_headers
+from .http2_protocol import ClientStream, StreamBody, answer_head, request_headers
 from .messages import (
     ABANDONED,
-    AnswerBody,
     ConnectFailedError,
     Headers,
     Incident,
@@ -37,7 +36,6 @@ from .messages import (
     OurProtocolError,
     PeerProtocolError,
     ReadFailedError,
-    ReadTimedOutError,
     Received,
     StaleConnectionError,
     WriteTimedOutError,
@@ -86,6 +84,12 @@ class _Quic(QuicConnection):
         # No larger window while the reader has not caught up: aioquic would open it as data arrive.
         if self.unread.get(stream.stream_id, 0) <= UNREAD_BYTES:
             super()._write_stream_limits(builder=builder, space=space, stream=stream)
+
+
+class _Stream(ClientStream):
+    """A stream whose server may have asked for no more of the upload."""
+
+    upload_refused: bool = False
 
 
 class Http3Connection:
@@ -261,7 +265,7 @@ class Http3Connection:
         stream.ended = stream.ended or event.stream_ended
         stream.arrival.set()
 
-    def _take_headers(self, stream: "_Stream", headers: Headers) -> None:
+    def _take_headers(self, stream: _Stream, headers: Headers) -> None:
         try:
             status, rest = answer_head(headers)
         except PeerProtocolError as error:
@@ -288,7 +292,7 @@ class Http3Connection:
             elif body:
                 await self._send(stream, body, timeouts.write, end=True)
             while stream.headers is None:
-                await self._wait(stream, timeouts.read)
+                await stream.wait(timeouts.read)
         except BaseException:
             if stream is None:
                 abandoned = request.extensions.get(ABANDONED)
@@ -302,7 +306,7 @@ class Http3Connection:
         return Received(
             status,
             headers=answer_headers,
-            stream=_Body(request, self, stream, timeouts.read),
+            stream=StreamBody(request, self, stream, timeouts.read),
             extensions={"http_version": b"HTTP/3"},
             request=request,
         )
@@ -313,22 +317,25 @@ class Http3Connection:
         if self.is_closed:
             raise NotProcessedError("the connection ended before the request was sent")
 
-    def _open(self, headers: Headers, *, has_body: bool) -> "_Stream":
-        stream = _Stream(self._quic.get_next_available_stream_id(), opened=trio.current_time())
+    def _open(self, headers: Headers, *, has_body: bool) -> _Stream:
+        stream = _Stream(
+            self._quic.get_next_available_stream_id(),
+            opened=trio.current_time(),
+            upload_ended=not has_body,
+        )
         try:
             self._h3.send_headers(stream.id, headers, end_stream=not has_body)
         except Exception as error:
             # The errors of aioquic and of its encoder have no class in common; none is the server's
             # doing, as nothing has been sent.
             raise OurProtocolError(f"HTTP/3 cannot carry this request: {error}") from error
-        stream.upload_ended = not has_body
         self._streams[stream.id] = stream
         self._transmit()
         return stream
 
     async def _upload(
         self,
-        stream: "_Stream",
+        stream: _Stream,
         body: AsyncIterable[bytes],
         length: int | None,
         limit: float | None,
@@ -338,9 +345,7 @@ class Http3Connection:
                 await self._send(stream, chunk, limit, end=False)
         await self._send(stream, b"", limit, end=True)
 
-    async def _send(
-        self, stream: "_Stream", data: bytes, limit: float | None, *, end: bool
-    ) -> None:
+    async def _send(self, stream: _Stream, data: bytes, limit: float | None, *, end: bool) -> None:
         view = memoryview(data)
         while True:
             while self._quic.unsent(stream.id) > UNSENT_BYTES:
@@ -359,37 +364,15 @@ class Http3Connection:
                 stream.upload_ended = end
                 return
 
-    async def _wait(self, stream: "_Stream", limit: float | None) -> None:
-        stream.check()
-        if limit is None:
-            await stream.arrival.wait()
-        else:
-            with trio.move_on_after(limit) as scope:
-                await stream.arrival.wait()
-            if scope.cancelled_caught:
-                raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
-        stream.arrival = trio.Event()
-        stream.check()
-
-    async def receive_body(self, stream: "_Stream", limit: float | None) -> bytes:
-        """Return the next bytes of ``stream``, ``b""`` at its end."""
-        try:
-            await trio.lowlevel.checkpoint_if_cancelled()
-            while not stream.chunks and not stream.ended:
-                await self._wait(stream, limit)
-        except BaseException:
-            self.abandon(stream)
-            raise
-        data = b"".join(stream.chunks)
-        stream.chunks.clear()
+    def note_read(self, stream: _Stream) -> None:
+        """Note that the request's task has taken the bytes of ``stream`` that had arrived."""
         held_back = self._quic.unread.pop(stream.id, 0) > UNREAD_BYTES
         if stream.ended:
             self._close_stream(stream)
         elif held_back:
             self._transmit()  # the larger window
-        return data
 
-    def abandon(self, stream: "_Stream") -> None:
+    def abandon(self, stream: _Stream) -> None:
         """Give ``stream`` up, and reset it unless the exchange is over."""
         if stream.id not in self._streams:
             return
@@ -400,7 +383,7 @@ class Http3Connection:
             self.is_draining = True
         self._close_stream(stream)
 
-    def _close_stream(self, stream: "_Stream") -> None:
+    def _close_stream(self, stream: _Stream) -> None:
         if self._streams.pop(stream.id, None) is None:
             return
         self._quic.unread.pop(stream.id, None)
@@ -417,53 +400,6 @@ class Http3Connection:
         self.idle_since = trio.current_time()
         if self.is_draining and not self.in_use:
             self.close()
-
-
-class _Stream:
-    """One exchange's state; the connection's task fills it, the request's task empties it."""
-
-    def __init__(self, stream_id: int, *, opened: float) -> None:
-        self.id = stream_id
-        self.opened = opened
-        self.headers: tuple[int, Headers] | None = None
-        self.chunks: list[bytes] = []
-        self.ended = False
-        self.upload_ended = False
-        self.upload_refused = False
-        self.error: NetworkError | None = None
-        self.arrival: trio.Event = trio.Event()
-
-    def fail(self, error: NetworkError) -> None:
-        """End with ``error``; each stream raises a new one, so that tracebacks stay apart."""
-        self.error = error
-        self.arrival.set()
-
-    def check(self) -> None:
-        """Raise the stream's error, unless the answer is complete all the same."""
-        if self.error is not None and not self.ended:
-            raise self.error.again()
-
-
-class _Body(AnswerBody):
-    """Reads one stream's body."""
-
-    def __init__(
-        self,
-        request: httpx.Request,
-        connection: Http3Connection,
-        stream: _Stream,
-        limit: float | None,
-    ) -> None:
-        super().__init__(request)
-        self._connection = connection
-        self._stream = stream
-        self._limit = limit
-
-    async def receive(self) -> bytes:
-        return await self._connection.receive_body(self._stream, self._limit)
-
-    def abandon(self) -> None:
-        self._connection.abandon(self._stream)
 
 
 def _configuration(host: str, context: ssl.SSLContext, idle_seconds: float) -> QuicConfiguration:

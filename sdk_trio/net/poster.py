@@ -11,6 +11,7 @@ address that was checked: a second look-up of the name could give another one.
 import contextlib
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 import attrs
 import httpx
@@ -65,58 +66,6 @@ async def resolve(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-async def dial_public(
-    host: str,
-    port: int,
-    *,
-    resolve: Resolve = resolve,
-    connect: Callable[[str, int], Awaitable[trio.SocketStream]] = opener.dial_tcp,
-) -> trio.SocketStream:
-    """Connect to the first public address of a host that answers.
-
-    The name is resolved once, and the very address that was checked is connected to: a name server
-    that gives another address the second time (DNS rebinding) gains nothing. Addresses that are not
-    public are skipped, however they are written (``2130706433``, ``::ffff:127.0.0.1``).
-
-    Args:
-        resolve: looks names up.
-        connect: connects to an address.
-
-    Raises:
-        NoAllowedAddressError: the host has no public address; nothing was connected to.
-        OSError: it cannot be resolved, or no public address answers.
-    """
-    return await _dial_some(
-        host, port, is_public, "of the public internet", resolve=resolve, connect=connect
-    )
-
-
-async def dial_private(
-    host: str,
-    port: int,
-    *,
-    resolve: Resolve = resolve,
-    connect: Callable[[str, int], Awaitable[trio.SocketStream]] = opener.dial_tcp,
-) -> trio.SocketStream:
-    """Connect to the first address of a host that is this machine's or of a private network.
-
-    It is :func:`dial_public` with other addresses; link-local ones, where clouds serve
-    credentials, are allowed by neither.
-
-    Raises:
-        NoAllowedAddressError: the host has no such address; nothing was connected to.
-        OSError: it cannot be resolved, or no private address answers.
-    """
-    return await _dial_some(
-        host,
-        port,
-        is_internal,
-        "of this machine or a private network",
-        resolve=resolve,
-        connect=connect,
-    )
-
-
 def dial_unix(path: str) -> Dial:
     """Return a function that connects to a unix socket, whatever host it is asked for."""
 
@@ -126,15 +75,33 @@ def dial_unix(path: str) -> Dial:
     return dial
 
 
-async def _dial_some(
+async def _dial_allowed(
     host: str,
     port: int,
+    *,
     allowed: Callable[[str], bool],
     kind: str,
-    *,
-    resolve: Resolve,
-    connect: Callable[[str, int], Awaitable[trio.SocketStream]],
+    resolve: Resolve = resolve,
+    connect: Dial = trio.open_tcp_stream,
 ) -> trio.SocketStream:
+    """Connect to the first address of a host that is ``allowed`` and answers.
+
+    The name is resolved once, and the very address that was checked is connected to: a name server
+    that gives another address the second time (DNS rebinding) gains nothing. Addresses that are not
+    allowed are skipped, however they are written (``2130706433``, ``::ffff:127.0.0.1``).
+
+    Args:
+        host: a name or address.
+        port: the port.
+        allowed: tells from an address whether it may be connected to.
+        kind: the words for such an address in an error.
+        resolve: looks names up.
+        connect: connects to an address.
+
+    Raises:
+        NoAllowedAddressError: the host has no such address; nothing was connected to.
+        OSError: it cannot be resolved, or no such address answers.
+    """
     addresses = await resolve(host, port)
     usable = [address for address in addresses if allowed(address)]
     if not usable:
@@ -145,6 +112,16 @@ async def _dial_some(
         with trio.move_on_after(PATIENCE_SECONDS), contextlib.suppress(OSError):
             return await connect(address, port)
     return await connect(usable[-1], port)
+
+
+#: Connects to a public address only.
+dial_public = partial(_dial_allowed, allowed=is_public, kind="of the public internet")
+
+#: Connects to an address of this machine or a private network only; not to link-local ones, where
+#: clouds serve credentials.
+dial_private = partial(
+    _dial_allowed, allowed=is_internal, kind="of this machine or a private network"
+)
 
 
 class HttpPoster:

@@ -24,7 +24,7 @@ class ContactKind(enum.Enum):
 
     @property
     def argument(self) -> str:
-        """The argument of ``tenant contact`` that sets it."""
+        """The argument of ``tenant set`` that sets it."""
         return self.value[1]
 
 

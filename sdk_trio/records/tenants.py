@@ -25,8 +25,6 @@ class AuditAction(enum.StrEnum):
     DEACTIVATED = "Deactivated"
     DELETED = "Deleted"
     CHANGED = "Changed"
-    CONTACT_CHANGED = "ContactChanged"
-    CREDENTIALS_CHANGED = "CredentialsChanged"
     PURGED = "Purged"
     REFUSED = "Refused"
 

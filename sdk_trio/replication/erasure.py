@@ -13,25 +13,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-import trio
-
 from ..base.executor import run_in_thread
 from ..config import Settings
 from ..config.fields import ReplicaTargetType
-from ..config.options.tenants import ReplicationOptions
-from ..errors import ReplicationError, StoreUnavailableError
+from ..errors import ReplicationError
 from ..tenants.databases import databases_directory
-from ..tenants.identity import is_tenant_id
 from ..tenants.purge import ReplicaHoldings
-from .live_database import HeldDatabase, name_holders
-from .manifest import replica_path
+from .listing import list_directory, replica_location
+from .live_database import take_in_time
+from .manifest import replica_name, split_replica_name
 from .replica import ReplicaReader, scratch_directory
 
 #: Time for other processes to close the database, in seconds: a daemon closes that of a tenant that
 #: is not active within a second, a replicator after its debounce window and a last sync.
 WAIT_SECONDS: Final = 60.0
-
-_TRY_SECONDS: Final = 0.2
 
 
 class ReplicaErasure:
@@ -59,19 +54,22 @@ class ReplicaErasure:
     def _is_local(self) -> bool:
         return self._options.replica_target_type is ReplicaTargetType.LOCAL_DISK
 
-    def holdings(self, tenant_id: str) -> ReplicaHoldings | None:
+    def holdings(self, tenant_id: str, identifier: str | None) -> ReplicaHoldings | None:
         """Return the place of the tenant's replica; None: there is none, or replication is off.
 
         It does not ask a remote target, so a place there may turn out to be empty.
         """
         if not self._options.use_replication:
             return None
-        where = replica_location(self._options, tenant_id)
         if not self._is_local:
-            return ReplicaHoldings(where=where)
-        directory = Path(where)
-        if not os.path.lexists(directory):
+            name = replica_name(identifier or "*", tenant_id)
+            return ReplicaHoldings(where=replica_location(self._options, name))
+        # The id alone finds it: a purge may have forgotten the identifier.
+        parent = Path(replica_location(self._options, ""))
+        directory = next(parent.glob(replica_name("*", tenant_id)), None)
+        if directory is None:
             return None
+        where = os.fspath(directory)
         # An operator's link or file: it is named and counted, and nothing behind it is looked at.
         if directory.is_symlink() or not directory.is_dir():
             return ReplicaHoldings(where=where, files=1, bytes=directory.lstat().st_size)
@@ -80,19 +78,15 @@ class ReplicaErasure:
         return ReplicaHoldings(where=where, files=len(files), bytes=size)
 
     def ids(self) -> list[str]:
-        """Return the ids of all tenants that have a replica in a directory of ours."""
+        """Return the ids of all tenants that have a replica in a directory of ours.
+
+        Raises:
+            ReplicatorError: the directory cannot be read.
+        """
         if not self._options.use_replication or not self._is_local:
             return []
-        parent = Path(replica_location(self._options, "x")).parent
-        try:
-            return sorted(each.name for each in parent.iterdir() if is_tenant_id(each.name))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StoreUnavailableError(
-                f"the replicas in {parent} cannot be read ({error.strerror}); make the directory "
-                "readable for this user"
-            ) from error
+        found = map(split_replica_name, list_directory(replica_location(self._options, "")))
+        return sorted(parts[1] for parts in found if parts is not None)
 
     @asynccontextmanager
     async def released(self, file: Path) -> AsyncIterator[str | None]:
@@ -100,25 +94,18 @@ class ReplicaErasure:
 
         It yields None, or the names of the processes that had it open all the time.
         """
-        with trio.move_on_after(self._wait_seconds):
-            while True:
-                # SQLite's own lock proves that nobody has the database open (ADR 34).
-                held = await run_in_thread(HeldDatabase.take, file)
-                if held is not None:
-                    break
-                # Nothing tells when another process closes a file.
-                await trio.sleep(_TRY_SECONDS)
-        if held is None:
-            yield name_holders(file)
+        held = await take_in_time(file, self._wait_seconds)
+        if isinstance(held, str):
+            yield held
             return
         try:
             yield None
         finally:
             held.release()
 
-    async def remove(self, tenant_id: str) -> str | None:
+    async def remove(self, tenant_id: str, identifier: str | None) -> str | None:
         """Remove the tenant's replica; return in words what could not be removed, else None."""
-        found = await run_in_thread(self.holdings, tenant_id)
+        found = await run_in_thread(self.holdings, tenant_id, identifier)
         if found is None:
             return None
         if self._is_local:
@@ -126,10 +113,16 @@ class ReplicaErasure:
                 return await run_in_thread(_remove_local, Path(found.where))
             except OSError as error:
                 return f"the replica {found.where} cannot be removed ({error.strerror})"
+        if identifier is None:
+            return (
+                f"the replica at {found.where}, if there is one: remove it with the target's own "
+                "tools"
+            )
         try:
             with scratch_directory(databases_directory(self._settings), ".purge-") as scratch:
                 reader = ReplicaReader(self._settings, environ=self._environ)
-                files = await reader.prepare(tenant_id, scratch).list_files()
+                name = replica_name(identifier, tenant_id)
+                files = await reader.prepare(name, scratch).list_files()
         except (ReplicationError, OSError) as error:
             return (
                 f"the replica at {found.where}, if there is one: the target cannot be asked "
@@ -161,20 +154,3 @@ def _remove_local(replica: Path) -> str | None:
     else:
         replica.unlink()
     return None
-
-
-def replica_location(options: ReplicationOptions, tenant_id: str) -> str:
-    """Return the place of a tenant's replica in the form that the target's own tools use."""
-    # From the function that the manifest is made with, so that the place is never another one.
-    path = replica_path(options, tenant_id, working_directory=os.getcwd())
-    match options.replica_target_type:
-        case ReplicaTargetType.LOCAL_DISK:
-            return path
-        case ReplicaTargetType.SFTP:
-            return f"sftp://{options.sftp.user}@{options.sftp.host}:{options.sftp.port}{path}"
-        case ReplicaTargetType.OBJECT_STORE:
-            return f"s3://{options.object_store.bucket}/{path}"
-        case ReplicaTargetType.BLOB_STORE:
-            return f"abs://{options.blob_store.account_name}/{options.blob_store.container}/{path}"
-        case ReplicaTargetType.CLOUD_STORAGE:
-            return f"gs://{options.cloud_storage.bucket}/{path}"

@@ -8,7 +8,7 @@ time, and for no more after the first failure.
 
 import math
 import os
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -90,11 +90,13 @@ class LagSurveyor:
         #: The error of the last survey; empty: the target answered.
         self.problem: str = ""
 
-    async def survey(self, paths: Collection[str], metrics: Mapping[str, DatabaseMetrics]) -> None:
+    async def survey(
+        self, wanted: Mapping[str, str], metrics: Mapping[str, DatabaseMetrics]
+    ) -> None:
         """Bring the book up to date; the target is asked when that is due.
 
         Args:
-            paths: the databases that should be replicated.
+            wanted: the names of the replicas by the paths of the databases.
             metrics: what the replicator says that it has read.
 
         Cancelled, it ends the binary.
@@ -103,25 +105,25 @@ class LagSurveyor:
         self.book.note(metrics, self._clock())
         if trio.current_time() < self._next_at:
             return
-        due = self.book.due(paths, SURVEYED)
+        due = self.book.due(wanted, SURVEYED)
         if due:
-            await self._ask_all(due)
+            await self._ask_all({path: wanted[path] for path in due})
         else:
             self.problem = ""
         self._next_at = trio.current_time() + self._pause
 
-    async def _ask_all(self, due: list[str]) -> None:
+    async def _ask_all(self, due: Mapping[str, str]) -> None:
         self.problem = ""
         answered = 0
         # The tasks share one iterator, so each database is asked for once, the longest waiting
         # first.
-        waiting = iter(due)
+        waiting = iter(due.items())
 
         async def work(scope: trio.CancelScope) -> None:
             nonlocal answered
-            for path in waiting:
+            for path, name in waiting:
                 try:
-                    await self._ask(path)
+                    await self._ask(path, name)
                 except (ReplicationError, StorageError, OSError) as error:
                     self.problem = self.problem or str(error)
                     # A failure for one database is one for all; the next survey tries again.
@@ -139,12 +141,12 @@ class LagSurveyor:
                 "is up and can be reached from this machine"
             )
 
-    async def _ask(self, path: str) -> None:
+    async def _ask(self, path: str, name: str) -> None:
         asked_at = self._clock()
         self.book.tried(path, asked_at)
         create_data_directory(self._data)
         with scratch_directory(self._data, ".listing-") as scratch:
-            replica = self._reader.prepare(Path(path).stem, scratch)
+            replica = self._reader.prepare(name, scratch)
             position = newest_position(await self._files(replica, path))
         since = await run_in_thread(partial(waiting_since, path, position.txid))
         self.book.found(path, position, since, asked_at)
@@ -215,7 +217,8 @@ class HealthChecker:
     Args:
         options: the replication's.
         socket_path: the replicator's control socket.
-        wanted: returns the paths of the databases that should be replicated.
+        wanted: returns the databases that should be replicated: the names of their replicas by
+            their paths.
         failure: returns the supervisor's present failure, or None.
         reloading: returns whether it restarts the replicator for a reload; meanwhile the last
             answer counts, and the lag grows.
@@ -228,7 +231,7 @@ class HealthChecker:
         options: ReplicationOptions,
         socket_path: str,
         *,
-        wanted: Callable[[], Awaitable[Collection[str]]],
+        wanted: Callable[[], Awaitable[Mapping[str, str]]],
         failure: Callable[[], str | None] = lambda: None,
         reloading: Callable[[], bool] = lambda: False,
         surveyor: LagSurveyor | None = None,
@@ -295,7 +298,7 @@ class HealthChecker:
             off = health.state is HealthState.DISABLED
             await trio.sleep(math.inf if off else CHECK_SECONDS)
 
-    async def _judge(self, wanted: Collection[str]) -> ReplicationHealth:
+    async def _judge(self, wanted: Mapping[str, str]) -> ReplicationHealth:
         listed, metrics = await self._ask_both()
         unserved: str | None = None
         if isinstance(listed, ReplicatorError):
@@ -376,7 +379,7 @@ class HealthChecker:
 
     async def _judge_without_socket(
         self,
-        wanted: Collection[str],
+        wanted: Mapping[str, str],
         error: str,
         waits: bool,
         metrics: _Metrics | ReplicatorError,

@@ -13,7 +13,9 @@ from typing import Final
 
 import apsw
 import attrs
+import trio
 
+from ..base.executor import run_in_thread
 from ..base.opener import open_database, open_file, sync_path
 from ..errors import RestoreError
 from ..tenants.databases import SIDE_FILES
@@ -203,6 +205,9 @@ _TAKE: Final = (
 _IN_USE = (apsw.BusyError, apsw.LockedError)
 _DAMAGED = (apsw.NotADBError, apsw.CorruptError, apsw.IOError)
 
+#: Between two attempts to take a database, in seconds.
+_TAKE_SECONDS: Final = 0.2
+
 #: The bytes of a database's file that SQLite locks (``PENDING_BYTE`` and those after it).
 _LOCK_AT: Final = 0x40000000
 _LOCK_BYTES: Final = 512
@@ -368,3 +373,36 @@ def name_holders(file: Path) -> str:
                 name = (process / "comm").read_text().strip()
                 found.append(f"process {process.name} ({name})")
     return ", ".join(sorted(found)) or "another process"
+
+
+async def take_in_time(
+    file: Path, seconds: float, notice: Callable[[str], None] = lambda _holders: None
+) -> HeldDatabase | str:
+    """Lock a database as soon as nobody else has it open, and return it.
+
+    Args:
+        file: its path.
+        seconds: the longest wait.
+        notice: called with the names of the processes that are waited for, at each change.
+
+    Returns:
+        The database; or the names of the processes that had it open all the time.
+
+    Raises:
+        RestoreError: as of :meth:`HeldDatabase.take`.
+    """
+    deadline = trio.current_time() + seconds
+    told = ""
+    while True:
+        # SQLite's own lock proves that nobody has the database open (ADR 34).
+        held = await run_in_thread(HeldDatabase.take, file)
+        if held is not None:
+            return held
+        holders = await run_in_thread(name_holders, file)
+        if trio.current_time() >= deadline:
+            return holders
+        if holders != told:
+            told = holders
+            notice(holders)
+        # Nothing tells when another process closes a file.
+        await trio.sleep(_TAKE_SECONDS)

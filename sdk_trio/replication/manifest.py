@@ -30,6 +30,7 @@ from ..config.fields import ReplicaTargetType
 from ..config.options.tenants import ReplicationOptions
 from ..config.table import REPLICATION
 from ..errors import ReplicationError
+from ..tenants.identity import is_tenant_id
 
 # Characters that need no escape between double quotes. A dollar would be expanded.
 _PLAIN_TEXT = frozenset(map(chr, range(0x20, 0x7F))) - set('"\\$')
@@ -132,14 +133,31 @@ def from_variable(name: str) -> str:
     return f"'${{{name}}}'"
 
 
+def replica_name(identifier: str, tenant_id: str) -> str:
+    """Return the name of a tenant's directory in the target: ``IDENTIFIER.ID``.
+
+    People find a replica by the identifier. The id keeps tenants apart that had the same identifier
+    one after the other, or on two hosts that share a target. Neither ever changes.
+    """
+    return f"{identifier}.{tenant_id}"
+
+
+def split_replica_name(name: str) -> tuple[str, str] | None:
+    """Return the identifier and the id in a name of :func:`replica_name`; None for another name."""
+    # An identifier is a slug, so it has no dot and needs no escape in a path.
+    identifier, _, tenant_id = name.partition(".")
+    return (identifier, tenant_id) if identifier and is_tenant_id(tenant_id) else None
+
+
 @attrs.frozen(order=True)
 class TenantDatabaseFile:
-    """The database file of one tenant: its tenant's id, and its absolute path.
+    """The database file of one tenant: the name of its replica, and its absolute path.
 
-    ``identity`` tells it from another file that takes its place; it holds no line break.
+    ``replica`` is the name of :func:`replica_name`. ``identity`` tells the file from another one
+    that takes its place; it holds no line break.
     """
 
-    tenant_id: str
+    replica: str
     path: str
     identity: str = ""
 
@@ -176,7 +194,7 @@ def render_manifest(
         lines.append("dbs:")
         target = list(_target(options))
         for entry in entries:
-            path = replica_path(options, entry.tenant_id, working_directory=working_directory)
+            path = replica_path(options, entry.replica, working_directory=working_directory)
             # The replicator opens a path as a URI, and makes an empty database of the shorter name.
             if not MISREAD_IN_PATHS.isdisjoint(entry.path):
                 raise ValueError(
@@ -195,14 +213,12 @@ def render_manifest(
     return "\n".join(lines) + "\n"
 
 
-def replica_path(
-    options: ReplicationOptions, tenant_id: str, *, working_directory: str = "/"
-) -> str:
-    """Return the place of a tenant's replica in the target: a directory that is named by its id.
+def replica_path(options: ReplicationOptions, name: str, *, working_directory: str = "/") -> str:
+    """Return the path of a tenant's replica in the target.
 
     Args:
         options: valid options.
-        tenant_id: the tenant's id.
+        name: the name of its directory, see :func:`replica_name`; empty: of the directory above.
         working_directory: where a relative ``LocalDisk:Path`` starts.
     """
     match options.replica_target_type:
@@ -216,11 +232,11 @@ def replica_path(
             parent = options.blob_store.path_prefix.strip("/")
         case ReplicaTargetType.CLOUD_STORAGE:
             parent = options.cloud_storage.path_prefix.strip("/")
-    return posixpath.join(parent, tenant_id)
+    return posixpath.join(parent, name)
 
 
 def replica_url(
-    options: ReplicationOptions, tenant_id: str, *, working_directory: str = "/"
+    options: ReplicationOptions, name: str, *, working_directory: str = "/"
 ) -> str | None:
     """Return a tenant's replica as the address by which the control socket takes a new database.
 
@@ -230,10 +246,10 @@ def replica_url(
 
     Args:
         options: valid options.
-        tenant_id: the tenant's id.
+        name: the name of the replica's directory.
         working_directory: where a relative ``LocalDisk:Path`` starts.
     """
-    path = replica_path(options, tenant_id, working_directory=working_directory)
+    path = replica_path(options, name, working_directory=working_directory)
     if options.sync_interval_seconds != _REGISTERED_SYNC_SECONDS or not _PLAIN.fullmatch(path):
         return None
     match options.replica_target_type:

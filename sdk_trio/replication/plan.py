@@ -135,8 +135,9 @@ def _address_of(
     path: str, entry: str, options: ReplicationOptions, working_directory: str
 ) -> str | None:
     """Return the address of a database's replica, if its entry is the one of the options."""
-    tenant_id = posixpath.basename(path).removesuffix(".db")
-    file = TenantDatabaseFile(tenant_id, path)
+    # The last line is the path of the replica; a name that was read wrong renders another entry.
+    name = posixpath.basename(entry.rpartition("path: ")[2].strip('"'))
+    file = TenantDatabaseFile(name, path)
     try:
         expected = render_manifest(options, [file], working_directory=working_directory)
     except ValueError:
@@ -145,7 +146,7 @@ def _address_of(
     # say what it says.
     if _parts(expected)[1] != [_IDENTITY.sub("", entry)]:
         return None
-    return replica_url(options, tenant_id, working_directory=working_directory)
+    return replica_url(options, name, working_directory=working_directory)
 
 
 def difference(wanted: Collection[str], found: Collection[str]) -> str:

@@ -28,8 +28,8 @@ import trio
 from ..base.opener import open_file
 from ..base.times import readable, rfc3339
 from ..config import Settings
-from ..errors import ReplicationError, ReplicatorError, RestoreError
-from ..tenants.databases import database_path, databases_directory
+from ..errors import ReplicationError, ReplicatorError, RestoreError, StoreLockedError
+from ..tenants.databases import databases_directory
 from .child import find_replicator, secret_values
 from .health import ReplicaPosition
 from .manifest import TenantDatabaseFile, child_environment, render_manifest, unset_variables
@@ -58,6 +58,34 @@ def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        lock.release()
+
+
+@contextmanager
+def work_alone(directory: Path, lock_name: str, work: str) -> Iterator[None]:
+    """Hold a lock file in ``directory`` for a block.
+
+    Args:
+        directory: exists.
+        lock_name: the file's name.
+        work: the name of what only one process does at a time, for the message.
+
+    Raises:
+        StoreLockedError: another process does it.
+        RestoreError: the directory cannot be written.
+    """
+    lock = filelock.FileLock(directory / lock_name, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise StoreLockedError(f"another {work} runs in {directory}: wait for its end") from None
+    except OSError as error:
+        raise RestoreError(
+            f"{directory} cannot be written ({error.strerror}); make it writable for this user"
+        ) from error
+    try:
+        yield
+    finally:
         lock.release()
 
 
@@ -254,19 +282,24 @@ class ReplicaReader:
         self._binary = binary
         self._environ = environ
 
-    def prepare(self, tenant_id: str, scratch: Path) -> "TenantReplica":
+    def prepare(self, name: str, scratch: Path) -> "TenantReplica":
         """Write the configuration of one tenant into ``scratch`` and return its replica.
+
+        Args:
+            name: the name of the replica's directory in the target.
+            scratch: a directory.
 
         Raises:
             RestoreError: the configuration cannot be written.
             ReplicatorError: there is no binary.
         """
         binary = self._binary or find_replicator(self._options, environ=self._environ)
-        database = os.fspath(database_path(self._directory, tenant_id))
+        # Only a key here: the binary neither reads nor writes a database of that name.
+        database = os.fspath(self._directory / f"{name}.db")
         try:
             text = render_manifest(
                 self._options,
-                [TenantDatabaseFile(tenant_id, database)],
+                [TenantDatabaseFile(name, database)],
                 working_directory=os.getcwd(),
             )
             manifest = scratch / "replicator.yml"

@@ -5,27 +5,33 @@ so that what stands at the goal is whole at any moment.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import attrs
-import filelock
 import trio
 
 from ..base.executor import call_loop, check_cancelled, run_in_thread
 from ..base.opener import sync_path
 from ..base.times import readable
-from ..errors import ReplicatorError, RestoreError, SdkError, StoreLockedError
+from ..errors import ReplicatorError, RestoreError, SdkError
 from ..records.tenants import AuditAction, AuditRecord, Tenant, TenantStatus, Transition
 from ..tenants.databases import SIDE_FILES
 from ..tenants.service import TenantService
 from . import replica
 from .control import ControlClient, control_socket_path
-from .live_database import HeldDatabase, name_holders, read_file
-from .replica import ReplicaReader, RestorePoint, TenantReplica, scratch_directory
+from .live_database import HeldDatabase, name_holders, read_file, take_in_time
+from .manifest import replica_name
+from .replica import (
+    ReplicaReader,
+    RestorePoint,
+    TenantReplica,
+    scratch_directory,
+    work_alone,
+)
 
 #: Time between two looks at the growing file, in seconds.
 _LOOK_SECONDS = 0.2
@@ -47,12 +53,12 @@ Install = Callable[[Path, RestorePoint], None]
 
 @attrs.frozen(kw_only=True)
 class Restored:
-    """A restored database: its last transaction, when that was, and where the file is.
+    """A restored database: its replica, its last transaction, when that was, and where it is.
 
     ``as_of`` are Unix seconds, cut to whole ones; up to then everything is in the file.
     """
 
-    tenant_id: str
+    replica: str
     output: str
     txid: int
     as_of: float
@@ -67,20 +73,20 @@ class Restorer:
         self._reader = reader
         self._report = report
 
-    async def check(self, tenant_id: str, output: Path, *, at: float | None = None) -> None:
+    async def check(self, name: str, output: Path, *, at: float | None = None) -> None:
         """Raise what :meth:`restore` would, as far as the target's list of files tells it.
 
         Args:
-            tenant_id: the tenant's id.
+            name: the name of the replica.
             output: beside it the replicator's configuration is for a moment.
             at: Unix seconds of a point in time; None: the newest state of the replica.
         """
         with scratch_directory(output.parent, _scratch_prefix(output)) as scratch:
-            await self._choose(self._reader.prepare(tenant_id, scratch), at)
+            await self._choose(self._reader.prepare(name, scratch), at)
 
     async def restore(
         self,
-        tenant_id: str,
+        name: str,
         output: Path,
         *,
         at: float | None = None,
@@ -90,7 +96,7 @@ class Restorer:
         """Restore a tenant's database into ``output``, whatever the tenant's status is.
 
         Args:
-            tenant_id: the tenant's id; the tenant may have been purged since.
+            name: the name of the replica; the tenant may have been purged since.
             output: the file to make, in a directory that exists.
             at: Unix seconds of a point in time; None: the newest state of the replica.
             overwrite: replace ``output`` if it exists, and remove its side files.
@@ -108,7 +114,7 @@ class Restorer:
         install = install or partial(_install, output=output, overwrite=overwrite)
         try:
             with scratch_directory(output.parent, _scratch_prefix(output)) as scratch:
-                source = self._reader.prepare(tenant_id, scratch)
+                source = self._reader.prepare(name, scratch)
                 point = await self._choose(source, at)
                 restored = scratch / "restored.db"
                 await self._fetch(source, restored, at)
@@ -120,7 +126,7 @@ class Restorer:
                 "this user, or choose another --output"
             ) from error
         return Restored(
-            tenant_id=tenant_id,
+            replica=name,
             output=os.fspath(output),
             txid=point.txid,
             as_of=point.as_of,
@@ -245,8 +251,8 @@ LOCK_NAME: Final = "in-place.lock"
 #: closes it within a second, a replicator after its debounce window and a last sync.
 DEFAULT_WAIT_SECONDS: Final = 60.0
 
-#: Between two attempts to take the database, in seconds.
-_TAKE_SECONDS = 0.2
+#: Between two attempts to bring the database to the target, in seconds.
+_SYNC_AGAIN_SECONDS = 0.2
 
 #: Time for a replicator to bring the database to the target, in seconds.
 _SYNC_SECONDS = 20.0
@@ -334,9 +340,9 @@ class InPlaceRestorer:
         """
         if wish.keep is not None and wish.keep.exists():
             raise RestoreError(f"{wish.keep} exists and is not overwritten: choose another --keep")
-        with _locked(file.parent):
+        with work_alone(file.parent, LOCK_NAME, "restore in place"):
             # Finds most failures before anything is changed.
-            await self._restorer.check(tenant.id, file, at=wish.at)
+            await self._restorer.check(_name_of(tenant), file, at=wish.at)
             was_active = tenant.is_active or await self._is_suspended_by_us(tenant)
             try:
                 if tenant.is_active:
@@ -394,7 +400,7 @@ class InPlaceRestorer:
                             f"waiting at most {_SYNC_SECONDS:g} s until the replica is up to date: "
                             f"{error}"
                         )
-                    await trio.sleep(_TAKE_SECONDS)
+                    await trio.sleep(_SYNC_AGAIN_SECONDS)
                 else:
                     return
 
@@ -438,7 +444,7 @@ class InPlaceRestorer:
 
         try:
             restored = await self._restorer.restore(
-                tenant.id, file, at=wish.at, overwrite=True, install=install
+                _name_of(tenant), file, at=wish.at, overwrite=True, install=install
             )
         finally:
             held.release()
@@ -446,22 +452,23 @@ class InPlaceRestorer:
 
     async def _take(self, file: Path, seconds: float) -> HeldDatabase:
         """Take the database as soon as nobody else has it open."""
-        deadline = trio.current_time() + seconds
-        told = ""
-        while True:
-            held = await run_in_thread(HeldDatabase.take, file)
-            if held is not None:
-                return held
-            holders = await run_in_thread(name_holders, file)
-            if trio.current_time() >= deadline:
-                raise RestoreError(
-                    f"{holders} has {file} open, {seconds:g} s after the suspension, so it was not "
-                    "replaced; end what uses it, or wait longer (--wait)"
-                )
-            if holders != told:
-                told = holders
-                self._notice(f"waiting at most {seconds:g} s: {holders} has {file} open")
-            await trio.sleep(_TAKE_SECONDS)
+        held = await take_in_time(
+            file,
+            seconds,
+            lambda holders: self._notice(
+                f"waiting at most {seconds:g} s: {holders} has {file} open"
+            ),
+        )
+        if isinstance(held, str):
+            raise RestoreError(
+                f"{held} has {file} open, {seconds:g} s after the suspension, so it was not "
+                "replaced; end what uses it, or wait longer (--wait)"
+            )
+        return held
+
+
+def _name_of(tenant: Tenant) -> str:
+    return replica_name(tenant.identifier, tenant.id)
 
 
 def _refuse_loss(held: HeldDatabase, restored: Path, point: RestorePoint) -> str | None:
@@ -488,22 +495,3 @@ def _refuse_loss(held: HeldDatabase, restored: Path, point: RestorePoint) -> str
         "status' says Healthy, and repeat; or name a moment with --at; or drop the difference with "
         "--discard-newer (--keep F copies the database before)"
     )
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    lock = filelock.FileLock(directory / LOCK_NAME, thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout as error:
-        raise StoreLockedError(
-            f"another restore in place runs in {directory}: wait for its end"
-        ) from error
-    except OSError as error:
-        raise RestoreError(
-            f"{directory} cannot be written ({error.strerror}); make it writable for this user"
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()

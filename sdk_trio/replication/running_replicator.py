@@ -295,13 +295,6 @@ def _name_by_ps(pid: int) -> str:
     return found.stdout.decode(errors="replace").strip()
 
 
-@attrs.frozen
-class Signalled:
-    """The process that was sent SIGHUP."""
-
-    pid: int
-
-
 class Signaler:
     """Sends SIGHUP to the process in ``ReplicatorPidFilePath``; a :class:`Reloader`.
 
@@ -321,9 +314,9 @@ class Signaler:
         For the same databases the same warning is logged once.
         """
         outcome = await run_in_thread(self._signal)
-        if isinstance(outcome, Signalled):
+        if isinstance(outcome, int):
             self._last = None
-            _log.info("replication.reloaded", pid=outcome.pid, databases=len(databases))
+            _log.info("replication.reloaded", pid=outcome, databases=len(databases))
             return True
         if self._last != (databases, outcome):
             self._last = (databases, outcome)
@@ -336,7 +329,7 @@ class Signaler:
         # On Windows it will not be different later.
         return self._platform == "win32"
 
-    def _signal(self) -> Signalled | SignalRefusal:
+    def _signal(self) -> int | SignalRefusal:
         if self._platform == "win32":
             return SignalRefusal(
                 "windows",
@@ -346,8 +339,8 @@ class Signaler:
         return send_hangup(self._pid_file)
 
 
-def send_hangup(pid_file: Path) -> Signalled | SignalRefusal:
-    """Send SIGHUP to the process in a pid file, if that is safe; blocks."""
+def send_hangup(pid_file: Path) -> int | SignalRefusal:
+    """Send SIGHUP to the process in a pid file, if that is safe, and return its id; blocks."""
     pid = read_pid(pid_file)
     if isinstance(pid, SignalRefusal):
         return pid
@@ -363,7 +356,7 @@ def send_hangup(pid_file: Path) -> Signalled | SignalRefusal:
         return SignalRefusal("failed", f"process {pid} cannot be signalled ({error.strerror})")
 
 
-def _send_held(pid: int) -> Signalled | SignalRefusal:
+def _send_held(pid: int) -> int | SignalRefusal:
     """Send through a descriptor: a process that takes over the number meanwhile gets nothing."""
     # The descriptor stands for the process and not for its number, which the kernel gives to
     # another one when this ends.
@@ -375,16 +368,16 @@ def _send_held(pid: int) -> Signalled | SignalRefusal:
         signal.pidfd_send_signal(descriptor, _SIGHUP)
     finally:
         os.close(descriptor)
-    return Signalled(pid)
+    return pid
 
 
-def _send(pid: int) -> Signalled | SignalRefusal:
+def _send(pid: int) -> int | SignalRefusal:
     os.kill(pid, 0)
     harm = _harm(pid)
     if harm is not None:
         return harm
     os.kill(pid, _SIGHUP)
-    return Signalled(pid)
+    return pid
 
 
 def _harm(pid: int) -> SignalRefusal | None:

@@ -11,31 +11,31 @@ command counts for the daemon and the other way round.
 """
 
 import enum
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 import apsw
 import attrs
-import filelock
+import msgspec
 import trio
 
 from ..base.clock import wall
 from ..base.executor import check_cancelled, run_in_thread
 from ..base.times import readable
 from ..config import Settings
-from ..errors import ReplicationError, ReplicatorError, StoreLockedError
+from ..errors import ReplicationError, ReplicatorError
 from ..records.tenants import Tenant
 from ..storage.data_directory import create_data_directory
 from ..tenants.databases import database_path, databases_directory
 from . import replica
 from .control import ControlClient, SyncResult, control_socket_path
 from .live_database import Content, Snapshot, read_file
-from .replica import ReplicaReader, TenantReplica, scratch_directory
+from .manifest import replica_name
+from .replica import ReplicaReader, TenantReplica, scratch_directory, work_alone
 
 #: The name of the store's checkpoint.
 CHECKPOINT = "replication.verification"
@@ -56,7 +56,6 @@ class Comparison(enum.StrEnum):
     BUSY = "not compared: busy"
     #: There is no database here to compare it with.
     ALONE = "not compared: no database"
-    DIFFERENT = "different"
     NONE = "-"
 
 
@@ -97,7 +96,7 @@ class VerificationState:
     last one without a failure, both in Unix seconds. ``failed`` maps tenant ids to problems, and
     ``marks`` maps them to a moment to which the replica reached back, in Unix seconds. ``verified``
     is how many replicas the last run found good, and those of its failures that were good since:
-    none where no active tenant has a database. None: an older version has not told.
+    none where no active tenant has a database. None: there was no run.
     """
 
     ran_at: float | None = None
@@ -172,7 +171,7 @@ class VerificationState:
 
     def to_text(self) -> str:
         """Return the state as a checkpoint of the store."""
-        return json.dumps(attrs.asdict(self))
+        return msgspec.json.encode(self).decode()
 
 
 def _is_good(result: Verification) -> bool:
@@ -188,21 +187,9 @@ def _problems(results: Iterable[Verification]) -> dict[str, str]:
 def state_from_text(text: str | None) -> VerificationState:
     """Return what was remembered; what cannot be read counts as nothing."""
     try:
-        document = json.loads(text or "{}")
-        count = document.get("verified")
-        return VerificationState(
-            ran_at=_number(document.get("ran_at")),
-            verified_at=_number(document.get("verified_at")),
-            failed={str(key): str(value) for key, value in document.get("failed", {}).items()},
-            marks={str(key): float(at) for key, at in document.get("marks", {}).items()},
-            verified=count if isinstance(count, int) else None,
-        )
-    except (ValueError, AttributeError, TypeError):
+        return msgspec.json.decode(text or "{}", type=VerificationState)
+    except (msgspec.MsgspecError, UnicodeError):
         return VerificationState()
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 #: Tries to find a moment without writes, and to sync.
@@ -257,8 +244,7 @@ class Verifier:
         self.retention: float = options.retention_days * 86_400.0
         self._data = Path(settings.storage.path).absolute()
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Keep other verifications of this data directory away for a block.
 
         So the disk holds one restored database at most, and what is remembered has one writer.
@@ -267,18 +253,7 @@ class Verifier:
             StoreLockedError: another one runs.
             StoreUnavailableError: the data directory cannot be made.
         """
-        directory = create_data_directory(self._data)
-        lock = filelock.FileLock(directory / LOCK_NAME, thread_local=False)
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise StoreLockedError(
-                f"another verification runs in {directory}: wait for its end"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
+        return work_alone(create_data_directory(self._data), LOCK_NAME, "verification")
 
     async def verify(self, tenant: Tenant) -> Verification:
         """Verify one tenant's replica; what is wrong with it is in the result, not raised.
@@ -296,7 +271,8 @@ class Verifier:
         )
         try:
             with scratch_directory(self._data, ".verifying-") as scratch:
-                source = self._reader.prepare(tenant.id, scratch)
+                name = replica_name(tenant.identifier, tenant.id)
+                source = self._reader.prepare(name, scratch)
                 if live.exists():
                     found = await self._compare(found, source, live, scratch, tenant.is_active)
                 else:

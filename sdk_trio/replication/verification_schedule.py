@@ -13,9 +13,6 @@ from ..storage.ports import Inbox
 from .verification import CHECKPOINT, Verification, VerificationState, Verifier, state_from_text
 from .watch import TenantList
 
-#: Tenants that are read at once.
-_PAGE = 200
-
 Report = Callable[[Verification, int, int], None]
 
 _log = get_logger("replication")
@@ -83,7 +80,7 @@ class VerificationKeeper:
         with self._verifier.alone():
             # The lock makes us the only writer of what is remembered.
             state = await self.read()
-            chosen = await _active(tenants)
+            chosen = await tenants.all(status=TenantStatus.ACTIVE)
             results: list[Verification] = []
             for tenant in chosen:
                 results.append(await self._verify(tenant, state, accept_loss))
@@ -116,16 +113,6 @@ class VerificationKeeper:
         if accept_loss:
             return result
         return state.compared(result, retention=self._verifier.retention)
-
-
-async def _active(tenants: TenantList) -> list[Tenant]:
-    found: list[Tenant] = []
-    while True:
-        after = found[-1].identifier if found else ""
-        page = await tenants.list(status=TenantStatus.ACTIVE, after=after, limit=_PAGE)
-        found += page
-        if len(page) < _PAGE:
-            return found
 
 
 class VerificationScheduler:

@@ -26,7 +26,13 @@ from ..records.tenants import Tenant, TenantStatus
 from ..tenants.databases import databases_directory
 from ..tenants.feed import TransitionFeed
 from .control import control_socket_path
-from .manifest import ManifestWriter, TenantDatabaseFile, is_large_fleet, render_manifest
+from .manifest import (
+    ManifestWriter,
+    TenantDatabaseFile,
+    is_large_fleet,
+    render_manifest,
+    replica_name,
+)
 
 # linux/fcntl.h and linux/stat.h
 _AT_FDCWD: Final = -100
@@ -35,7 +41,6 @@ _STATX_BTIME: Final = 0x800
 _STATX_BYTES: Final = 256
 _BTIME_OFFSET: Final = 0x50
 
-_PAGE = 500
 _SUFFIX = ".db"
 
 
@@ -91,27 +96,9 @@ def _created(path: str) -> int | None:
 class TenantList(Protocol):
     """The part of the tenants' service that is used here."""
 
-    async def list(
-        self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
-    ) -> Sequence[Tenant]:
-        """List up to ``limit`` tenants by identifier, those that come after ``after``."""
+    async def all(self, *, status: TenantStatus | None = None) -> Sequence[Tenant]:
+        """List every tenant of a status by identifier."""
         ...
-
-
-async def active_tenants(tenants: TenantList) -> frozenset[str]:
-    """Return the ids of all active tenants.
-
-    Raises:
-        StoreUnavailableError: the store cannot be read at present.
-    """
-    found: set[str] = set()
-    after = ""
-    while True:
-        page = await tenants.list(status=TenantStatus.ACTIVE, after=after, limit=_PAGE)
-        found.update(tenant.id for tenant in page)
-        if len(page) < _PAGE:
-            return frozenset(found)
-        after = page[-1].identifier
 
 
 def database_files(directory: Path) -> Mapping[str, str]:
@@ -142,7 +129,7 @@ def database_files(directory: Path) -> Mapping[str, str]:
 
 
 async def find_databases(tenants: TenantList, directory: Path) -> list[TenantDatabaseFile]:
-    """Return the databases that are to be replicated now, by tenant id.
+    """Return the databases that are to be replicated now, by identifier.
 
     Args:
         tenants: who knows the tenants.
@@ -152,25 +139,29 @@ async def find_databases(tenants: TenantList, directory: Path) -> list[TenantDat
         StoreUnavailableError: the store cannot be read at present.
         ReplicationError: the directory cannot be read.
     """
-    active = await active_tenants(tenants)
-    return await run_in_thread(_of_tenants, directory, active)
+    active = await tenants.all(status=TenantStatus.ACTIVE)
+    files = await run_in_thread(database_files, directory)
+    return databases_of(directory, files, active)
 
 
-def _of_tenants(directory: Path, active: frozenset[str]) -> list[TenantDatabaseFile]:
-    files = database_files(directory)
-    return databases_of(directory.absolute(), {name: files[name] for name in active & files.keys()})
-
-
-def databases_of(directory: Path, files: Mapping[str, str]) -> list[TenantDatabaseFile]:
-    """Return the entries of tenants' databases, by tenant id.
+def databases_of(
+    directory: Path, files: Mapping[str, str], active: Sequence[Tenant]
+) -> list[TenantDatabaseFile]:
+    """Return the entries of the active tenants' databases, in the order of the tenants.
 
     Args:
-        directory: where they are; absolute.
-        files: the identity of each tenant's file.
+        directory: where they are.
+        files: the identity of each file by the tenant's id.
+        active: the active tenants; those without a file are left out.
     """
     return [
-        TenantDatabaseFile(name, os.path.join(directory, f"{name}{_SUFFIX}"), files[name])
-        for name in sorted(files)
+        TenantDatabaseFile(
+            replica_name(tenant.identifier, tenant.id),
+            os.path.abspath(directory / f"{tenant.id}{_SUFFIX}"),
+            files[tenant.id],
+        )
+        for tenant in active
+        if tenant.id in files
     ]
 
 
@@ -384,9 +375,11 @@ class Watcher:
         # The looks follow each other, and a directory on a disk that hangs takes one thread and not
         # all of them.
         self._limiter = trio.CapacityLimiter(1)
-        self._active: frozenset[str] | None = None
-        self._seen: Mapping[str, str] | None = None
-        self._applied: Mapping[str, str] | None = None
+        self._active: Sequence[Tenant] | None = None
+        self._files: Mapping[str, str] | None = None
+        self._found: Sequence[TenantDatabaseFile] = ()
+        self._seen: Sequence[TenantDatabaseFile] | None = None
+        self._applied: Sequence[TenantDatabaseFile] | None = None
         self._told = False
         self._complaint = ""
         #: Number of times that the manifest was written.
@@ -429,31 +422,36 @@ class Watcher:
         else:
             self._complaint = ""
 
-    async def _see(self) -> Mapping[str, str]:
-        """Return the active tenants whose file is there, with its identity."""
+    async def _see(self) -> Sequence[TenantDatabaseFile]:
+        """Return the databases of the active tenants."""
         if self._active is None:
-            self._active = await active_tenants(self._tenants)
+            self._active = await self._tenants.all(status=TenantStatus.ACTIVE)
+            self._files = None
         files = await run_in_thread(self._scanner.scan, limiter=self._limiter)
-        return {tenant_id: files[tenant_id] for tenant_id in files if tenant_id in self._active}
+        # The scanner returns the same object while the directory is unchanged.
+        if files is not self._files:
+            self._files = files
+            self._found = databases_of(self._directory, files, self._active)
+        return self._found
 
-    async def _apply(self, seen: Mapping[str, str]) -> None:
+    async def _apply(self, seen: Sequence[TenantDatabaseFile]) -> None:
         if self._told and seen == self._applied:
             return
-        before = self._applied or {}
-        databases = databases_of(self._directory, seen)
+        before = {file.path: file for file in self._applied or ()}
+        now = {file.path: file for file in seen}
         self._told = False
-        if await run_in_thread(self._write, databases, limiter=self._limiter):
+        if await run_in_thread(self._write, seen, limiter=self._limiter):
             self.regenerations += 1
             _log.info(
                 "replication.manifest_written",
                 path=str(self._writer.path),
-                databases=len(databases),
-                added=len(seen.keys() - before.keys()),
-                removed=len(before.keys() - seen.keys()),
-                replaced=sum(before.get(name, seen[name]) != seen[name] for name in seen),
+                databases=len(seen),
+                added=len(now.keys() - before.keys()),
+                removed=len(before.keys() - now.keys()),
+                replaced=sum(before.get(path, file) != file for path, file in now.items()),
             )
         self._applied = seen
-        self._told = await self._reloader.reload(databases)
+        self._told = await self._reloader.reload(seen)
         if not self._told:
             self._debounce.postpone(trio.current_time(), self._retell_seconds)
 

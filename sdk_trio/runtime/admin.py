@@ -29,14 +29,14 @@ from ..base.clock import wall
 from ..base.logs import get_logger
 from ..base.telemetry import Check
 from ..config import Settings, StorageBackend
-from ..config.check import ADMIN_TOKEN, token_fault
+from ..config.check import token_fault
 from ..errors import OptionsValidationError, Problem, UnknownTenantError
 from ..server.limits import Limits, share_descriptors
 from ..server.listen import descriptor_limit
 from ..server.serve import Server
 from ..storage.ports import Inbox
 from ..webhooks.companion import keep
-from ..webhooks.screen import source_of
+from ..webhooks.origin import source_of
 from .console import ObservedRuntime, Overseen, RuntimeConsole, Scheduled
 
 #: Tenants that a check names; it counts the others.
@@ -278,5 +278,5 @@ def _refuse_guessable(token: AdminToken, addresses: tuple[str, ...]) -> None:
     fault = token_fault(token.value) if token.value else None
     if fault is not None and not all(map(is_of_this_machine, addresses)):
         raise OptionsValidationError(
-            [Problem(ADMIN_TOKEN, f"is kept in {token.place}, and {fault}")]
+            [Problem("Sdk:Admin:TokenEnvVar", f"is kept in {token.place}, and {fault}")]
         )

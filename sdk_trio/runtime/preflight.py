@@ -2,7 +2,7 @@
 
 ``Runtime.run`` makes these checks first, and ``config check`` makes the same ones. They change
 nothing and connect to no one. Settings alone are checked in ``config/``, files that they name in
-``config/load.py``.
+``config/probe.py``.
 """
 
 from collections.abc import Callable, Mapping

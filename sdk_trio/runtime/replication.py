@@ -4,7 +4,7 @@ They are siblings of the other parts in the runtime's nursery, and show their st
 (docs/reference/metrics.md).
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -185,8 +185,9 @@ class ReplicationOverseer:
         if self.supervisor is not None:
             self.supervisor.force()
 
-    async def _wanted(self) -> Collection[str]:
-        return [file.path for file in await find_databases(self._tenants, self._directory)]
+    async def _wanted(self) -> Mapping[str, str]:
+        found = await find_databases(self._tenants, self._directory)
+        return {file.path: file.replica for file in found}
 
     def _failure(self) -> str | None:
         return None if self.supervisor is None else self.supervisor.failure

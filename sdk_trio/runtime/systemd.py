@@ -18,7 +18,6 @@ import trio
 from ..base import opener
 from ..base.logs import get_logger
 from ..config import Settings
-from ..config.table import full_key
 from ..errors import OptionsValidationError, Problem, SdkError
 
 #: Every variable that :func:`read_environment` understands.
@@ -107,7 +106,7 @@ def with_inherited_sockets(settings: Settings, sockets: Sequence[str]) -> Settin
             address.
     """
     problems: list[Problem] = []
-    server_key, admin_key = full_key(("Server", "Bind")), full_key(("Admin", "Bind"))
+    server_key, admin_key = "Sdk:Server:Bind", "Sdk:Admin:Bind"
     bind: list[str] = []
     for address in settings.server.bind:
         bind += _resolved(server_key, address, sockets, problems)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import trio
 
-from ..base.http import App, DirectRequest, Receive, Scope, Send
+from ..base.http import App, DirectRequest, Receive, Scope, Send, Whole
 from ..base.telemetry import Sample
 from ..config import Secret, Settings
-from ..webhooks import WebhookReceiver
+from ..webhooks import WebhookReceiver, asgi
 from ..webhooks.signature import NEW_SECRET_BYTES, new_secret
 from ..webhooks.signed_request import simulation_secret
 
@@ -104,16 +104,13 @@ class Routes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI ``http`` request."""
-        if self._simulator is not None and self._simulator.serves(scope["path"]):
-            await self._simulator(scope, receive, send)
-        else:
-            await self._receiver(scope, receive, send)
+        await asgi.serve(self, scope, receive, send)
 
-    def serve_direct(self, request: DirectRequest) -> Awaitable[None]:
-        """Serve one request of our own server."""
+    def respond(self, request: DirectRequest) -> Awaitable[Whole | None]:
+        """Return the answer to one request; None if its sender has left."""
         if self._simulator is not None and self._simulator.serves(request.path):
-            return self._simulator(request.scope(), request.receive, request.send)
-        return self._receiver.serve_direct(request)
+            return self._simulator.respond(request)
+        return self._receiver.respond(request)
 
 
 def _make_simulator(settings: Settings) -> "Simulator":

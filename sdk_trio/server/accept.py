@@ -8,7 +8,7 @@ one ``sweep_seconds``.
 
 import errno
 import socket
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -20,7 +20,7 @@ from ..base.logs import get_logger
 from .connection import Http1ServerConnection
 from .head import refusal
 from .limits import Limits, NoteRefusal
-from .slots import Address, ConnectionSlots
+from .slots import Address, ConnectionSlots, address_of
 from .tls import TlsSocket
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = get_logger("server")
 
 #: The method of a :class:`DirectApp`, which a wrapper around one has not.
-_DIRECT = "serve_direct"
+_DIRECT = "respond"
 
 #: Errors of accept() while descriptors or memory are short. The connection stays in the kernel's
 #: queue, so the listener stays readable: trying again at once would spin.
@@ -82,22 +82,23 @@ class Acceptor:
         Refused connections are tasks in ``refusals``, so that they end when accepting ends and do
         not lengthen the drain.
         """
+        if listener.family in (socket.AF_INET, socket.AF_INET6):
+            # Accepted sockets inherit it.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
+            # One connection for each wait: those that were admitted before get their turn.
+            await trio.lowlevel.wait_readable(listener)
             try:
                 sock, peer = listener.accept()
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(listener)
+                continue  # another process has accepted it
             except OSError as error:
+                # Otherwise this one client left before it was accepted (ECONNABORTED).
                 if error.errno in _SHORTAGES:
                     _log.error("server.accept_failed", error=str(error))
                     await trio.sleep(_SHORTAGE_PAUSE)
-                else:  # this one client left before it was accepted (ECONNABORTED)
-                    await trio.lowlevel.checkpoint()
             else:
-                self._admit(sock, _address(peer), connections, refusals)
-                # accept() succeeds without waiting while a burst lasts: the connections that were
-                # admitted before get their turn here.
-                await trio.lowlevel.checkpoint()
+                self._admit(sock, address_of(peer), connections, refusals)
 
     def _admit(
         self,
@@ -108,18 +109,18 @@ class Acceptor:
     ) -> None:
         sock.setblocking(False)
         if self._slots.take(peer, self.now):
-            connections.start_soon(self._serve, sock, self._slots.source_of(peer))
+            connections.start_soon(self._serve, sock, peer, self._slots.source_of(peer))
         # Over TLS the answer would need a handshake first, which costs more than a request.
         elif self._refusals < self.limits.refusals and self._certificate() is None:
             refusals.start_soon(self._refuse, sock)
         else:
             sock.close()
 
-    async def _serve(self, sock: socket.socket, source: Hashable) -> None:
+    async def _serve(self, sock: socket.socket, peer: Address, source: Hashable) -> None:
         """Serve one connection; whatever its client sends ends this connection at worst."""
         connection = None
         try:
-            connection = self._connect(sock)
+            connection = self._connect(sock, peer)
             if connection is not None:
                 self._slots.register(connection, source)
                 await connection.run()
@@ -132,18 +133,15 @@ class Acceptor:
                 del self._connections[connection]
                 self._changed.ring()
 
-    def _connect(self, sock: socket.socket) -> Http1ServerConnection | None:
+    def _connect(self, sock: socket.socket, peer: Address) -> Http1ServerConnection | None:
         """Return the connection on a socket; None if the client left before it was served."""
         try:
-            if sock.family in (socket.AF_INET, socket.AF_INET6):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            client, server = _address(sock.getpeername()), _address(sock.getsockname())
             context = self._certificate()
             stream = sock if context is None else TlsSocket(sock, context)
         except OSError:
             sock.close()
             return None
-        connection = Http1ServerConnection(self, stream, client, server)
+        connection = Http1ServerConnection(self, stream, peer)
         self._connections[connection] = None
         return connection
 
@@ -192,10 +190,3 @@ class Acceptor:
     def _sweep_once(self) -> None:
         for connection in tuple(self._connections):
             connection.sweep(self.now)
-
-
-def _address(name: Sequence[object] | str | bytes) -> Address:
-    """Return host and port in the form of the ASGI scope; None for a Unix socket."""
-    if isinstance(name, tuple):
-        return (name[0], name[1])
-    return None

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import trio
 
 from ..base.cells import current_cell
-from ..base.http import SHORTCUT, UPGRADE, App, DirectApp, Header, Whole
+from ..base.http import UPGRADE, App, DirectApp, Header, Whole
 from ..base.logs import get_logger
 from .deadline import RequestDeadline
 from .head import (
@@ -31,12 +31,14 @@ from .head import (
     RequestHead,
     answer_head,
     check_beginning,
+    chunk,
+    encode_answer,
     informational,
     read_head,
     refusal,
 )
 from .limits import Expired, Limits, NoteRefusal
-from .slots import Address
+from .slots import Address, address_of
 from .tls import TlsSocket
 from .upgrade import UpgradedStream, head_bytes
 
@@ -71,6 +73,7 @@ class Http1Request:
         "error",
         "expiry",
         "headers",
+        "method",
         "template",
     )
 
@@ -79,8 +82,9 @@ class Http1Request:
         self._head = head
         # Plain attributes, as a property is a call: all of DirectRequest's are read by each
         # delivery.
+        self.method: str = head.method
         self.headers: list[Header] = head.headers
-        self.template: HeadTemplate | None = head.template
+        self.template: HeadTemplate | None = connection.template
         self.expiry: RequestDeadline = connection.expiry
         self._left = head.length
         self._chunked = ChunkedBody() if head.length is None else None
@@ -97,24 +101,21 @@ class Http1Request:
         """Return the ASGI scope, with the same values as hypercorn's."""
         head = self._head
         path, _, query = head.target.partition(b"?")
-        extensions: dict[str, Any] = {SHORTCUT: self}
-        if head.upgrade:
-            extensions[UPGRADE] = self
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.1"},
             "http_version": head.version,
             "method": head.method,
-            "scheme": self._connection.scheme,
+            "scheme": self.scheme,
             "path": self.path,
             "raw_path": path,
             "query_string": query,
             "root_path": "",
             "headers": head.headers,
-            "client": self._connection.client,
-            "server": self._connection.server,
+            "client": self.client,
+            "server": self.server,
             "state": {},
-            "extensions": extensions,
+            "extensions": {UPGRADE: self} if head.upgrade else {},
         }
 
     @property
@@ -122,6 +123,26 @@ class Http1Request:
         """The path, decoded, as in the scope."""
         path = self._head.target.partition(b"?")[0].decode("ascii")
         return unquote(path) if "%" in path else path
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the connection: ``https`` over TLS, else ``http``."""
+        return self._connection.scheme
+
+    @property
+    def version(self) -> str:
+        """The version of HTTP: ``1.0`` or ``1.1``."""
+        return self._head.version
+
+    @property
+    def client(self) -> Address:
+        """The address of the peer; None for a unix socket."""
+        return self._connection.client
+
+    @property
+    def server(self) -> Address:
+        """The address that the peer has connected to; None for a unix socket."""
+        return self._connection.server
 
     @property
     def protocol(self) -> bytes:
@@ -289,22 +310,9 @@ class Http1Request:
         """
         if self._answer is not None:
             raise AnswerError("an answer has begun")
-        connection, close = self._connection, self._must_close()
-        kept, template, head, data = connection.kept_answer
-        # The same answer to a request of the same form has the same bytes.
-        if answer is kept and template is self._head.template is not None and not close:
-            self._answer = head
-            self.begun = self.answered = True
-            await connection.send(data)
-            return
-        status, headers, body = answer
-        self._answer = head = answer_head(self._head, status, headers, close=close)
-        self._to_send = head.length
-        data = self._frame(head, body, more=False)
-        self.answered = True
-        if not head.closes and len(data) <= _KEPT_ANSWER_BYTES and _is_constant(answer):
-            connection.kept_answer = (answer, self._head.template, head, data)
-        await connection.send(data)
+        self._answer, data = encode_answer(self._head, answer, close=self._must_close())
+        self.begun = self.answered = True
+        await self._connection.send(data)
 
     def _must_close(self) -> bool:
         """Whether the connection ends after this answer.
@@ -334,10 +342,9 @@ class Http1Request:
             if self._to_send < 0 or (self._to_send and not more):
                 raise AnswerError("the body is not as long as its content length says")
         elif framing is Framing.CHUNKED:
-            if body:
-                body = b"%x\r\n%b\r\n" % (len(body), body)
+            body = chunk(body) if body else body
             if not more:
-                body += b"0\r\n\r\n"
+                body += chunk(b"")
         if not self.begun:
             self.begun = True
             body = answer.data + body
@@ -372,22 +379,6 @@ class Http1Request:
             self.error = RequestError(500, "the application gave no answer")
 
 
-def _is_constant(answer: Whole) -> bool:
-    """Say whether nothing in an answer can change after it was sent: then it has a hash."""
-    try:
-        hash(answer)
-    except TypeError:
-        return False
-    return True
-
-
-#: The longest answer that a connection keeps, in bytes: the receiver's have about a hundred.
-_KEPT_ANSWER_BYTES = 1024
-
-_KeptAnswer = tuple[Whole | None, HeadTemplate | None, AnswerHead, bytes]
-_NO_ANSWER: _KeptAnswer = (None, None, AnswerHead(b"", Framing.NO_BODY, 0, True), b"")
-
-
 class Surroundings(Protocol):
     """The state that the connections of one server share.
 
@@ -408,12 +399,13 @@ class Surroundings(Protocol):
 class Http1ServerConnection:
     """One client's connection, from its first byte to its end.
 
-    ``client`` and ``server`` are the addresses for the ASGI scope; None for Unix sockets.
-    ``scheme`` is ``https`` over TLS.
+    ``client`` is the peer's address; None for a unix socket. ``scheme`` is ``https`` over TLS.
     """
 
     __slots__ = (
+        "_accepted_at",
         "_around",
+        "_between_requests",
         "_cell",
         "_descriptor",
         "_exchange",
@@ -423,17 +415,15 @@ class Http1ServerConnection:
         "_pending",
         "_requests",
         "_socket",
-        "_template",
         "buffer",
         "client",
         "ended",
         "expiry",
         "gives_way",
-        "kept_answer",
         "limits",
         "read_deadline",
         "scheme",
-        "server",
+        "template",
         "waiting",
         "write_deadline",
     )
@@ -443,15 +433,17 @@ class Http1ServerConnection:
         around: Surroundings,
         sock: socket.socket | TlsSocket,
         client: Address,
-        server: Address,
     ) -> None:
         self._around = around
         self._socket = sock
         self._descriptor = sock.fileno()
         #: Bytes that were read and not taken yet. A plain attribute, as a property is a call.
         self.buffer: bytes | bytearray = b""
-        self._template: HeadTemplate | None = None
+        #: That of the last head; see :func:`~sdk_trio.server.head.read_head`.
+        self.template: HeadTemplate | None = None
         self._requests = 0
+        self._accepted_at = around.now
+        self._between_requests = False
         self._idle = True
         self._idle_since = around.now
         self._interrupted = False
@@ -460,10 +452,6 @@ class Http1ServerConnection:
         self.limits: Limits = around.limits
         self.expiry: RequestDeadline = RequestDeadline(around.limits.sweep_seconds)
         self.client: Address = client
-        self.server: Address = server
-        #: The last answer that an application gave whole, the template of its request, and what
-        #: was made of it.
-        self.kept_answer: _KeptAnswer = _NO_ANSWER
         self._pending = sock.pending if isinstance(sock, TlsSocket) else None
         self.scheme = "http" if self._pending is None else "https"
         self.read_deadline: float = around.now + self.limits.first_byte_seconds
@@ -507,10 +495,13 @@ class Http1ServerConnection:
     def unfinished_since(self) -> float | None:
         """The time since which the client owes the rest of a request, or does not read an answer.
 
-        Each of these waits has a deadline, from which the time follows.
+        Each of these waits has a deadline, from which the time follows. A client that pipelines
+        requests counts from the beginning of its connection.
         """
         if self.gives_way:
             return None
+        if self._between_requests:
+            return self._accepted_at
         limits = self.limits
         if self.write_deadline < inf:
             return self.write_deadline - limits.write_seconds
@@ -535,6 +526,11 @@ class Http1ServerConnection:
         self.expiry.sweep(now)
 
     # -- requests ----------------------------------------------------------------------------
+
+    @property
+    def server(self) -> Address:
+        """The address that the client has connected to; None for a unix socket."""
+        return address_of(self._socket.getsockname())
 
     async def _serve(self) -> None:
         """Serve request after request, with a new scope after each deadline that has passed."""
@@ -565,7 +561,9 @@ class Http1ServerConnection:
             self._exchange = exchange = Http1Request(self, head)
             try:
                 if direct is not None:
-                    await direct.serve_direct(exchange)
+                    answer = await direct.respond(exchange)
+                    if answer is not None:
+                        await exchange.answer(answer)
                 else:
                     await app(exchange.scope(), exchange.receive, exchange.send)
             except Exception:
@@ -616,8 +614,13 @@ class Http1ServerConnection:
         skipped = False
         if buffer:
             # A pipelined request is in the buffer, so nothing below has to wait: other connections
-            # get their turn here.
+            # run here, and one that needs the slot may take it. Without that, two sources that
+            # pipeline would keep all slots for as long as they like.
+            self._between_requests = True
             await trio.lowlevel.checkpoint()
+            self._between_requests = False
+            if self.gives_way:
+                raise RequestError(503, _GAVE_WAY)
         while True:
             if buffer[:2] == b"\r\n" and not skipped:
                 # One empty line before a request is ignored: old clients send it after a body
@@ -663,8 +666,7 @@ class Http1ServerConnection:
         end += 4
         if end > limits.head_bytes:
             raise RequestError(431, "the headers are too large")
-        head = read_head(bytes(buffer[:end]), limits, self._template)
-        self._template = head.template
+        head, self.template = read_head(bytes(buffer[:end]), limits, self.template)
         self.buffer = bytes(buffer[end:])
         return head
 

@@ -18,11 +18,12 @@ of an answer's headers are h11's, and ``tests/integration/test_server_conformanc
 import enum
 import re
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ..base.http import FIELD_VALUE_BYTES, TOKEN_BYTES, Header, breaks_value, is_token_bytes
+from ..base.http import FIELD_VALUE_BYTES, TOKEN_BYTES, Header, Whole, breaks_value, is_token_bytes
 from .limits import Limits
 
 #: The longest head that a template is made of, in bytes. It bounds one connection's memory; what
@@ -59,8 +60,10 @@ _is_plain_value = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?").fullma
 
 _absolute_form = re.compile(rb"(?i:https?)://([^/?#]*+)([^#]*+)").fullmatch
 
-#: Answers with the same status and the same tuple of headers are encoded once; so many are kept.
+#: The number of answers that are kept encoded, and the most bytes of their bodies: the receiver's
+#: own have about thirty.
 _KEPT: Final = 256
+_KEPT_BODY_BYTES: Final = 1024
 
 #: Bodies of the answers that the server itself gives, in the form of the receiver's own answers.
 _REFUSALS: Final = {
@@ -116,8 +119,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """One request without its body.
 
     ``method`` is in capitals, as with hypercorn. ``length`` is the body's in bytes; None: it is in
-    the chunked coding. ``target`` is in origin form, or the ``*`` of OPTIONS. ``template`` is
-    what it was compared with, see :func:`read_head`.
+    the chunked coding. ``target`` is in origin form, or the ``*`` of OPTIONS.
     ``upgrade`` is the protocol that the client offers to change to, in lower case; empty: none.
     """
 
@@ -128,7 +130,6 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     length: int | None
     keep_alive: bool
     expects_continue: bool
-    template: "HeadTemplate | None" = None
     upgrade: bytes = b""
 
 
@@ -161,7 +162,7 @@ class HeadTemplate:
             lines[place] = prefix
             self._varying.append((place, prefix, head.headers[place - 1][0]))
         self.varying: frozenset[bytes] = frozenset(name for _, _, name in self._varying)
-        self.memo: object = None
+        self.memo: Any = None
 
     def fill(self, data: bytes) -> RequestHead | None:
         """Read a head that differs from this one only where others did; None if it does not fit."""
@@ -197,7 +198,6 @@ class HeadTemplate:
             length,
             known.keep_alive,
             known.expects_continue,
-            self,
         )
 
     def places_beside(self, lines: list[bytes], head: RequestHead) -> list[int]:
@@ -216,30 +216,30 @@ class HeadTemplate:
         return [] if names & _DECISIVE - {b"content-length"} else places
 
 
-def read_head(data: bytes, limits: Limits, template: HeadTemplate | None) -> RequestHead:
+def read_head(
+    data: bytes, limits: Limits, template: HeadTemplate | None
+) -> tuple[RequestHead, HeadTemplate | None]:
     """Read a head that ends with its empty line, as :func:`parse_head` does.
 
-    ``template`` is that of the connection's last head, None at first; the head's own one, None if
-    it is not like others, is for the next.
+    ``template`` is that of the connection's last head, None at first. The head's own one is
+    returned for the next; None if it is not like others, or the last of its connection.
 
     Raises:
         RequestError: it is malformed (400), too large (414, 431) or not supported (501, 505).
     """
     head = None if template is None else template.fill(data)
     if head is not None:
-        return head
+        return head, template
     head = parse_head(data, limits)
+    if not head.keep_alive or len(data) > _TEMPLATE_BYTES:
+        return head, None
     lines = data.split(b"\r\n")
     # A head of which something was left out or changed (an Upgrade, the authority of an absolute
     # target) has not one header for each line.
-    if (
-        len(data) > _TEMPLATE_BYTES
-        or len(head.headers) != len(lines) - _NO_HEADERS
-        or lines[0].split(b" ")[1] != head.target
-    ):
-        return head
+    if len(head.headers) != len(lines) - _NO_HEADERS or lines[0].split(b" ")[1] != head.target:
+        return head, None
     places = [] if template is None else template.places_beside(lines, head)
-    return msgspec.structs.replace(head, template=HeadTemplate(lines, head, places))
+    return head, HeadTemplate(lines, head, places)
 
 
 def parse_head(data: bytes, limits: Limits) -> RequestHead:
@@ -419,9 +419,6 @@ class AnswerHead(NamedTuple):
     closes: bool
 
 
-_encoded: dict[object, AnswerHead] = {}
-
-
 def answer_head(
     request: RequestHead, status: int, headers: Iterable[tuple[bytes, bytes]], *, close: bool
 ) -> AnswerHead:
@@ -436,19 +433,44 @@ def answer_head(
     Raises:
         AnswerError: a header cannot be sent, or the content length is no number.
     """
-    # Only a tuple can be a key of the memory: a list may change after it was remembered.
-    if type(headers) is not tuple:
-        return _encode(request, status, list(headers), close)
-    key = (status, headers, close, request.method == "HEAD", request.version)
-    try:
-        found = _encoded.get(key)
-    except TypeError:  # something in the tuple is mutable
-        return _encode(request, status, list(headers), close)
-    if found is None:
-        if len(_encoded) >= _KEPT:
-            _encoded.clear()
-        found = _encoded[key] = _encode(request, status, list(headers), close)
-    return found
+    return _encode_head(request.method == "HEAD", request.version, status, headers, close)
+
+
+def encode_answer(request: RequestHead, answer: Whole, *, close: bool) -> tuple[AnswerHead, bytes]:
+    """Encode a whole answer; return its head, and all of it. Small ones are encoded once.
+
+    Raises:
+        AnswerError: as of :func:`answer_head`, or the body is not as long as the head says.
+    """
+    key = (answer, request.method == "HEAD", request.version, close)
+    if len(answer[2]) <= _KEPT_BODY_BYTES:
+        try:
+            return _encode_once(*key)
+        except TypeError:
+            pass  # something in it may change after it was sent
+    return _encode_answer(*key)
+
+
+def _encode_answer(
+    answer: Whole, to_head: bool, version: str, close: bool
+) -> tuple[AnswerHead, bytes]:
+    status, headers, body = answer
+    head = _encode_head(to_head, version, status, headers, close)
+    if head.framing is Framing.NO_BODY:
+        body = b""
+    elif head.framing is Framing.CHUNKED:
+        body = (chunk(body) if body else b"") + chunk(b"")
+    elif head.framing is Framing.LENGTH and head.length != len(body):
+        raise AnswerError("the body is not as long as its content length says")
+    return head, head.data + body
+
+
+_encode_once = lru_cache(_KEPT)(_encode_answer)
+
+
+def chunk(data: bytes) -> bytes:
+    """Encode a part of a body in the chunked coding; an empty one ends the body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def informational(status: int, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
@@ -465,8 +487,8 @@ def refusal(status: int) -> bytes:
     return _lines(status, [*media, length, *extra, (b"Connection", b"close")]) + body
 
 
-def _encode(
-    request: RequestHead, status: int, headers: list[tuple[bytes, bytes]], close: bool
+def _encode_head(
+    to_head: bool, version: str, status: int, headers: Iterable[tuple[bytes, bytes]], close: bool
 ) -> AnswerHead:
     lines: list[tuple[bytes, bytes]] = []
     connection: list[bytes] = []
@@ -498,7 +520,7 @@ def _encode(
         # The chunked coding overrides a length (RFC 9112, 6.3). An answer to HEAD has the headers
         # that the answer to GET would have (RFC 9110, 9.3.2).
         lines = [pair for pair in lines if pair[0].lower() != b"content-length"]
-        if request.version == "1.1":
+        if version == "1.1":
             lines.append((b"Transfer-Encoding", b"chunked"))
             framing = Framing.CHUNKED
         else:
@@ -506,7 +528,7 @@ def _encode(
             framing, close = Framing.CLOSE, True
     elif not bodiless:
         framing = Framing.LENGTH
-    if request.method == "HEAD":
+    if to_head:
         framing = Framing.NO_BODY
     if close:
         connection = [token for token in connection if token not in (b"close", b"keep-alive")]

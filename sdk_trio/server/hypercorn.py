@@ -6,6 +6,7 @@ has a test in ``tests/unit/test_hypercorn_seams.py``, and its minor version is p
 """
 
 import logging
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -100,16 +101,23 @@ class HypercornServer:
             self._slots.free(connection, source)
 
     async def _refuse(self, stream: Any) -> None:
-        """Close a connection for which there is no slot; a few at a time get a 503 first."""
-        if self._refusals >= self._limits.refusals:
+        """Close a connection for which there is no slot; a few at a time get a 503 first.
+
+        Not over TLS: the answer would need a handshake, which costs more than a request.
+        """
+        if self._refusals >= self._limits.refusals or isinstance(stream, trio.SSLStream):
             await trio.aclose_forcefully(stream)
             return
         self._refusals += 1
         try:
-            with trio.move_on_after(CLOSE_SECONDS, shield=True):
-                await _refuse(stream)
+            with trio.move_on_after(CLOSE_SECONDS, shield=True), suppress(trio.BrokenResourceError):
+                await stream.send_all(BUSY)
+                await stream.send_eof()
+                while await stream.receive_some():
+                    pass
         finally:
             self._refusals -= 1
+            await trio.aclose_forcefully(stream)
 
 
 def _without_complaints(app: App) -> App:
@@ -314,20 +322,3 @@ def _as_on_the_fast_path(request: Request) -> Request:
         target=target,
         http_version=min(version, b"1.1"),
     )
-
-
-async def _refuse(stream: trio.abc.Stream) -> None:
-    """Close a connection for which there is no room; without TLS it gets a 503 first."""
-    if isinstance(stream, trio.SocketStream):
-        try:
-            await stream.send_all(BUSY)
-            await stream.send_eof()
-            while await stream.receive_some():
-                pass
-        except trio.BrokenResourceError:
-            await trio.lowlevel.checkpoint()
-        await stream.aclose()
-    elif isinstance(stream, trio.SSLStream):
-        await trio.aclose_forcefully(stream)
-    else:
-        await stream.aclose()

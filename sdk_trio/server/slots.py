@@ -7,7 +7,7 @@ one address with unfinished requests once locked all other addresses out.
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import inf
 from typing import Protocol
 
@@ -20,8 +20,17 @@ SourceOf = Callable[["str | None"], Hashable]
 
 Address = tuple[str, int] | None
 
+
+def address_of(name: Sequence[object] | str | bytes) -> Address:
+    """Return host and port of a socket's name, as in the ASGI scope; None for a unix socket."""
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
+
+
 #: Two times of one wait differ by less, in seconds: they are sums of others.
 _SAME_SECONDS = 0.001
+
+#: The candidates with a request in progress that are passed over for one new connection.
+_MOST_TRIES = 16
 
 _log = get_logger("server")
 
@@ -124,10 +133,16 @@ class ConnectionSlots:
         if now - self._listed_at >= self._limits.sweep_seconds / 2:
             self._listed_at = now
             self._candidates = deque(self._list_candidates())
-        while self._candidates:
+        tries = _MOST_TRIES
+        while self._candidates and tries:
             since, connection = self._candidates[0]
-            if connection not in self._open or _waits_since(connection) > since + _SAME_SECONDS:
+            waits_since = _waits_since(connection)
+            if connection not in self._open or since + _SAME_SECONDS < waits_since < inf:
                 self._candidates.popleft()  # it has ended, or its client has finished a request
+                continue
+            if waits_since == inf:  # the application works; a client that pipelines is soon back
+                self._candidates.rotate(-1)
+                tries -= 1
                 continue
             if connection.idle_since is None and not self._outranks(newcomer, connection):
                 return False
@@ -139,13 +154,15 @@ class ConnectionSlots:
     def _outranks(self, newcomer: Hashable, connection: Connection) -> bool:
         """Say whether an unfinished request gives way to a connection of the source ``newcomer``.
 
-        A source never pushes out a request of one that has fewer connections, nor those of a
-        trusted proxy.
+        A source's first connection may end one of any source, further ones only those of a source
+        that keeps at least as many: otherwise two sources would end each other's connections
+        without end. Connections of a trusted proxy end for others of it only.
         """
         source = self._open[connection]
         if newcomer is None or source is None:
             return newcomer is None
-        return self._by_source[source] >= self._by_source[newcomer]
+        own = self._by_source[newcomer]
+        return own == 0 or self._by_source[source] >= own + 2
 
     def _list_candidates(self) -> Iterator[tuple[float, Connection]]:
         """Yield idle connections, the longest first; then unfinished requests.

@@ -8,7 +8,7 @@ such as the rest of a record, raises BlockingIOError.
 import socket
 import ssl
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -102,6 +102,10 @@ class TlsSocket:
             return self._tls.send(data)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
+
+    def getsockname(self) -> Any:
+        """Return the socket's own address."""
+        return self._tls.getsockname()
 
     def shutdown(self, how: int) -> None:
         """Send the closing alert and half-close; later bytes are read raw, to be thrown away."""

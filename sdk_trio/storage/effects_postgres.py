@@ -178,7 +178,7 @@ class EffectTransactions:
     def _lock(self, connection: EffectConnection, key: str, lease: Lease, attempt: int) -> None:
         connection.row_factory = tuple_row  # the handler before may have set another one
         connection.execute(self._to_store)
-        ours = connection.execute(_LOCK, (*lease, attempt))
+        ours = connection.execute(_LOCK, (lease.sequence, lease.token, attempt))
         if ours.fetchone() is None:
             raise taken_over(key)
         connection.execute(_TO_HANDLER)

@@ -1,29 +1,34 @@
-"""Read-only examination of a store in SQLite, also beside a running daemon.
+"""Read-only examination of a store, also beside a running daemon.
 
-:func:`examine` is for ``doctor``, :func:`sqlite_status` and :func:`check_sqlite` are for
-``storage status`` and ``storage check``, as are their like in ``storage.postgres.examine``.
+:func:`examine` is for ``doctor``, :func:`status_of_file` and :func:`check_file` are for ``storage
+status`` and ``storage check``. All of them look at SQLite; ``storage.examine_postgres`` has their
+like for PostgreSQL, and takes from here what both engines share.
 """
 
-import time
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
 import attrs
 
+from ..base import clock
 from ..errors import StoreVersionError
 from ..records.deliveries import DeliveryState
 from .admission import TAKEN_OVER_SECONDS
-from .sqlite.connect import connect_reader, describe_failure
-from .sqlite.reads import expired_leases
-from .sqlite.schema import (
+from .engines.sqlite import SqliteTransaction, connect_reader, describe_failure
+from .sql.arrivals import INDEXED, SEGMENT_BITS
+from .sql.deliveries import lane_of
+from .sql.dialect import Transaction
+from .sql.reads import expired_leases
+from .sql.schema import (
     APPLICATION_ID,
-    BUCKET_BITS,
-    NOT_DONE,
+    MOVED,
     UNFINISHED,
     VERSION,
-    plan_migration,
+    pending_statements,
+    version_of_file,
 )
 
 #: Instructions of SQLite's virtual machine between two looks at the clock.
@@ -32,14 +37,32 @@ _STEPS = 20_000
 #: Events over which the growth is measured.
 _SAMPLE = 10_000
 
+#: Rows of ``work`` whose lanes are compared at once.
+_LANES = 5_000
+
+
+@attrs.frozen(kw_only=True)
+class Contents:
+    """The contents of a store of this version that a person has to look at.
+
+    Times are Unix seconds. ``parked`` is by reason, then by type. ``growth_per_day`` is in bytes,
+    None for an inbox that is too young to tell, and where it is not measured.
+    """
+
+    states: Mapping[DeliveryState, int] = attrs.field(factory=dict)
+    oldest_unfinished: float | None = None
+    parked: Mapping[str, Mapping[str, int]] = attrs.field(factory=dict)
+    expired_leases: int = 0
+    growth_per_day: float | None = None
+
 
 @attrs.frozen(kw_only=True)
 class Examination:
-    """The findings; times are Unix seconds, sizes bytes. ``parked`` is by reason, then by type.
+    """The findings in a file; sizes are bytes.
 
-    ``damage`` is None when the check found none, or had no time to end (``checked`` is False
-    then). What follows it is only looked at in a store of this version. ``growth_per_day`` is None
-    for an inbox that is too young to tell.
+    ``version`` is that of the schema, below 0 in a store that was moved. ``damage`` is None when
+    the check found none, or had no time to end (``checked`` is False then). ``contents`` is None
+    unless the store is of this version.
     """
 
     file: str
@@ -49,11 +72,7 @@ class Examination:
     wal_size: int
     checked: bool
     damage: str | None
-    states: dict[DeliveryState, int] = attrs.field(factory=dict)
-    oldest_unfinished: float | None = None
-    parked: dict[str, dict[str, int]] = attrs.field(factory=dict)
-    growth_per_day: float | None = None
-    expired_leases: int = 0
+    contents: Contents | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -77,44 +96,48 @@ def examine(file: Path, *, now: float, check_seconds: float) -> Examination:
     Raises:
         StoreUnavailableError: it cannot be opened or read.
     """
-    with _looking(file) as connection:
-        checked, damage = _check(connection, check_seconds)
+    with _looking(file) as tx:
+        checked, damage = _check(tx.connection, check_seconds)
         known = Examination(
             file=str(file),
-            application_id=connection.pragma("application_id"),
-            version=connection.pragma("user_version"),
+            application_id=int(tx.connection.pragma("application_id")),
+            version=int(tx.connection.pragma("user_version")),
             file_size=file.stat().st_size,
-            wal_size=_size(file.with_name(f"{file.name}-wal")),
+            wal_size=_size(f"{file}-wal"),
             checked=checked,
             damage=damage,
         )
-        return _with_contents(connection, known, now) if known.is_current else known
+        if not known.is_current:
+            return known
+        contents = contents_of(tx, before=now - TAKEN_OVER_SECONDS)
+        growth = _growth(tx, known.file_size, now)
+        return attrs.evolve(known, contents=attrs.evolve(contents, growth_per_day=growth))
 
 
 @contextmanager
-def _looking(file: Path) -> Iterator[apsw.Connection]:
+def _looking(file: Path) -> Iterator[SqliteTransaction]:
     try:
         connection = connect_reader(str(file))
         try:
-            yield connection
+            yield SqliteTransaction(connection)
         finally:
             connection.close()
     except apsw.Error as error:
         raise describe_failure(error, str(file)) from error
 
 
-def _size(file: Path) -> int:
+def _size(file: str) -> int:
     try:
-        return file.stat().st_size
+        return os.stat(file).st_size
     except FileNotFoundError:
         return 0
 
 
 def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | None]:
     """Return whether the check came to its end, and the damage that it found."""
-    deadline = time.monotonic() + seconds
+    deadline = clock.monotonic() + seconds
     # The check of a large store may take long, and people wait for ``doctor``.
-    connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+    connection.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS)
     try:
         answer = str(connection.execute("PRAGMA quick_check(1)").get)
     except apsw.InterruptError:
@@ -124,48 +147,59 @@ def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | Non
     return True, None if answer == "ok" else answer
 
 
-def _with_contents(connection: apsw.Connection, known: Examination, now: float) -> Examination:
-    # Finished deliveries may be millions: they are not counted.
-    states = connection.execute(
-        f"SELECT state, count(*) FROM ({NOT_DONE}) GROUP BY state"
-    ).fetchall()
+_PARKED = """
+SELECT type, work.last_error, count(*) FROM work JOIN arrival ON arrival.sequence = work.sequence
+WHERE work.state IN ('dead', 'parked') AND work.state = 'parked'
+GROUP BY 1, 2 ORDER BY 3 DESC LIMIT 20
+"""
+
+_OLDEST = f"""
+SELECT min(received_at) FROM arrival
+WHERE sequence IN (SELECT sequence FROM work WHERE {UNFINISHED})
+"""
+
+
+def contents_of(tx: Transaction, *, before: float) -> Contents:
+    """Return what needs attention; finished deliveries may be millions and are not counted.
+
+    Args:
+        tx: a transaction on a store of this version.
+        before: leases that have expired before are reported, in Unix seconds.
+    """
     parked: dict[str, dict[str, int]] = {}
-    for name, reason, count in connection.execute(
-        "SELECT type, open.last_error, count(*) FROM open JOIN arrival USING (sequence) "
-        "WHERE open.state = 'parked' GROUP BY 1, 2 ORDER BY 3 DESC LIMIT 20"
-    ):
-        parked.setdefault(str(reason or "the reason is not kept"), {})[str(name)] = int(str(count))
-    oldest = connection.execute(
-        "SELECT min(received_at) FROM arrival "
-        f"WHERE sequence IN (SELECT sequence FROM ({NOT_DONE}) WHERE {UNFINISHED})"
-    ).get
-    return attrs.evolve(
-        known,
-        states={DeliveryState(str(state)): int(str(count)) for state, count in states},
+    for name, reason, count in tx.all(_PARKED):
+        parked.setdefault(reason or "the reason is not kept", {})[name] = count
+    (oldest,) = tx.one(_OLDEST) or (None,)
+    return Contents(
+        states={
+            DeliveryState(state): count
+            for state, count in tx.all("SELECT state, count(*) FROM work GROUP BY state")
+        },
+        oldest_unfinished=oldest,
         parked=parked,
-        oldest_unfinished=oldest if isinstance(oldest, float) else None,
-        growth_per_day=_growth(connection, known.file_size, now),
-        expired_leases=expired_leases(connection, now - TAKEN_OVER_SECONDS),
+        expired_leases=expired_leases(tx, before=before),
     )
 
 
-def _growth(connection: apsw.Connection, size: int, now: float) -> float | None:
+def _growth(tx: Transaction, size: int, now: float) -> float | None:
     """Estimate the growth in bytes a day from the arrival times of the last events."""
-    first = connection.execute("SELECT min(sequence) FROM arrival").get
-    last = connection.execute("SELECT max(sequence) FROM arrival").get
-    if not (isinstance(first, int) and isinstance(last, int)):
+    # Each is a statement of its own, which one step in the index answers.
+    (first,) = tx.one("SELECT min(sequence) FROM arrival") or (None,)
+    (last,) = tx.one("SELECT max(sequence) FROM arrival") or (None,)
+    if first is None or last is None:
         return None
     start = max(first, last - _SAMPLE)
-    since = connection.execute(
-        "SELECT received_at FROM arrival WHERE sequence >= ? LIMIT 1", (start,)
+    since = tx.one(
+        "SELECT received_at FROM arrival WHERE sequence >= :start ORDER BY sequence LIMIT 1",
+        start=start,
     )
-    hours = (now - float(str(since.get))) / 3600
+    hours = (now - (now if since is None else since[0])) / 3600
     if hours < 1:
         return None
-    return size * (last - start + 1) / (last - first + 1) / (hours / 24)
+    return float(size * (last - start + 1) / (last - first + 1) / (hours / 24))
 
 
-# -- storage status and storage check ------------------------------------------------------------
+# -- storage status ------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
@@ -182,7 +216,7 @@ class StoreStatus:
     place: str
     engine: str
     version: int | None
-    known_version: int
+    known_version: int = VERSION
     statements: int
     refusal: str | None
     size: int
@@ -202,6 +236,45 @@ class StoreStatus:
         return f"{found} to version {self.known_version} by {self.statements} statements"
 
 
+def status_of_file(file: Path) -> StoreStatus:
+    """Return the version and the sizes of the store in ``file``, and count its rows; blocks.
+
+    Raises:
+        StoreUnavailableError: it cannot be opened or read.
+    """
+    with _looking(file) as tx:
+        connection = tx.connection
+        rows = tx.all(
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
+            "ORDER BY name"
+        )
+        version, refusal = int(connection.pragma("user_version")), None
+        try:
+            version = version_of_file(connection, str(file))
+        except StoreVersionError as error:
+            refusal = str(error)
+        return StoreStatus(
+            backend="Sqlite",
+            place=str(file),
+            engine=f"SQLite {apsw.sqlite_lib_version()}",
+            version=version or None,
+            statements=0 if refusal else pending_statements(tx.dialect, version or None),
+            refusal=refusal,
+            size=file.stat().st_size,
+            log_size=_size(f"{file}-wal"),
+            free=connection.pragma("freelist_count") * connection.pragma("page_size"),
+            rows={name: _number(tx, f'SELECT count(*) FROM "{name}"') for (name,) in rows},
+        )
+
+
+def _number(tx: Transaction, statement: str) -> int:
+    (number,) = tx.one(statement) or (0,)
+    return int(number or 0)
+
+
+# -- storage check -------------------------------------------------------------------------------
+
+
 @attrs.frozen
 class CheckResult:
     """A rule of ``storage check``, and what breaks it; None: nothing does."""
@@ -210,88 +283,97 @@ class CheckResult:
     found: str | None
 
 
-def sqlite_status(file: Path) -> StoreStatus:
-    """Return the version and the sizes of the store in ``file``, and count its rows; blocks.
-
-    Raises:
-        StoreUnavailableError: it cannot be opened or read.
-    """
-    with _looking(file) as connection:
-        names = [
-            str(name)
-            for (name,) in connection.execute(
-                "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
-                "ORDER BY name"
-            )
-        ]
-        version = connection.pragma("user_version")
-        try:
-            statements = len(
-                plan_migration(
-                    application_id=connection.pragma("application_id"),
-                    user_version=version,
-                    empty=not names,
-                    file=str(file),
-                )
-            )
-            refusal = None
-        except StoreVersionError as error:
-            statements, refusal = 0, str(error)
-        return StoreStatus(
-            backend="Sqlite",
-            place=str(file),
-            engine=f"SQLite {apsw.sqlite_lib_version()}",
-            version=version or None,
-            known_version=VERSION,
-            statements=statements,
-            refusal=refusal,
-            size=file.stat().st_size,
-            log_size=_size(file.with_name(f"{file.name}-wal")),
-            free=connection.pragma("freelist_count") * connection.pragma("page_size"),
-            rows={name: _number(connection, f"SELECT count(*) FROM {name}") for name in names},
-        )
-
-
-def _number(connection: apsw.Connection, statement: str) -> int:
-    return int(str(connection.execute(statement).get))
-
-
 def _orphans(table: str, of: str) -> str:
     return (
-        f"SELECT count(*) FROM {table} WHERE NOT EXISTS "
-        f"(SELECT 1 FROM {of} WHERE {of}.sequence = {table}.sequence)"
+        f"SELECT count(*) FROM {table} LEFT JOIN {of} ON {of}.sequence = {table}.sequence "
+        f"WHERE {of}.sequence IS NULL"
     )
 
 
 # Each counts rows that break a rule of the schema.
 _RULES = {
-    "what is open has arrived": _orphans("open", "arrival"),
-    "what has ended has arrived": _orphans("outcome", "arrival"),
-    "nothing is open and has ended": "SELECT count(*) FROM open JOIN outcome USING (sequence)",
-    "each body belongs to a delivery": _orphans("body", "arrival"),
+    "each delivery is open or ended, and not both": """
+SELECT count(*) FROM arrival LEFT JOIN work ON work.sequence = arrival.sequence
+    LEFT JOIN ended ON ended.sequence = arrival.sequence
+WHERE (work.sequence IS NULL) = (ended.sequence IS NULL)
+""",
+    "what is open has arrived": _orphans("work", "arrival"),
+    "what has ended has arrived": _orphans("ended", "arrival"),
     "each attempt belongs to a delivery": _orphans("attempt", "arrival"),
     "each other body belongs to a delivery": _orphans("evidence", "arrival"),
-    # One that leads nowhere belongs to a bucket that is about to be emptied. A missing one is a
-    # redelivery that runs again.
+    "numbers of audit and outbox lie ahead": """
+SELECT count(*) FROM counter WHERE value < CASE name
+    WHEN 'audit' THEN (SELECT coalesce(max(sequence), 0) FROM audit)
+    WHEN 'outbox' THEN (SELECT coalesce(max(sequence), 0) FROM outbox) END
+""",
+    "each message belongs to a transition": _orphans("notification", "outbox"),
+}
+
+_SQLITE_RULES = {
     "each delivery is found by its key": f"""
-SELECT count(*) FROM arrival WHERE sequence <= (SELECT number FROM tally WHERE name = 'indexed')
-    AND NOT EXISTS (SELECT 1 FROM key WHERE key.bucket = arrival.sequence >> {BUCKET_BITS}
-        AND key.hash = arrival.hash AND key.sequence = arrival.sequence)
+SELECT count(*) FROM arrival WHERE sequence <= {INDEXED} AND NOT EXISTS (
+    SELECT 1 FROM segment CROSS JOIN lookup
+    WHERE segment.number = arrival.sequence >> {SEGMENT_BITS} AND lookup.segment = segment.number
+        AND lookup.term = 'k' || arrival.delivery_key AND lookup.sequence = arrival.sequence)
 """,
     "the count of deliveries is right": """
 SELECT abs(max(coalesce((SELECT max(sequence) FROM arrival), 0),
                (SELECT number FROM tally WHERE name = 'last'))
     - (SELECT number FROM tally WHERE name = 'removed') - (SELECT count(*) FROM arrival))
 """,
-    "the counts of dead and parked deliveries are right": """
-SELECT sum(number <> (SELECT count(*) FROM open WHERE state = name)) FROM tally
-WHERE name IN ('dead', 'parked')
-""",
-    "each message belongs to a transition": _orphans("notification", "outbox"),
 }
 
+_POSTGRESQL_RULES = {
+    "the count of done deliveries is right": """
+SELECT abs((SELECT count(*) FROM ended) - (SELECT sum(done) FROM node))
+""",
+    "every index is valid": """
+SELECT count(*) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+WHERE relnamespace = to_regnamespace(current_schema()::text) AND NOT indisvalid
+""",
+}
 
-def check_sqlite(file: Path, tell: Callable[[str], None]) -> list[CheckResult]:
+_IN_LANES = """
+SELECT work.sequence, lane, ordered, tenant_id, subject
+FROM work JOIN arrival ON arrival.sequence = work.sequence
+WHERE work.sequence > :after ORDER BY work.sequence LIMIT :limit
+"""
+
+
+def check_rules(tx: Transaction, tell: Callable[[str], None]) -> list[CheckResult]:
+    """Check the rules between the rows; every row is read once or twice.
+
+    Args:
+        tx: a transaction that sees one moment of the store.
+        tell: called with what is looked at next.
+    """
+    results = []
+    for rule, statement in {
+        **_RULES,
+        **(_SQLITE_RULES if tx.dialect.is_sqlite else _POSTGRESQL_RULES),
+    }.items():
+        tell(rule)
+        results.append(_result(rule, _number(tx, statement)))
+    rule = "ordered deliveries stand in their lane"
+    tell(rule)
+    results.append(_result(rule, _count_outside_lanes(tx)))
+    return results
+
+
+def _result(rule: str, count: int) -> CheckResult:
+    return CheckResult(rule, f"{count} rows break it" if count else None)
+
+
+def _count_outside_lanes(tx: Transaction) -> int:
+    count = last = 0
+    while rows := tx.all(_IN_LANES, after=last, limit=_LANES):
+        for _, lane, ordered, tenant_id, subject in rows:
+            count += (None if lane is None else bytes(lane)) != lane_of(ordered, tenant_id, subject)
+        last = rows[-1][0]
+    return count
+
+
+def check_file(file: Path, tell: Callable[[str], None]) -> Sequence[CheckResult]:
     """Look for damage of the file, and check the rules between its rows; blocks.
 
     It reads the whole file, so of a large one it takes as long as a copy would; deliveries go on.
@@ -304,10 +386,10 @@ def check_sqlite(file: Path, tell: Callable[[str], None]) -> list[CheckResult]:
         StoreUnavailableError: it cannot be opened or read.
         StoreVersionError: it is no store of this version.
     """
-    with _looking(file) as connection:
-        version = connection.pragma("user_version")
+    with _looking(file) as tx:
+        connection = tx.connection
         is_ours = connection.pragma("application_id") == APPLICATION_ID
-        if not is_ours or abs(version) != VERSION:
+        if not is_ours or connection.pragma("user_version") not in (VERSION, MOVED):
             raise StoreVersionError(
                 f"{file} is no store of version {VERSION}: 'storage status' shows what it is"
             )
@@ -316,9 +398,4 @@ def check_sqlite(file: Path, tell: Callable[[str], None]) -> list[CheckResult]:
         tell("integrity_check")
         lines = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(5)")]
         damage = None if lines == ["ok"] else "; ".join(lines)
-        results = [CheckResult("the file is whole", damage)]
-        for rule, statement in _RULES.items():
-            tell(rule)
-            count = _number(connection, statement)
-            results.append(CheckResult(rule, f"{count} rows break it" if count else None))
-        return results
+        return [CheckResult("the file is whole", damage), *check_rules(tx, tell)]

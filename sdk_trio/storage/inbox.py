@@ -9,9 +9,9 @@ among them, so the next renewal gives it up.
 Cancellation: a write that has begun is finished, see ``storage.commit``; a read is interrupted.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
@@ -56,11 +56,8 @@ PURGE_CHUNK = 50
 LATE_SECONDS = 1.0
 
 
-class Begun(NamedTuple):
-    """A start that was posted without waiting, and its time."""
-
-    posted: PostedWork
-    at: float
+#: A start that was posted without waiting, and its time.
+Begun = tuple[PostedWork, float]
 
 
 class SqlInbox:
@@ -135,26 +132,25 @@ class SqlInbox:
     def _claim_all(self, tx: Transaction, arriving: Sequence[Arriving]) -> Sequence[Any]:
         return deliveries.claim_all(tx, self._terms, arriving)
 
-    async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
+    def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
         """See :meth:`Inbox.accept`."""
         token = new_token() if leased else None
-        return await self._admit(self._accepting, delivery, token)
+        return self._admit(self._accepting, delivery.key, token, Arriving(delivery, token))
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`Inbox.claim`."""
-        return await self._admit(self._claiming, delivery, new_token(), durable=False)
+        token = new_token()
+        item = Arriving(delivery, token)
+        return await self._admit(self._claiming, delivery.key, token, item, durable=False)
 
     async def _admit(
-        self, kind: Any, delivery: NewDelivery, token: int | None, *, durable: bool = True
+        self, kind: Any, key: str, token: int | None, item: Any, *, durable: bool = True
     ) -> Admitted:
-        key = delivery.key
         if token is not None:
             self._pending.add(token)
         admitted: Admitted
         try:
-            admitted, sequence = await self._commits.gather(
-                kind, key, Arriving(delivery, token), durable=durable
-            )
+            admitted, sequence = await self._commits.gather(kind, key, item, durable=durable)
         finally:
             if token is not None:
                 self._pending.discard(token)
@@ -193,7 +189,7 @@ class SqlInbox:
                 self._leases[key] = lease
             return lease is not None
         started: bool = await self._commits.gather(
-            self._starting, key, RunStart(*lease, now, alone)
+            self._starting, key, RunStart(lease.sequence, lease.token, now, alone)
         )
         if not started and self._leases.get(key) is lease:
             del self._leases[key]
@@ -223,8 +219,10 @@ class SqlInbox:
         """See :meth:`Inbox.begin`."""
         lease = self._leases.get(key)
         if lease is not None:
-            posted = self._commits.post(self._starting, key, RunStart(*lease, now))
-            self._begun[key] = Begun(posted, now)
+            posted = self._commits.post(
+                self._starting, key, RunStart(lease.sequence, lease.token, now)
+            )
+            self._begun[key] = (posted, now)
 
     async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
         """See :meth:`Inbox.finish`. Nothing when the lease is not ours any more."""
@@ -253,15 +251,15 @@ class SqlInbox:
             # Most handlers end before their start is handed over: both are one change then. A start
             # that was recorded counts once.
             if begun is not None:
-                commits.withdraw(begun.posted)
-            run = RunEnd(*lease, now, None if begun is None else begun.at)
+                commits.withdraw(begun[0])
+            run = RunEnd(lease.sequence, lease.token, now, None if begun is None else begun[1])
             await commits.gather(self._ending, key, run)
             return
         terms = self._terms
 
         def work(tx: Transaction) -> None:
             if begun is not None:
-                deliveries.start_all(tx, terms, [RunStart(*lease, begun.at)])
+                deliveries.start_all(tx, terms, [RunStart(lease.sequence, lease.token, begun[1])])
             deliveries.finish(tx, terms, lease, outcome, now)
 
         await commits.submit(work)

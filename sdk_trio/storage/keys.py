@@ -159,8 +159,8 @@ class StoreKeys:
         self._wanted.set()
 
     def _begin_filter(self) -> KnownKeys:
-        # What was handed over before this is committed before the rows are read, because the order
-        # is kept; what comes later is added by its caller.
+        # Units that were handed over before this are committed before the rows are read, because
+        # the order is kept; what comes later is added by its caller.
         self._complete, self._up_to, self._most = False, 0, KEYS_BEFORE_REBUILD
         self.filter = KnownKeys()
         for key in self._held:

@@ -1,7 +1,7 @@
 """The inbox in one SQLite file: durable, and the default."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -60,11 +60,9 @@ CLOSE_SECONDS = 4.0
 _log = get_logger("storage")
 
 
-class _New(NamedTuple):
-    """A delivery whose key was surely new at ``version``."""
-
-    arriving: Arriving
-    version: Version
+#: A delivery, or a finished inline run of one, whose key was surely new at a version.
+_New = tuple[Arriving, Version]
+_Run = tuple[Ran, Version]
 
 
 class _Unawaited(NamedTuple):
@@ -169,31 +167,16 @@ class SqliteInbox(SqlInbox):
 
     # -- admission -------------------------------------------------------------------------------
 
-    async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
+    def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
         """See :meth:`Inbox.accept`."""
         keys = self._keys
         if keys.filter is None and self._claims is not None:
             keys.begin()
         if not keys.note_new(delivery):
-            return await super().accept(delivery, leased=leased)
+            return super().accept(delivery, leased=leased)
         token = new_token() if leased else None
-        return await self._admit_new(delivery, token, keys.version)
-
-    async def _admit_new(
-        self, delivery: NewDelivery, token: int | None, version: Version
-    ) -> Admitted:
-        if token is not None:
-            self._pending.add(token)
-        admitted: Admitted
-        try:
-            item = _New(Arriving(delivery, token), version)
-            admitted, sequence = await self._commits.gather(self._accepting_new, delivery.key, item)
-        finally:
-            if token is not None:
-                self._pending.discard(token)
-        if token is not None and sequence is not None:
-            self._leases[delivery.key] = Lease(sequence, token)
-        return admitted
+        item = (Arriving(delivery, token), keys.version)
+        return self._admit(self._accepting_new, delivery.key, token, item)
 
     async def claim(self, delivery: NewDelivery) -> Admitted:
         """See :meth:`Inbox.claim`."""
@@ -249,27 +232,25 @@ class SqliteInbox(SqlInbox):
         if slot is None:
             return False
         token, version = new_token(), keys.version
-        claim = self._commits.post(
-            self._claiming_new, key, _New(Arriving(delivery, token), version)
-        )
+        claim = self._commits.post(self._claiming_new, key, (Arriving(delivery, token), version))
         self._claimed[key] = _Unawaited(delivery, claim, token, slot, version)
         self._pending.add(token)
         return True
 
     def _accept_new(self, tx: Transaction, items: Sequence[_New]) -> Sequence[Answer]:
-        arriving = [item.arriving for item in items]
+        arriving = [each for each, _ in items]
         new = self._are_new(tx, items)
         return deliveries.accept_all(tx, self._terms, arriving, surely_new=new)
 
     def _claim_new(self, tx: Transaction, items: Sequence[_New]) -> Sequence[Answer]:
-        arriving = [item.arriving for item in items]
+        arriving = [each for each, _ in items]
         new = self._are_new(tx, items)
         return deliveries.claim_all(tx, self._terms, arriving, surely_new=new)
 
     def _are_new(self, tx: Transaction, items: Sequence[Any]) -> bool:
         """Return whether no other process has written since the keys were found to be new."""
         keys = self._keys
-        return all(keys.is_still(tx, version) for version in {item.version for item in items})
+        return all(keys.is_still(tx, version) for version in {version for _, version in items})
 
     async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
         """See :meth:`Inbox.park`."""
@@ -279,12 +260,16 @@ class SqliteInbox(SqlInbox):
 
     # -- runs ------------------------------------------------------------------------------------
 
-    async def finish(self, key: str, outcome: Outcome, *, now: float) -> None:
+    def finish(self, key: str, outcome: Outcome, *, now: float) -> Coroutine[Any, Any, None]:
         """See :meth:`Inbox.finish`."""
         claimed = self._claimed.get(key)
         if claimed is None:
-            await super().finish(key, outcome, now=now)
-            return
+            return super().finish(key, outcome, now=now)
+        return self._finish_unawaited(key, claimed, outcome, now)
+
+    async def _finish_unawaited(
+        self, key: str, claimed: _Unawaited, outcome: Outcome, now: float
+    ) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         del self._claimed[key]
         try:
@@ -303,11 +288,9 @@ class SqliteInbox(SqlInbox):
         withdrawn = self._commits.withdraw(claim)
         lease = None if withdrawn else _lease_of(claimed)
         if plain and withdrawn:
-            await self._commits.gather(
-                self._recording, key, _Run(Ran(delivery, token, now), version)
-            )
+            await self._commits.gather(self._recording, key, (Ran(delivery, token, now), version))
         elif plain and lease is not None:
-            await self._commits.gather(self._ending, key, RunEnd(*lease, now))
+            await self._commits.gather(self._ending, key, RunEnd(lease.sequence, lease.token, now))
         else:
 
             def work(tx: Transaction) -> None:
@@ -320,8 +303,8 @@ class SqliteInbox(SqlInbox):
 
             await self._commits.submit(work)
 
-    def _record(self, tx: Transaction, items: "Sequence[_Run]") -> Sequence[None]:
-        runs = [item.run for item in items]
+    def _record(self, tx: Transaction, items: Sequence[_Run]) -> Sequence[None]:
+        runs = [run for run, _ in items]
         return deliveries.add_done(tx, self._terms, runs, surely_new=self._are_new(tx, items))
 
     def _give_back(self, claimed: _Unawaited) -> None:
@@ -342,7 +325,7 @@ class SqliteInbox(SqlInbox):
         def work(tx: Transaction) -> T:
             lease = self._leases.get(key) if claimed is None else _lease_of(claimed)
             if begun is not None and lease is not None:
-                start = deliveries.RunStart(*lease, begun.at)
+                start = deliveries.RunStart(lease.sequence, lease.token, begun[1])
                 deliveries.start_all(tx, self._terms, [start])
             value = _apply_within_budget(tx, key, lease, attempt, inside)
             if lease is not None:
@@ -454,13 +437,6 @@ class SqliteInbox(SqlInbox):
                 self._claims.close()
 
 
-class _Run(NamedTuple):
-    """A finished inline run of a delivery whose key was surely new at ``version``."""
-
-    run: Ran
-    version: Version
-
-
 def _lease_of(claimed: _Unawaited) -> Lease | None:
     """Return the lease of a claim that was committed as a new one."""
     claim = claimed.claim
@@ -512,7 +488,9 @@ def _apply_within_budget(
         EventTakenOverError: the run is not ours.
         EffectsFailedError: the effects have failed; its ``error`` says why.
     """
-    if lease is None or not transaction.one(_IS_OURS, **lease._asdict(), attempt=attempt):
+    if lease is None or not transaction.one(
+        _IS_OURS, sequence=lease.sequence, token=lease.token, attempt=attempt
+    ):
         raise taken_over(key)
     connection = cast("SqliteTransaction", transaction).connection
     connection.execute(f"SAVEPOINT {SAVEPOINT}")

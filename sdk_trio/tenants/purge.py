@@ -57,8 +57,11 @@ class ReplicaHoldings:
 class Replicas(Protocol):
     """The replicas of the tenants' databases, and the processes that have the databases open."""
 
-    def holdings(self, tenant_id: str) -> ReplicaHoldings | None:
-        """Return the place of the tenant's replica, certain or possible, or None. Blocks."""
+    def holdings(self, tenant_id: str, identifier: str | None) -> ReplicaHoldings | None:
+        """Return the place of the tenant's replica, certain or possible, or None. Blocks.
+
+        ``identifier`` is None where an earlier purge has forgotten it.
+        """
         ...
 
     def ids(self) -> list[str]:
@@ -72,7 +75,7 @@ class Replicas(Protocol):
         """
         ...
 
-    async def remove(self, tenant_id: str) -> str | None:
+    async def remove(self, tenant_id: str, identifier: str | None) -> str | None:
         """Remove the tenant's replica; describe the part that could not be removed, or None."""
         ...
 
@@ -211,6 +214,7 @@ class Purger:
         When it is cancelled, the step that has begun is finished; a further purge does the rest.
         """
         tenant = candidate.tenant
+        identifier = None if tenant is None else tenant.identifier
         outbox = audit = 0
         if tenant is not None:
             self._require_purgeable(tenant, now=now)
@@ -223,8 +227,7 @@ class Purger:
             # On a person's demand the trail goes too: its rows name the tenant.
             purged = await self._store.purge(tenant, row, forget_audit=forget_audit or now)
             outbox, audit = purged.outbox, purged.audit
-        freed, unreached = await self._remove_files(candidate.tenant_id)
-        identifier = None if tenant is None else tenant.identifier
+        freed, unreached = await self._remove_files(candidate.tenant_id, identifier)
         _log.info(
             "tenant.purged",
             # A log is kept elsewhere, and for longer than the tenant.
@@ -269,7 +272,7 @@ class Purger:
 
     # -- files -----------------------------------------------------------------------------------
 
-    async def _remove_files(self, tenant_id: str) -> tuple[int, list[str]]:
+    async def _remove_files(self, tenant_id: str, identifier: str | None) -> tuple[int, list[str]]:
         unreached: list[str] = []
         file = database_path(self._directory, tenant_id)
         # Our own connections first: they would hold the lock that the next step waits for.
@@ -285,7 +288,7 @@ class Purger:
             if self._replicas is not None:
                 # Within the block: a replicator that still had the database open would write the
                 # replica anew.
-                left = await self._replicas.remove(tenant_id)
+                left = await self._replicas.remove(tenant_id, identifier)
                 unreached += [] if left is None else [left]
             files = await self._files_of(tenant_id)
             # Removed even where somebody has it open: the name is free then, and the content goes
@@ -315,7 +318,8 @@ class Purger:
         files = await self._files_of(tenant_id)
         replica = None
         if self._replicas is not None:
-            replica = await run_in_thread(self._replicas.holdings, tenant_id)
+            identifier = None if tenant is None else tenant.identifier
+            replica = await run_in_thread(self._replicas.holdings, tenant_id, identifier)
         return PurgeCandidate(
             tenant_id=tenant_id,
             tenant=tenant,

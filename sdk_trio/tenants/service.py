@@ -8,11 +8,10 @@ one wins (docs/adr/0009-simultaneous-transitions.md). Subscribers learn of chang
 ask the store for its tenant each time.
 """
 
-import enum
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Final
+from typing import Any, Final, TypedDict, Unpack
 
 import attrs
 import trio
@@ -72,9 +71,47 @@ REFUSAL_SECONDS = 60.0
 PAGE = 500
 
 
-def is_verified(email: str | None, verified: bool) -> bool:
-    """Return whether there is an address, and it is verified."""
-    return verified and email is not None
+class TenantChanges(TypedDict, total=False):
+    """New values of a tenant's fields; a field that is not named keeps its value."""
+
+    name: str
+    organization_id: str | None
+    site_manager_email: str | None
+    site_manager_email_verified: bool
+    site_manager_phone: str | None
+    credentials: TenantCredentials
+
+
+_CHECKS: Mapping[str, Callable[[Any], object]] = {
+    "name": identity.check_name,
+    "organization_id": identity.check_organization_id,
+    "site_manager_email": identity.check_email,
+    "site_manager_email_verified": bool,
+    "site_manager_phone": identity.check_phone,
+    "credentials": identity.check_credentials,
+}
+
+
+def with_changes(tenant: Tenant, changes: TenantChanges) -> Tenant:
+    """Return a tenant with new values, of the same version.
+
+    A new address counts as not verified unless the changes say otherwise: its owner could be a
+    stranger, who would get the tenant's messages. Without an address nothing is verified.
+
+    Raises:
+        InvalidTenantError: a value cannot be accepted.
+    """
+    values: dict[str, Any] = {name: _CHECKS[name](value) for name, value in changes.items()}
+    changed = attrs.evolve(tenant, **values)
+    email = changed.site_manager_email
+    same = "site_manager_email_verified" in changes or email == tenant.site_manager_email
+    verified = changed.site_manager_email_verified and same and email is not None
+    return attrs.evolve(changed, site_manager_email_verified=verified)
+
+
+def differing_fields(before: Tenant, after: Tenant) -> tuple[str, ...]:
+    """Return the names of the fields that :class:`TenantChanges` has and that differ."""
+    return tuple(name for name in _CHECKS if getattr(before, name) != getattr(after, name))
 
 
 def in_status(tenant: Tenant, status: TenantStatus, now: float) -> Tenant:
@@ -182,15 +219,6 @@ class TenantCache:
         self.generation += 1
 
 
-class Unchanged(enum.Enum):
-    """The type of ``UNCHANGED``: the value stays as it is, where None would remove it."""
-
-    UNCHANGED = enum.auto()
-
-
-UNCHANGED = Unchanged.UNCHANGED
-
-
 class TenantService:
     """The operations on tenants; it is a :class:`TenantStatusService`.
 
@@ -261,19 +289,21 @@ class TenantService:
             TenantExistsError: identifier or organization are another tenant's.
         """
         now = self._clock()
-        tenant = Tenant(
+        blank = Tenant(
             id=str(self._new_id()),
             identifier=identity.check_identifier(identifier),
-            name=identity.check_name(name),
-            site_manager_email=identity.check_email(site_manager_email),
-            site_manager_email_verified=is_verified(
-                site_manager_email, site_manager_email_verified
-            ),
-            site_manager_phone=identity.check_phone(site_manager_phone),
-            organization_id=identity.check_organization_id(organization_id),
-            credentials=identity.check_credentials(credentials or TenantCredentials()),
+            name="",
             created_at=now,
         )
+        fields = TenantChanges(
+            name=name,
+            site_manager_email=site_manager_email,
+            site_manager_email_verified=site_manager_email_verified,
+            site_manager_phone=site_manager_phone,
+            organization_id=organization_id,
+            credentials=credentials or TenantCredentials(),
+        )
+        tenant = with_changes(blank, fields)
         audit = audit_of(tenant, AuditAction.CREATED, reason, actor, now)
         # A tenant that is added has no earlier status, and announces nothing: nobody was suspended.
         audit = attrs.evolve(audit, new_status=tenant.status)
@@ -284,90 +314,45 @@ class TenantService:
         _log.info("tenant.created", tenant=tenant.identifier, tenant_id=tenant.id, actor=actor)
         return tenant
 
-    async def change_contact(
-        self,
-        tenant: TenantKey,
-        *,
-        site_manager_email: str | None,
-        site_manager_email_verified: bool,
-        site_manager_phone: str | None,
-        reason: str | None = None,
-        actor: str = APPLICATION,
-        expected_version: int | None = None,
-    ) -> Tenant:
-        """Replace the contact data of the site manager; equal values change nothing.
-
-        Raises:
-            InvalidTenantError: a value cannot be accepted; nothing was changed.
-            TenantError: as of the transitions.
-        """
-        values = {
-            "site_manager_email": identity.check_email(site_manager_email),
-            "site_manager_email_verified": is_verified(
-                site_manager_email, site_manager_email_verified
-            ),
-            "site_manager_phone": identity.check_phone(site_manager_phone),
-        }
-        return await self._replace(
-            tenant, values, AuditAction.CONTACT_CHANGED, reason, actor, expected_version
-        )
-
     async def change(
         self,
         tenant: TenantKey,
         *,
-        name: str | None = None,
-        organization_id: str | Unchanged | None = UNCHANGED,
         reason: str | None = None,
         actor: str = APPLICATION,
         expected_version: int | None = None,
+        **changes: Unpack[TenantChanges],
     ) -> Tenant:
-        """Change a tenant's name or organization; equal values change nothing.
+        """Change the named fields of a tenant at once; equal values change nothing.
 
         Args:
             tenant: the record, its id or its identifier.
-            name: the new name; None: it stays.
-            organization_id: the new organization; None: the tenant has none any more.
             reason: for the audit trail, one line.
             actor: who asks for it.
             expected_version: the version that the caller has seen; with it, a tenant that has
                 changed since is a conflict.
+            changes: the fields, as of :meth:`add`; None removes an optional one. A new address
+                counts as not verified unless ``site_manager_email_verified`` is given. New content
+                of the same credential sources needs no call: key files are read at every use.
 
         Raises:
             InvalidTenantError: a value cannot be accepted; nothing was changed.
             TenantExistsError: the organization is another tenant's.
             TenantError: as of the transitions.
         """
-        values: dict[str, object] = {}
-        if name is not None:
-            values["name"] = identity.check_name(name)
-        if not isinstance(organization_id, Unchanged):
-            values["organization_id"] = identity.check_organization_id(organization_id)
-        return await self._replace(
-            tenant, values, AuditAction.CHANGED, reason, actor, expected_version
-        )
-
-    async def set_credentials(
-        self,
-        tenant: TenantKey,
-        credentials: TenantCredentials,
-        *,
-        reason: str | None = None,
-        actor: str = APPLICATION,
-        expected_version: int | None = None,
-    ) -> Tenant:
-        """Replace the sources of the tenant's own credentials; equal sources change nothing.
-
-        New content of the same sources needs no call, because key files are read at every use.
-
-        Raises:
-            InvalidTenantError: a source cannot be accepted; nothing was changed.
-            TenantError: as of the transitions.
-        """
-        values = {"credentials": identity.check_credentials(credentials)}
-        return await self._replace(
-            tenant, values, AuditAction.CREDENTIALS_CHANGED, reason, actor, expected_version
-        )
+        with self._attempt() as attempt:
+            before = await self._look(tenant, attempt, expected_version)
+            audit = audit_of(before, AuditAction.CHANGED, reason, actor, self._clock())
+            after = with_changes(before, changes)
+            differing = differing_fields(before, after)
+            if not differing:
+                return before
+            # Only the names of the fields: the audit trail outlives the tenant, and an address in
+            # it would be kept longer than the tenant.
+            audit = attrs.evolve(audit, details=", ".join(differing))
+            after = attrs.evolve(after, version=before.version + 1)
+            await self._write(attempt, after, audit, None)
+        return after
 
     async def suspend(
         self,
@@ -504,28 +489,6 @@ class TenantService:
         except StoreUnavailableError as error:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
-
-    async def _replace(
-        self,
-        key: TenantKey,
-        values: Mapping[str, object],
-        action: AuditAction,
-        reason: str | None,
-        actor: str,
-        expected_version: int | None,
-    ) -> Tenant:
-        with self._attempt() as attempt:
-            tenant = await self._look(key, attempt, expected_version)
-            audit = audit_of(tenant, action, reason, actor, self._clock())
-            differing = {name: v for name, v in values.items() if getattr(tenant, name) != v}
-            if not differing:
-                return tenant
-            # Only the names of the fields: the audit trail outlives the tenant, and an address in
-            # it would be kept longer than the tenant.
-            audit = attrs.evolve(audit, details=", ".join(differing))
-            changed = attrs.evolve(tenant, version=tenant.version + 1, **differing)  # type: ignore[arg-type] # names of fields
-            await self._write(attempt, changed, audit, None)
-        return changed
 
     async def _look(
         self, key: TenantKey, attempt: "_Attempt", expected_version: int | None

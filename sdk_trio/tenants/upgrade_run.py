@@ -458,7 +458,7 @@ class Upgrader:
                 tenant=tenant.identifier,
                 organizations=list(found.seen),
                 hint="the deliveries name several, so later ones find no default tenant: give it "
-                "its own ('tenant change --organization-id')",
+                "its own ('tenant set --organization-id')",
             )
         return marker
 

@@ -1,7 +1,9 @@
 """The receiver's answers, byte for byte."""
 
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from ..base.http import Headers, Send
 
@@ -27,6 +29,27 @@ class Answer(NamedTuple):
         """Send the answer as ASGI messages."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})
+
+
+class RequestRefusal(msgspec.Struct, frozen=True):
+    """The answer to a request that goes no further; cause and fields are for the log.
+
+    One with the answer of a failed verification is logged and counted as such.
+    """
+
+    cause: str
+    answer: Answer
+    fields: dict[str, Any] = {}
+
+    @property
+    def is_rejection(self) -> bool:
+        """Whether its answer is that of a failed verification."""
+        return self.answer is INVALID
+
+    @property
+    def event(self) -> str:
+        """The log event."""
+        return "webhook.rejected" if self.is_rejection else "webhook.refused"
 
 
 OK = Answer.of(200, b"{}")

@@ -6,9 +6,8 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from ..base.http import Receive, Send
 from . import answers
-from .answers import Answer
+from .answers import Answer, RequestRefusal
 
 #: The seconds that a sender may take for its body. The upstream gives up on a delivery after 10
 #: seconds itself, so waiting longer serves nobody but a client that means to hold a connection.
@@ -23,14 +22,6 @@ _BLOCK_BYTES: Final = 64 * 1024
 
 #: The Retry-After, in seconds, when too many bodies are in flight.
 CROWDED_RETRY_SECONDS: Final = 5.0
-
-
-class Unread(msgspec.Struct, frozen=True):
-    """A body that was not read: the cause for the log, the answer, and the bytes received."""
-
-    cause: str
-    answer: Answer
-    received: int
 
 
 class _Pieces:
@@ -90,8 +81,8 @@ class Bodies:
         self._bytes = 0
         self._in_flight: set[_InFlight] = set()
 
-    async def read(self, receive: Callable[[], Awaitable[Any]]) -> bytes | Unread | None:
-        """Return the body; an :class:`Unread` with the reason; or None if the sender has left.
+    async def read(self, receive: Callable[[], Awaitable[Any]]) -> bytes | RequestRefusal | None:
+        """Return the body; the refusal, if it was not read; or None if the sender has left.
 
         Cancelled, it forgets the bytes received so far.
         """
@@ -106,12 +97,12 @@ class Bodies:
             if not body.gave_way:
                 return received
         if body.gave_way:
-            return Unread("crowded", answers.unavailable(CROWDED_RETRY_SECONDS), body.size)
-        return Unread("slow", answers.TOO_SLOW, body.size)
+            return _unread("crowded", answers.unavailable(CROWDED_RETRY_SECONDS), body)
+        return _unread("slow", answers.TOO_SLOW, body)
 
     async def _receive(
         self, receive: Callable[[], Awaitable[Any]], body: _InFlight
-    ) -> bytes | Unread | None:
+    ) -> bytes | RequestRefusal | None:
         while True:
             message = await receive()
             # A body that gave way may have had a piece on its way all the same, which nobody
@@ -123,7 +114,7 @@ class Bodies:
             body.size += len(chunk)
             self._bytes += len(chunk)
             if body.size > self._largest:
-                return Unread("size", answers.TOO_LARGE, body.size)
+                return _unread("size", answers.TOO_LARGE, body)
             if not more:
                 return body.pieces.whole(chunk)
             body.pieces.add(chunk)
@@ -144,18 +135,5 @@ class Bodies:
         largest.scope.cancel()
 
 
-async def send_early(answer: Answer, receive: Receive, send: Send) -> None:
-    """Send the answer to a request whose body was not read to its end.
-
-    The rest of the body is received and thrown away meanwhile: a server that has to hand it over
-    first could neither finish nor close the connection.
-    """
-
-    async def discard() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(discard)
-        await answer.send(send)
-        nursery.cancel_scope.cancel()
+def _unread(cause: str, answer: Answer, body: _InFlight) -> RequestRefusal:
+    return RequestRefusal(cause, answer, {"received": body.size})

@@ -1,11 +1,10 @@
-"""The endpoint: one request from its headers to its answer.
+"""The endpoint: one request from its head to its answer.
 
-The way of a delivery begins here: screen, read the body, verify, route, and then either the inline
-run (``run``) or the queue (``queue``), whose answer is sent. docs/explanation/delivery.md draws it.
+The path of a delivery: screen, read the body, verify, route, and then the inline run (``run``) or
+the queue (``queue``), which give the answer. docs/explanation/delivery.md draws it.
 """
 
 from collections.abc import Callable, Hashable
-from hmac import compare_digest
 from typing import NamedTuple
 
 import msgspec
@@ -13,54 +12,30 @@ import trio
 from msgspec.structs import replace
 
 from ..base.clock import wall
-from ..base.http import (
-    SHORTCUT,
-    DirectRequest,
-    Expiry,
-    Headers,
-    Receive,
-    RequestTemplate,
-    Scope,
-    Send,
-)
+from ..base.http import DirectRequest, Expiry, Headers
 from ..base.logs import Throttle, get_logger
 from ..config import Secret, Settings
 from ..errors import StoreUnavailableError
 from ..events.decoding import Documents
 from . import answers
-from .answers import Answer
+from .answers import Answer, RequestRefusal
 from .arrival import VerifiedDelivery
-from .body import Bodies, Unread, send_early
+from .body import Bodies
 from .counters import Counters
+from .origin import source_of
 from .queue import WorkerPool
 from .rejections import LINES, SECONDS, Rejection, Rejections, claimed_id, claimed_type
 from .run import DeliveryRunner
-from .screen import (
-    SCREENED_HEADERS,
-    AllowedSources,
-    RateLimit,
-    RequestOrigin,
-    TrustedProxies,
-    describe_body,
-    source_of,
-)
+from .screen import Screen, Screened, declared_size
 from .secret_usage import SecretUsage
 from .signature import Keyring
-from .signed_request import SIMULATION_HEADER, simulation_mark
-from .verdict import signed_places
-from .verify import Unverified, WebhookRequest, WebhookVerification
+from .verify import WebhookVerification
 
 _log = get_logger("webhooks")
-
-#: The most characters that are logged of a path or method that is not ours.
-SHOWN_PATH_CHARACTERS = 200
-SHOWN_METHOD_CHARACTERS = 32
 
 #: The Retry-After, in seconds, while the receiver starts, stops or has no store.
 UNAVAILABLE_RETRY_SECONDS = 5.0
 
-
-_SIMULATION_HEADER = SIMULATION_HEADER.encode()
 
 _HINTS = {
     "draining": "the receiver is stopping; senders deliver again",
@@ -82,30 +57,22 @@ LIVE_KEYS = (
 
 
 class Rules(msgspec.Struct, frozen=True, eq=False):
-    """The screening rules of one configuration; a reload replaces all of them at once."""
+    """The rules of one configuration for screening and verification; a reload replaces them all."""
 
     secrets: tuple[Secret, ...]
     keyring: Keyring
     tolerance: int
-    proxies: TrustedProxies
-    sources: AllowedSources
-    rate: RateLimit | None
-    per_minute: int | None
-    simulation_mark: bytes | None = None
+    screen: Screen
 
     @classmethod
     def of(cls, settings: Settings, *, previous: "Rules | None" = None) -> "Rules":
-        """Return the rules of ``settings``; a rate that has not changed keeps its counts.
-
-        Otherwise every reload would give each source a full allowance again.
+        """Return the rules of ``settings``, which replace ``previous``.
 
         Raises:
             OptionsValidationError: a secret, range or rate cannot be used.
         """
         options = settings.webhooks
         secrets = options.all_secrets
-        per_minute = options.rate_limit_per_minute
-        rate = None if per_minute is None else RateLimit(per_minute)
         return cls(
             secrets=secrets,
             # With tenants the host may have no secret of its own: each tenant has one then.
@@ -113,26 +80,12 @@ class Rules(msgspec.Struct, frozen=True, eq=False):
             if settings.multi_tenant.enabled and not secrets
             else Keyring.from_secrets(secrets, options.key_derivation),
             tolerance=options.tolerance_seconds,
-            proxies=TrustedProxies(
-                settings.server.trusted_proxies,
-                settings.server.forwarded_headers,
-                _report_contradiction,
+            screen=Screen(
+                settings,
+                clock=trio.current_time,
+                on_contradiction=_report_contradiction,
+                previous=None if previous is None else previous.screen,
             ),
-            sources=AllowedSources(options.allowed_source_ip_ranges),
-            rate=previous.rate if previous and previous.per_minute == per_minute else rate,
-            per_minute=per_minute,
-            simulation_mark=simulation_mark(settings),
-        )
-
-    def is_simulated(self, headers: Headers) -> bool:
-        """Return whether the simulator of this receiver sent a request.
-
-        Its delivery counts as one that came by HTTPS, from an address that may send.
-        """
-        mark = self.simulation_mark
-        return mark is not None and any(
-            name.lower() == _SIMULATION_HEADER and compare_digest(value, mark)
-            for name, value in headers
         )
 
     def positions_in(self, earlier: "Rules") -> list[int | None]:
@@ -141,20 +94,8 @@ class Rules(msgspec.Struct, frozen=True, eq=False):
         return [places.get(secret) for secret in self.secrets]
 
 
-class _Passed(msgspec.Struct, frozen=True, gc=False):
-    """The screening of requests that have one template, under one configuration: they passed it.
-
-    ``places`` is where the three signed headers stand, None if not each of them came once.
-    """
-
-    rules: Rules
-    origin: RequestOrigin
-    identifier: str | None
-    places: tuple[int, int, int] | None
-
-
 class Ways(NamedTuple):
-    """The two ways of a verified delivery, which exist while the store is open.
+    """The runner and the queue, which exist while the store is open.
 
     ``documents`` are the types that an inline handler takes: their payload is wanted at once.
     """
@@ -187,12 +128,6 @@ class Endpoint:
         self._rejections = rejections
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._clock = clock
-        self._path = options.path
-        # The prefix of tenants' addresses; None without tenants.
-        self._tenant_path: str | None = (
-            f"{options.path.rstrip('/')}/" if settings.multi_tenant.enabled else None
-        )
-        self._require_https = options.require_https
         self._limit = options.max_payload_bytes
         self._bodies = Bodies(
             largest=self._limit, together=settings.server.max_body_bytes_in_flight
@@ -200,9 +135,9 @@ class Endpoint:
         self._rules = Rules.of(settings)
         self.secret_usage: SecretUsage = SecretUsage(len(options.all_secrets), clock())
         self.verification: WebhookVerification = WebhookVerification(settings, self.secret_usage)
-        #: The ways of verified deliveries; None: the receiver does not run, and they are refused.
+        #: None while the receiver does not run: deliveries are answered 503.
         self.ways: Ways | None = None
-        #: True from the beginning of the drain on: verified deliveries are refused.
+        #: True from the beginning of the drain on: deliveries are answered 503.
         self.draining = False
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
@@ -224,79 +159,29 @@ class Endpoint:
 
         return commit
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI ``http`` request.
+    async def respond(self, request: DirectRequest) -> Answer | None:
+        """Return the answer to one request; None if its sender has left.
 
-        Cancelled while the handler runs, it releases the delivery and sends no answer.
+        Cancelled while the handler runs, it releases the delivery.
         """
-        await self._serve(scope, receive, send, None)
-
-    async def serve_direct(self, request: DirectRequest) -> None:
-        """Serve one request of our own server, as :meth:`serve` does with its scope.
-
-        What the first one of a template has passed, the others pass: nothing that the screening
-        looks at differs between them, but the size of the body and the rate.
-        """
-        template = request.template
-        passed = None if template is None else template.memo
-        rules = self._rules
-        if (
-            not isinstance(passed, _Passed)
-            or passed.rules is not rules
-            or (body := request.take_body(self._limit)) is None
-        ):
-            await self._serve(request.scope(), request.receive, request.send, template)
-            return
-        headers = request.headers
-        signed = None
-        if passed.places is not None:
-            first, second, third = passed.places
-            signed = headers[first][1], headers[second][1], headers[third][1]
-        webhook = WebhookRequest(headers, passed.origin, passed.identifier, signed)
-        answer = None if rules.rate is None else self._slow_down(rules.rate, webhook)
-        if answer is None:
-            answer = await self._deliver(webhook, body, request.expiry)
-        await request.answer(answer)
-
-    async def _serve(
-        self, scope: Scope, receive: Receive, send: Send, template: RequestTemplate | None
-    ) -> None:
-        direct: DirectRequest | None = (scope.get("extensions") or {}).get(SHORTCUT)
-        client = scope.get("client")
-        peer = client[0] if client else None
-        headers = scope["headers"]
-        rules = self._rules
-        origin = rules.proxies.resolve(peer, scope["scheme"], headers)
-        path = scope["path"]
-        request = WebhookRequest(
-            headers, origin, None if path == self._path else self._identifier_in(path)
-        )
-        body: bytes | Answer | Unread | None = self._screen(scope, request)
-        if (
-            body is None
-            and template is not None
-            and not template.varying & SCREENED_HEADERS
-            # The mark of one request says nothing about the next one.
-            and not rules.is_simulated(headers)
-        ):
-            template.memo = _Passed(rules, origin, request.identifier, signed_places(headers))
-        if body is None and direct is not None:
-            # A body that has arrived needs no deadline, which would cost a tenth of a delivery.
-            body = direct.take_body(self._limit)
-        if body is None:
-            body = await self._bodies.read(receive)
-        if isinstance(body, bytes):
-            answer = await self._deliver(request, body, None if direct is None else direct.expiry)
-            if direct is None:
-                await answer.send(send)
-            else:
-                await direct.answer(answer)
-        elif body is None:
+        screen = self._rules.screen
+        screened = screen.screen(request)
+        refusal = screened.refusal
+        if refusal is None and screen.rate is not None:
+            refusal = screen.limit_rate(screen.rate, screened.origin)
+        if refusal is not None:
             await trio.lowlevel.checkpoint()
-        else:
-            if isinstance(body, Unread):
-                body = self._refuse(body.cause, body.answer, request, received=body.received)
-            await send_early(body, receive, send)
+            return self._refuse(refusal, request.headers, screened)
+        # A body that has arrived needs no deadline, which would cost a tenth of a delivery.
+        body = request.take_body(self._limit)
+        if body is None:
+            read = await self._read_body(request)
+            if read is None:
+                return None
+            if isinstance(read, RequestRefusal):
+                return self._refuse(read, request.headers, screened)
+            body = read
+        return await self._deliver(request, screened, body)
 
     def source_of(self, host: str | None) -> Hashable:
         """Return the key that connections from ``host`` count by; None for no limit.
@@ -304,86 +189,41 @@ class Endpoint:
         Trusted proxies have no limit, because everybody comes from them; nor has a unix socket,
         which has no addresses to tell apart.
         """
-        if not host or self._rules.proxies.trusts(host):
+        if not host or self._rules.screen.proxies.trusts(host):
             return None
         return source_of(host)
 
-    # -- screen ------------------------------------------------------------------------------
-
-    def _identifier_in(self, path: str) -> str | None:
-        """Return the identifier in a tenant's address, whether known or not, else None."""
-        if self._tenant_path is None or not path.startswith(self._tenant_path):
-            return None
-        identifier = path[len(self._tenant_path) :]
-        return identifier if identifier and "/" not in identifier else None
-
-    def _screen(self, scope: Scope, request: WebhookRequest) -> Answer | None:
-        """Apply every check that needs no body; None lets the request pass."""
-        rules = self._rules
-        address = request.origin.address
-        if (
-            self._require_https
-            and not request.origin.secure
-            and not rules.is_simulated(request.headers)
-        ):
-            return self._reject(
-                "not_https",
-                "the request is not HTTPS and RequireHttps is true: a proxy that ends TLS has to "
-                "be in Server:TrustedProxies; to try things out, set Webhooks:RequireHttps to "
-                "false.",
-                request,
+    async def _read_body(self, request: DirectRequest) -> bytes | RequestRefusal | None:
+        """Wait for the body; return it, or why it was not read, or None if the sender has left."""
+        size = declared_size(request.headers)
+        if size is not None and size > self._limit:
+            await trio.lowlevel.checkpoint()
+            return RequestRefusal(
+                "size", answers.TOO_LARGE, {"declared": size, "limit": self._limit}
             )
-        if scope["path"] != self._path and request.identifier is None:
-            asked = scope["path"][:SHOWN_PATH_CHARACTERS]
-            return self._refuse(
-                "path", answers.NOT_FOUND, request, path=asked, configured=self._path
-            )
-        if scope["method"] != "POST":
-            method = scope["method"][:SHOWN_METHOD_CHARACTERS]
-            return self._refuse("method", answers.METHOD_NOT_ALLOWED, request, method=method)
-        if not rules.sources.allows(address) and not rules.is_simulated(request.headers):
-            return self._refuse("source", answers.SOURCE_REFUSED, request)
-        if rules.rate is not None and (answer := self._slow_down(rules.rate, request)) is not None:
-            return answer
-        plain_json, declared_size = describe_body(request.headers)
-        if not plain_json:
-            return self._refuse("media", answers.UNSUPPORTED_MEDIA, request)
-        if declared_size > self._limit:
-            return self._refuse(
-                "size", answers.TOO_LARGE, request, declared=declared_size, limit=self._limit
-            )
-        return None
-
-    def _slow_down(self, rate: RateLimit, request: WebhookRequest) -> Answer | None:
-        """Count a request of its source; return the answer if it has to wait."""
-        wait = rate.admit(request.origin.address or "", trio.current_time())
-        if wait is None:
-            return None
-        return self._refuse("rate", answers.rate_limited(wait), request)
+        return await self._bodies.read(request.receive)
 
     # -- verify, route -----------------------------------------------------------------------
 
-    async def _deliver(self, request: WebhookRequest, body: bytes, expiry: Expiry | None) -> Answer:
-        """Verify a delivery and send it its way; return the answer for its sender."""
+    async def _deliver(self, request: DirectRequest, screened: Screened, body: bytes) -> Answer:
+        """Verify and route a delivery; return the answer for its sender."""
         rules = self._rules
         webhook_id = None
         try:
             verified = await self.verification.verify(
-                request,
+                request.headers,
                 body,
+                screened,
                 rules.keyring,
                 tolerance=rules.tolerance,
                 now=self._clock(),
                 documents=None if self.ways is None else self.ways.documents,
             )
-            if isinstance(verified, Unverified):
-                refused = self._reject(
-                    verified.cause, verified.detail, request, body, **verified.fields
-                )
+            if isinstance(verified, RequestRefusal):
                 await trio.lowlevel.checkpoint()
-                return refused
+                return self._refuse(verified, request.headers, screened, body)
             webhook_id = verified.delivery.webhook_id
-            answer = await self._route(verified, expiry)
+            answer = await self._route(verified, request.expiry)
         except StoreUnavailableError as error:
             self._counters.count("unavailable")
             extra = self._throttle.fields("store")
@@ -395,7 +235,7 @@ class Endpoint:
             # The cause has been logged where it arose. This line says that the sender was asked to
             # deliver again.
             cause = "handler" if answer.status == answers.HANDLER_FAILED.status else "later"
-            self._note("webhook.refused", cause, answer, request, body)
+            self._note(RequestRefusal(cause, answer), request.headers, screened, body)
         return answer
 
     async def _route(self, arrival: VerifiedDelivery, expiry: Expiry | None) -> Answer:
@@ -416,7 +256,7 @@ class Endpoint:
         runner, queue, _ = self.ways
         delivery = arrival.delivery
         handler = runner.handlers.find(delivery.type, delivery.raw)
-        # Nearly all deliveries have no tenant: what is asked of each is asked without a call.
+        # Nearly all deliveries have no tenant, so that is checked without a call.
         tenant = None if delivery.tenant_id is None else await runner.tenant_of(delivery)
         if handler is None or (
             delivery.tenant_id is not None and runner.is_held(handler, delivery, tenant)
@@ -430,53 +270,32 @@ class Endpoint:
 
     # -- refusals ----------------------------------------------------------------------------
 
-    def _reject(
-        self,
-        cause: str,
-        detail: str,
-        request: WebhookRequest,
-        body: bytes | None = None,
-        **fields: object,
-    ) -> Answer:
-        self._counters.count("rejected")
-        self._note(
-            "webhook.rejected", cause, answers.INVALID, request, body, detail=detail, **fields
-        )
-        return answers.INVALID
-
     def _refuse(
-        self, cause: str, answer: Answer, request: WebhookRequest, **fields: object
+        self,
+        refusal: RequestRefusal,
+        headers: Headers,
+        screened: Screened,
+        body: bytes | None = None,
     ) -> Answer:
-        self._counters.count("refused")
-        self._note("webhook.refused", cause, answer, request, None, **fields)
-        return answer
+        self._counters.count("rejected" if refusal.is_rejection else "refused")
+        self._note(refusal, headers, screened, body)
+        return refusal.answer
 
     def _note(
-        self,
-        event: str,
-        cause: str,
-        answer: Answer,
-        request: WebhookRequest,
-        body: bytes | None,
-        **fields: object,
+        self, refusal: RequestRefusal, headers: Headers, screened: Screened, body: bytes | None
     ) -> None:
         self._rejections.note(
             Rejection(
-                event,
-                str(cause),
-                answer.status,
-                request.origin.address,
-                claimed_id(request.headers),
-                tuple(fields.items()),
+                refusal.event,
+                refusal.cause,
+                refusal.answer.status,
+                screened.origin.address,
+                claimed_id(headers),
+                tuple(refusal.fields.items()),
                 None if body is None else claimed_type(body),
-                _declared_size(request.headers) if body is None else len(body),
+                declared_size(headers) if body is None else len(body),
             )
         )
-
-
-def _declared_size(headers: Headers) -> int | None:
-    size = describe_body(headers)[1]
-    return None if size < 0 else size
 
 
 def _report_contradiction(peer: str | None) -> None:

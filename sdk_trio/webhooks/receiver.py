@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from ..base.clock import current as current_clock
+from ..base.clock import wall
 from ..base.executor import run_in_thread
 from ..base.http import DirectRequest, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
@@ -27,18 +28,19 @@ from ..records.deliveries import UNFINISHED
 from ..storage.data_directory import lock_data_directory
 from ..storage.open import open_store
 from ..storage.ports import Inbox, Store
+from . import asgi
 from .answers import Answer
 from .companion import BackgroundTask, Part, keep
 from .counters import Counters
 from .effects import Conclusions
 from .endpoint import Endpoint, Ways
 from .invocation import Run
-from .janitor import Janitor
 from .queue import WorkerPool
 from .registry import HandlerRegistry
 from .rejections import LINES, SECONDS, RejectionRing, Rejections
 from .routes import first_match, routes_of
 from .run import CLEANUP_SECONDS, DeliveryRunner
+from .secret_usage import SecretUsage
 from .services import Services
 
 if TYPE_CHECKING:
@@ -52,9 +54,11 @@ if TYPE_CHECKING:
 
 _log = get_logger("webhooks")
 
+#: The seconds between two passes of retention: the settings count in hours.
+JANITOR_SECONDS = 3600.0
+
 #: The most ids that a drain report lists; the counts are always complete.
 REPORTED_IDS = 100
-
 
 #: The most long runs that readiness names.
 REPORTED_RUNS = 3
@@ -188,15 +192,18 @@ class WebhookReceiver:
         if not trio.lowlevel.in_trio_run():
             await self._refuse_loop(scope, receive, send)
         elif scope["type"] == "http":
-            await self._endpoint.serve(scope, receive, send)
+            await asgi.serve(self, scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
         else:
             raise NotRunningError(f"a webhook receiver serves no {scope['type']} connections")
 
-    def serve_direct(self, request: DirectRequest) -> Awaitable[None]:
-        """Serve one request of our own server, which needs no scope for it."""
-        return self._endpoint.serve_direct(request)
+    def respond(self, request: DirectRequest) -> Awaitable[Answer | None]:
+        """Return the answer to one request; None if its sender has left.
+
+        Cancelled while the handler runs, it releases the delivery.
+        """
+        return self._endpoint.respond(request)
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
         """Check new settings and return a function that puts them into force.
@@ -756,6 +763,44 @@ async def _unfinished(inbox: Inbox) -> tuple[int, tuple[str, ...]]:
             found = await inbox.find(state=state, limit=REPORTED_IDS - len(ids))
             ids += [record.key for record in found]
     return sum(counts[state] for state in UNFINISHED), tuple(ids)
+
+
+class Janitor:
+    """Applies the retention settings once an hour, beginning at the start."""
+
+    def __init__(
+        self, inbox: Inbox, secret_usage: SecretUsage, *, clock: Callable[[], float] = wall
+    ) -> None:
+        self._inbox = inbox
+        self._secret_usage = secret_usage
+        self._clock = clock
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run until cancelled; a store that fails is tried again an hour later."""
+        task_status.started()
+        while True:
+            try:
+                purged = await self._inbox.purge(now=self._clock())
+            except StoreUnavailableError as error:
+                _log.store_unavailable(error, retry_in=JANITOR_SECONDS)
+            else:
+                if purged.bodies or purged.finished or purged.parked:
+                    _log.info(
+                        "inbox.purged",
+                        bodies=purged.bodies,
+                        finished=purged.finished,
+                        parked=purged.parked,
+                    )
+            self._report_unused_secrets()
+            await trio.sleep(JANITOR_SECONDS)
+
+    def _report_unused_secrets(self) -> None:
+        for index in self._secret_usage.unused(self._clock()):
+            _log.warning(
+                "webhook.secret_unused",
+                index=index,
+                hint="it has verified nothing for a day; if its rotation is over, remove it",
+            )
 
 
 class _Running(msgspec.Struct):

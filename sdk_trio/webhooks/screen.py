@@ -1,35 +1,46 @@
-"""Screening of a request before its body is read: proxies, sources, rates, declared body. Pure.
+"""Screening: every check of a request that needs neither its body nor its keys. Pure.
+
+All requests take this one path, whatever server they came to. :meth:`Screen.screen` decides what
+follows from connection and head: HTTPS, path, method, source, media type. Our own server says which
+requests of a connection have the same head, so the decision is remembered and used again. The rate
+is counted for each request; the size is checked where a body has to be waited for.
 
 The rate limit is a token bucket for each source address. Memory is bounded, so sources have to be
-forgotten, and forgetting one gives it a full bucket again.
-Therefore sources that have been refused are kept apart: a flood of fresh addresses pushes out other
-fresh addresses only. To push out an offender, an attacker has to get other addresses refused, each
-at the price of a whole minute's allowance.
+forgotten, and forgetting one gives it a full bucket again. Therefore sources that have been refused
+are remembered separately: a flood of new addresses only displaces other new addresses. To displace
+an offender, an attacker has to get other addresses refused, each at the price of a whole minute's
+allowance.
 """
 
-import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from collections.abc import Callable
+from hmac import compare_digest
 from typing import Final
 
 import msgspec
 
-from ..base.http import TOKEN, Headers
+from ..base.http import DirectRequest, Headers
 from ..base.throttle import TokenBucket
-from ..config.fields import ForwardedHeaders
-from ..errors import OptionsValidationError, Problem
+from ..config import Settings
+from . import answers
+from .answers import RequestRefusal
+from .origin import ORIGIN_HEADERS, AllowedSources, RequestOrigin, TrustedProxies, source_of
+from .signed_request import SIMULATION_HEADER, simulation_mark
+from .verdict import signed_places
+
+#: The most characters that are logged of a path or method that is not ours.
+SHOWN_PATH_CHARACTERS: Final = 200
+SHOWN_METHOD_CHARACTERS: Final = 32
 
 #: The most sources that are remembered: about 2.5 MB.
 MAX_SOURCES: Final = 10_000
-#: The number of these places that are reserved for sources that have been refused.
+#: The number of them that are reserved for sources that have been refused.
 MAX_OFFENDERS: Final = 2_000
 
 #: Added to a wait, so that rounding never refuses a caller that waits exactly as long as told.
 _ROUNDING_SECONDS: Final = 0.001
 
-# A plain dictionary looks for its first key among the places of all that were removed before it.
+# Not a dict: it finds its first key by passing the holes that removed keys have left.
 _Buckets = OrderedDict[str | int | None, TokenBucket]
 
 
@@ -80,7 +91,7 @@ class RateLimit:
         if wait := bucket.admit(now):
             self._remember_offender(source, bucket)
             return wait + _ROUNDING_SECONDS
-        # One whose bucket has filled up again behaves well now and gives its place back.
+        # An offender whose bucket has filled up again counts as a fresh source.
         if offender and bucket.missing(now) > 1.0:
             self._remember_offender(source, bucket)
         else:
@@ -95,390 +106,169 @@ class RateLimit:
     def _remember_offender(self, source: str | int | None, bucket: TokenBucket) -> None:
         self._offenders[source] = bucket
         if len(self._offenders) > MAX_OFFENDERS:
-            # The one that was seen the longest ago lines up with the fresh ones again.
+            # The offender that was seen the longest ago becomes a fresh source again.
             self._remember_fresh(*self._offenders.popitem(last=False))
 
 
-def source_of(address: str | None) -> str | int | None:
-    """Return the key that a source counts by: its IPv4 address, or the /64 of its IPv6 address."""
-    if address is None or ":" not in address:
-        return address
-    try:
-        parsed = IPv6Address(address)
-    except ValueError:
-        return address
-    mapped = parsed.ipv4_mapped
-    return str(mapped) if mapped is not None else int(parsed) >> 64
+_MEDIA: Final = RequestRefusal("media", answers.UNSUPPORTED_MEDIA)
+_SOURCE: Final = RequestRefusal("source", answers.SOURCE_REFUSED)
+_NOT_HTTPS: Final = RequestRefusal(
+    "not_https",
+    answers.INVALID,
+    {
+        "detail": "the request is not HTTPS and RequireHttps is true: a proxy that ends TLS has to "
+        "be in Server:TrustedProxies; to try things out, set Webhooks:RequireHttps to false."
+    },
+)
 
 
-#: The word in TrustedProxies for the peer of a unix socket, which has no address.
-UNIX: Final = "unix"
+class Screened(msgspec.Struct, frozen=True, gc=False):
+    """The decision about a request's connection and head: all that later steps know of them.
 
-#: The longest text that is an address: IPv6 with an IPv4 tail, a zone, brackets and a port.
-_MAX_ADDRESS_LENGTH: Final = 80
-#: The longest forwarding list that is read, in characters: room for over forty proxies. A sender
-#: may put anything in front of the first proxy's entry, and reading a whole large head would cost
-#: more than all the rest of a delivery. A longer list proves nothing.
-_MAX_FORWARDING_LENGTH: Final = 2048
-_IPV4_IN_IPV6: Final = IPv6Network("::ffff:0:0/96")
-
-_Address = IPv4Address | IPv6Address
-_Network = IPv4Network | IPv6Network
-
-
-class RequestOrigin(msgspec.Struct, frozen=True):
-    """The sender of a request, as the checks of rate, source and HTTPS see it.
-
-    ``address`` is the sender's IP address in its usual spelling (IPv4 in IPv6 as IPv4), or None
-    when it cannot be known: a unix socket, or a trusted proxy that hides it. ``secure`` says that
-    the sender itself used HTTPS.
+    ``identifier`` is the one in a tenant's address; None for the host's address. ``refusal`` is
+    None for a request that passed. ``signed_places`` are the positions of the three signed headers;
+    None unless each of them came once.
     """
 
-    address: str | None
-    secure: bool
+    screen: "Screen"
+    origin: RequestOrigin
+    identifier: str | None
+    refusal: RequestRefusal | None
+    signed_places: tuple[int, int, int] | None
 
 
-@lru_cache(maxsize=1024)
-def _parse_short_address(text: str) -> _Address | None:
-    try:
-        address = ip_address(text)
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address
-
-
-def _parse_address(text: str) -> _Address | None:
-    # The length is checked before the cache, so that the cache is bounded in size, not only in
-    # number of entries.
-    return _parse_short_address(text) if len(text) <= _MAX_ADDRESS_LENGTH else None
-
-
-def _parse_networks(key: str, texts: Iterable[str]) -> tuple[_Network, ...]:
-    networks: list[_Network] = []
-    problems: list[Problem] = []
-    for text in texts:
-        try:
-            networks.append(_unmapped(ip_network(text)))
-        except ValueError as error:
-            problems.append(
-                Problem(key, f"{error}; write an address or a block such as 10.0.0.0/8")
-            )
-    if problems:
-        raise OptionsValidationError(problems)
-    return tuple(networks)
-
-
-def _unmapped(network: _Network) -> _Network:
-    """Return an IPv4 block that was written as IPv6 (``::ffff:10.0.0.0/104``) as IPv4.
-
-    A socket that serves both families reports IPv4 peers so, and operators copy that into settings.
-    """
-    if isinstance(network, IPv6Network) and network.subnet_of(_IPV4_IN_IPV6):
-        mapped = network.network_address.ipv4_mapped
-        return IPv4Network((int(mapped or 0), network.prefixlen - 96))
-    return network
-
-
-def _contains(networks: tuple[_Network, ...], address: _Address) -> bool:
-    return any(address in network for network in networks)
-
-
-@lru_cache(maxsize=1024)
-def _direct_origin(peer_host: str | None, scheme: str) -> RequestOrigin:
-    """Return the origin without trusted proxies: the peer, whatever the headers claim."""
-    peer = _parse_address(peer_host) if peer_host else None
-    return RequestOrigin(
-        str(peer) if peer is not None else (peer_host or None), _is_encrypted(scheme)
-    )
-
-
-def _is_encrypted(scheme: str) -> bool:
-    return scheme in ("https", "wss")
-
-
-class _GarbageError(ValueError):
-    """The part that a trusted proxy vouches for cannot be read."""
-
-
-class _ContradictionError(_GarbageError):
-    """The two families of headers say different things: one of them may be the sender's own."""
-
-
-class _Sender(msgspec.Struct, frozen=True):
-    """The machine that a proxy names as its sender; ``address`` is None if the proxy hides it."""
-
-    address: _Address | None
-
-
-class _Reading(msgspec.Struct, frozen=True):
-    """The claims of one family of headers: ``sender`` and ``protocol``, None where it is silent."""
-
-    sender: _Sender | None
-    protocol: str | None
-
-
-class TrustedProxies:
-    """The proxies whose forwarding headers are believed (``Sdk:Server:TrustedProxies``).
+class Screen:
+    """The screening rules of one configuration.
 
     Args:
-        cidrs: addresses and CIDR blocks, IPv4 and IPv6; ``unix`` stands for the peer of a unix
-            socket.
-        family: which headers are read (``Sdk:Server:ForwardedHeaders``).
-        on_contradiction: called with the peer's address the first time that the two families
-            contradict each other.
+        settings: validated settings.
+        clock: returns seconds that never go back.
+        on_contradiction: see :class:`~sdk_trio.webhooks.origin.TrustedProxies`.
+        previous: the rules that these replace. A rate that has not changed keeps its counts:
+            otherwise every reload would give each source a full allowance again.
 
     Raises:
-        OptionsValidationError: some are neither; each is listed.
+        OptionsValidationError: a range cannot be used.
     """
-
-    __slots__ = ("_family", "_networks", "_on_contradiction", "_unix")
 
     def __init__(
         self,
-        cidrs: Sequence[str],
-        family: ForwardedHeaders = ForwardedHeaders.AUTO,
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
         on_contradiction: Callable[[str | None], object] | None = None,
+        previous: "Screen | None" = None,
     ) -> None:
-        self._family = family
-        self._on_contradiction = on_contradiction
-        self._unix = UNIX in cidrs
-        self._networks = _parse_networks(
-            "Sdk:Server:TrustedProxies", (text for text in cidrs if text != UNIX)
+        options = settings.webhooks
+        self._clock = clock
+        self._path = options.path
+        # The prefix of tenants' addresses; None without tenants.
+        self._tenant_path = (
+            f"{options.path.rstrip('/')}/" if settings.multi_tenant.enabled else None
+        )
+        self._require_https = options.require_https
+        self._simulation_mark = simulation_mark(settings)
+        self._sources = AllowedSources(options.allowed_source_ip_ranges)
+        self._per_minute = options.rate_limit_per_minute
+        self.proxies = TrustedProxies(
+            settings.server.trusted_proxies, settings.server.forwarded_headers, on_contradiction
+        )
+        #: None: no rate is limited.
+        self.rate: RateLimit | None = None
+        if previous is not None and previous._per_minute == self._per_minute:
+            self.rate = previous.rate
+        elif self._per_minute is not None:
+            self.rate = RateLimit(self._per_minute)
+
+    def screen(self, request: DirectRequest) -> Screened:
+        """Decide what follows from a request's connection and head."""
+        template = request.template
+        known: Screened | None = None if template is None else template.memo
+        if known is not None and known.screen is self:
+            return known
+        is_simulated = self._is_simulated(request.headers)
+        peer = request.client[0] if request.client else None
+        origin = self.proxies.resolve(peer, request.scheme, request.headers)
+        identifier = self._identifier_in(request.path)
+        refusal = self._check(request, origin, identifier, is_simulated=is_simulated)
+        screened = Screened(self, origin, identifier, refusal, signed_places(request.headers))
+        if template is not None and not template.varying & _SCREENED_HEADERS:
+            template.memo = screened
+        return screened
+
+    def limit_rate(self, rate: RateLimit, origin: RequestOrigin) -> RequestRefusal | None:
+        """Count a request of its source; return the refusal if the source has to wait."""
+        wait = rate.admit(origin.address or "", self._clock())
+        return None if wait is None else RequestRefusal("rate", answers.rate_limited(wait))
+
+    def _check(
+        self,
+        request: DirectRequest,
+        origin: RequestOrigin,
+        identifier: str | None,
+        *,
+        is_simulated: bool,
+    ) -> RequestRefusal | None:
+        # A delivery of the simulator counts as HTTPS, from an address that may send.
+        if self._require_https and not origin.secure and not is_simulated:
+            return _NOT_HTTPS
+        path, method = request.path, request.method
+        if path != self._path and identifier is None:
+            fields = {"path": path[:SHOWN_PATH_CHARACTERS], "configured": self._path}
+            return RequestRefusal("path", answers.NOT_FOUND, fields)
+        if method != "POST":
+            fields = {"method": method[:SHOWN_METHOD_CHARACTERS]}
+            return RequestRefusal("method", answers.METHOD_NOT_ALLOWED, fields)
+        if not self._sources.allows(origin.address) and not is_simulated:
+            return _SOURCE
+        return None if _is_plain_json(request.headers) else _MEDIA
+
+    def _identifier_in(self, path: str) -> str | None:
+        """Return the identifier in a tenant's address, whether known or not, else None."""
+        if path == self._path or not self._tenant_path or not path.startswith(self._tenant_path):
+            return None
+        identifier = path.removeprefix(self._tenant_path)
+        return identifier if identifier and "/" not in identifier else None
+
+    def _is_simulated(self, headers: Headers) -> bool:
+        """Return whether the simulator of this receiver sent a request."""
+        mark = self._simulation_mark
+        return mark is not None and any(
+            name.lower() == _SIMULATION_HEADER and compare_digest(value, mark)
+            for name, value in headers
         )
 
-    def resolve(self, peer_host: str | None, scheme: str, headers: Headers) -> RequestOrigin:
-        """Say who sent a request and whether it was by HTTPS.
 
-        ``X-Forwarded-Proto: https, http`` is read at the entry of the outermost trusted proxy,
-        which alone saw how the sender came; a single entry was written or passed on by a trusted
-        proxy and counts for all. Lines of a repeated header are joined. If the trusted part cannot
-        be read, the origin is the peer, not secure; likewise if ``Forwarded`` and
-        ``X-Forwarded-*`` both came and disagree, as one may be the sender's own.
+_SIMULATION_HEADER: Final = SIMULATION_HEADER.encode()
 
-        Args:
-            peer_host: the address of the socket's peer; None or empty for a unix socket.
-            scheme: ``https`` if the socket itself is encrypted, as in the ASGI scope.
-            headers: the request's headers as ASGI gives them.
-
-        Never raises, whatever the headers hold.
-        """
-        if not (self._networks or self._unix):
-            return _direct_origin(peer_host, scheme)
-        direct = _is_encrypted(scheme)
-        peer = _parse_address(peer_host) if peer_host else None
-        peer_text = str(peer) if peer is not None else (peer_host or None)
-        if not self._trusts(peer_host, peer):
-            return RequestOrigin(peer_text, direct)
-        try:
-            reading = self._read(_forwarding_headers(headers))
-        except _GarbageError as error:
-            if isinstance(error, _ContradictionError) and self._on_contradiction is not None:
-                report, self._on_contradiction = self._on_contradiction, None
-                report(peer_text)
-            return RequestOrigin(peer_text, secure=False)
-        secure = direct if reading.protocol is None else reading.protocol == "https"
-        if reading.sender is None:
-            return RequestOrigin(peer_text, secure)
-        address = reading.sender.address
-        return RequestOrigin(None if address is None else str(address), secure)
-
-    def trusts(self, peer_host: str | None) -> bool:
-        """Say whether the peer of a socket is a trusted proxy; None or empty: a unix socket's."""
-        return self._trusts(peer_host, _parse_address(peer_host) if peer_host else None)
-
-    def _trusts(self, peer_host: str | None, peer: _Address | None) -> bool:
-        if not peer_host:
-            return self._unix
-        return peer is not None and _contains(self._networks, peer)
-
-    def _is_proxy(self, sender: _Sender) -> bool:
-        return sender.address is not None and _contains(self._networks, sender.address)
-
-    def _read(self, joined: dict[bytes, str]) -> _Reading:
-        readings: list[_Reading] = []
-        if self._family is not ForwardedHeaders.X_FORWARDED and _entries(
-            joined.get(_FORWARDED, "")
-        ):
-            readings.append(self._read_forwarded(joined[_FORWARDED]))
-        senders, protocols = joined.get(_FOR, ""), joined.get(_PROTO, "")
-        if self._family is not ForwardedHeaders.FORWARDED and (
-            _entries(senders) or _entries(protocols)
-        ):
-            readings.append(self._read_x_forwarded(senders, protocols))
-        if not readings:
-            return _Reading(None, None)
-        # Silence of one family contradicts a claim of the other, too: a proxy that sets only
-        # X-Forwarded-For would else vouch for a ``Forwarded: proto=https`` of the sender's.
-        if readings[0] != readings[-1]:
-            raise _ContradictionError
-        return readings[0]
-
-    def _read_forwarded(self, text: str) -> _Reading:
-        sender: _Sender | None = None
-        protocol: str | None = None
-        for element in _elements_from_right(text):
-            pairs = _parse_pairs(element)
-            protocol = _parse_protocol(pairs["proto"]) if "proto" in pairs else None
-            if "for" not in pairs:
-                break
-            sender = _parse_sender(pairs["for"])
-            if not self._is_proxy(sender):
-                break
-        return _Reading(sender, protocol)
-
-    def _read_x_forwarded(self, senders: str, protocols: str) -> _Reading:
-        sender: _Sender | None = None
-        hops = 0
-        for entry in reversed(_entries(senders)):
-            sender = _parse_sender(entry)
-            hops += 1
-            if not self._is_proxy(sender):
-                break
-        # Without X-Forwarded-For only the entry that the peer itself wrote can be trusted.
-        return _Reading(sender, _vouched_protocol(_entries(protocols), max(1, hops)))
+#: The headers whose values a decision depends on.
+_SCREENED_HEADERS: Final = ORIGIN_HEADERS | {
+    b"content-type",
+    b"content-encoding",
+    _SIMULATION_HEADER,
+}
 
 
-class AllowedSources:
-    """The addresses that may deliver (``Sdk:Webhooks:AllowedSourceIpRanges``); none given: all.
-
-    Args:
-        cidrs: addresses and CIDR blocks, IPv4 and IPv6.
-
-    Raises:
-        OptionsValidationError: some are neither; each is listed.
-    """
-
-    __slots__ = ("_networks",)
-
-    def __init__(self, cidrs: Sequence[str]) -> None:
-        self._networks = _parse_networks("Sdk:Webhooks:AllowedSourceIpRanges", cidrs)
-
-    def allows(self, address: str | None) -> bool:
-        """Say whether a sender may deliver, going by :attr:`RequestOrigin.address`.
-
-        An address that is unknown (None) or no IP address is refused as soon as ranges are given.
-        """
-        if not self._networks:
-            return True
-        parsed = None if address is None else _parse_address(address)
-        return parsed is not None and _contains(self._networks, parsed)
-
-
-_FORWARDED: Final = b"forwarded"
-_FOR: Final = b"x-forwarded-for"
-_PROTO: Final = b"x-forwarded-proto"
-_NAMES: Final = frozenset({_FORWARDED, _FOR, _PROTO})
-
-#: One ``name=value`` of a Forwarded element (RFC 7239, 4). Unquoted colons are read as well: the
-#: grammar wants quotes around them, and many proxies leave these out.
-_match_pair = re.compile(
-    r"[ \t]*(" + TOKEN + r""")=(?:"([^"\\]*)"|([^",; \t]+))[ \t]*(?:;|$)"""
-).match
-#: An address in brackets, or IPv4, and an optional port (a number or an obfuscated one).
-_match_with_port = re.compile(r"(?:\[([^\]]*)\]|([0-9.]+))(?::(?:\d{1,5}|_[\w.-]+))?").fullmatch
-
-
-#: The headers whose values the screening looks at, but for the length.
-SCREENED_HEADERS: Final = _NAMES | {b"content-type", b"content-encoding"}
-
-
-def _forwarding_headers(headers: Headers) -> dict[bytes, str]:
-    joined: dict[bytes, str] = {}
-    for name, value in headers:
-        name = name.lower()
-        if name in _NAMES:
-            text = value.decode("latin-1")
-            joined[name] = f"{joined[name]},{text}" if name in joined else text
-            if len(joined[name]) > _MAX_FORWARDING_LENGTH:
-                raise _GarbageError
-    return joined
-
-
-def _entries(text: str) -> list[str]:
-    """Split a list; empty entries do not count (RFC 9110, 5.6.1)."""
-    return [entry for part in text.split(",") if (entry := part.strip(" \t"))]
-
-
-def _elements_from_right(text: str) -> Iterator[str]:
-    """Go through the elements of Forwarded, the last one first.
-
-    Commas inside quotes do not separate. Reading from the right, a quote that a sender left open
-    cannot swallow the elements that proxies have added after it.
-    """
-    end = len(text)
-    quoted = False
-    for position in range(len(text) - 1, -1, -1):
-        if text[position] == '"':
-            quoted = not quoted
-        elif text[position] == "," and not quoted:
-            if element := text[position + 1 : end].strip(" \t"):
-                yield element
-            end = position
-    if element := text[:end].strip(" \t"):
-        yield element
-
-
-def _parse_pairs(element: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    position = 0
-    while position < len(element):
-        pair = _match_pair(element, position)
-        if pair is None or (name := pair[1].lower()) in pairs:
-            raise _GarbageError
-        pairs[name] = pair[2] if pair[2] is not None else pair[3]
-        position = pair.end()
-    return pairs
-
-
-def _parse_sender(text: str) -> _Sender:
-    if text.lower() == "unknown" or text.startswith("_"):
-        return _Sender(None)
-    address = _parse_address(text)
-    if address is None and (parts := _match_with_port(text)):
-        address = _parse_address(parts[1] if parts[1] is not None else parts[2])
-    if address is None:
-        raise _GarbageError
-    return _Sender(address)
-
-
-def _parse_protocol(text: str) -> str:
-    protocol = text.lower()
-    if protocol not in ("http", "https"):
-        raise _GarbageError
-    return protocol
-
-
-def _vouched_protocol(entries: list[str], hops: int) -> str | None:
-    """Return the protocol between the sender and the outermost of ``hops`` trusted proxies."""
-    if not entries:
-        return None
-    protocols = [_parse_protocol(entry) for entry in entries[-hops:]]
-    # A single entry was set for all hops. With fewer entries than proxies it is unknown which proxy
-    # added which, so the request is secure only if every one of them says so.
-    if len(protocols) in (1, hops):
-        return protocols[0]
-    return "https" if set(protocols) == {"https"} else "http"
-
-
-def describe_body(headers: Headers) -> tuple[bool, int]:
-    """Return whether the headers announce plain JSON, and the announced size in bytes.
-
-    Plain JSON is a JSON media type, or none, without a content encoding. The size is -1 when none
-    is declared that is a number; the first one counts.
-    """
-    # Encoded bodies are refused: nothing is decompressed for a sender that is not verified yet.
-    plain_json = True
-    size: int | None = None
+def _is_plain_json(headers: Headers) -> bool:
+    """Return whether the headers announce JSON, or no media type, without a content encoding."""
     for name, value in headers:
         if name == b"content-type":
             media = value.partition(b";")[0].strip().lower()
             if media != b"application/json" and not media.endswith(b"+json"):
-                plain_json = False
-        elif name == b"content-length":
-            if size is None:
-                # More than 15 digits are above every limit, and int() of a long text takes time.
-                size = int(value[:16]) if value.isdigit() else -1
+                return False
+        # Nothing is decompressed for a sender that is not verified yet.
         elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            plain_json = False
-    return plain_json, -1 if size is None else size
+            return False
+    return True
+
+
+def declared_size(headers: Headers) -> int | None:
+    """Return the declared size of a body in bytes; None if none is declared that is a number.
+
+    The first one counts.
+    """
+    for name, value in headers:
+        if name == b"content-length":
+            # More than 15 digits are above every limit, and int() of a long text takes time.
+            return int(value[:16]) if value.isdigit() else None
+    return None

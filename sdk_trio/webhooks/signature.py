@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ..config.options import KeyDerivation, Secret
+from ..config import KeyDerivation, Secret
 from ..config.secret import HMAC_PREFIX, PRIVATE_KEY_PREFIX, parse_secret
 from ..errors import OptionsValidationError, Problem, VerificationError
 from ..records.deliveries import key_of

@@ -15,13 +15,12 @@ import msgspec
 import trio
 
 from ..base.clock import wall
-from ..base.http import PASSED_ON, Receive, Scope, Send
+from ..base.http import PASSED_ON, DirectRequest, Receive
 from ..base.logs import get_logger
 from ..base.public_addresses import host_name, is_loopback
 from ..config import Settings
 from ..events.samples import UnknownEventTypeError, sample_body
 from .answers import METHOD_NOT_ALLOWED, NOT_FOUND, TOO_LARGE, UNSUPPORTED_MEDIA, Answer
-from .body import send_early
 from .signed_request import (
     SIMULATION_HEADER,
     DeliveryFailedError,
@@ -42,16 +41,15 @@ _UNABLE = (
 )
 
 
-def refusal(scope: Scope) -> str | None:
+def refusal(request: DirectRequest) -> str | None:
     """Say why the simulator must not answer a request, or None. Pure.
 
     A page of another site can have a browser of this machine send requests, and can point a name of
     its own at a loopback address (DNS rebinding): Origin and Host reveal both.
     """
-    client = scope.get("client")
-    if not _is_here(client):
+    if not _is_here(request.client):
         return "it comes from another machine"
-    headers: dict[bytes, bytes] = dict(scope["headers"])
+    headers: dict[bytes, bytes] = dict(request.headers)
     if not PASSED_ON.isdisjoint(headers):
         return "a proxy has passed it on"
     host = headers.get(b"host", b"").decode("latin-1")
@@ -85,23 +83,15 @@ class Simulator:
         """Say whether a request for this path is the simulator's."""
         return path.startswith(PREFIX)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI ``http`` request below the simulator's path."""
-        refused = _refuse(scope)
+    async def respond(self, request: DirectRequest) -> Answer:
+        """Return the answer to one request below the simulator's path."""
+        refused = _refuse(request)
         if refused is not None:
-            await send_early(refused, receive, send)
             await trio.lowlevel.checkpoint()
-            return
-        answer = await self._answer(scope, receive)
-        if answer is TOO_LARGE:
-            await send_early(answer, receive, send)
-        else:
-            await answer.send(send)
-
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
-        body = await self._read(receive)
-        event_type = unquote(scope["path"].removeprefix(PREFIX))
-        if scope["method"] != "POST":
+            return refused
+        body = await self._read(request.receive)
+        event_type = unquote(request.path.removeprefix(PREFIX))
+        if request.method != "POST":
             return METHOD_NOT_ALLOWED
         if not event_type:
             return NOT_FOUND
@@ -187,16 +177,16 @@ class Simulator:
         )
 
 
-def _refuse(scope: Scope) -> Answer | None:
-    reason = refusal(scope)
+def _refuse(request: DirectRequest) -> Answer | None:
+    reason = refusal(request)
     if reason is not None:
-        client = scope.get("client")
+        client = request.client
         _log.warning(
             "webhook.simulation_refused", reason=reason, address=client[0] if client else None
         )
         # Other machines get the answer of a path that does not exist.
         return _json(403, {"error": f"refused: {reason}"}) if _is_here(client) else NOT_FOUND
-    for name, value in scope["headers"]:
+    for name, value in request.headers:
         media = value.partition(b";")[0].strip().lower()
         if name == b"content-type" and media and not _is_json(media):
             # The media types of HTML forms are refused, because any site's page may send these
@@ -205,7 +195,7 @@ def _refuse(scope: Scope) -> Answer | None:
     return None
 
 
-def _is_here(client: Any) -> bool:
+def _is_here(client: tuple[str, int] | None) -> bool:
     return not client or not client[0] or is_loopback(client[0])
 
 

@@ -11,8 +11,8 @@ import trio
 
 from ..base.logs import get_logger
 from ..base.lru import Lru
+from ..config import KeyDerivation, Secret
 from ..config.fields import Form, check_form
-from ..config.options import KeyDerivation, Secret
 from ..errors import OptionsValidationError
 from ..records.tenants import Tenant, TenantStatus
 from ..tenants.identity import is_organization_id

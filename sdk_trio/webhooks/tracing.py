@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Tracer, get_current_span
 
-from ..base.http import DirectRequest, Expiry, Receive, Scope, Send
+from ..base.http import DirectRequest, Expiry, Headers
 from ..base.telemetry import Links, attributes_of, fail, known_method, link_to, recorded
 from ..config import Settings
 from ..events import Event
 from ..records.deliveries import Dead, Done, NewDelivery, Outcome, Parked
-from .answers import Answer
+from .answers import Answer, RequestRefusal
 from .arrival import VerifiedDelivery
 from .endpoint import Endpoint
 from .invocation import Invocations
 from .outcomes import Failure
 from .registry import BoundHandler, BoundHandlers
 from .run import DeliveryRunner
-from .verify import WebhookRequest
+from .screen import Screened
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -52,32 +52,23 @@ class TracedEndpoint(Endpoint):
         # no part of it, so that span is never taken as a parent.
         self._starting_span = get_current_span()
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request within its span; see :meth:`Endpoint.serve`."""
+    async def respond(self, request: DirectRequest) -> Answer | None:
+        """Respond to one request within its span; see :meth:`Endpoint.respond`."""
+        with recorded(self._begin(request)) as span:
+            answer = await super().respond(request)
+            if answer is not None:
+                span.set_attribute("http.response.status_code", answer.status)
+                if answer.status >= _SERVER_ERROR:
+                    fail(span, str(answer.status))
+            return answer
 
-        async def send_noting_status(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                _note_status(span, message["status"])
-            await send(message)
-
-        with recorded(self._begin(scope)) as span:
-            # Without the short cut, which would take the answer past the span.
-            plain = {**scope, "extensions": {}}
-            await super().serve(plain, receive, send_noting_status)
-
-    async def serve_direct(self, request: DirectRequest) -> None:
-        """Serve one request of our own server within its span."""
-        await self.serve(request.scope(), request.receive, request.send)
-
-    def _begin(self, scope: Scope) -> "Span":
-        method = known_method(scope["method"])
-        route = self._host_route if scope["path"] == self._host_route else None
-        if route is None and self._identifier_in(scope["path"]) is not None:
+    def _begin(self, request: DirectRequest) -> "Span":
+        method = known_method(request.method)
+        screened = self._rules.screen.screen(request)
+        route = self._host_route if request.path == self._host_route else None
+        if screened.identifier is not None:
             route = self._tenant_route
-        client = scope.get("client")
-        peer = client[0] if client else None
-        origin = self._rules.proxies.resolve(peer, scope["scheme"], scope["headers"])
-        server = scope.get("server") or (None, None)
+        server = request.server or (None, None)
         inside = get_current_span()
         return self._tracer.start_span(
             " ".join(part for part in ("HTTP" if method[0] == "_" else method, route) if part),
@@ -85,15 +76,15 @@ class TracedEndpoint(Endpoint):
             kind=SpanKind.SERVER,
             attributes=attributes_of(
                 http__request__method=method,
-                url__scheme="https" if origin.secure else "http",
-                url__path=scope["path"],
+                url__scheme="https" if screened.origin.secure else "http",
+                url__path=request.path,
                 http__route=route,
-                client__address=origin.address,
-                network__peer__address=peer,
-                network__protocol__version=scope.get("http_version"),
+                client__address=screened.origin.address,
+                network__peer__address=request.client[0] if request.client else None,
+                network__protocol__version=request.version,
                 server__address=server[0],
                 server__port=server[1],
-                user_agent__original=_user_agent(scope["headers"]),
+                user_agent__original=_user_agent(request.headers),
             ),
         )
 
@@ -105,16 +96,10 @@ class TracedEndpoint(Endpoint):
         return await super()._route(arrival, expiry)
 
     def _note(
-        self,
-        event: str,
-        cause: str,
-        answer: Answer,
-        request: WebhookRequest,
-        body: bytes | None,
-        **fields: object,
+        self, refusal: RequestRefusal, headers: Headers, screened: Screened, body: bytes | None
     ) -> None:
-        get_current_span().set_attribute(f"sdk.{event}", str(cause))
-        super()._note(event, cause, answer, request, body, **fields)
+        get_current_span().set_attribute(f"sdk.{refusal.event}", str(refusal.cause))
+        super()._note(refusal, headers, screened, body)
 
 
 class TracedInvocations(Invocations):
@@ -185,12 +170,6 @@ class TracedRunner(DeliveryRunner):
 
 def _event_attributes(webhook_id: str, event_type: str) -> dict[str, str]:
     return {"sdk.webhook.id": webhook_id, "sdk.webhook.type": event_type}
-
-
-def _note_status(span: "Span", status: int) -> None:
-    span.set_attribute("http.response.status_code", status)
-    if status >= _SERVER_ERROR:
-        fail(span, str(status))
 
 
 def _user_agent(headers: Any) -> str | None:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from ..base.http import Headers
-from ..config.options import KeyDerivation
+from ..config import KeyDerivation
 from ..errors import VerificationError
 from .signature import (
     MAX_ID_BYTES,
@@ -139,15 +139,11 @@ def signed_places(headers: Headers) -> tuple[int, int, int] | None:
 
 def _signed_headers(headers: Headers) -> tuple[bytes, bytes, bytes] | Rejected:
     """Return the values of id, timestamp and signature."""
-    # ASGI servers give names in lower case. If they do, and no name is repeated, three look-ups
-    # suffice; the loop below handles all other requests.
-    named = dict(headers)
-    plain = len(named) == len(headers) and b"".join(named).islower()
-    webhook_id = named.get(ID_HEADER) if plain else None
-    timestamp = named.get(TIMESTAMP_HEADER) if plain else None
-    signature = named.get(SIGNATURE_HEADER) if plain else None
+    webhook_id: bytes | None = None
+    timestamp: bytes | None = None
+    signature: bytes | None = None
     more_signatures: list[bytes] = []
-    for name, value in () if plain else headers:
+    for name, value in headers:
         # The length is compared first, so that most headers need no lower-case copy of their name.
         if len(name) not in _REQUIRED_LENGTHS or (name := name.lower()) not in _REQUIRED:
             continue

@@ -6,9 +6,7 @@ and its keys.
 
 import base64
 import os
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Final
 
 from ..base.http import Headers
 from ..base.logs import get_logger
@@ -23,8 +21,10 @@ from ..events import (
 )
 from ..events.decoding import Documents, Outline, plain_outline
 from ..records.deliveries import NewDelivery
+from . import answers
+from .answers import RequestRefusal
 from .arrival import VerifiedDelivery, look_closer
-from .screen import RequestOrigin
+from .screen import Screened
 from .secret_usage import SecretUsage
 from .signature import Keyring
 from .verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
@@ -37,27 +37,6 @@ _log = get_logger("webhooks")
 
 #: The most characters that are logged of a tenant's identifier, which may be made up.
 SHOWN_IDENTIFIER_CHARACTERS = 64
-
-
-# A msgspec Struct without garbage collection is cheaper to make than an attrs class, and one is
-# made for each request.
-class WebhookRequest(msgspec.Struct, frozen=True, gc=False):
-    """The properties of a request that all steps share."""
-
-    headers: Headers
-    origin: RequestOrigin
-    #: The identifier in the tenant's address that it came to; None for the host's address.
-    identifier: str | None = None
-    #: See :class:`~sdk_trio.webhooks.verdict.Delivery`.
-    signed: tuple[bytes, bytes, bytes] | None = None
-
-
-class Unverified(msgspec.Struct, frozen=True):
-    """A delivery that is nobody's event: the cause and detail for the log, with more fields."""
-
-    cause: str
-    detail: str
-    fields: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class WebhookVerification:
@@ -82,14 +61,15 @@ class WebhookVerification:
 
     async def verify(
         self,
-        request: WebhookRequest,
+        headers: Headers,
         body: bytes,
+        screened: Screened,
         hosts: Keyring,
         *,
         tolerance: int,
         now: float,
         documents: Documents | None = None,
-    ) -> VerifiedDelivery | Unverified:
+    ) -> VerifiedDelivery | RequestRefusal:
         """Verify and decode a delivery; return it, or the reason why it is refused.
 
         At the address of a tenant only its keys verify, and the delivery is that tenant's. At the
@@ -100,8 +80,9 @@ class WebhookVerification:
         (docs/adr/0008-a-claim-chooses-a-key.md).
 
         Args:
-            request: its headers and address.
+            headers: those of the request.
             body: its bytes.
+            screened: its origin, and the address that it came to.
             hosts: the host's keys.
             tolerance: how old or new it may be, in seconds.
             now: Unix seconds.
@@ -111,14 +92,18 @@ class WebhookVerification:
             StoreUnavailableError: the store cannot say whose it is.
         """
         # As a rule it waits for nothing; taking or refusing the delivery is a checkpoint.
-        delivery = Delivery(request.headers, body, now, request.signed)
+        signed = None
+        if (places := screened.signed_places) is not None:
+            signed = headers[places[0]][1], headers[places[1]][1], headers[places[2]][1]
+        delivery = Delivery(headers, body, now, signed)
+        identifier = screened.identifier
         keys = self.tenant_keys
         tenant: Tenant | None = None
         erased: str | None = None
         signer = ""
         verdict: Accepted | Rejected
-        if request.identifier is not None:
-            verdict, tenant = await self._judge_at(request.identifier, delivery, tolerance)
+        if identifier is not None:
+            verdict, tenant = await self._judge_at(identifier, delivery, tolerance)
             signer = "" if tenant is None else tenant.id
         elif isinstance(
             verdict := verify_delivery(delivery, hosts, tolerance_seconds=tolerance), Accepted
@@ -132,30 +117,28 @@ class WebhookVerification:
                 signer = "" if tenant is None else tenant.id
         if isinstance(verdict, Rejected):
             claimed = {} if tenant is None else {"claimed_tenant": tenant.identifier}
-            if request.identifier is not None:
-                claimed = {"tenant": request.identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
-            return Unverified(verdict.cause, verdict.detail, claimed)  # noqa: ASYNC910 - answering is a checkpoint
+            if identifier is not None:
+                claimed = {"tenant": identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
+            return _rejection(verdict.cause, verdict.detail, **claimed)  # noqa: ASYNC910 - answering is a checkpoint
         envelope: Envelope | Outline | None = None
-        seeks_tenant = (
-            keys is not None and tenant is None
-        )  # in the data, which an outline leaves out
-        if not seeks_tenant:
+        # The tenant is looked for in the data, which an outline leaves out.
+        if keys is None or tenant is not None:
             envelope = plain_outline(body, documents)
         if envelope is None:
             try:
                 envelope = plain_envelope(body) or await look_closer(body)
             except DeliveryDecodingError as error:
-                return Unverified("not_an_event", str(error))  # noqa: ASYNC910 - answering is a checkpoint
+                return _rejection("not_an_event", str(error))  # noqa: ASYNC910 - answering is a checkpoint
         if keys is not None and tenant is None and isinstance(envelope, Envelope):
             organization = organization_of(envelope.type, envelope.data_raw)
             tenant = await keys.tenant_of(organization)
             if tenant is None:
                 erased = await keys.erased(organization)
             if tenant is not None and self._own_secrets_only and tenant.credentials.webhook_secrets:
-                return Unverified(  # noqa: ASYNC910 - answering is a checkpoint
-                    "own_secrets", _NOT_THE_HOSTS, {"claimed_tenant": tenant.identifier}
+                return _rejection(  # noqa: ASYNC910 - answering is a checkpoint
+                    "own_secrets", _NOT_THE_HOSTS, claimed_tenant=tenant.identifier
                 )
-        webhook_id, kind, address = verdict.webhook_id, envelope.type, request.origin.address
+        webhook_id, kind, address = verdict.webhook_id, envelope.type, screened.origin.address
         if tenant is None:
             _log.info("webhook.received", webhook_id=webhook_id, type=kind, address=address)
         else:
@@ -203,6 +186,10 @@ _NOT_THE_HOSTS: Final = (
     "signed with the host's secret for a tenant that has secrets of its own, and "
     "Sdk:MultiTenant:OwnSecretsOnly is true: have the sender use the tenant's secret and address."
 )
+
+
+def _rejection(cause: str, detail: str, **fields: str) -> RequestRefusal:
+    return RequestRefusal(str(cause), answers.INVALID, {"detail": detail, **fields})
 
 
 def _random_secret() -> Secret:

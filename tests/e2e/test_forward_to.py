@@ -22,6 +22,7 @@ from support.daemon import Place
 from support.deliveries import SECRET
 from support.ports import free_port
 from support.programs import node_package, program
+from support.tables import STATES
 from support.waiting import wait_until
 
 from sdk_trio.testing import sign_delivery
@@ -170,7 +171,7 @@ def states(place):
     """The number of events in each state, read beside the daemon without the cost of a command."""
     file = f"file:{place.data}/inbox.db?mode=ro"
     with closing(sqlite3.connect(file, uri=True, timeout=30)) as store:
-        return dict(store.execute("SELECT state, count(*) FROM inbox GROUP BY state"))
+        return dict(store.execute(STATES))
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ async def test_what_others_may_do_with_the_store_goes_on_under_deliveries(tmp_pa
             await sender.wait_for(20)
             for statements in (
                 ["PRAGMA wal_checkpoint(TRUNCATE)"],
-                ["PRAGMA wal_checkpoint(RESTART)", "SELECT count(*) FROM inbox"],
+                ["PRAGMA wal_checkpoint(RESTART)", "SELECT count(*) FROM arrival"],
                 ["VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"],
                 [f"VACUUM INTO '{tmp_path / 'backup.db'}'"],
                 ["PRAGMA wal_checkpoint(TRUNCATE)", "PRAGMA wal_checkpoint(TRUNCATE)"],

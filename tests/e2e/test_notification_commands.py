@@ -72,6 +72,8 @@ async def seed(shell: Shell, *endings: NotificationState) -> None:
 async def test_messages_are_listed_shown_and_put_back(shell: Shell) -> None:
     state = NotificationState
     await seed(shell, state.SENT, state.FAILED, state.SKIPPED, state.UNKNOWN, state.UNKNOWN)
+    limited = shell("notify", "list", "--limit", "2")
+    assert "stopped at 2; there are more: --limit N" in limited.stderr
     rows = shell.json("notify", "list")
     assert [(row["id"], row["state"]) for row in rows] == [
         ("5-email", "unknown"),

@@ -11,6 +11,7 @@ from power_cuts import power_cuts
 from support.deliveries import SECRET
 from support.power_cut import PowerCut
 from support.supervised import SIGKILL, Daemon, running
+from support.tables import STATE_OF_EACH
 from support.waiting import wait_until
 
 from sdk_trio.testing import sign_delivery
@@ -61,7 +62,7 @@ def test_what_was_told_last_survives_a_power_cut_and_a_claim_need_not(daemon, po
         daemon.ended()
         sender.join()
         assert power.left("PRAGMA integrity_check") == [("ok",)]
-        states = dict(power.left("SELECT webhook_id, state FROM inbox"))
+        states = dict(power.left(STATE_OF_EACH))
         assert states["inline-1"] == "done"
         assert last != "inline" or states["inline-2"] == "done"
         assert last not in ("queued", "parked") or f"{last}-1" in states

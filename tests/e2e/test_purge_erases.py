@@ -136,7 +136,7 @@ def test_on_demand_everything_of_one_tenant_goes_while_a_daemon_runs(place):
         for number in range(60):
             deliver(running, f"v{number}", f"org-{MARK}", f"{MARK} " * (1 + number % 40))
             deliver(running, f"o{number}", "org-2", "y" * (20 * number))
-        replica = place.data / "replica" / victim
+        replica = place.data / "replica" / f"victim.{victim}"
         wait_until(lambda: len(seen(place)) >= 120 and replica.is_dir())
         checked(place, "tenant", "suspend", "victim", "--reason", f"{MARK} asked")
         deliver(running, "held", f"org-{MARK}", MARK)
@@ -293,7 +293,7 @@ def test_a_backup_and_a_reader_that_keeps_the_log_are_named(place):
         backup.close()
         checked(place, "tenant", "delete", "victim")
         source.execute("BEGIN")
-        source.execute("SELECT count(*) FROM inbox").fetchall()
+        source.execute("SELECT count(*) FROM arrival").fetchall()
         purge = ("tenant", "purge", "victim", "--now", "--yes", *TENANTS)
         ended = place.run(*purge)
         assert ended.returncode == 1
@@ -309,7 +309,7 @@ def test_orphaned_replicas_on_a_local_disk_are_listed_and_removed_on_request(pla
     more = replication(place)
     with daemon(place):
         pass
-    orphan = place.data / "replica" / "11111111-2222-4333-8444-555555555555"
+    orphan = place.data / "replica" / "gone.11111111-2222-4333-8444-555555555555"
     orphan.mkdir(parents=True)
     (orphan / "file").write_bytes(b"old")
     assert checked(place, "tenant", "purge", "--dry-run", *more) == []
@@ -326,7 +326,7 @@ def test_a_link_or_file_in_place_of_a_replica_is_removed_and_its_target_named(pl
     more = replication(place)
     with daemon(place):
         pass
-    orphan = place.data / "replica" / "11111111-2222-4333-8444-555555555555"
+    orphan = place.data / "replica" / "gone.11111111-2222-4333-8444-555555555555"
     orphan.parent.mkdir()
     elsewhere = place.directory / "elsewhere"
     elsewhere.mkdir()
@@ -364,5 +364,5 @@ def test_a_replica_that_cannot_be_removed_is_named_with_its_path(place):
     more = tuple(f"--set={prefix}:{key}={value}" for key, value in keys.items())
     ended = place.run("tenant", "purge", "victim", "--now", "--yes", *TENANTS, *more)
     assert ended.returncode == 1
-    assert f"not reached: the replica at s3://backups/shop/{victim}" in ended.stderr
+    assert f"not reached: the replica at s3://backups/shop/victim.{victim}" in ended.stderr
     assert checked(place, "tenant", "list") == []

@@ -191,7 +191,7 @@ async def test_a_new_tenant_is_replicated_by_a_replicator_of_another_process(
                 tenant = await tenancy.service.add(name, name=name)
                 async with tenancy.tenant_db(tenant) as opened:
                     await opened.run(lambda database: database.execute("CREATE TABLE t (x)"))
-                copies = replica / tenant.id
+                copies = replica / f"{name}.{tenant.id}"
                 await until(lambda copies=copies: list(copies.rglob("*.ltx")))
     finally:
         if replicator is not None:

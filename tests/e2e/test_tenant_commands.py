@@ -25,7 +25,7 @@ def test_a_tenant_s_life_from_a_shell(shell: Shell) -> None:
     manager = ("--email", "m@example.com", "--email-verified", "--phone", "+15551234567")
     added = add(shell, "acme", *manager, "--organization-id", "org_1")
     assert (added["webhook_path"], added["own_webhook_path"]) == ("/hooks/sdk", False)
-    address = {"webhook_path", "own_webhook_path"}
+    address = {"webhook_path", "own_webhook_path", "sources"}
     listed = {name: value for name, value in added.items() if name not in address}
     assert shell.json("list") == [listed]
     assert shell.json("show", "acme") == shell.json("show", added["id"]) == added
@@ -60,7 +60,7 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
     add(shell, "acme", "--email", "m@example.com", "--email-verified", "--phone", "+15551234567")
 
     def contact(*words: str) -> tuple[object, ...]:
-        shown = shell.json("contact", "acme", *words)
+        shown = shell.json("set", "acme", *words)
         assert shown == shell.json("show", "acme")
         return (
             shown["site_manager_email"],
@@ -76,11 +76,11 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
     assert contact("--email-verified") == ("n@example.com", True, "+15557654321")
     assert contact("--email-not-verified") == ("n@example.com", False, "+15557654321")
     assert contact("--no-email") == (None, False, "+15557654321")
-    again = shell("contact", "acme", "--no-email")
+    again = shell("set", "acme", "--no-email")
     assert "nothing was changed" in again.stderr
     assert "+15557654321" in again.stdout
     trail = shell.json("audit", "acme")[1:]
-    assert [row["action"] for row in trail] == ["ContactChanged"] * 5
+    assert [row["action"] for row in trail] == ["Changed"] * 5
     assert (trail[1]["actor"], trail[1]["reason"]) == ("kim", "new manager")
     assert "example.com" not in json.dumps(trail)
 
@@ -88,12 +88,12 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (("contact", "acme"), 2, "say what changes"),
-        (("contact", "acme", "--email", "nobody"), 2, "email"),
-        (("contact", "acme", "--email", ""), 2, "email"),
-        (("contact", "acme", "--email-verified"), 2, "there is no address"),
-        (("contact", "acme", "--email", "a@b.example", "--no-email"), 2, "not allowed with"),
-        (("contact", "nobody", "--no-phone"), 1, "no tenant 'nobody'"),
+        (("set", "acme"), 2, "say what changes"),
+        (("set", "acme", "--email", "nobody"), 2, "email"),
+        (("set", "acme", "--email", ""), 2, "email"),
+        (("set", "acme", "--email-verified"), 2, "there is no address"),
+        (("set", "acme", "--email", "a@b.example", "--no-email"), 2, "not allowed with"),
+        (("set", "nobody", "--no-phone"), 1, "no tenant 'nobody'"),
         (("add", "No Slug", "--name", "x"), 2, "identifier must be 1 to 64"),
         (("add", "b", "--name", "x", "--email", "nobody"), 2, "email"),
         (("add", "b", "--name", " "), 2, "name is empty"),
@@ -110,18 +110,17 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
         (("add", "b", "--name", "x", "--email", "a\u202e@x.de"), 2, "U+202E"),
         (("add", "b", "--name", "x", "--actor", "kim\u2066"), 2, "U+2066"),
         (("deactivate", "acme", "--reason", "a\u009bb"), 2, "U+009B"),
-        (("change", "acme"), 2, "say what changes"),
-        (("change", "acme", "--name", ""), 2, "name is empty"),
-        (("change", "acme", "--organization-id", ""), 2, "--no-organization"),
-        (("change", "acme", "--organization-id", "a b"), 2, "visible ASCII"),
-        (("change", "nobody", "--name", "x"), 1, "no tenant 'nobody'"),
-        (("credentials", "set", "acme"), 2, "say what changes"),
-        (("credentials", "set", "acme", "--webhook-secret-env", "a b"), 2, "source"),
-        (("credentials", "rotate", "acme"), 2, "name the new source"),
-        (("credentials", "rotate", "acme", "--remove", "X"), 2, "a source is env:"),
-        (("credentials", "rotate", "acme", "--remove", "env:X"), 2, "has no env:X"),
-        (("credentials", "sho", "acme"), 2, "did you mean 'tenant credentials show'"),
-        (("credentials",), 2, "COMMAND"),
+        (("set", "acme", "--name", ""), 2, "name is empty"),
+        (("set", "acme", "--organization-id", ""), 2, "--no-organization"),
+        (("set", "acme", "--organization-id", "a b"), 2, "visible ASCII"),
+        (("set", "nobody", "--name", "x"), 1, "no tenant 'nobody'"),
+        (("set", "acme", "--webhook-secret-env", "a b"), 2, "source"),
+        (("set", "acme", "--keep-webhook-secrets"), 2, "name the new source"),
+        (("set", "acme", "--remove-webhook-secret", "X"), 2, "a source is env:"),
+        (("set", "acme", "--remove-webhook-secret", "env:X"), 2, "has no env:X"),
+        (("set", "acme", "--no-webhook-secrets", "--webhook-secret-env", "X"), 2, "not allowed"),
+        (("set", "acme", "--access-token-env", "X", "--no-access-token"), 2, "not allowed with"),
+        (("change", "acme"), 2, "did you mean 'tenant set'"),
         (("audit", "--after", "x"), 2, "--after"),
         (("add", "acme", "--name", "x"), 1, "'acme' already"),
         (("add", "b", "--name", "x", "--webhook-secret-env", "whsec_+"), 2, "source"),
@@ -180,7 +179,7 @@ def test_a_refused_transition_is_in_the_trail_with_who_why_and_why_not(
 def test_everybody_on_the_command_line_is_called_alike(shell: Shell) -> None:
     add(shell)
     keys = {"Sdk:MultiTenant:TenantStatus:DeletedTenantRetentionDays": "0"}
-    for words in (("change", "acme", "--name", "x"), ("delete", "acme"), ("purge", "--yes")):
+    for words in (("set", "acme", "--name", "x"), ("delete", "acme"), ("purge", "--yes")):
         assert shell(*words, **keys).returncode == 0
     trail = shell.json("audit")
     assert [row["action"] for row in trail] == ["Created", "Changed", "Deleted", "Purged"]
@@ -192,14 +191,14 @@ def test_a_tenant_gets_another_name_and_organization(shell: Shell) -> None:
     add(shell, "acme", "--organization-id", "org_1")
     add(shell, "other")
     why = ("--reason", "merger", "--actor", "kim")
-    changed = shell.json("change", "acme", "--name", "Acme AG", *why)
+    changed = shell.json("set", "acme", "--name", "Acme AG", *why)
     assert (changed["name"], changed["organization_id"]) == ("Acme AG", "org_1")
-    taken = shell("change", "other", "--organization-id", "org_1")
+    taken = shell("set", "other", "--organization-id", "org_1")
     assert (taken.returncode, taken.stdout) == (1, "")
     assert "acme" in taken.stderr
-    assert shell.json("change", "acme", "--no-organization")["organization_id"] is None
-    assert shell.json("change", "other", "--organization-id", "org_1")["organization_id"] == "org_1"
-    again = shell("change", "other", "--organization-id", "org_1")
+    assert shell.json("set", "acme", "--no-organization")["organization_id"] is None
+    assert shell.json("set", "other", "--organization-id", "org_1")["organization_id"] == "org_1"
+    again = shell("set", "other", "--organization-id", "org_1")
     assert "nothing was changed" in again.stderr
     trail = shell.json("audit")[2:]
     assert [(row["action"], row["details"]) for row in trail] == [
@@ -224,7 +223,8 @@ def test_lists_and_trails_are_searched_and_paged(shell: Shell) -> None:
     assert names("--search", "m@GAMMA") == ["gamma"]
     assert names("--search", "lta", "--status", "Suspended") == ["delta"]
     assert names("--search", "a", "--status", "Active", "--limit", "1", "--after", "b") == ["gamma"]
-    assert "--after beta" in shell("list", "--limit", "2").stderr
+    assert "stopped at 2; there are more: --after beta" in shell("list", "--limit", "2").stderr
+    assert shell("list", "--limit", "4").stderr == ""
     trail = shell.json("audit")
     assert shell.json("audit", "--limit", "2", "--after", str(trail[1]["sequence"])) == trail[2:4]
     (row,) = shell.json("audit", "--status", "Suspended", "--search", "unpaid")
@@ -241,35 +241,42 @@ def test_a_secret_is_rotated_without_a_moment_without_one(
     key = shell.directory.parent / "new.key"
 
     def sources(*words: str) -> list[str]:
-        done = shell("credentials", *words, "--format", "json")
+        done = shell(*words, "--format", "json")
         assert done.returncode == 0, done.stderr
         assert "planted" not in done.stdout + done.stderr
-        return [row["source"] for row in json.loads(done.stdout)]
+        return [row["source"] for row in json.loads(done.stdout)["sources"]]
 
-    rotate = ("credentials", "rotate", "acme", "--webhook-secret-file", str(key))
-    early = shell(*rotate)
+    new = ("set", "acme", "--webhook-secret-file", str(key))
+    early = shell(*new, "--keep-webhook-secrets")
     assert early.returncode == 78
     assert f"--webhook-secret-file {key}: the file does not exist: write it" in early.stderr
     assert sources("show", "acme") == ["env:ACME_OLD"]
     key.write_text("planted-new-value\n")
-    added = shell(*rotate)
-    assert (added.returncode, "both sign now" in added.stderr) == (0, True)
-    rows = shell.json("credentials", "show", "acme")
+    added = shell(*new, "--keep-webhook-secrets")
+    assert (added.returncode, "old and new secrets sign now" in added.stderr) == (0, True)
+    rows = shell.json("show", "acme")["sources"]
     assert [(row["use"], row["source"], row["found"]) for row in rows] == [
         ("webhook_secret", f"file:{key}", 1),
         ("webhook_secret", "env:ACME_OLD", 2),
     ]
-    assert sources("rotate", "acme", "--remove", "env:ACME_OLD") == [f"file:{key}"]
-    last = shell("credentials", "rotate", "acme", "--remove", f"file:{key}")
+    remove = ("set", "acme", "--remove-webhook-secret")
+    assert sources(*remove, "env:ACME_OLD") == [f"file:{key}"]
+    last = shell(*remove, f"file:{key}")
     assert (last.returncode, "it is the last one" in last.stderr) == (2, True)
+    once = sources("set", "acme", "--webhook-secret-env", "ACME_OLD", *remove[2:], f"file:{key}")
+    assert once == ["env:ACME_OLD"]
+    assert sources(*new) == [f"file:{key}"]
     key.unlink()
-    assert "cannot be read" in shell("credentials", "show", "acme").stdout
-    token = ("--access-token-env", "TOKEN")
+    assert "cannot be read" in shell("show", "acme").stdout
+    # Several fields are one change.
+    token = ("--access-token-env", "TOKEN", "--name", "Acme", "--phone", "+15551234567")
     assert sources("set", "acme", *token) == ["env:TOKEN", f"file:{key}"]
     assert sources("set", "acme", "--no-webhook-secrets") == ["env:TOKEN"]
     assert sources("set", "acme", "--no-access-token") == []
-    assert "no credentials of its own" in shell("credentials", "show", "acme").stderr
-    assert [row["action"] for row in shell.json("audit", "acme")[1:]] == ["CredentialsChanged"] * 5
+    assert "credentials" not in shell("show", "acme").stdout
+    trail = shell.json("audit", "acme")[1:]
+    assert [row["action"] for row in trail] == ["Changed"] * 7
+    assert trail[4]["details"] == "name, site_manager_phone, credentials"
 
 
 def test_two_tenants_with_one_source_are_warned_of(shell: Shell) -> None:
@@ -277,11 +284,11 @@ def test_two_tenants_with_one_source_are_warned_of(shell: Shell) -> None:
     assert "SHARED" not in shell("add", "acme", "--name", "x", *own).stderr
     for words in (
         ("add", "other", "--name", "x", *own),
-        ("credentials", "show", "other"),
-        ("credentials", "rotate", "other", "--webhook-secret-env", "OTHER"),
+        ("show", "other"),
+        ("set", "other", "--webhook-secret-env", "OTHER", "--keep-webhook-secrets"),
     ):
         assert "warning: env:SHARED of other is named by acme too" in shell(*words).stderr
-    rows = shell.json("credentials", "show", "other")
+    rows = shell.json("show", "other")["sources"]
     assert [row["shared_with"] for row in rows] == [[], ["acme"]]
 
 
@@ -293,7 +300,7 @@ def test_a_key_file_that_does_not_exist_is_refused(
     assert shell("add", "first", "--name", "x", *missing).returncode == 78
     assert not shell.directory.exists()
     add(shell, "acme")
-    for words in (("add", "other", "--name", "x"), ("credentials", "set", "acme")):
+    for words in (("add", "other", "--name", "x"), ("set", "acme")):
         refused = shell(*words, *missing)
         assert refused.returncode == 78
         assert f"{option} {missing[1]}: the file does not exist" in refused.stderr
@@ -303,7 +310,7 @@ def test_a_key_file_that_does_not_exist_is_refused(
 def test_who_adds_a_tenant_where_no_store_is_hears_that_one_is_made(shell: Shell) -> None:
     first = shell("add", "acme", "--name", "Acme")
     where = shell.directory / "inbox.db"
-    assert f"note: there is no inbox at {where}, so a new one is made\n" in first.stderr
+    assert f"note: there is no store at {where}, so a new one is made\n" in first.stderr
     assert "a new one is made" not in shell("add", "other", "--name", "Other").stderr
 
 
@@ -397,7 +404,7 @@ def test_an_import_says_of_each_row_what_becomes_of_it_and_is_done_whole_or_not(
     assert (acme["name"], acme["site_manager_email_verified"]) == ("Acme AG", True)
     assert new["organization_id"] == "org_2"
     trail = shell.json("audit")[2:]
-    assert [row["action"] for row in trail] == ["Changed", "ContactChanged", "Created"]
+    assert [row["action"] for row in trail] == ["Changed", "Created"]
     assert {(row["actor"], row["reason"]) for row in trail} == {("kim", "migration")}
 
 
@@ -456,7 +463,7 @@ async def test_a_running_daemon_gives_the_next_event_to_the_organization_s_new_t
         tenants = app.runtime.receiver.tenancy.service
         await trio.to_thread.run_sync(add, shell, "acme")
         assert await tenants.find_by_organization("org_9") is None
-        words = ("change", "acme", "--organization-id", "org_9")
+        words = ("set", "acme", "--organization-id", "org_9")
         assert (await trio.to_thread.run_sync(shell, *words)).returncode == 0
         await until(lambda: tenants.find_by_organization("org_9"))
         found = await tenants.find_by_organization("org_9")

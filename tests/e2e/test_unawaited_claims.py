@@ -115,7 +115,7 @@ def test_a_power_cut_between_write_and_sync_leaves_nothing(daemon, faults, power
             faults,
             hanging("sync", daemon.directory / "data" / "inbox.db-wal"),
         )
-        assert power.left("SELECT * FROM inbox WHERE webhook_id = 'unanswered-1'") == []
+        assert power.left("SELECT * FROM arrival WHERE delivery_key = 'unanswered-1'") == []
         power.happen()
         assert daemon.start(), daemon.log()
         # The claims file is gone with the rest that nobody has synced, and that is said.

@@ -214,7 +214,7 @@ GOOD = {
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("Sdk:MultiTenant:Enabled", "false", "needs tenants, whose site managers are told"),
+        ("Sdk:MultiTenant:Enabled", "false", "needs tenants, whose site managers are notified"),
         (f"{NOTIFICATIONS}:Webhook:SigningSecretEnvVar", "SHORT", "at least 16 are needed"),
         (f"{NOTIFICATIONS}:Templates:Deleted:EmailBody", "{0}", "which nothing stands for"),
         (f"{NOTIFICATIONS}:Webhook:Url", "https://h.example/in?sig=planted#x", "a fragment"),

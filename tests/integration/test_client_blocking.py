@@ -159,7 +159,9 @@ def test_a_failure_shows_no_body_and_no_token_in_its_variables(client):
         # From the first frame of the package in the caller's thread to where the thread waited.
         frames = traceback.walk_tb(caught.value.__traceback__)
         variables = [
-            frame.f_locals for frame, _ in frames if "/client/blocking" in frame.f_code.co_filename
+            frame.f_locals
+            for frame, _ in frames
+            if re.search("/client/(blocking|portal|resources)", frame.f_code.co_filename)
         ]
         assert len(variables) >= 2
         assert secret not in repr(variables)
@@ -429,6 +431,34 @@ client.close()
 print(threading.active_count())
 """
 
+INTERRUPTED_OFTEN = """
+import random
+from sdk_trio.client import portal
+portal.INTERRUPT_SECONDS = 3600  # a wait for a call that has ended would last that long
+# An interrupt may come between the making of a coroutine and its hand-over.
+warnings.simplefilter("ignore", RuntimeWarning)
+in_call, interrupts = False, 0
+
+def interrupt(*_):
+    global in_call
+    if in_call:
+        in_call = False
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+client.orders.get("ord_1")
+while interrupts < 300:
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.004))
+    try:
+        in_call = True
+        client.orders.get("ord_1")
+        in_call = False
+    except KeyboardInterrupt:
+        interrupts += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+print("interrupted", client.orders.get("ord_1").id)
+"""
+
 FORKED_BEFORE = """
 child = os.fork()
 found = client.orders.get("ord_1").id
@@ -468,6 +498,7 @@ def test_an_interrupt_cancels_the_call_and_the_client_goes_on(upstream):
         (FORKED_BEFORE, "0 ord_1\n"),
         (FORKED_MEANWHILE, "3 ord_2\n"),
         (INTERRUPTED_WHILE_OPENING, "interrupted ord_1\n1\n"),
+        (INTERRUPTED_OFTEN, "interrupted ord_1\n"),
         (LEFT_OPEN, "ord_1\n"),
     ],
 )
@@ -499,6 +530,13 @@ def test_the_program_of_the_how_to_runs(upstream, tmp_path):
 
 
 # --- the same table ------------------------------------------------------------------------------
+
+
+def test_help_shows_the_arguments_of_a_request(client):
+    for name in ("request", "stream"):
+        ours, theirs = getattr(SyncClient, name), getattr(Client, name)
+        assert list(inspect.signature(ours).parameters) == [*inspect.signature(theirs).parameters]
+    assert list(inspect.signature(client.request).parameters)[:2] == ["method", "path"]
 
 
 def test_every_operation_is_there_with_the_same_signature(upstream):

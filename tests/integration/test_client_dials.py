@@ -30,7 +30,7 @@ from sdk_trio.client.errors import (
     FailureKind,
 )
 from sdk_trio.client.layers import AttemptKind
-from sdk_trio.config.options import ResilienceOptions
+from sdk_trio.config.options.client import ResilienceOptions
 from sdk_trio.net import http2, pool
 from sdk_trio.net.transport import Transport
 

@@ -14,7 +14,7 @@ import sdk_trio
 from sdk_trio.client.client import Client
 from sdk_trio.client.errors import ConnectionFailedError
 from sdk_trio.config import Mode, Secret, Settings
-from sdk_trio.config.options import ConnectionOptions
+from sdk_trio.config.options.client import ConnectionOptions
 from sdk_trio.errors import OptionsValidationError
 from sdk_trio.net import pool
 from sdk_trio.net.transport import VARIABLES, ignored_variable

@@ -18,7 +18,7 @@ from sdk_trio.client.errors import (
     OutcomeUnknownError,
 )
 from sdk_trio.config import Mode, Secret, Settings
-from sdk_trio.config.options import ConnectionOptions
+from sdk_trio.config.options.client import ConnectionOptions
 from sdk_trio.errors import NotRunningError
 from sdk_trio.net.transport import Transport
 

@@ -10,13 +10,14 @@ import pytest
 CASES = [
     (["ev"], {"events"}),
     (["events", "re"], {"replay", "resend", "reconcile", "rejected"}),
-    (["help", "ver"], {"verify", "version"}),
+    (["help", "ver"], {"verify"}),
     (["events", "list", "--ty"], {"--type"}),
     (["events", "list", "--state", "de"], {"dead"}),
     (["events", "list", "-n", "5", "--format", "j"], {"json"}),
     (["events", "trigger", "order.pa"], {"order.paid"}),
     (["events", "list", "--type", "order.pa"], {"order.paid"}),
-    (["tenant", "credentials", "ro"], {"rotate"}),
+    (["tenant", "se"], {"set"}),
+    (["init", "--directory", "here/"], {"here/app"}),
     (["completion", "f"], {"fish"}),
 ]
 
@@ -39,16 +40,17 @@ def program(name):
 
 
 def test_bash_completes_commands_options_and_values(tmp_path):
+    (tmp_path / "here" / "app").mkdir(parents=True)
     lines = [script("bash")]
     for words, _ in CASES:
         typed = " ".join(f"'{word}'" for word in ["sdk-trio", *words])
         lines += [
             f"COMP_WORDS=({typed}) COMP_CWORD={len(words)}",
-            '_sdk_trio; echo "${COMPREPLY[*]}"',
+            '_shtab_sdk_trio; echo "${COMPREPLY[*]}"',
         ]
     ran = subprocess.run(
         [program("bash"), "--norc", "-eu", "-o", "pipefail", "-c", "\n".join(lines)],
-        env={"PATH": "", "ZSH_VERSION": ""},
+        env={"PATH": ""},  # no program is started while somebody types
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -60,7 +62,8 @@ def test_bash_completes_commands_options_and_values(tmp_path):
 
 def test_fish_completes_commands_options_and_values(tmp_path):
     fish = program("fish")
-    typed = [f"complete -C 'sdk-trio {' '.join(words)}'; echo ." for words, _ in CASES]
+    (tmp_path / "here" / "app").mkdir(parents=True)
+    typed = [f"complete -C 'sdk-trio {' '.join(words)}'; echo =" for words, _ in CASES]
     ran = subprocess.run(
         [fish, "--no-config", "-c", "\n".join([script("fish"), *typed])],
         env={"HOME": str(tmp_path), "PATH": str(Path(fish).parent)},
@@ -71,19 +74,20 @@ def test_fish_completes_commands_options_and_values(tmp_path):
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     found = [
-        {line.partition("\t")[0] for line in answer.splitlines()}
-        for answer in ran.stdout.split(".\n")[:-1]
+        {line.partition("\t")[0].removesuffix("/") for line in answer.splitlines()}
+        for answer in ran.stdout.split("=\n")[:-1]
     ]
     assert found == [expected for _, expected in CASES]
 
 
-def test_zsh_reads_the_script_of_bash(tmp_path):
+def test_zsh_registers_the_script(tmp_path):
+    (tmp_path / "script").write_text(script("zsh"))
     ran = subprocess.run(
         [
             program("zsh"),
             "-f",
             "-c",
-            f"autoload -Uz compinit; compinit -u -D\n{script('zsh')}\nprint $_comps[sdk-trio]",
+            'autoload -Uz compinit; compinit -u -D; eval "$(< script)"; print $_comps[sdk-trio]',
         ],
         env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
         cwd=tmp_path,
@@ -92,4 +96,11 @@ def test_zsh_reads_the_script_of_bash(tmp_path):
         check=False,
     )
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout == "_bash_complete -o default -F _sdk_trio\n"
+    assert ran.stdout == "_shtab_sdk_trio\n"
+
+
+def test_without_the_extra_it_says_what_to_install(command_line, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    answer = command_line("completion", "bash")
+    assert (answer.status, answer.out) == (69, "")
+    assert "needs the module shtab: pip install 'sdk-trio[completion]'" in answer.err

@@ -126,7 +126,8 @@ class Direct:
         self._body = delivery.body
         self.template = template
         self.expiry = RequestDeadline(sweep_seconds=0.5)
-        self.path = PATH
+        self.method, self.path, self.scheme = "POST", PATH, "http"
+        self.client = ("127.0.0.1", 1)
         self.headers = [
             (name.lower().encode(), value.encode())
             for name, value in {
@@ -139,28 +140,14 @@ class Direct:
             }.items()
         ]
 
-    def scope(self) -> dict[str, Any]:
-        return {
-            "type": "http",
-            "method": "POST",
-            "scheme": "http",
-            "path": PATH,
-            "client": ("127.0.0.1", 1),
-            "headers": self.headers,
-            "extensions": {"sdk_trio.shortcut": self},
-        }
-
-    async def receive(self) -> dict[str, Any]:
-        raise AssertionError("the body has arrived")
-
-    async def send(self, message: Any) -> None:
-        raise AssertionError("the answer is sent whole")
-
     def take_body(self, largest: int) -> bytes:
         return self._body
 
-    async def answer(self, answer: Any) -> None:
-        assert answer[0] == 200
+    async def deliver(self, app: WebhookReceiver) -> None:
+        """Have it answered; the server would send the answer."""
+        answer = await app.respond(self)
+        assert answer is not None
+        assert answer.status == 200
 
 
 async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]:
@@ -183,7 +170,7 @@ async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]
         await nursery.start(app.run)
         trio.lowlevel.add_instrument(counter)
         for request in requests[:WARM_UP]:
-            await counter.count(partial(app.serve_direct, request))
+            await counter.count(partial(request.deliver, app))
         store = app._last.inbox
         tracing = Commits if backend == "Sqlite" else None
         counted = await store._commits.run_alone(tracing) if tracing else Work()
@@ -193,7 +180,7 @@ async def measure(backend: str, *, enqueue: bool, path: Any) -> tuple[Work, int]
         before = sys.getallocatedblocks()
         try:
             for request in requests[WARM_UP:]:
-                await counter.count(partial(app.serve_direct, request))
+                await counter.count(partial(request.deliver, app))
                 for figures, figure in (
                     (steps, counter.steps),
                     (tasks, counter.tasks),

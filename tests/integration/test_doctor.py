@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 import uuid
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -337,7 +339,7 @@ def test_each_reason_for_parking_is_named(doctor):
 def test_leases_that_no_process_has_taken_over_are_a_warning(doctor):
     doctor.command_line.seed(("msg_waits", DeliveryState.RECEIVED))
     connection = apsw.Connection(str(doctor.data / "inbox.db"))
-    connection.execute("UPDATE arrival SET lease_owner = 'gone', lease_until = 1e9")
+    connection.execute("UPDATE work SET lease_owner = 'gone', lease_until = 1e9")
     connection.close()
     doctor.alone().one("store", "warning", "1 events belong to a process that stands still")
 
@@ -355,7 +357,7 @@ def test_a_store_without_work(doctor):
     doctor.alone().one("store", "ok", "none is dead, parked or old")
 
 
-def test_a_store_of_another_version_or_program_is_left_alone(doctor):
+def test_a_store_of_another_version_or_program_is_left_alone(doctor, monkeypatch):
     doctor.command_line.seed(("msg_1", DeliveryState.DONE))
     file = doctor.data / "inbox.db"
 
@@ -364,8 +366,13 @@ def test_a_store_of_another_version_or_program_is_left_alone(doctor):
         connection.pragma(name, value)
         connection.close()
 
-    pragma("user_version", 1)
-    doctor.alone().one("store", "note", "the next start brings it to")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "VERSION", 2)
+        doctor.alone().one("store", "note", "the next start brings it to 2")
+    pragma("user_version", -1)
+    doctor.alone().one("store", "problem", "was moved to PostgreSQL")
+    pragma("user_version", -2)
+    doctor.alone().one("store", "problem", "is being filled")
     pragma("user_version", 99)
     doctor.alone().one("store", "problem", "version 99")
     pragma("application_id", 7)
@@ -396,9 +403,9 @@ def test_a_store_that_is_too_large_to_be_checked(doctor, monkeypatch):
 def test_a_write_ahead_log_that_is_held_back(doctor, monkeypatch):
     doctor.command_line.seed(("msg_1", DeliveryState.DONE))
     reader = apsw.Connection(str(doctor.data / "inbox.db"))
-    reader.execute("BEGIN; SELECT * FROM inbox").fetchall()
+    reader.execute("BEGIN; SELECT * FROM arrival").fetchall()
     writer = apsw.Connection(str(doctor.data / "inbox.db"))
-    writer.execute("UPDATE outcome SET attempts = attempts + 1")
+    writer.execute("UPDATE ended SET attempts = attempts + 1")
     monkeypatch.setattr(store, "LARGE_LOG_BYTES", 1000)
     doctor.alone().one("store", "warning", "a reader that never ends")
     reader.close()
@@ -410,8 +417,8 @@ def test_the_growth_is_measured_over_what_came_last(doctor):
     doctor.command_line.seed(*((f"msg_{n}", DeliveryState.DONE) for n in range(3)))
     file = doctor.data / "inbox.db"
     found = examine(file, now=now, check_seconds=5)
-    assert found.growth_per_day == pytest.approx(file.stat().st_size / 2, rel=0.01)
-    assert examine(file, now=1_800_000_100.0, check_seconds=5).growth_per_day is None
+    assert found.contents.growth_per_day == pytest.approx(file.stat().st_size / 2, rel=0.01)
+    assert examine(file, now=1_800_000_100.0, check_seconds=5).contents.growth_per_day is None
 
 
 def test_tenants_whose_credentials_cannot_be_read(doctor, tmp_path):
@@ -489,7 +496,7 @@ def test_the_replicator_and_its_process(tmp_path):
         return [(f.level, f.what) for f in report.findings]
 
     level, what = look(ReplicatorPath=str(tmp_path / "none"))[0]
-    assert (level, "binary is not there" in what) == ("warning", True)
+    assert (level, "no program that can be executed" in what) == ("warning", True)
     level, what = look(ReplicatorPath=str(tmp_path / "none"), Supervise=True)[0]
     assert (level, "nothing is replicated" in what) == ("problem", True)
     binary = tmp_path / "litestream"
@@ -498,13 +505,18 @@ def test_the_replicator_and_its_process(tmp_path):
     (_, unasked), (level, what) = look(ReplicatorPath=str(binary))
     assert "not asked for its version" in unasked
     assert look(may_run=True, ReplicatorPath=str(binary))[0][1].endswith("version v9")
-    assert (level, "the file is not there" in what) == ("problem", True)
+    assert (level, "there is no pid file" in what) == ("problem", True)
     (tmp_path / "pid").write_text("words")
-    assert "holds no process id" in look(ReplicatorPath=str(binary))[1][1]
+    assert "holds no number" in look(ReplicatorPath=str(binary))[1][1]
     (tmp_path / "pid").write_text("-1")
-    assert "holds no process id" in look(ReplicatorPath=str(binary))[1][1]
-    (tmp_path / "pid").write_text(str(os.getpid()))
-    assert look(ReplicatorPath=str(binary))[1][0] == "ok"
+    assert "which is no process" in look(ReplicatorPath=str(binary))[1][1]
+    obeying = "import signal; signal.signal(1, print); print(flush=True); signal.pause()"
+    command = [sys.executable, "-c", obeying]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        (tmp_path / "pid").write_text(str(process.pid))
+        assert look(ReplicatorPath=str(binary))[1][0] == "ok"
+        process.kill()
     (_, child) = look(ReplicatorPath=str(binary), Supervise=True)
     assert child == ("ok", "true: the daemon runs the replicator as its child")
 
@@ -532,7 +544,7 @@ async def test_a_bare_replicator_would_die_of_the_signal(tmp_path):
         report = Report("replication")
         machine.check_replication(replicated(tmp_path), {"PATH": ""}, report, may_run=False)
         process.kill()
-    assert any("dies of SIGHUP" in f.what for f in report.findings), report.findings
+    assert any("which SIGHUP would end" in f.what for f in report.findings), report.findings
 
 
 def _copy_of_sleep(tmp_path):

@@ -63,12 +63,12 @@ def test_what_is_not_enabled_or_reaches_nobody(doctor):
     doctor.alone().one(CHECK, "note", "false: nobody is told")
     set_keys(doctor, Enabled="true")
     doctor.set("MultiTenant__Enabled", "false")
-    doctor.alone().one("settings", "problem", "needs tenants, whose site managers are told")
+    doctor.alone().one("settings", "problem", "needs tenants, whose site managers are notified")
     doctor.set("MultiTenant__Enabled", "true")
     for name in ("Email", "Sms", "Webhook"):
         set_keys(doctor, **{f"EnabledChannels__{name}": "false"})
     found = doctor.alone()
-    found.one("settings", "warning", "has no channel, so nobody is told")
+    found.one("settings", "warning", "has no channel, so no one is notified")
     assert found.of(CHECK) == []
 
 

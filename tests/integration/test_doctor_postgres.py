@@ -93,7 +93,7 @@ def test_a_session_that_others_wait_for_is_named(doctor, monkeypatch):
 @pytest.mark.parametrize(("offset", "level"), [(-600.0, "problem"), (10.0, "warning")])
 def test_a_clock_that_differs_from_the_databases_is_reported(doctor, monkeypatch, offset, level):
     monkeypatch.setenv("SDK_POSTGRES_DSN", running_server().fresh())
-    host = SimpleNamespace(time=lambda: time.time() + offset)
-    monkeypatch.setattr("sdk_trio.storage.postgres.reads.time", host)
+    host = SimpleNamespace(wall=lambda: time.time() + offset)
+    monkeypatch.setattr("sdk_trio.storage.sql.reads.clock", host)
     side = "ahead of" if offset > 0 else "behind"
     doctor.alone().one("store", level, f"this host's clock is {abs(offset):.0f} s {side}")

@@ -277,8 +277,9 @@ async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(
                 type=None,
                 state=None,
                 tenant=None,
+                since=None,
             )
-            nursery.start_soon(events_module._tail_feed, Settings(), words, None)
+            nursery.start_soon(events_module._tail_feed, Settings(), words)
             await until(lambda: err.append(capsys.readouterr().err) or "connected to" in err[-1])
         async with administered(registry(works), **STORED, **keys):
             await until(lambda: err.append(capsys.readouterr().err) or "not shown" in err[-1])
@@ -388,8 +389,9 @@ async def test_tail_follows_a_receiver_elsewhere(monkeypatch, capsys):
             type=None,
             state=None,
             tenant=None,
+            since=since,
         )
-        nursery.start_soon(events_module._tail_feed, Settings(), words, since)
+        nursery.start_soon(events_module._tail_feed, Settings(), words)
         out = []
         await until(lambda: out.append(capsys.readouterr().out) or '"msg_1"' in "".join(out))
         await admin.app.deliver(signed("order.paid", secret=OTHER_SECRET), settle=False)
@@ -450,8 +452,14 @@ def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
     [
         (["listen"], "--forward-to http://localhost:3000"),
         (["listen", "--forward-to", "localhost:3000"], "--forward-to takes http"),
-        (["listen", "--forward-to", "http://x", "--after", "x"], "--after takes a sequence"),
-        (["listen", "--forward-to", "http://x", "--give-up", "-1"], "--give-up takes seconds"),
+        (
+            ["listen", "--forward-to", "http://x", "--after", "x"],
+            "--after takes a whole number from 0",
+        ),
+        (
+            ["listen", "--forward-to", "http://x", "--give-up", "-1"],
+            "--give-up takes a whole number from 0",
+        ),
         (["listen", "--forward-to", "http://x", "--from", "wss://h"], "is not set"),
         (["listen", "--forward-to", "http://x", "--from", "h:1", "--token-env", "T"], "no address"),
         (["events", "tail", "--from", "wss://hooks.example"], "is not set"),

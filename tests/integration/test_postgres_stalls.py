@@ -205,7 +205,7 @@ async def test_a_frozen_host_keeps_only_its_own_keys_and_is_named(
             await until(is_accepted)
         import psycopg
 
-        with pytest.raises(psycopg.Error):
+        with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
             transaction.__exit__(None, None, None)
 
 

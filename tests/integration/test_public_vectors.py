@@ -119,7 +119,7 @@ def parsed_statuses(data, limits):
                     check_beginning(data, limits)
                     raise RequestError(400, "the headers are not complete")
                 break
-            head = read_head(data[:end], limits, None)
+            head, _ = read_head(data[:end], limits, None)
             data = data[end:]
             if head.length is None:
                 chunks = ChunkedBody()

@@ -22,6 +22,8 @@ from support.serving import (
     works,
 )
 
+from sdk_trio.webhooks.signed_request import simulation_mark
+
 OTHER_SECRET = "whsec_" + "QUJD" * 8  # a test value
 
 
@@ -181,3 +183,12 @@ async def test_a_refusal_tells_the_log_and_the_counters_the_same(receiver, caplo
     assert fields["webhook_id"] == "msg_forged"
     assert fields["address"] == "127.0.0.1"
     assert fields["cause"] == "no_match"
+
+
+async def test_a_wrong_mark_of_the_simulator_says_nothing_about_the_next_one(receiver):
+    async with receiver(Webhooks__RequireHttps=True) as app:
+        mark = simulation_mark(app.settings).decode()
+        with await RawWire.connect(app.url) as wire:
+            for sent in ["x", "y", mark, "x", "y", mark, mark, "x"]:
+                await wire.send(plain(("sdk-simulated", sent)))
+                assert (await wire.answer()).status == (200 if sent == mark else 400)

@@ -35,8 +35,8 @@ LAG_KEY = "MultiTenant:FileDb:Replication:HealthCheckMaxLagSeconds"
 def replicating(host: ReplicaHost, *changes: tuple[str, str]) -> Iterator[None]:
     """Run a bare replicator without a socket; its target's own way is made by ``changes``."""
     files = [
-        TenantDatabaseFile(tenant.id, str(host.database(name)))
-        for name, tenant in host.tenants.items()
+        TenantDatabaseFile(host.replica_name(name), str(host.database(name)))
+        for name in host.tenants
     ]
     options = host.settings.multi_tenant.file_db.replication
     text = render_manifest(options, files)
@@ -54,9 +54,9 @@ def replicating(host: ReplicaHost, *changes: tuple[str, str]) -> Iterator[None]:
 def checker_of(host: ReplicaHost, **changes) -> HealthChecker:
     settings = host.settings
 
-    async def wanted() -> list[str]:
+    async def wanted() -> dict[str, str]:
         await trio.lowlevel.checkpoint()
-        return [str(host.database(name)) for name in host.tenants]
+        return {str(host.database(name)): host.replica_name(name) for name in host.tenants}
 
     reader = ReplicaReader(settings, environ=host.environ | changes)
     return HealthChecker(
@@ -178,7 +178,7 @@ async def test_a_data_directory_that_is_gone_is_said_and_ends_nothing(tmp_path: 
         surveyor._data = gone / "data"
         path = str(host.database("acme"))
         with trio.fail_after(PATIENCE_SECONDS):
-            await surveyor.survey([path], {path: DatabaseMetrics(1, 1)})
+            await surveyor.survey({path: "acme"}, {path: DatabaseMetrics(1, 1)})
         assert "cannot be created" in surveyor.problem
 
 

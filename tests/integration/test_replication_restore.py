@@ -121,7 +121,7 @@ def test_a_deleted_tenant_is_restored_until_it_is_purged(host, output):
     assert restore(host, output, tenant="gone").status == 1
     ended = restore(host, output, tenant=its_id)
     assert (ended.status, output.exists()) == (1, False)
-    assert "holds no replica of it" in ended.err
+    assert "holds no replica of that name" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -181,18 +181,42 @@ def test_an_unknown_tenant(host, output):
     assert restore(host, output, tenant="nobody").status == 1
 
 
-def test_an_id_is_enough_where_the_store_is_lost(host, output, tmp_path):
+@pytest.mark.parametrize("key", ["identifier", "id", "name of the replica"])
+def test_the_target_knows_the_tenant_where_the_store_is_lost(host, output, tmp_path, key):
+    tenant_id = host.tenants["acme"].id
+    word = {"identifier": "acme", "id": tenant_id}.get(key, f"acme.{tenant_id}")
     lost = f"Sdk:Storage:Path={tmp_path / 'new'}"
-    by_name = restore(host, output, at_set=[lost])
-    assert by_name.status == 69
-    assert "by its id" in by_name.err
-    by_id = restore(host, output, tenant=host.tenants["acme"].id, at_set=[lost])
-    assert by_id.status == 0, by_id.err
+    ended = restore(host, output, "--format", "json", tenant=word, at_set=[lost])
+    assert ended.status == 0, ended.err
+    assert (ended.document["tenant"], ended.document["tenant_id"]) == ("acme", tenant_id)
     assert rows_of(output) == host.rows("acme")
 
 
+def test_a_name_that_two_replicas_have_is_refused_with_both(host, output, tmp_path):
+    """Two tenants had it one after the other, or on two hosts that share the target."""
+    other = host.target.directory / "replica" / f"acme.{uuid.uuid4()}"
+    other.mkdir()
+    lost = f"Sdk:Storage:Path={tmp_path / 'new'}"
+    try:
+        ended = restore(host, output, at_set=[lost])
+        assert (ended.status, output.exists()) == (1, False)
+        assert f"{other.name} (empty)" in ended.err
+        assert f"{host.replica('acme').name} (newest state 2" in ended.err
+        # The tenant that is known here is the one that is meant.
+        assert restore(host, output).status == 0
+    finally:
+        other.rmdir()
+
+
+def test_a_name_that_no_replica_has_is_refused_with_those_that_there_are(host, output, tmp_path):
+    lost = f"Sdk:Storage:Path={tmp_path / 'new'}"
+    ended = restore(host, output, tenant="acne", at_set=[lost])
+    assert ended.status == 1
+    assert f"holds {host.replica('acme').name}" in ended.err
+
+
 def test_a_damaged_replica_gives_no_file(host, output, tmp_path):
-    replica = host.target.directory / "replica" / host.tenants["acme"].id
+    replica = host.replica("acme")
     files = {file: file.read_bytes() for file in replica.rglob("*.ltx")}
     try:
         for file, content in files.items():
@@ -227,7 +251,7 @@ def test_cancelled_anywhere_nothing_is_left(host, output):
                     steps.append(progress.step)
                     scope.cancel()
 
-            await Restorer(reader, report=report).restore(host.tenants["acme"].id, output)
+            await Restorer(reader, report=report).restore(host.replica_name("acme"), output)
         return scope.cancelled_caught
 
     cut = 1

@@ -271,7 +271,7 @@ async def test_a_target_that_is_away_from_the_start_is_no_hanging_replicator(fle
 
     async def wanted():
         await trio.lowlevel.checkpoint()
-        return [file.path for file in fleet.files]
+        return {file.path: file.replica for file in fleet.files}
 
     async def lists_nothing():
         try:

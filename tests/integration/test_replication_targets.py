@@ -10,11 +10,14 @@ from typing import Any
 
 import attrs
 import pytest
-from support.replica_host import Ended, ReplicaHost
+from support.replica_host import Ended, ReplicaHost, rows_of
 from support.replica_targets import all_targets
 
 #: Where a database that comes is registered while the replicator runs, without a restart of it.
 REGISTERED = {"ObjectStore", "CloudStorage", "LocalDisk"}
+
+#: Targets whose replicas are found by the tenant's name alone.
+LISTED = {"ObjectStore", "LocalDisk"}
 
 KINDS = ("ObjectStore", "BlobStore", "CloudStorage", "Sftp", "LocalDisk")
 
@@ -37,6 +40,8 @@ class Told:
     restored_early: list[Any]
     verified: Ended
     restarted: bool
+    by_name: list[Any] | str
+    by_replica: list[Any]
 
 
 def tell(target, root):
@@ -66,8 +71,21 @@ def tell(target, root):
             early=early,
             restored_early=host.restore("acme", "--at", _iso(between)),
             verified=host.verify("--all"),
+            **without_store(host),
             restarted=host.replicator_pid() != pid,
         )
+
+
+def without_store(host):
+    """Restore a tenant as on a new machine, by its name alone and by that of its replica."""
+    output = host.root / "by-name.db"
+    lost = ("--set", f"Sdk:Storage:Path={host.root / 'new'}")
+    words = ("replication", "restore", "--tenant", "bolt", "--output", str(output), *lost)
+    ended = host.run(*words)
+    return {
+        "by_name": rows_of(output) if ended.status == 0 else ended.err,
+        "by_replica": host.restore(host.replica_name("bolt"), *lost),
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,6 +100,12 @@ def test_every_row_comes_back_from(kind, stories):
     assert told.restored == told.live
     assert told.restored_early == told.early
     assert len(told.early) == 40
+    assert told.by_replica == told.live["bolt"]
+    if kind in LISTED:
+        assert told.by_name == told.live["bolt"]
+    else:
+        assert "cannot be listed from here" in told.by_name
+        assert "--tenant IDENTIFIER.ID" in told.by_name
     assert told.verified.status == 0, told.verified.out
     assert {(row["tenant"], row["content"]) for row in told.verified.document} == {
         ("acme", "identical"),

@@ -37,8 +37,7 @@ def host(tmp_path):
 
 def replica_files(host, name="acme"):
     """The files of a replica, by level."""
-    base = host.target.directory / "replica" / host.tenants[name].id
-    return sorted(base.rglob("*.ltx"))
+    return sorted(host.replica(name).rglob("*.ltx"))
 
 
 def only(ended):
@@ -99,7 +98,7 @@ def test_a_whole_replica_of_something_else_is_found(host):
     host.add("bolt", ROWS)
     with host.replicating():
         base = host.target.directory / "replica"
-        acme, bolt = (base / host.tenants[name].id for name in ("acme", "bolt"))
+        acme, bolt = host.replica("acme"), host.replica("bolt")
         acme.rename(base / "aside")
         bolt.rename(acme)
         (base / "aside").rename(bolt)

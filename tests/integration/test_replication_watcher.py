@@ -154,7 +154,7 @@ class World:
             text = self.output.read_text()
         except FileNotFoundError:
             return ["no manifest"]
-        return [entry["path"] for entry in yaml.safe_load(text)["dbs"]]
+        return sorted(entry["path"] for entry in yaml.safe_load(text)["dbs"])
 
     async def settle(self, *, still: float = 0.0) -> None:
         """Wait until the manifest, and the replicator, are at what the store and files say.
@@ -454,7 +454,7 @@ async def test_the_command_and_the_watcher_find_the_same(tmp_path: Path) -> None
             here.file(tenant_id).touch()
         await here.start()
         found = await find_databases(here.tenants, here.directory)
-        assert [database.path for database in found] == here.manifest()
+        assert sorted(database.path for database in found) == here.manifest()
         assert database_files(here.directory / "none") == {}
 
 

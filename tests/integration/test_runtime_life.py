@@ -34,8 +34,8 @@ from sdk_trio.runtime.admin import AdminServer
 from sdk_trio.server.serve import Server
 from sdk_trio.testing import AppUnderTest
 from sdk_trio.webhooks import HandlerRegistry
-from sdk_trio.webhooks.janitor import Janitor
 from sdk_trio.webhooks.queue import WorkerPool
+from sdk_trio.webhooks.receiver import Janitor
 
 
 async def hangs(event):

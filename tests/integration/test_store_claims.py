@@ -21,8 +21,8 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage import keys as keys_module
-from sdk_trio.storage.sqlite import SqliteInbox
 from sdk_trio.storage.keys import KnownKeys
+from sdk_trio.storage.sqlite import SqliteInbox
 
 
 def delivery(webhook_id: str, **fields: object) -> NewDelivery:

@@ -11,17 +11,16 @@ import apsw
 import pytest
 import trio
 import trio.testing
+from sdk_trio.storage.sqlite.arrivals import SETTLE_EVERY
 
 from sdk_trio.errors import StoreLostError, StoreUnavailableError, StoreVersionError
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery, Retry
-from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage import commit as committer_module
 from sdk_trio.storage import sqlite as inbox_module
-from sdk_trio.storage.sqlite import writes
-from sdk_trio.storage.sqlite.arrivals import SETTLE_EVERY
+from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.files import StoreFile
-from sdk_trio.storage.sqlite import PURGE_CHUNK, SqliteInbox
 from sdk_trio.storage.sql.schema import APPLICATION_ID, VERSION
+from sdk_trio.storage.sqlite import PURGE_CHUNK, SqliteInbox, writes
 
 
 async def open_inbox(file: Path) -> SqliteInbox:

@@ -15,8 +15,7 @@ from support.store_seven import make_store_seven
 
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done, NewDelivery
-from sdk_trio.storage.sqlite import migration
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.sqlite import SqliteInbox, migration
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
 ROUNDS = 20

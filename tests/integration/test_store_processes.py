@@ -19,7 +19,7 @@ from support.store_seven import make_store_seven
 
 from sdk_trio.config import Settings
 from sdk_trio.config.fields import StorageBackend
-from sdk_trio.config.options import StorageOptions
+from sdk_trio.config.options.server import StorageOptions
 from sdk_trio.errors import (
     EXIT_UNAVAILABLE,
     OptionsValidationError,
@@ -29,11 +29,11 @@ from sdk_trio.errors import (
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, NewDelivery
 from sdk_trio.storage import data_directory
 from sdk_trio.storage.data_directory import create_data_directory, lock_data_directory
-from sdk_trio.storage.open import open_inbox
 from sdk_trio.storage.engines import sqlite as connect
 from sdk_trio.storage.engines.sqlite import connect_writer
-from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.storage.open import open_inbox
 from sdk_trio.storage.sql.schema import APPLICATION_ID, MIGRATIONS, VERSION
+from sdk_trio.storage.sqlite import SqliteInbox
 
 TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
 

@@ -10,6 +10,7 @@ import apsw
 import attrs
 import pytest
 import trio
+from sdk_trio.storage.sqlite.queries import QueryRunner
 from support.deliveries import settings as settings_of
 from support.postgres import open_inbox
 from support.waiting import until
@@ -295,7 +296,7 @@ async def sqlite_host(tmp_path: Path) -> AsyncIterator[Hosts]:
 
 
 async def execute(hosts: Hosts, statement: str) -> Any:
-    return await hosts.opened[0]._committer.submit(lambda c: c.execute(statement).fetchall())
+    return await hosts.opened[0]._commits.submit(lambda tx: tx.all(statement))
 
 
 @pytest.mark.parametrize(
@@ -433,16 +434,15 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     service = await sqlite_host.service()
     store = sqlite_host.opened[0]
     await add(service, "t", organization_id="o")
-    await store._committer.submit(
-        lambda c: (
-            c.execute(
-                "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "
-                "INSERT INTO tenant SELECT 'id' || i, 'n' || i, 'N', 'Active', NULL, 0, NULL, "
-                "'o' || i, 0.0, NULL, 1, json_object('access_token', NULL, 'webhook_secrets', "
-                "json_array('env:SECRET_' || i)) FROM n"
-            )
-            and None
-        )
+    numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "
+    await execute(
+        sqlite_host,
+        f"{numbers} INSERT INTO tenant SELECT 'id' || i, 'n' || i, 'N', 'Active', NULL, 0, NULL, "
+        "'o' || i, 0.0, NULL, 1, json_object('access_token', NULL, 'webhook_secrets', "
+        "json_array('env:SECRET_' || i)) FROM n",
+    )
+    await execute(
+        sqlite_host, f"{numbers} INSERT INTO source SELECT 'id' || i, 'env:SECRET_' || i FROM n"
     )
     steps: list[int] = []
 
@@ -474,7 +474,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     for change in (
         lambda: add(service, "one-more", organization_id="o-more", credentials=secret),
         lambda: service.change("one-more", name="Other"),
-        lambda: service.set_credentials("one-more", TenantCredentials()),
+        lambda: service.change("one-more", credentials=TenantCredentials()),
         lambda: service.suspend("one-more"),
         lambda: service.reactivate("one-more"),
         lambda: service.delete("n9998"),

@@ -269,7 +269,7 @@ class TenantMachine(RuleBasedStateMachine):
     def change_contact(self, by: int, name: str, verified: bool, email: str | None) -> None:
         result = self.call(
             by,
-            "change_contact",
+            "change",
             name,
             site_manager_email=email,
             site_manager_email_verified=verified,
@@ -290,19 +290,19 @@ class TenantMachine(RuleBasedStateMachine):
         ]
         if differing:
             row.email, row.verified, row.version = email, verified, row.version + 1
-            self.note(name, "ContactChanged", details=", ".join(differing), actor="editor")
+            self.note(name, "Changed", details=", ".join(differing), actor="editor")
 
     @rule(by=who, name=names, variable=st.sampled_from((None, "V1", "V2")))
     def set_credentials(self, by: int, name: str, variable: str | None) -> None:
         sources = () if variable is None else (EnvironmentVariable(variable),)
         told = TenantCredentials(webhook_secrets=sources)
-        result = self.call(by, "set_credentials", name, told, actor="editor")
+        result = self.call(by, "change", name, credentials=told, actor="editor")
         if (row := self.rows.get(name)) is None:
             assert type(result) is UnknownTenantError
         elif row.variable != variable:
             assert result.credentials == told
             row.variable, row.version = variable, row.version + 1
-            self.note(name, "CredentialsChanged", details="credentials", actor="editor")
+            self.note(name, "Changed", details="credentials", actor="editor")
 
     @rule(by=who, bad=st.sampled_from(("slug", "email", "reason", "actor")))
     def ask_for_what_cannot_be(self, by: int, bad: str) -> None:

@@ -24,7 +24,7 @@ from sdk_trio import (
     TenantStatus,
 )
 from sdk_trio.config import Secret, Settings
-from sdk_trio.config.options import MultiTenantOptions
+from sdk_trio.config.options.tenants import MultiTenantOptions
 from sdk_trio.events import OrderPaidEvent, plain_envelope
 from sdk_trio.events.decoding import plain_outline
 from sdk_trio.records.deliveries import DeliveryState

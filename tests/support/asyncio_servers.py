@@ -20,6 +20,7 @@ from sdk_trio.testing import sign_delivery
 from .command_forker import run_command
 from .deliveries import SECRET
 from .ports import free_port
+from .tables import STATE_OF_EACH
 from .waiting import wait_until
 
 #: Three kinds of handlers; each writes down what it has handled.
@@ -219,7 +220,7 @@ class Uvicorn:
     def states(self) -> dict[str, str]:
         """The state of each event in the store."""
         with closing(sqlite3.connect(self.directory / "data" / "inbox.db")) as store:
-            return dict(store.execute("SELECT webhook_id, state FROM inbox"))
+            return dict(store.execute(STATE_OF_EACH))
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end."""

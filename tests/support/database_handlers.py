@@ -19,6 +19,7 @@ from sdk_trio.testing import sign_delivery
 from .deliveries import SECRET
 from .postgres import PostgresServer
 from .supervised import Daemon
+from .tables import STATES
 
 #: The places among the threads; no more connections may ever be open.
 THREADS = 8
@@ -154,7 +155,7 @@ async def run_handlers(
 
 def _states(daemon: Daemon) -> dict[str, int]:
     with closing(sqlite3.connect(daemon.directory / "data" / "inbox.db")) as store:
-        return dict(store.execute("SELECT state, count(*) FROM inbox GROUP BY state"))
+        return dict(store.execute(STATES))
 
 
 async def _send(url: str, events: int, figures: Figures) -> None:

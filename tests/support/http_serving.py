@@ -1,6 +1,6 @@
 """A server of the runtime with an application that tells what it was given."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -29,6 +29,13 @@ class Seen:
         scope = self.scope
         names = ("method", "http_version", "raw_path", "path", "query_string", "headers")
         return (*(scope[name] for name in names), self.body)
+
+
+@attrs.frozen
+class Direct:
+    """An application that our own server calls without ASGI."""
+
+    respond: Callable[[Any], Awaitable[Any]]
 
 
 @attrs.define

@@ -24,7 +24,7 @@ from sdk_trio.client.client import Client
 from sdk_trio.client.errors import CallError
 from sdk_trio.client.layers import AttemptKind
 from sdk_trio.config import Mode, Secret, Settings
-from sdk_trio.config.options import ConnectionOptions
+from sdk_trio.config.options.client import ConnectionOptions
 from sdk_trio.net.transport import Transport
 from support.ports import free_port
 from support.programs import program

@@ -89,6 +89,13 @@ class ReplicaHost:
     def database(self, name: str) -> Path:
         return self.databases / f"{self.tenants[name].id}.db"
 
+    def replica(self, name: str) -> Path:
+        """The directory of a tenant's replica, of a target that is a directory."""
+        return self.target.directory / "replica" / self.replica_name(name)
+
+    def replica_name(self, name: str) -> str:
+        return f"{name}.{self.tenants[name].id}"
+
     # -- tenants ---------------------------------------------------------------------------------
 
     def add(
@@ -165,7 +172,7 @@ class ReplicaHost:
         """
         options = self.settings.multi_tenant.file_db.replication
         files = [
-            TenantDatabaseFile(self.tenants[name].id, str(self.database(name)))
+            TenantDatabaseFile(self.replica_name(name), str(self.database(name)))
             for name in names or self.tenants
         ]
         manifest = self.root / "by-hand.yml"
@@ -179,9 +186,8 @@ class ReplicaHost:
             self.wait_synced(*names)
             if self.target.kind == "LocalDisk":
                 # The first snapshot comes a moment after the first sync.
-                base = self.target.directory / "replica"
                 for name in names or self.tenants:
-                    replica = base / self.tenants[name].id
+                    replica = self.replica(name)
                     wait_until(lambda replica=replica: list(replica.glob("ltx/9/*.ltx")))
             yield
 

@@ -16,6 +16,7 @@ from .command_forker import Program, start_program
 from .deliveries import SECRET
 from .logs import entries_in
 from .ports import free_port
+from .tables import DELIVERIES
 from .waiting import PATIENCE_SECONDS, wait_until
 
 #: What a webhook id begins with says what its handler does; ``order.paid`` is enqueued,
@@ -144,7 +145,7 @@ ENDS = {
 
 async def recorded(event):
     store = apsw.Connection("data/inbox.db", flags=apsw.SQLITE_OPEN_READONLY)
-    state = "SELECT state FROM inbox WHERE webhook_id = ?"
+    state = "SELECT state FROM work JOIN arrival USING (sequence) WHERE delivery_key = ?"
     while store.execute(state, (event.webhook_id,)).get != "running":
         await trio.sleep(0.005)
     store.close()
@@ -273,7 +274,7 @@ class Daemon:
         connection.row_factory = sqlite3.Row
         try:
             row = connection.execute(
-                "SELECT * FROM inbox WHERE webhook_id = ?", (webhook_id,)
+                f"{DELIVERIES} SELECT * FROM delivery WHERE webhook_id = ?", (webhook_id,)
             ).fetchone()
         except sqlite3.OperationalError:
             return None

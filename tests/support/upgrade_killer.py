@@ -28,6 +28,8 @@ from sdk_trio.tenants import upgrade_run
 from sdk_trio.tenants.service import TenantService
 from sdk_trio.tenants.upgrade import HostUpgrade, Quiescence, SqliteTenantIds
 
+from . import tables
+
 DELIVERIES = 600
 SOURCE_ROWS = 3000
 ROWS_IN_LOG = 500
@@ -40,9 +42,9 @@ TRACED = (
     "tenants/database_copy.py",
     "tenants/upgrade.py",
     "tenants/service.py",
-    "storage/sqlite/upgrade.py",
-    "storage/sqlite/tenants.py",
-    "storage/sqlite/committer.py",
+    "storage/sql/upgrade.py",
+    "storage/sql/tenants.py",
+    "storage/commit.py",
 )
 
 
@@ -202,12 +204,12 @@ def check(data: Path, template: Path) -> None:
     assert list(copy.execute("SELECT id, body FROM grants ORDER BY id")) == [
         (number + 1, f"grant {number}") for number in range(SOURCE_ROWS)
     ]
-    columns = "sequence, webhook_id, type, state, queued, attempts, received_at, timestamp, raw"
-    query = f"SELECT {columns} FROM inbox LEFT JOIN body USING (sequence) ORDER BY sequence"
+    columns = "sequence, webhook_id, type, state, queued, attempts, received_at, signed_at, raw"
+    query = f"{tables.DELIVERIES} SELECT {columns} FROM delivery ORDER BY sequence"
     before = list(connect(template / "inbox.db").execute(query))
     assert len(before) == DELIVERIES
     assert list(inbox.execute(query)) == before
-    assert list(inbox.execute("SELECT DISTINCT tenant_id FROM inbox")) == [(tenant_id,)]
+    assert list(inbox.execute("SELECT DISTINCT tenant_id FROM arrival")) == [(tenant_id,)]
     host = connect(data / "host.db")
     assert list(host.execute("SELECT id, body, tenant_id FROM orders ORDER BY id")) == [
         (number + 1, f"order {number}", tenant_id) for number in range(HOST_ROWS)

@@ -12,8 +12,7 @@ from sdk_trio.records.deliveries import Done
 from sdk_trio.runtime.processes import Processes, WorkerCommand, _Process
 from sdk_trio.runtime.worker import FromProcess, MessageSocket, ProcessReport, encoded, framed
 from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
-from sdk_trio.webhooks.janitor import Janitor
-from sdk_trio.webhooks.receiver import Share
+from sdk_trio.webhooks.receiver import Janitor, Share
 from sdk_trio.webhooks.secret_usage import SecretUsage
 
 DAY = 86_400.0

@@ -9,6 +9,7 @@ from sdk_trio.server.head import (
     AnswerError,
     Framing,
     answer_head,
+    encode_answer,
     informational,
     parse_head,
     refusal,
@@ -65,9 +66,10 @@ def test_the_bytes_are_those_of_h11(request, status, pairs):
         return
     assert made.data == expected
     assert made.closes == (b"Connection: close" in made.data)
-    cached = answer_head(parsed, status, tuple(pairs), close=not parsed.keep_alive)
-    assert cached == made
-    assert answer_head(parsed, status, tuple(pairs), close=not parsed.keep_alive) is cached
+    body = bytes(made.length)
+    whole = encode_answer(parsed, (status, tuple(pairs), body), close=not parsed.keep_alive)
+    assert whole[0] == made
+    assert whole[1].startswith(made.data)
 
 
 def test_the_same_headers_for_another_request_are_another_head():
@@ -89,21 +91,30 @@ def test_a_close_of_the_application_is_kept():
     assert made.data == b"HTTP/1.1 200 \r\ncontent-length: 0\r\nConnection: close\r\n\r\n"
 
 
-def test_many_different_heads_are_not_all_kept():
-    from sdk_trio.server import head as module
+@pytest.mark.parametrize("body", [b"", b"body"])
+def test_a_whole_answer_is_framed_for_its_request(body):
+    answers = [
+        encode_answer(parse_head(request, Limits()), (200, ((b"x", b"y"),), body), close=False)
+        for request in REQUESTS
+    ]
+    chunked = (b"4\r\nbody\r\n" if body else b"") + b"0\r\n\r\n"
+    bodies = {head.framing: data.removeprefix(head.data) for head, data in answers}
+    assert bodies == {Framing.CHUNKED: chunked, Framing.CLOSE: body, Framing.NO_BODY: b""}
 
-    request = parse_head(REQUESTS[2], Limits())
-    for number in range(1000):
-        answer_head(request, 200, ((b"x", b"%d" % number),), close=False)
-    assert len(module._encoded) <= 256
 
-
-def test_headers_that_change_are_not_kept():
+def test_an_answer_that_changes_is_encoded_again():
     request = parse_head(REQUESTS[2], Limits())
     pair = [b"x", b"1"]
-    first = answer_head(request, 200, (pair,), close=False)
+    _, first = encode_answer(request, (200, (pair,), b""), close=False)
     pair[1] = b"2"
-    assert answer_head(request, 200, (pair,), close=False).data != first.data
+    _, second = encode_answer(request, (200, (pair,), b""), close=False)
+    assert first != second
+
+
+def test_a_body_of_another_length_than_its_head_says_is_no_answer():
+    request = parse_head(REQUESTS[2], Limits())
+    with pytest.raises(AnswerError):
+        encode_answer(request, (200, ((b"content-length", b"1"),), b""), close=False)
 
 
 def test_interim_answers_and_refusals():

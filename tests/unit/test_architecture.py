@@ -103,7 +103,7 @@ DOORS = {
     "sdk_trio.server.serve": "hypercorn",
     "sdk_trio.storage.memory.inbox": "tenants",
     "sdk_trio.storage.open": "the backends",
-    "sdk_trio.storage.sqlite.inbox": "tenants",
+    "sdk_trio.storage.inbox": "tenants, messages and the upgrade",
     "sdk_trio.testing.pytest_plugin": "pytest loads the plug-in in every project",
     "sdk_trio.webhooks.receiver": "tenants, the upgrade, tracing",
 }
@@ -116,9 +116,6 @@ SMALL = {
     "sdk_trio.admin.console_page": "the page itself, beside the console's API",
     "sdk_trio.client.layers.tracing": "an extra's door",
     "sdk_trio.runtime.forks": "a hook of the process; the runtime only switches it on",
-    "sdk_trio.client.operations.synchronous": "its types are generated beside it",
-    "sdk_trio.storage.postgres.session": "the settings alone, beside a long module",
-    "sdk_trio.webhooks.janitor": "a task beside the queue",
     "sdk_trio.testing.notifications": "one subject of the kit, loaded when it is used",
 }
 

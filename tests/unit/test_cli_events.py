@@ -167,7 +167,7 @@ def test_the_line_that_failed_is_whole_in_a_narrow_terminal(command_line, monkey
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdout", Terminal())
     assert main(["events", "show", "msg_1"]) == 0
-    assert f"place         {place}\n" in sys.stdout.getvalue()
+    assert re.search(rf"^place +{re.escape(place)}$", sys.stdout.getvalue(), re.MULTILINE)
 
 
 def test_nothing_that_a_sender_chose_steers_the_terminal(command_line):
@@ -192,7 +192,7 @@ def test_show_of_an_unknown_event(command_line):
 def test_without_an_inbox_it_is_an_error_and_none_is_made(command_line, words):
     answer = command_line("events", *words)
     assert answer.status == 69
-    assert "there is no inbox at" in answer.err
+    assert "there is no store at" in answer.err
     assert os.listdir(command_line.directory) == []
 
 
@@ -236,9 +236,9 @@ def test_wrong_arguments_are_a_usage_error(command_line, words, message):
     assert message in answer.err
 
 
-@pytest.mark.parametrize(("width", "drawn"), [(130, True), (80, False)])
-def test_a_terminal_that_is_wide_enough_gets_a_table_with_whole_ids(
-    command_line, monkeypatch, width, drawn
+@pytest.mark.parametrize(("width", "lines"), [(130, 1), (80, 2)])
+def test_a_terminal_that_is_wide_enough_gets_a_line_for_each_event_with_whole_ids(
+    command_line, monkeypatch, width, lines
 ):
     command_line.seed(("msg_" + "x" * 30, DEAD))
     screen = Terminal()
@@ -251,9 +251,8 @@ def test_a_terminal_that_is_wide_enough_gets_a_table_with_whole_ids(
     assert "\x1b" not in text  # bold headings are no colour
     assert "msg_" + "x" * 30 in text
     assert re.search(r" dead( |$)", text, re.MULTILINE)
-    assert ("\N{BOX DRAWINGS LIGHT HORIZONTAL}" in text) == drawn
-    # A line of its own has room for the error.
-    assert ("ValueError: no such product" in text) != drawn
+    assert len(text.splitlines()) == 2 * lines
+    assert "ValueError: no such product" in text
     assert max(map(len, text.splitlines())) <= width
 
 
@@ -380,7 +379,7 @@ def test_replay_of_one_error_leaves_the_others_alone(command_line):
 
 def test_a_list_that_stops_at_its_limit_says_that_there_are_more(command_line):
     command_line.seed(*((f"msg_{n}", DONE) for n in range(51)))
-    assert "the newest 50; there are more" in command_line("events", "list").err
+    assert "stopped at 50; there are more" in command_line("events", "list").err
     assert "there are more" not in command_line("events", "list", "--limit", "51").err
 
 

@@ -137,7 +137,7 @@ def test_a_part_without_what_it_needs_is_told_beside_other_problems(command_line
     )
     said = " ".join((answer.out + answer.err).split())
     assert "must be 1000 to 300000 milliseconds" in said
-    assert "needs tenants, whose site managers are told" in said
+    assert "needs tenants, whose site managers are notified" in said
 
 
 @pytest.mark.parametrize(

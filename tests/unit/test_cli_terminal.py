@@ -36,26 +36,7 @@ def on_a_terminal(monkeypatch, typed=""):
 widths = st.lists(st.integers(1, 60), min_size=len(COLUMNS), max_size=len(COLUMNS))
 
 
-@given(widths, st.integers(10, 250))
-def test_a_table_fits_or_is_not_drawn(needed, available):
-    fitted = terminal._fit(COLUMNS, needed, available)
-    edges = 2 + 3 * (len(COLUMNS) - 1)
-    if fitted is None:
-        least = [
-            min(width, 12) if column in ("subject", "last_error") else width
-            for column, width in zip(COLUMNS, needed, strict=True)
-        ]
-        assert sum(least) + edges > available
-        return
-    assert sum(fitted) + edges <= available
-    for column, before, after in zip(COLUMNS, needed, fitted, strict=True):
-        assert after <= before
-        # Ids and states are whole, or what is copied out of the table would find nothing.
-        assert after == before or (column in ("subject", "last_error") and after >= 12)
-    assert fitted == needed or sum(fitted) + edges == available
-
-
-@given(widths, st.integers(20, 100))
+@given(widths, st.integers(20, 250))
 def test_a_row_of_several_lines_has_every_column_in_its_terminal(needed, available):
     lines = terminal._lines_of(COLUMNS, needed, available)
     assert [index for line in lines for index in line] == list(range(len(COLUMNS)))
@@ -75,8 +56,8 @@ def test_a_list_of_events_fits_80_columns(monkeypatch):
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)
     row = {
-        "received": "2026-11-22 10:00:58Z",
-        "webhook_id": "msg_3868af5cf89b4e61995b377614f2a2d2",
+        "received_at": 1_795_341_658.0,
+        "key": "msg_3868af5cf89b4e61995b377614f2a2d2",
         "type": "subscription.canceled",
         "state": "retrying",
         "attempts": 1,
@@ -87,7 +68,7 @@ def test_a_list_of_events_fits_80_columns(monkeypatch):
     lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
     assert len(lines) == 3 * 2
     assert max(map(len, lines)) <= 80
-    assert row["webhook_id"] in lines[2].split()
+    assert row["key"] in lines[2].split()
     assert row["type"] in " ".join(lines).split()
     assert "KeyError: 'missing'" in lines[3]
     assert lines[3].startswith("  ")

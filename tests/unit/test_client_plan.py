@@ -5,7 +5,7 @@ import pytest
 from sdk_trio.base.breaker import BreakerPolicy
 from sdk_trio.client.pipeline import join_base, origin_of, plan_of, token_problem, token_warning
 from sdk_trio.config import BUNDLED_API_VERSION, Mode, Secret, Settings
-from sdk_trio.config.options import ResilienceOptions, UpstreamOptions
+from sdk_trio.config.options.client import ResilienceOptions, UpstreamOptions
 from sdk_trio.errors import OptionsValidationError
 
 TOKEN = Secret("polar_oat_not-a-real-token")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.client import model_fields, models
+from sdk_trio.client import models, stubs
+from sdk_trio.client.operations import OPERATIONS, OperationAnswer
 from sdk_trio.client.records import Record, wrap
 
 scalars = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
@@ -168,14 +169,15 @@ def test_what_a_record_is_survives_copies_and_pickles() -> None:
         assert twin.customer.email is None
 
 
-def test_every_model_that_is_named_is_known() -> None:
-    for fields in model_fields.MODELS.values():
-        for field in fields.split():
-            held = field.partition(":")[2]
-            for name in held.split("|") if held not in ("", "datetime") else ():
-                assert name in model_fields.MODELS | model_fields.UNIONS
-    for names in [*model_fields.UNIONS.values(), *model_fields.RESULTS.values()]:
-        assert set(names.split("|")) <= model_fields.MODELS.keys() | model_fields.UNIONS.keys()
+def test_every_operation_that_answers_records_leads_to_their_fields() -> None:
+    others = {OperationAnswer.JSON, OperationAnswer.NOTHING, OperationAnswer.CSV}
+    for name, row in OPERATIONS.items():
+        assert row.known is not None
+        answered = stubs.models_in(row.known.returns)
+        assert bool(answered) == (row.answer not in others), name
+        for model in answered:
+            # A revocation is answered with an empty object.
+            assert stubs.fields_of(model) or name == "oauth2.revoke_token", (name, model)
 
 
 def test_models_are_there_to_annotate_with() -> None:

@@ -14,16 +14,16 @@ from sdk_trio.client.call import (
     CallOptions,
     checked_path,
     deadline_of,
-    flat_query,
     idempotency_key,
     join_url,
     may_execute_twice,
     merge_headers,
 )
+from sdk_trio.client.operation import query_pairs
 
 
 def _encoded(params):
-    return urlencode(flat_query(params))
+    return urlencode(list(query_pairs(params)))
 
 
 def test_later_options_win_and_headers_are_joined():
@@ -71,7 +71,9 @@ def test_lists_repeat_their_key_and_none_is_left_out():
     assert _encoded({"at": datetime(2026, 4, 1, tzinfo=UTC)}) == (
         "at=2026-04-01T00%3A00%3A00%2B00%3A00"
     )
-    assert _encoded(None) == ""
+    assert _encoded({"metadata": {"plan": "a"}}) == "metadata%5Bplan%5D=a"
+    with pytest.raises(ValueError, match="a time without a zone"):
+        _encoded([("at", datetime(2026, 4, 1))])
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_keys_in_every_form(mapping: Any) -> None:
     [
         ({"TimeoutMs": "1500"}, lambda s: s.timeout_ms, 1500),
         ({"TimeoutMs": " 1500 "}, lambda s: s.timeout_ms, 1500),
+        ({"TimeoutMs": 1500.0}, lambda s: s.timeout_ms, 1500),
         ({"Mode": "custom"}, lambda s: s.mode, Mode.CUSTOM),
         ({"Webhooks:RequireHttps": "off"}, lambda s: s.webhooks.require_https, False),
         ({"Webhooks:RequireHttps": "YES"}, lambda s: s.webhooks.require_https, True),
@@ -105,6 +106,7 @@ def test_values_are_converted(mapping: Any, read: Any, value: Any) -> None:
         ("Mode", 1, "one of Test, Live, Custom"),
         ("BasePath", 5, "text in quotes"),
         ("AccessToken", 12345, "text in quotes"),
+        ("BasePath", Secret("text"), "text in quotes, not a value of type Secret"),
         ("Webhooks:RequireHttps", "maybe", "true or false"),
         ("Webhooks:RequireHttps", 1, "true or false"),
         ("Webhooks:InlineTimeoutSeconds", float("nan"), "a number"),
@@ -235,6 +237,9 @@ def test_each_value_remembers_its_origin() -> None:
         Layer((Entry(("mode",), "Test", "variable SDK__MODE"),)),
         Layer((Entry(("Webhooks", "Secrets"), ["a", "b"], "a.json"),)),
         Layer((Entry(("Webhooks", "Secrets", "1"), "c", "variable SDK__WEBHOOKS__SECRETS__1"),)),
+        Layer(
+            (Entry(("Forward", "Routes"), [], "b.json"), Entry(("Server", "Bind"), [], "b.json"))
+        ),
     ]
     origins = bind(layers).origins
     assert origins["Sdk:Mode"] == "variable SDK__MODE"
@@ -242,6 +247,7 @@ def test_each_value_remembers_its_origin() -> None:
     assert origins["Sdk:Webhooks:Secrets"] == "a.json, variable SDK__WEBHOOKS__SECRETS__1"
     assert origins["Sdk:Webhooks:Secrets:0"] == "a.json"
     assert origins["Sdk:Webhooks:Secrets:1"] == "variable SDK__WEBHOOKS__SECRETS__1"
+    assert origins["Sdk:Forward:Routes"] == origins["Sdk:Server:Bind"] == "b.json"
     assert "Sdk:BasePath" not in origins
 
 

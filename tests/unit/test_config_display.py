@@ -1,10 +1,12 @@
 """What people see of the settings: rows and JSON Schema."""
 
 import re
+from pathlib import Path
 from typing import Any
 
+import sdk_trio
 from sdk_trio.config import Settings, describe, json_schema
-from sdk_trio.config.table import table
+from sdk_trio.config.table import full_key, sections, table
 
 # A test value.
 SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"
@@ -86,3 +88,17 @@ def test_the_defaults_fit_their_own_patterns() -> None:
             visit(inner)
 
     visit(json_schema())
+
+
+def test_every_key_that_the_code_names_is_a_setting_or_a_section() -> None:
+    known = {setting.key for setting in table()} | set(map(full_key, sections().values()))
+    known |= {
+        row.key.replace(":0:", ":") for s in table() if s.is_section_list for row in s.item(0)
+    }
+    named = {
+        name
+        for path in Path(sdk_trio.__file__).parent.rglob("*.py")
+        for name in re.findall(r'"(Sdk(?::[A-Z]\w+)+)', path.read_text("utf-8"))
+    }
+    assert len(named) > 40
+    assert named <= known

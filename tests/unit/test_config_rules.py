@@ -126,12 +126,14 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"AccessToken": "token\n"}, ["AccessToken"]),
     ({"AccessToken": "t\u00f6ken"}, ["AccessToken"]),
     ({"Mode": "Custom"}, ["CustomBaseUrl"]),
+    ({"Mode": "Custom", "CustomBaseUrl": "http://localhost:9000"}, ["CustomBaseUrl"]),
     ({"BasePath": "v1"}, ["BasePath"]),
     ({"BasePath": ""}, ["BasePath"]),
     ({"Upstream:SandboxUrl": ""}, ["Upstream:SandboxUrl"]),
     ({"Upstream:VersionHeader": "Sdk Version"}, ["Upstream:VersionHeader"]),
     ({"Environment": "../etc"}, ["Environment"]),
     ({"Environment": " "}, ["Environment"]),
+    ({"ApiVersion": "2025-13", "ApiVersionStrictness": "Off"}, ["ApiVersion"]),
     ({"ApiVersion": "2025-01-01", "ApiVersionStrictness": "Strict"}, ["ApiVersion"]),
     ({"ApiVersion": BUNDLED_API_VERSION[:7], "ApiVersionStrictness": "Strict"}, ["ApiVersion"]),
     ({"ApiVersion": BUNDLED_API_VERSION, "ApiVersionStrictness": "Strict",
@@ -154,6 +156,7 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"Server:CertFile": "cert.pem"}, ["Server:KeyFile"]),
     ({"Server:KeyFile": "key.pem"}, ["Server:CertFile"]),
     ({"Server:Bind": []}, ["Server:Bind"]),
+    ({"Server:Bind": ["a:1", "unix:/x?mode=0777"]}, ["Server:Bind:1"]),
     ({"Server:Bind": ["a:1", "A:1"]}, ["Server:Bind:1"]),
     ({"Server:Bind": ["127.0.0.1:8081"]}, ["Admin:Bind"]),
     ({"Server:Bind": ["0.0.0.0:8081"]}, ["Admin:Bind"]),
@@ -163,6 +166,7 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"Admin:AllowedHosts": ["a.example", "b.example:80"]}, ["Admin:AllowedHosts:1"]),
     ({"Admin:TokenEnvVar": "not a name"}, ["Admin:TokenEnvVar"]),
     ({"Storage:Path": " "}, ["Storage:Path"]),
+    ({f"{UPGRADE}:LiteralDefaultTenantSlug": "a_b"}, [f"{UPGRADE}:LiteralDefaultTenantSlug"]),
     ({f"{UPGRADE}:LiteralDefaultTenantName": " "}, [f"{UPGRADE}:LiteralDefaultTenantName"]),
     ({f"{UPGRADE}:MaxRunDuration": "00:00:00"}, [f"{UPGRADE}:MaxRunDuration"]),
     (target("ObjectStore"), [f"{REPLICATION}:ObjectStore:Bucket"]),
@@ -187,6 +191,10 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
      [f"{NOTIFICATIONS}:Email:FromDisplayName"]),
     ({**EMAIL, f"{NOTIFICATIONS}:Templates:Deleted:EmailSubject": "\n"},
      [f"{NOTIFICATIONS}:Templates:Deleted:EmailSubject"]),
+    ({**SMS, f"{NOTIFICATIONS}:Sms:SmsProviderA:FromNumber": ""},
+     [f"{NOTIFICATIONS}:Sms:SmsProviderA:FromNumber"]),
+    ({**SMS, f"{NOTIFICATIONS}:Sms:SmsProviderA:FromNumber": "+1 555"},
+     [f"{NOTIFICATIONS}:Sms:SmsProviderA:FromNumber"]),
     ({**WEBHOOK, f"{NOTIFICATIONS}:Webhook:Url": ""}, [f"{NOTIFICATIONS}:Webhook:Url"]),
     ({**WEBHOOK, f"{NOTIFICATIONS}:Webhook:Url": "http://example.com/in"},
      [f"{NOTIFICATIONS}:Webhook:Url"]),
@@ -198,53 +206,8 @@ def test_refused(changes: dict[str, Any], expected: list[str]) -> None:
     assert keys(changes) == expected
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "example.com", "/v1", "ftp://example.com", "http://example.com", "https://", "https:///v1",
-        "https://user:pass@example.com", "https://example.com/?a=b", "https://example.com/#a",
-        "https://exa mple.com", "https://a..b", "https://ex%00ample.com", f"https://{'a' * 64}.b",
-        f"https://{'a.' * 127}b/", "https://example.com\n", "https://[::1", "https://a:99999",
-        "http://localhost:9000", "http://127.0.0.1.example.com",
-    ],
-)  # fmt: skip
-def test_custom_base_url_must_be_absolute_https(url: str) -> None:
-    assert keys({"Mode": "Custom", "CustomBaseUrl": url}) == ["CustomBaseUrl"]
-
-
 def test_plain_http_elsewhere_is_refused_in_development_too() -> None:
     assert keys({"CustomBaseUrl": "http://example.com", **DEVELOPMENT}) == ["CustomBaseUrl"]
-
-
-@pytest.mark.parametrize("slug", ["-a", "a-", "A", "a_b", "a b", "a" * 65, "\u00e4", "a\n"])
-def test_slugs(slug: str) -> None:
-    key = f"{UPGRADE}:LiteralDefaultTenantSlug"
-    assert keys({key: slug}) == [key]
-
-
-@pytest.mark.parametrize(
-    "number", ["", "15551234567", "+05551234567", "+1555123456789012", "+1 555", "+1\n", "+1\u0661"]
-)
-def test_phone_numbers(number: str) -> None:
-    key = f"{NOTIFICATIONS}:Sms:SmsProviderA:FromNumber"
-    assert keys({**SMS, key: number}) == [key]
-
-
-@pytest.mark.parametrize(
-    "version", ["2025", "2025-13", "2025-02-30", "2025-1-1", "latest", "2025-01-01\n"]
-)
-def test_versions_are_iso_dates(version: str) -> None:
-    assert keys({"ApiVersion": version, "ApiVersionStrictness": "Off"}) == ["ApiVersion"]
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["", "8080", ":8080", "localhost", "localhost:", "localhost:x", "localhost:65536", "::1:80",
-     "unix:/x?mode=0777", "unix:/x?mode=660", "unix:/x?mode=", "unix:?mode=0660",
-     "[::1]", "[zz]:80", "unix:", "fd:", "fd:1234567", "fd:a b", "a b:80", "unix:/" + "a" * 107],
-)  # fmt: skip
-def test_bind_addresses(address: str) -> None:
-    assert keys({"Server:Bind": [address]}) == ["Server:Bind:0"]
 
 
 EVERYTHING_ON = {

@@ -134,3 +134,27 @@ def test_a_client_that_goes_on_in_time_keeps_its_slot():
     second.since = 2.1  # it has finished a request, and begun another one
     assert connect(slots, clients, "d", "busy", 2.2) is None
     assert connect(slots, clients, "d", "busy", 2.8) is not None
+
+
+def test_who_is_busy_for_a_moment_may_have_to_give_way_afterwards():
+    """Candidates are listed once in a sweep, and a client that pipelines is busy now and then."""
+    slots, clients = slots_of(connections=4), []
+    for number, source in enumerate("aabb"):
+        connect(slots, clients, source, "unfinished", float(number))
+    assert connect(slots, clients, "c", "busy", 10.0) is not None
+    waiting = clients[:-1]
+    for client in waiting:
+        client.state = "busy"
+    assert connect(slots, clients, "d", "busy", 10.0) is None
+    for client in waiting:
+        client.state = "unfinished"
+    assert connect(slots, clients, "d", "busy", 10.0) is not None
+
+
+def test_two_sources_do_not_end_each_others_connections_in_turns():
+    slots, clients = slots_of(connections=4), []
+    for number, source in enumerate("aabb"):
+        connect(slots, clients, source, "unfinished", float(number))
+    assert connect(slots, clients, "c", "busy", 10.0) is not None
+    assert [client.source for client in clients] == ["a", "b", "b", "c"]
+    assert connect(slots, clients, "a", "unfinished", 20.0) is None

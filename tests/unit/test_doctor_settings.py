@@ -13,7 +13,7 @@ from sdk_trio.cli.doctor.settings import (
     check_sources,
 )
 from sdk_trio.config import Settings, read_settings
-from sdk_trio.webhooks.screen import TrustedProxies
+from sdk_trio.webhooks.origin import TrustedProxies
 
 PROBLEM, WARNING, NOTE, OK = Level
 

@@ -10,8 +10,8 @@ from support.deliveries import SECRET
 from sdk_trio.config import Settings, load_settings
 from sdk_trio.config.bind import bind
 from sdk_trio.config.check import check, forward_secret_problem
-from sdk_trio.config.load import probe
 from sdk_trio.config.options.forward import RouteOptions
+from sdk_trio.config.probe import probe
 from sdk_trio.config.show import describe, json_schema
 from sdk_trio.config.sources import Entry, layer_of, read_section
 from sdk_trio.errors import OptionsValidationError
@@ -204,7 +204,7 @@ def test_mistakes_in_a_route_name_the_key_and_its_place():
         "Sdk:Forward:Routes:0:Ordered?"
     ]
     keys = [problem.key for problem in found.problems]
-    assert keys == ["Sdk:Forward:Routes:1", "Sdk:Forward:Routes:1:TimeoutSeconds"]
+    assert keys == ["Sdk:Forward:Routes:2:TimeoutSeconds", "Sdk:Forward:Routes:1"]
     assert problems({"Routes": [{}]}) == ["Routes:0:Url"]
     assert problems({"Routes": [{"Url": URL, "Concurrency": 0}]}) == ["Routes:0:Concurrency"]
     assert problems({"Routes": [{"Url": URL, "Types": []}]}) == ["Routes:0:Types"]

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.storage.sqlite import known
 from sdk_trio.storage.keys import KnownKeys, key_hash
+from sdk_trio.storage.sqlite import known
 
 HASHES = st.integers(-(2**63), 2**63 - 1)
 

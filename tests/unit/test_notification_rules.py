@@ -8,8 +8,8 @@ import pytest
 
 from sdk_trio.config.bind import bind
 from sdk_trio.config.check import Findings, check
-from sdk_trio.config.load import probe
 from sdk_trio.config.options.notifications import TemplatesOptions, unknown_placeholders
+from sdk_trio.config.probe import probe
 from sdk_trio.config.sources import read_section
 
 KEY = "MultiTenant:Notifications"
@@ -50,7 +50,7 @@ def test_the_defaults_are_beyond_remark():
 
 def test_no_channel_at_all_is_a_way_to_tell_nobody_and_is_remarked_on():
     (warning,) = warnings(EnabledChannels__Email=False, EnabledChannels__Webhook=False)
-    assert warning.startswith(f"Sdk:{KEY}:EnabledChannels: has no channel, so nobody is told")
+    assert warning.startswith(f"Sdk:{KEY}:EnabledChannels: has no channel, so no one is notified")
 
 
 UNKNOWN_WORDS = (

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.config.options import ForwardedHeaders
+from sdk_trio.config.fields import ForwardedHeaders
 from sdk_trio.errors import OptionsValidationError
-from sdk_trio.webhooks.screen import AllowedSources, RequestOrigin, TrustedProxies
+from sdk_trio.webhooks.origin import AllowedSources, RequestOrigin, TrustedProxies
 
 CLIENT, ATTACKER = "203.0.113.7", "198.51.100.66"
 EDGE, INNER = "10.0.0.1", "10.0.0.2"

@@ -57,7 +57,7 @@ def test_databases_that_come_and_go_need_no_restart(old, new):
     found = change(plan(sorted(old)), plan(sorted(new)))
     assert found.gone == tuple(sorted(file.path for file in old - new))
     assert found.added == {
-        file.path: f"file:///replica/{file.tenant_id}" for file in sorted(new - old)
+        file.path: f"file:///replica/{file.replica}" for file in sorted(new - old)
     }
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sdk_trio.config.options import KeyDerivation, Secret
+from sdk_trio.config import KeyDerivation, Secret
 from sdk_trio.errors import OptionsValidationError, VerificationError
 from sdk_trio.webhooks.signature import (
     Keyring,

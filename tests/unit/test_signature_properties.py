@@ -8,7 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.config.options import KeyDerivation, Secret
+from sdk_trio.config import KeyDerivation, Secret
 from sdk_trio.errors import VerificationError
 from sdk_trio.records.deliveries import key_of
 from sdk_trio.webhooks.signature import (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.plain_hmac import AT_ONCE, EDGES, PIECE, around_edges, body_of, entry, key_of
 
-from sdk_trio.config.options import KeyDerivation, Secret
+from sdk_trio.config import KeyDerivation, Secret
 from sdk_trio.webhooks.signature import Keyring, _in_pieces, parse_signature_header, sign
 from sdk_trio.webhooks.verdict import Accepted, Delivery, Rejected, verify_delivery
 

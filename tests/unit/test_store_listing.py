@@ -7,12 +7,12 @@ import apsw
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from sdk_trio.storage.sqlite.arrivals import NewArrival
 
 from sdk_trio.records.deliveries import Dead, DeliveryRecord, DeliveryState, NewDelivery
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.sqlite import arrivals, listing, reads, writes
-from sdk_trio.storage.sqlite.arrivals import NewArrival
 from sdk_trio.storage.sql.schema import BLOCK_BITS, BUCKET_BITS, MIGRATIONS
+from sdk_trio.storage.sqlite import arrivals, listing, reads, writes
 
 TERMS = LeaseTerms(owner="o", lease_seconds=10.0, dedup_seconds=1e9, payload_seconds=1e9)
 BLOCK = 1 << BLOCK_BITS

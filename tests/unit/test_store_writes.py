@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from sdk_trio.storage.backlog import BacklogWalk
 
 from sdk_trio.records.deliveries import (
     Dead,
@@ -22,9 +23,8 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.backlog import BacklogWalk
-from sdk_trio.storage.sqlite import arrivals, known, leases, reads, writes
 from sdk_trio.storage.sql.schema import MIGRATIONS
+from sdk_trio.storage.sqlite import arrivals, known, leases, reads, writes
 
 HERE, THERE = (
     LeaseTerms(owner=owner, lease_seconds=10.0, dedup_seconds=30.0, payload_seconds=60.0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.config.options import KeyDerivation, Secret
+from sdk_trio.config import KeyDerivation, Secret
 from sdk_trio.webhooks.signature import Keyring, new_secret, sign
 from sdk_trio.webhooks.verdict import (
     Accepted,

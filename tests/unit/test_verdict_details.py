@@ -6,7 +6,7 @@ import re
 import msgspec
 import pytest
 
-from sdk_trio.config.options import KeyDerivation, Secret
+from sdk_trio.config import KeyDerivation, Secret
 from sdk_trio.errors import OptionsValidationError, VerificationError
 from sdk_trio.webhooks.signature import (
     Keyring,

@@ -16,7 +16,7 @@ from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
 from support.plain_hmac import EDGES, body_of, entry, key_of
 
-from sdk_trio.config.options import KeyDerivation, Secret
+from sdk_trio.config import KeyDerivation, Secret
 from sdk_trio.webhooks.signature import Keyring
 from sdk_trio.webhooks.verdict import Accepted, Cause, Delivery, Rejected, verify_delivery
 

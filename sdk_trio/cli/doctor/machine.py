@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import shutil
 import stat
 import subprocess
 import time
@@ -14,7 +13,9 @@ from ...base.ownership import user_name
 from ...config import Loaded, Secret, Settings, StorageBackend
 from ...config.fields import ReplicaTargetType
 from ...config.table import table
-from ...errors import OptionsValidationError
+from ...errors import OptionsValidationError, ReplicatorError
+from ...replication.child import find_replicator
+from ...replication.running_replicator import SignalRefusal, read_pid, refusal_to_signal
 from ...server.limits import OWN_DESCRIPTORS, Limits, share_descriptors
 from ...server.listen import reachable_descriptor_limit
 from ...server.tls import RENEW, URGENT_EXPIRY_SECONDS, load_certificate, validity
@@ -41,9 +42,6 @@ _DAY_SECONDS = 86_400
 _CLOCK_ERROR = 5
 #: More bytes than the struct timex of any Linux has.
 _TIMEX_BYTES = 512
-
-#: The binary of a replicator that dies of SIGHUP; Linux cuts process names at 15 characters.
-_DIES_OF_HANGUP = "litestream"
 
 
 def check_permissions(loaded: Loaded, settings: Settings, report: Report) -> None:
@@ -307,36 +305,26 @@ def check_replication(
     if not options.use_replication:
         report.note(f"{REPLICATION}:UseReplication", "false: nothing is replicated")
         return
-    binary = options.replicator_path or _find_binary(environ)
-    if binary is None or not os.access(binary, os.X_OK):
-        where = f"{REPLICATION}:ReplicatorPath"
-        what = "the replicator's binary is not there, or this user cannot run it"
-        remedy = "pip install 'sdk-trio[replication]', or set the path of the binary"
+    where = f"{REPLICATION}:ReplicatorPath"
+    try:
+        binary = find_replicator(options, environ=environ)
+    except ReplicatorError as error:
+        what, _, remedy = str(error).rpartition(": ")
         if options.supervise:
             report.problem(where, f"{what}: nothing is replicated", remedy)
         else:
             # Another user's process may replicate, with a binary of its own.
             report.warning(where, f"{what}: 'replication verify' and 'restore' need it", remedy)
-    elif options.replicator_path and not may_run:
-        report.ok(
-            f"{REPLICATION}:ReplicatorPath",
-            f"{binary}; it was not asked for its version, because no file was named with --config",
-        )
     else:
-        report.ok(f"{REPLICATION}:ReplicatorPath", f"{binary}, version {_version_of(binary)}")
+        if options.replicator_path and not may_run:
+            version = "it was not asked for its version, because no file was named with --config"
+        else:
+            version = f"version {_version_of(binary)}"
+        report.ok(where, f"{binary}, {version}")
     if options.supervise:
         report.ok(f"{REPLICATION}:Supervise", "true: the daemon runs the replicator as its child")
     elif options.auto_regenerate_on_tenant_change:
         _check_pid_file(Path(options.replicator_pid_file_path), report)
-
-
-def _find_binary(environ: Mapping[str, str]) -> str | None:
-    import sys
-
-    beside = Path(sys.executable).parent
-    # An empty or relative part of PATH means the working directory, whose programs are not run.
-    parts = filter(os.path.isabs, environ.get("PATH", "").split(os.pathsep))
-    return shutil.which(_DIES_OF_HANGUP, path=os.pathsep.join([str(beside), *parts]))
 
 
 def _version_of(binary: str) -> str:
@@ -357,26 +345,14 @@ def _version_of(binary: str) -> str:
 
 def _check_pid_file(file: Path, report: Report) -> None:
     where = f"{REPLICATION}:ReplicatorPidFilePath ({file})"
-    start = "start the replicator with 'replication run --pid-file', or set Supervise to true"
-    try:
-        pid = int(file.read_text(encoding="ascii"))
-        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() if pid > 0 else ""
-    except FileNotFoundError:
-        report.problem(where, "the file is not there, or the process in it has ended", start)
+    pid = read_pid(file)
+    refusal = pid if isinstance(pid, SignalRefusal) else refusal_to_signal(pid)
+    if refusal is None:
+        report.ok(where, f"process {pid} can be signalled")
         return
-    except (OSError, ValueError):
-        report.problem(where, "the file holds no process id, or cannot be read", start)
-        return
-    if pid <= 0:
-        report.problem(where, "the file holds no process id", start)
-    # Litestream has no handler for SIGHUP: a signal would end the replication that it should
-    # refresh.
-    elif name == _DIES_OF_HANGUP:
-        report.problem(
-            where,
-            f"process {pid} is a bare {name}, which dies of SIGHUP; it is not signalled, so it "
-            "never learns of new tenants",
-            start,
-        )
-    else:
-        report.ok(where, f"process {pid} ({name})")
+    who = "" if isinstance(pid, SignalRefusal) else f"process {pid}: "
+    report.problem(
+        where,
+        f"{who}{refusal.detail}; it is not signalled, so it never learns of new tenants",
+        "start the replicator with 'replication run --pid-file', or set Supervise to true",
+    )

@@ -22,8 +22,8 @@ from ...net.transport import Proxy, ignored_variable, proxy_of, tls_context
 from ...reconcile.plan import has_path
 from ...runtime.presence import Presence
 from ...webhooks.forward import dial_of
+from ...webhooks.origin import TrustedProxies
 from ...webhooks.registry import PROBE_TYPE
-from ...webhooks.screen import TrustedProxies
 from ...webhooks.signed_request import DeliveryFailedError, post, sign_body
 from ..listen import feed_source
 from ..receiver import reach

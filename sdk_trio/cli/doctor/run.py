@@ -24,7 +24,7 @@ if not describing():
     import trio
 
     from ...config import Loaded, Settings, StorageBackend
-    from ...storage.examine import Examination
+    from ...storage.examine import Contents
     from ..application import import_registry
     from ..receiver import NobodyThereError
     from ..settings import read_to_examine
@@ -40,10 +40,9 @@ if not describing():
     from .settings import check_handlers, check_https, check_secrets, check_settings, check_sources
     from .store import (
         check_database,
+        check_file,
         check_notifications,
         check_tenants,
-        describe_store,
-        examine_store,
     )
 
 #: The longest time of one check, and of all together, in seconds: a doctor that hangs on what it
@@ -159,16 +158,15 @@ async def _examine(
     out.
     """
     # A list, because the checks run as tasks: the one of the store fills it for those after it.
-    found: list[Examination] = []
+    found: list[Contents] = []
 
     async def look_at_store(report: Report) -> None:
         if settings.storage.backend is StorageBackend.POSTGRES:
-            await check_database(settings, report)
-            return
-        examination = await examine_store(settings)
-        if examination is not None:
-            found.append(examination)
-        describe_store(settings, examination, report)
+            contents = await check_database(settings, report)
+        else:
+            contents = await check_file(settings, report)
+        if contents is not None:
+            found.append(contents)
 
     def look_at_disk(report: Report) -> None:
         check_disk(settings, report, found[0].growth_per_day if found else None)
@@ -296,7 +294,7 @@ async def _run(check: Check, report: Report) -> None:
     await trio.lowlevel.checkpoint()
 
 
-# SGR codes: rich would be imported for four colours.
+# SGR codes.
 _STYLES = {Level.PROBLEM: "31;1", Level.WARNING: "33", Level.NOTE: "36", Level.OK: "32"}
 
 

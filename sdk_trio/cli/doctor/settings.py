@@ -15,7 +15,7 @@ from ...config.check import is_wide
 from ...config.fields import Mode
 from ...config.secret import HMAC_PREFIX, PRIVATE_KEY_PREFIX, PUBLIC_KEY_PREFIX
 from ...errors import Problem
-from ...webhooks.screen import UNIX
+from ...webhooks.origin import UNIX
 from . import Report
 
 TRUSTED_PROXIES = "Sdk:Server:TrustedProxies"

@@ -23,10 +23,10 @@ from ...records.channels import CHANNELS, ContactKind, NotificationChannel
 from ...records.deliveries import DeliveryState
 from ...records.notifications import NotificationState
 from ...records.tenants import Tenant, TenantStatus
-from ...storage.examine import Examination, examine
+from ...storage.examine import Contents, Examination, examine
 from ...storage.open import open_store, postgres_address
 from ...storage.ports import NotificationStore
-from ...storage.sql.schema import DATABASE_NAME, VERSION
+from ...storage.sql.schema import BEING_FILLED, DATABASE_NAME, FILLING, VERSION
 from ...tenants.credentials import CredentialReader
 from ..receiver import NobodyThereError, find
 from ..terminal import size_text
@@ -34,7 +34,7 @@ from . import Report
 from .machine import STORAGE_PATH
 
 if TYPE_CHECKING:
-    from ...storage.postgres.examine import PostgresExamination
+    from ...storage.examine_postgres import PostgresExamination
 
 #: The longest time that SQLite looks for damage, in seconds: it reads the whole file.
 CHECK_SECONDS = 5.0
@@ -59,45 +59,46 @@ FAILOVER_SECONDS = 7 * 86_400.0
 MOST_TENANTS = 1000
 
 
-async def examine_store(settings: Settings) -> Examination | None:
-    """Return the findings' data from the store, None if there is no store to examine.
+async def check_file(settings: Settings, report: Report) -> Contents | None:
+    """Report the state of the store of Backend Sqlite, and what a person has to look at in it.
+
+    Returns:
+        What it holds; None if there is none of this version.
 
     Raises:
         StoreUnavailableError: it cannot be read.
     """
+    backend = settings.storage.backend
     file = Path(settings.storage.path) / DATABASE_NAME
-    if settings.storage.backend is not StorageBackend.SQLITE or not file.exists():
+    if backend is not StorageBackend.SQLITE:
+        report.note(STORAGE_PATH, f"{backend}: it is not examined from here")
         await trio.lowlevel.checkpoint()
         return None
-    return await trio.to_thread.run_sync(
-        lambda: examine(file, now=time.time(), check_seconds=CHECK_SECONDS),
-        abandon_on_cancel=True,
-    )
-
-
-def describe_store(settings: Settings, found: Examination | None, report: Report) -> None:
-    """Report the state of the store, and the events in it that a person has to look at."""
-    backend = settings.storage.backend
-    if backend is StorageBackend.SQLITE:
-        _compare_with_receiver(settings, report)
-    if found is None:
-        why = (
-            "there is no inbox yet: the first start makes it"
-            if backend is StorageBackend.SQLITE
-            else f"{backend}: it is not examined from here"
+    found: Examination | None = None
+    if file.exists():
+        found = await trio.to_thread.run_sync(
+            lambda: examine(file, now=time.time(), check_seconds=CHECK_SECONDS),
+            abandon_on_cancel=True,
         )
-        report.note(STORAGE_PATH, why)
-        return
+    _compare_with_receiver(settings, report)
+    if found is None:
+        report.note(STORAGE_PATH, "there is no inbox yet: the first start makes it")
+        await trio.lowlevel.checkpoint()
+        return None
     _describe_file(found, report)
-    if found.is_current:
-        _describe_contents(found, report)
-        _describe_queue(settings, found, report)
+    if found.contents is not None:
+        _describe_contents(settings, found.contents, report)
+    return found.contents
 
 
-async def check_database(settings: Settings, report: Report) -> None:
-    """Report whether the database of Backend Postgres can be used; change nothing in it."""
+async def check_database(settings: Settings, report: Report) -> Contents | None:
+    """Report whether the database of Backend Postgres can be used; change nothing in it.
+
+    Returns:
+        What the store holds; None if there is none of this version.
+    """
     address = postgres_address(settings)
-    from ...storage.postgres.examine import examine_postgres
+    from ...storage.examine_postgres import examine_postgres
 
     where = f"Sdk:Storage:PostgresDsnEnvVar ({settings.storage.postgres_dsn_env_var})"
     try:
@@ -105,7 +106,7 @@ async def check_database(settings: Settings, report: Report) -> None:
     except StorageError as error:
         report.problem(where, str(error), "mend it: until then deliveries are answered 503")
         await trio.lowlevel.checkpoint()
-        return
+        return None
     if not found.syncs:
         report.problem(
             where,
@@ -131,17 +132,18 @@ async def check_database(settings: Settings, report: Report) -> None:
         )
     _describe_replication(where, found, report)
     _compare_clocks(settings, found.clock_offset, report)
-    _describe_leases(where, found.expired_leases, report)
     what = f"PostgreSQL {found.server}, {size_text(found.size)}"
-    if found.is_current:
-        report.ok(where, f"{what}, the schema {address.schema} is that of this version")
-    else:
+    if found.contents is None:
         report.note(where, f"{what}: the next start brings the schema {address.schema} up to date")
+    else:
+        report.ok(where, f"{what}, the schema {address.schema} is that of this version")
+        _describe_contents(settings, found.contents, report)
+    return found.contents
 
 
 def _describe_replication(where: str, found: "PostgresExamination", report: Report) -> None:
     """Report what a failover may lose, and what the last one may have lost."""
-    from ...storage.postgres.failover import LOST_HINT
+    from ...storage.engines.postgres_failover import LOST_HINT
 
     if found.standbys and not found.replicated:
         report.note(
@@ -174,17 +176,6 @@ def _compare_clocks(settings: Settings, offset: float, report: Report) -> None:
         report.problem("clock", what, remedy)
     else:
         report.warning("clock", what, remedy)
-
-
-def _describe_leases(where: str, expired: int, report: Report) -> None:
-    if expired:
-        report.warning(
-            where,
-            f"{expired} events belong to a process that stands still or is gone, and no other one "
-            "has taken them over",
-            "start a receiver if none runs; if one does, see in its log and /readyz what keeps its "
-            "workers busy, or from the store",
-        )
 
 
 def _compare_with_receiver(settings: Settings, report: Report) -> None:
@@ -231,6 +222,8 @@ def _describe_file(found: Examination, report: Report) -> None:
             "it is a database of another program",
             f"set {STORAGE_PATH} to a directory of its own",
         )
+    elif found.version == FILLING:
+        report.problem(where, f"it {BEING_FILLED}", "repeat that command")
     elif found.version < 0:
         report.problem(
             where,
@@ -266,7 +259,7 @@ def _describe_file(found: Examination, report: Report) -> None:
         )
 
 
-def _describe_contents(found: Examination, report: Report) -> None:
+def _describe_contents(settings: Settings, found: Contents, report: Report) -> None:
     dead = found.states.get(DeliveryState.DEAD, 0)
     if dead:
         report.warning(
@@ -286,7 +279,14 @@ def _describe_contents(found: Examination, report: Report) -> None:
             f"{advice or 'see them'}: 'events list --state parked', 'events replay --state parked "
             "--type T'",
         )
-    _describe_leases("inbox", found.expired_leases, report)
+    if found.expired_leases:
+        report.warning(
+            "inbox",
+            f"{found.expired_leases} events belong to a process that stands still or is gone, and "
+            "no other one has taken them over",
+            "start a receiver if none runs; if one does, see in its log and /readyz what keeps its "
+            "workers busy, or from the store",
+        )
     age = 0.0 if found.oldest_unfinished is None else time.time() - found.oldest_unfinished
     if age > OLD_EVENT_SECONDS:
         report.warning(
@@ -297,16 +297,27 @@ def _describe_contents(found: Examination, report: Report) -> None:
     if not (dead or found.parked or found.expired_leases) and age <= OLD_EVENT_SECONDS:
         waiting = sum(found.states.values())
         report.ok("inbox", f"{waiting} events wait, none is dead, parked or old")
+    # One process of several has a part of the places, and refuses when they are taken.
+    places = settings.webhooks.queue.capacity
+    waiting = found.states.get(DeliveryState.RECEIVED, 0)
+    if waiting >= FULL_SHARE * places:
+        report.warning(
+            "Sdk:Webhooks:Queue:Capacity",
+            f"{waiting} events wait for a worker, and the queue has {places} places: what comes "
+            "beyond them is answered 503",
+            "handlers are slower than events come: the metric sdk_webhook_handler_seconds shows "
+            "which; more Webhooks:Queue:Workers help where handlers wait for others",
+        )
 
 
-async def check_tenants(settings: Settings, found: Examination | None, report: Report) -> None:
+async def check_tenants(settings: Settings, found: Contents | None, report: Report) -> None:
     """Read every tenant's credentials, and report those that cannot be read or used."""
     key = "Sdk:MultiTenant:Enabled"
     if not settings.multi_tenant.enabled:
         report.note(key, "false: there are no tenants")
         await trio.lowlevel.checkpoint()
         return
-    if found is None or not found.is_current:
+    if found is None:
         report.note(key, "there is no store of this version yet, so no tenants either")
         await trio.lowlevel.checkpoint()
         return
@@ -391,7 +402,7 @@ OLD_MESSAGE_SECONDS = 2 * 3600.0
 
 
 async def check_notifications(
-    settings: Settings, found: Examination | None, environ: Mapping[str, str], report: Report
+    settings: Settings, found: Contents | None, environ: Mapping[str, str], report: Report
 ) -> None:
     """Report what prevents messages to site managers; change nothing and send nothing.
 
@@ -410,10 +421,7 @@ async def check_notifications(
     if len(report.findings) == before:
         names = ", ".join(enabled_channels(options))
         report.ok(CHANNELS_KEY, f"{names}: every credential is there; 'notify test' tries them")
-    if settings.storage.backend is not StorageBackend.SQLITE or found is None:
-        await trio.lowlevel.checkpoint()
-        return
-    if not found.is_current:
+    if found is None:
         await trio.lowlevel.checkpoint()
         return
     async with open_store(settings, owner="doctor") as store:
@@ -489,7 +497,7 @@ def _report_missing(
         report.note(
             _named(tenants),
             f"{len(tenants)} of {total} active tenants have no site manager's {contact.label}: "
-            f"they are not told that way ('tenant contact' takes {contact.argument})",
+            f"they are not told that way ('tenant set' takes {contact.argument})",
         )
 
 
@@ -526,17 +534,3 @@ async def _oldest_pending(store: NotificationStore) -> float | None:
     """Return the time of the oldest of the newest thousand pending messages, None without any."""
     found = await store.find(state=NotificationState.PENDING, limit=1000)
     return min((record.created_at for record in found), default=None)
-
-
-def _describe_queue(settings: Settings, found: Examination, report: Report) -> None:
-    # One process of several has a part of the places, and refuses when they are taken.
-    places = settings.webhooks.queue.capacity
-    waiting = found.states.get(DeliveryState.RECEIVED, 0)
-    if waiting >= FULL_SHARE * places:
-        report.warning(
-            "Sdk:Webhooks:Queue:Capacity",
-            f"{waiting} events wait for a worker, and the queue has {places} places: what comes "
-            "beyond them is answered 503",
-            "handlers are slower than events come: the metric sdk_webhook_handler_seconds shows "
-            "which; more Webhooks:Queue:Workers help where handlers wait for others",
-        )

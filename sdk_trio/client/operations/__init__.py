@@ -3,7 +3,7 @@
 The rows are the attributes of the resource classes in this folder's files, by subject. A row names
 the form of the answer, then method and exact path below ``Sdk:BasePath``::
 
-    class Orders(Resource, path="orders"):
+    class Orders(Resource[Mode], path="orders"):
         list = pages("GET /orders/")
         get = record("GET /orders/{id}")
 
@@ -22,34 +22,7 @@ from typing import Any
 from ...errors import EXIT_USAGE, SdkError
 from ..operation import Body, Operation, OperationAnswer, Pagination
 from ..resources import BoundEndpoint, BoundOperation, Nested, Resource
-from .table import (
-    BenefitGrants,
-    Benefits,
-    CheckoutLinks,
-    Checkouts,
-    CustomerMeters,
-    CustomerPortal,
-    Customers,
-    CustomerSeats,
-    CustomerSessions,
-    CustomFields,
-    Discounts,
-    Disputes,
-    Events,
-    EventTypes,
-    Files,
-    LicenseKeys,
-    Meters,
-    Metrics,
-    OAuth2,
-    Orders,
-    Organizations,
-    Payments,
-    Products,
-    Refunds,
-    Subscriptions,
-    Webhooks,
-)
+from .table import Resources
 
 __all__ = [
     "OperationAnswer",
@@ -65,42 +38,7 @@ __all__ = [
 ]
 
 
-class Resources(Resource, path=""):
-    """Every resource, as attributes; the client is a subclass."""
-
-    products: Nested[Products] = Nested(Products)
-    benefits: Nested[Benefits] = Nested(Benefits)
-    benefit_grants: Nested[BenefitGrants] = Nested(BenefitGrants)
-    discounts: Nested[Discounts] = Nested(Discounts)
-    custom_fields: Nested[CustomFields] = Nested(CustomFields)
-    checkout_links: Nested[CheckoutLinks] = Nested(CheckoutLinks)
-    checkouts: Nested[Checkouts] = Nested(Checkouts)
-    files: Nested[Files] = Nested(Files)
-    license_keys: Nested[LicenseKeys] = Nested(LicenseKeys)
-    meters: Nested[Meters] = Nested(Meters)
-
-    orders: Nested[Orders] = Nested(Orders)
-    subscriptions: Nested[Subscriptions] = Nested(Subscriptions)
-    refunds: Nested[Refunds] = Nested(Refunds)
-    disputes: Nested[Disputes] = Nested(Disputes)
-    payments: Nested[Payments] = Nested(Payments)
-
-    customers: Nested[Customers] = Nested(Customers)
-    customer_meters: Nested[CustomerMeters] = Nested(CustomerMeters)
-    customer_seats: Nested[CustomerSeats] = Nested(CustomerSeats)
-    customer_sessions: Nested[CustomerSessions] = Nested(CustomerSessions)
-
-    customer_portal: Nested[CustomerPortal] = Nested(CustomerPortal)
-
-    organizations: Nested[Organizations] = Nested(Organizations)
-    webhooks: Nested[Webhooks] = Nested(Webhooks)
-    events: Nested[Events] = Nested(Events)
-    event_types: Nested[EventTypes] = Nested(EventTypes)
-    metrics: Nested[Metrics] = Nested(Metrics)
-    oauth2: Nested[OAuth2] = Nested(OAuth2)
-
-
-def endpoints(resource: type[Resource] = Resources) -> Iterator[BoundEndpoint[object]]:
+def endpoints(resource: type[Resource[Any]] = Resources) -> Iterator[BoundEndpoint]:
     """Yield every row below ``resource``: its own first, then those of nested resources."""
     for value in vars(resource).values():
         if isinstance(value, BoundEndpoint):
@@ -141,7 +79,7 @@ def find_operation(words: str | Sequence[str]) -> Operation:
     return found
 
 
-def bound(resources: Resource, operation: Operation) -> BoundOperation[..., Any]:
+def bound(resources: Resource[Any], operation: Operation) -> BoundOperation[..., Any]:
     """Return the method of ``resources`` (a client) that calls ``operation``."""
     # Through the attributes, so that the command line calls what a program would call.
     method = functools.reduce(getattr, operation.full_name.split("."), resources)

@@ -6,6 +6,7 @@ customer portal, which takes a customer session's token, and the seller's side o
 
 from ..operation import Body
 from ..resources import (
+    Mode,
     Nested,
     Resource,
     csv,
@@ -18,7 +19,7 @@ from ..resources import (
 )
 
 
-class Products(Resource, path="products"):
+class Products(Resource[Mode], path="products"):
     """Products and their prices."""
 
     list = pages("GET /products/")
@@ -29,7 +30,7 @@ class Products(Resource, path="products"):
     update_benefits = record("POST /products/{id}/benefits")
 
 
-class Benefits(Resource, path="benefits"):
+class Benefits(Resource[Mode], path="benefits"):
     """Benefits that buying a product grants."""
 
     list = pages("GET /benefits/")
@@ -41,13 +42,13 @@ class Benefits(Resource, path="benefits"):
     grants = pages("GET /benefits/{id}/grants")
 
 
-class BenefitGrants(Resource, path="benefit_grants"):
+class BenefitGrants(Resource[Mode], path="benefit_grants"):
     """Benefits as granted to customers."""
 
     list = pages("GET /benefit-grants/")
 
 
-class Discounts(Resource, path="discounts"):
+class Discounts(Resource[Mode], path="discounts"):
     """Discounts and their codes."""
 
     list = pages("GET /discounts/")
@@ -57,7 +58,7 @@ class Discounts(Resource, path="discounts"):
     update = record("PATCH /discounts/{id}")
 
 
-class CustomFields(Resource, path="custom_fields"):
+class CustomFields(Resource[Mode], path="custom_fields"):
     """Fields that checkouts ask for."""
 
     list = pages("GET /custom-fields/")
@@ -67,7 +68,7 @@ class CustomFields(Resource, path="custom_fields"):
     update = record("PATCH /custom-fields/{id}")
 
 
-class CheckoutLinks(Resource, path="checkout_links"):
+class CheckoutLinks(Resource[Mode], path="checkout_links"):
     """Lasting addresses that open a checkout."""
 
     list = pages("GET /checkout-links/")
@@ -77,7 +78,7 @@ class CheckoutLinks(Resource, path="checkout_links"):
     update = record("PATCH /checkout-links/{id}")
 
 
-class Checkouts(Resource, path="checkouts"):
+class Checkouts(Resource[Mode], path="checkouts"):
     """Checkouts, by the seller and (``client_...``) by who holds the client secret."""
 
     list = pages("GET /checkouts/")
@@ -89,7 +90,7 @@ class Checkouts(Resource, path="checkouts"):
     client_confirm = record("POST /checkouts/client/{client_secret}/confirm")
 
 
-class Files(Resource, path="files"):
+class Files(Resource[Mode], path="files"):
     """Files that products and benefits hold."""
 
     list = pages("GET /files/")
@@ -99,7 +100,7 @@ class Files(Resource, path="files"):
     update = record("PATCH /files/{id}")
 
 
-class LicenseKeys(Resource, path="license_keys"):
+class LicenseKeys(Resource[Mode], path="license_keys"):
     """License keys, their activations and validation."""
 
     list = pages("GET /license-keys/")
@@ -112,7 +113,7 @@ class LicenseKeys(Resource, path="license_keys"):
     deactivate = empty_endpoint("POST /license-keys/deactivate")
 
 
-class Meters(Resource, path="meters"):
+class Meters(Resource[Mode], path="meters"):
     """Meters that add up events for billing by usage."""
 
     list = pages("GET /meters/")
@@ -125,7 +126,7 @@ class Meters(Resource, path="meters"):
 # -- Sales: orders, subscriptions and the money behind them.
 
 
-class Orders(Resource, path="orders"):
+class Orders(Resource[Mode], path="orders"):
     """Orders, their invoices and receipts."""
 
     list = pages("GET /orders/")
@@ -139,7 +140,7 @@ class Orders(Resource, path="orders"):
     receipt = record("GET /orders/{id}/receipt")
 
 
-class Subscriptions(Resource, path="subscriptions"):
+class Subscriptions(Resource[Mode], path="subscriptions"):
     """Subscriptions; ``revoke`` ends one at once."""
 
     list = pages("GET /subscriptions/")
@@ -150,14 +151,14 @@ class Subscriptions(Resource, path="subscriptions"):
     update = record("PATCH /subscriptions/{id}")
 
 
-class Refunds(Resource, path="refunds"):
+class Refunds(Resource[Mode], path="refunds"):
     """Refunds of orders."""
 
     list = pages("GET /refunds/")
     create = record("POST /refunds/")
 
 
-class Disputes(Resource, path="disputes"):
+class Disputes(Resource[Mode], path="disputes"):
     """Disputes that a customer raised at a bank."""
 
     list = pages("GET /disputes/")
@@ -165,7 +166,7 @@ class Disputes(Resource, path="disputes"):
     accept = record("POST /disputes/{id}/accept", body=Body.NONE)
 
 
-class Payments(Resource, path="payments"):
+class Payments(Resource[Mode], path="payments"):
     """Attempts to pay, also those that failed."""
 
     list = pages("GET /payments/")
@@ -175,7 +176,7 @@ class Payments(Resource, path="payments"):
 # -- Customers, their members, seats, meters and sessions.
 
 
-class CustomerMembers(Resource, path="customers.members"):
+class CustomerMembers(Resource[Mode], path="customers.members"):
     """People who act for a customer that is a team."""
 
     list = pages("GET /customers/{id}/members")
@@ -192,7 +193,7 @@ class CustomerMembers(Resource, path="customers.members"):
     update_external = record("PATCH /customers/external/{external_id}/members/{member_external_id}")
 
 
-class Customers(Resource, path="customers"):
+class Customers(Resource[Mode], path="customers"):
     """Customers, by the upstream's id or (``..._external``) by the application's."""
 
     members = Nested(CustomerMembers)
@@ -212,14 +213,14 @@ class Customers(Resource, path="customers"):
     list_payment_methods_external = pages("GET /customers/external/{external_id}/payment-methods")
 
 
-class CustomerMeters(Resource, path="customer_meters"):
+class CustomerMeters(Resource[Mode], path="customer_meters"):
     """The usage of each meter by each customer."""
 
     list = pages("GET /customer-meters/")
     get = record("GET /customer-meters/{id}")
 
 
-class CustomerSeats(Resource, path="customer_seats"):
+class CustomerSeats(Resource[Mode], path="customer_seats"):
     """Seats of a subscription or order, and who holds them."""
 
     list_seats = record("GET /customer-seats")
@@ -230,7 +231,7 @@ class CustomerSeats(Resource, path="customer_seats"):
     claim_seat = record("POST /customer-seats/claim")
 
 
-class CustomerSessions(Resource, path="customer_sessions"):
+class CustomerSessions(Resource[Mode], path="customer_sessions"):
     """Sessions that let a customer into the customer portal."""
 
     create = record("POST /customer-sessions/")
@@ -239,7 +240,7 @@ class CustomerSessions(Resource, path="customer_sessions"):
 # -- The customer portal: a customer's own records and actions.
 
 
-class PortalBenefitGrants(Resource, path="customer_portal.benefit_grants"):
+class PortalBenefitGrants(Resource[Mode], path="customer_portal.benefit_grants"):
     """Benefits granted to this customer."""
 
     list = pages("GET /customer-portal/benefit-grants/")
@@ -247,7 +248,7 @@ class PortalBenefitGrants(Resource, path="customer_portal.benefit_grants"):
     update = record("PATCH /customer-portal/benefit-grants/{id}")
 
 
-class PortalCustomers(Resource, path="customer_portal.customers"):
+class PortalCustomers(Resource[Mode], path="customer_portal.customers"):
     """This customer: data, payment methods, email address."""
 
     get = record("GET /customer-portal/customers/me")
@@ -263,14 +264,14 @@ class PortalCustomers(Resource, path="customer_portal.customers"):
     verify_email_update = record("POST /customer-portal/customers/me/email-update/verify")
 
 
-class PortalCustomerMeters(Resource, path="customer_portal.customer_meters"):
+class PortalCustomerMeters(Resource[Mode], path="customer_portal.customer_meters"):
     """The usage of each meter by this customer."""
 
     list = pages("GET /customer-portal/meters/")
     get = record("GET /customer-portal/meters/{id}")
 
 
-class PortalSeats(Resource, path="customer_portal.seats"):
+class PortalSeats(Resource[Mode], path="customer_portal.seats"):
     """Seats that this customer assigns or has claimed."""
 
     list_seats = record("GET /customer-portal/seats")
@@ -280,20 +281,20 @@ class PortalSeats(Resource, path="customer_portal.seats"):
     list_claimed_subscriptions = pages("GET /customer-portal/seats/subscriptions")
 
 
-class PortalCustomerSession(Resource, path="customer_portal.customer_session"):
+class PortalCustomerSession(Resource[Mode], path="customer_portal.customer_session"):
     """The session that the token belongs to."""
 
     introspect = record("GET /customer-portal/customer-session/introspect")
     get_authenticated_user = record("GET /customer-portal/customer-session/user")
 
 
-class PortalDownloadables(Resource, path="customer_portal.downloadables"):
+class PortalDownloadables(Resource[Mode], path="customer_portal.downloadables"):
     """Files that this customer may download."""
 
     list = pages("GET /customer-portal/downloadables/")
 
 
-class PortalLicenseKeys(Resource, path="customer_portal.license_keys"):
+class PortalLicenseKeys(Resource[Mode], path="customer_portal.license_keys"):
     """License keys of this customer."""
 
     list = pages("GET /customer-portal/license-keys/")
@@ -304,7 +305,7 @@ class PortalLicenseKeys(Resource, path="customer_portal.license_keys"):
     deactivate = empty_endpoint("POST /customer-portal/license-keys/deactivate")
 
 
-class PortalMembers(Resource, path="customer_portal.members"):
+class PortalMembers(Resource[Mode], path="customer_portal.members"):
     """People who act for this customer."""
 
     list_members = pages("GET /customer-portal/members")
@@ -313,7 +314,7 @@ class PortalMembers(Resource, path="customer_portal.members"):
     update_member = record("PATCH /customer-portal/members/{id}")
 
 
-class PortalOrders(Resource, path="customer_portal.orders"):
+class PortalOrders(Resource[Mode], path="customer_portal.orders"):
     """Orders of this customer."""
 
     list = pages("GET /customer-portal/orders/")
@@ -326,13 +327,13 @@ class PortalOrders(Resource, path="customer_portal.orders"):
     confirm_retry_payment = record("POST /customer-portal/orders/{id}/confirm-payment")
 
 
-class PortalOrganizations(Resource, path="customer_portal.organizations"):
+class PortalOrganizations(Resource[Mode], path="customer_portal.organizations"):
     """The seller, as customers see it."""
 
     get = record("GET /customer-portal/organizations/{slug}")
 
 
-class PortalSubscriptions(Resource, path="customer_portal.subscriptions"):
+class PortalSubscriptions(Resource[Mode], path="customer_portal.subscriptions"):
     """Subscriptions of this customer."""
 
     list = pages("GET /customer-portal/subscriptions/")
@@ -341,14 +342,14 @@ class PortalSubscriptions(Resource, path="customer_portal.subscriptions"):
     update = record("PATCH /customer-portal/subscriptions/{id}")
 
 
-class PortalWallets(Resource, path="customer_portal.wallets"):
+class PortalWallets(Resource[Mode], path="customer_portal.wallets"):
     """Prepaid balances of this customer."""
 
     list = pages("GET /customer-portal/wallets/")
     get = record("GET /customer-portal/wallets/{id}")
 
 
-class CustomerPortal(Resource, path="customer_portal"):
+class CustomerPortal(Resource[Mode], path="customer_portal"):
     """The customer portal's resources."""
 
     benefit_grants = Nested(PortalBenefitGrants)
@@ -368,7 +369,7 @@ class CustomerPortal(Resource, path="customer_portal"):
 # -- The seller's side: organizations, webhooks, events, metrics, OAuth 2.
 
 
-class Organizations(Resource, path="organizations"):
+class Organizations(Resource[Mode], path="organizations"):
     """Organizations that the token reaches."""
 
     list = pages("GET /organizations/")
@@ -377,7 +378,7 @@ class Organizations(Resource, path="organizations"):
     update = record("PATCH /organizations/{id}")
 
 
-class Webhooks(Resource, path="webhooks"):
+class Webhooks(Resource[Mode], path="webhooks"):
     """Webhook endpoints, and what was delivered to them."""
 
     list_webhook_endpoints = pages("GET /webhooks/endpoints")
@@ -390,7 +391,7 @@ class Webhooks(Resource, path="webhooks"):
     redeliver_webhook_event = json_endpoint("POST /webhooks/events/{id}/redeliver", body=Body.NONE)
 
 
-class Events(Resource, path="events"):
+class Events(Resource[Mode], path="events"):
     """Events of usage and of the upstream itself."""
 
     list = cursor_pages("GET /events/")
@@ -399,14 +400,14 @@ class Events(Resource, path="events"):
     ingest = record("POST /events/ingest")
 
 
-class EventTypes(Resource, path="event_types"):
+class EventTypes(Resource[Mode], path="event_types"):
     """Kinds of events, with their counts."""
 
     list = pages("GET /event-types/")
     update = record("PATCH /event-types/{id}")
 
 
-class Metrics(Resource, path="metrics"):
+class Metrics(Resource[Mode], path="metrics"):
     """Figures over time, and dashboards of them."""
 
     get = record("GET /metrics/")
@@ -419,7 +420,7 @@ class Metrics(Resource, path="metrics"):
     update_dashboard = record("PATCH /metrics/dashboards/{id}")
 
 
-class OAuth2Registrations(Resource, path="oauth2.clients.oauth2"):
+class OAuth2Registrations(Resource[Mode], path="oauth2.clients.oauth2"):
     """Clients of the upstream's OAuth 2 server."""
 
     create_client = json_endpoint("POST /oauth2/register")
@@ -428,13 +429,13 @@ class OAuth2Registrations(Resource, path="oauth2.clients.oauth2"):
     delete_client = empty_endpoint("DELETE /oauth2/register/{client_id}")
 
 
-class OAuth2Clients(Resource, path="oauth2.clients"):
+class OAuth2Clients(Resource[Mode], path="oauth2.clients"):
     """A level of the upstream's own naming."""
 
     oauth2 = Nested(OAuth2Registrations)
 
 
-class OAuth2(Resource, path="oauth2"):
+class OAuth2(Resource[Mode], path="oauth2"):
     """The upstream's OAuth 2 server; its tokens' operations take form fields."""
 
     clients = Nested(OAuth2Clients)
@@ -444,3 +445,38 @@ class OAuth2(Resource, path="oauth2"):
     revoke_token = record("POST /oauth2/revoke", body=Body.FORM, idempotent=True)
     introspect_token = record("POST /oauth2/introspect", body=Body.FORM, idempotent=True)
     userinfo = record("GET /oauth2/userinfo")
+
+
+class Resources(Resource[Mode], path=""):
+    """Every resource, as attributes; the client is a subclass."""
+
+    products = Nested(Products)
+    benefits = Nested(Benefits)
+    benefit_grants = Nested(BenefitGrants)
+    discounts = Nested(Discounts)
+    custom_fields = Nested(CustomFields)
+    checkout_links = Nested(CheckoutLinks)
+    checkouts = Nested(Checkouts)
+    files = Nested(Files)
+    license_keys = Nested(LicenseKeys)
+    meters = Nested(Meters)
+
+    orders = Nested(Orders)
+    subscriptions = Nested(Subscriptions)
+    refunds = Nested(Refunds)
+    disputes = Nested(Disputes)
+    payments = Nested(Payments)
+
+    customers = Nested(Customers)
+    customer_meters = Nested(CustomerMeters)
+    customer_seats = Nested(CustomerSeats)
+    customer_sessions = Nested(CustomerSessions)
+
+    customer_portal = Nested(CustomerPortal)
+
+    organizations = Nested(Organizations)
+    webhooks = Nested(Webhooks)
+    events = Nested(Events)
+    event_types = Nested(EventTypes)
+    metrics = Nested(Metrics)
+    oauth2 = Nested(OAuth2)

@@ -6,53 +6,16 @@ The key of a field is its name in PascalCase, under the key of its class: ``webh
 ``load_settings`` do that.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
-from ..fields import (
-    ApiVersionStrictness,
-    DefaultTenantStrategy,
-    EmailProvider,
-    Form,
-    ForwardedHeaders,
-    KeyDerivation,
-    LogFormat,
-    LogLevel,
-    Mode,
-    ReplicaTargetType,
-    Section,
-    SmsProvider,
-    StorageBackend,
-    about,
-)
+from ..fields import ApiVersionStrictness, Form, Mode, Section, about
 from ..secret import Secret
 from .client import ConnectionOptions, ResilienceOptions, UpstreamOptions
-from .forward import ForwardOptions, RouteOptions
-from .notifications import (
-    EmailOptions,
-    EmailProviderAOptions,
-    EnabledChannelsOptions,
-    NotificationsOptions,
-    SmsOptions,
-    SmsProviderAOptions,
-    TemplateOptions,
-    TemplatesOptions,
-    WebhookChannelOptions,
-)
+from .forward import ForwardOptions
 from .server import AdminOptions, LoggingOptions, RelayOptions, ServerOptions, StorageOptions
-from .tenants import (
-    BlobStoreOptions,
-    CloudStorageOptions,
-    FileDbOptions,
-    LocalDiskOptions,
-    MultiTenantOptions,
-    ObjectStoreOptions,
-    ReplicationOptions,
-    SftpOptions,
-    SingleTenantUpgradeOptions,
-    TenantStatusOptions,
-)
-from .webhooks import QueueOptions, ReconciliationOptions, SimulatorOptions, WebhooksOptions
+from .tenants import MultiTenantOptions
+from .webhooks import SimulatorOptions, WebhooksOptions
 
 #: The upstream API's schema version that this release was written against.
 BUNDLED_API_VERSION = "2026-04-01"
@@ -119,15 +82,11 @@ class Settings(Section, frozen=True, kw_only=True):
     timeout_ms: Annotated[
         int,
         about(
-            "Timeout of one HTTP attempt.",
-            minimum=1000,
-            maximum=300_000,
-            unit="milliseconds",
-            live=True,
+            "Timeout of one HTTP attempt.", between=(1000, 300_000), unit="milliseconds", live=True
         ),
     ] = 30_000
     max_retries: Annotated[
-        int, about("Retries of one upstream call.", minimum=0, maximum=10, live=True)
+        int, about("Retries of one upstream call.", between=(0, 10), live=True)
     ] = 3
     # Null, so that it follows from the others: a fixed time would cut the first attempt where
     # TimeoutMs is at its maximum (ADR 29).
@@ -204,76 +163,12 @@ class Settings(Section, frozen=True, kw_only=True):
         return _from_mapping(mapping, standalone=standalone, receiver=receiver)
 
 
-class _FromMapping(Protocol):
-    def __call__(
-        self, mapping: Mapping[str, Any], *, standalone: bool, receiver: bool
-    ) -> Settings: ...
-
-
 # Set by ``load.py``, which validates settings and therefore imports this module: an import of it
-# from here would close a circle. The package imports both, so nobody sees it unset.
-_from_mapping: _FromMapping
+# from here would close a circle. The package imports both, so it is always set.
+_from_mapping: Callable[..., Settings]
 
 
-def validate_mappings_with(function: _FromMapping) -> None:
+def validate_mappings_with(function: Callable[..., Settings]) -> None:
     """Let :meth:`Settings.from_mapping` call ``function``."""
     global _from_mapping
     _from_mapping = function
-
-
-__all__ = [
-    "BUNDLED_API_VERSION",
-    "DEVELOPMENT",
-    "PRODUCTION",
-    "environment_meant",
-    "Settings",
-    "bundled_api_version",
-    "Secret",
-    # sections
-    "AdminOptions",
-    "ConnectionOptions",
-    "ForwardOptions",
-    "LoggingOptions",
-    "QueueOptions",
-    "ReconciliationOptions",
-    "RelayOptions",
-    "ResilienceOptions",
-    "RouteOptions",
-    "ServerOptions",
-    "SimulatorOptions",
-    "StorageOptions",
-    "UpstreamOptions",
-    "WebhooksOptions",
-    # sections of MultiTenant
-    "BlobStoreOptions",
-    "CloudStorageOptions",
-    "EmailOptions",
-    "EmailProviderAOptions",
-    "EnabledChannelsOptions",
-    "FileDbOptions",
-    "LocalDiskOptions",
-    "MultiTenantOptions",
-    "NotificationsOptions",
-    "ObjectStoreOptions",
-    "ReplicationOptions",
-    "SftpOptions",
-    "SingleTenantUpgradeOptions",
-    "SmsOptions",
-    "SmsProviderAOptions",
-    "TemplateOptions",
-    "TemplatesOptions",
-    "TenantStatusOptions",
-    "WebhookChannelOptions",
-    # choices
-    "ApiVersionStrictness",
-    "DefaultTenantStrategy",
-    "EmailProvider",
-    "ForwardedHeaders",
-    "KeyDerivation",
-    "LogFormat",
-    "LogLevel",
-    "Mode",
-    "ReplicaTargetType",
-    "SmsProvider",
-    "StorageBackend",
-]

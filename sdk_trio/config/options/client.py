@@ -15,12 +15,7 @@ class UpstreamOptions(Section, frozen=True, kw_only=True):
         str, about("Base address of Mode Test.", form=Form.HTTPS_URL, required=True)
     ] = "https://sandbox-api.polar.sh"
     version_header: Annotated[
-        str,
-        about(
-            "Name of the header that carries ApiVersion.",
-            form=Form.HEADER,
-            required=True,
-        ),
+        str, about("Name of the header that carries ApiVersion.", form=Form.HEADER, required=True)
     ] = "Sdk-Version"
     organization_header: Annotated[
         str,
@@ -138,10 +133,7 @@ class ConnectionOptions(Section, frozen=True, kw_only=True):
     ] = None
     client_key_file: Annotated[
         str | None,
-        about(
-            "PEM private key of ClientCertFile, without a passphrase.",
-            default_note="none",
-        ),
+        about("PEM private key of ClientCertFile, without a passphrase.", default_note="none"),
     ] = None
     # 600 KiB of gzip once became 600 MiB in the process that receives the payments (ADR 29).
     max_answer_bytes: Annotated[

@@ -69,8 +69,7 @@ class RouteOptions(Section, frozen=True, kw_only=True):
         float,
         about(
             "Time from the connection to the end of the answer.",
-            minimum=0.1,
-            maximum=3600,
+            between=(0.1, 3600),
             unit="seconds",
         ),
     ] = 15.0
@@ -81,8 +80,7 @@ class RouteOptions(Section, frozen=True, kw_only=True):
         int | None,
         about(
             "Events that are posted at once; others wait in the store.",
-            minimum=1,
-            maximum=1024,
+            between=(1, 1024),
             default_note="Webhooks:Queue:Workers",
         ),
     ] = None

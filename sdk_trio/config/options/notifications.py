@@ -47,55 +47,6 @@ _GSM7_ALONE, _GSM7_JOINED = 160, 153
 _UCS2_ALONE, _UCS2_JOINED = 70, 67
 
 
-class TemplateTexts(msgspec.Struct, frozen=True):
-    """The three texts of one transition."""
-
-    email_subject: str
-    email_body: str
-    sms_body: str
-
-
-def _texts(happened: str, meaning: str) -> TemplateTexts:
-    return TemplateTexts(
-        email_subject=f"{{TenantName}} {happened}",
-        email_body=(
-            "Hello,\n"
-            "\n"
-            f"{{TenantName}} ({{TenantIdentifier}}) {happened}.\n"
-            "\n"
-            "Reason: {Reason}\n"
-            "When: {OccurredAt}\n"
-            "Status: {NewStatus} (it was {PreviousStatus})\n"
-            "\n"
-            f"{meaning}\n"
-            "\n"
-            "You receive this message because you are the site manager. If you did not expect it, "
-            "please get in touch with us.\n"
-        ),
-        sms_body=f"{{TenantName}} {happened}. Reason: {{Reason}}",
-    )
-
-
-SUSPENDED = _texts(
-    "has been suspended",
-    "Access is paused for now. Nothing has been removed, and everything is there again once it "
-    "has been reactivated.",
-)
-REACTIVATED = _texts(
-    "has been reactivated",
-    "It is active, and everything can be used again. Thank you for your patience.",
-)
-DEACTIVATED = _texts(
-    "has been deactivated",
-    "It is switched off. Its data is kept, and it can be reactivated.",
-)
-DELETED = _texts(
-    "has been deleted",
-    "Its data is kept for a limited time, in which it can still be restored. After that it is "
-    "removed for good. If you want it back, please tell us soon.",
-)
-
-
 def substitute(template: str, values: Mapping[str, str]) -> str:
     """Return ``template`` with each ``{Word}`` of ``values`` replaced; other text stays as it is.
 
@@ -182,12 +133,7 @@ class EmailProviderAOptions(Section, frozen=True, kw_only=True):
         str, about("Variable with the provider key.", form=Form.ENV_VAR, required=True)
     ] = "EMAIL_API_KEY"
     base_url: Annotated[
-        str,
-        about(
-            "Base address, for regions and tests.",
-            form=Form.HTTPS_URL,
-            required=True,
-        ),
+        str, about("Base address, for regions and tests.", form=Form.HTTPS_URL, required=True)
     ] = "https://api.sendgrid.com"
 
 
@@ -204,13 +150,7 @@ class EmailOptions(Section, frozen=True, kw_only=True):
         str, about("Display name in the From header.", form=Form.HEADER_TEXT)
     ] = "Platform"
     timeout_seconds: Annotated[
-        int,
-        about(
-            "Timeout of one request to the provider.",
-            minimum=1,
-            maximum=300,
-            unit="seconds",
-        ),
+        int, about("Timeout of one request to the provider.", between=(1, 300), unit="seconds")
     ] = 30
     email_provider_a: EmailProviderAOptions = EmailProviderAOptions()
 
@@ -226,12 +166,7 @@ class SmsProviderAOptions(Section, frozen=True, kw_only=True):
     ] = "SMS_AUTH_TOKEN"
     from_number: Annotated[str, about("Sender number.", form=Form.PHONE, required=True)] = ""
     base_url: Annotated[
-        str,
-        about(
-            "Base address, for regions and tests.",
-            form=Form.HTTPS_URL,
-            required=True,
-        ),
+        str, about("Base address, for regions and tests.", form=Form.HTTPS_URL, required=True)
     ] = "https://api.twilio.com"
 
 
@@ -242,13 +177,7 @@ class SmsOptions(Section, frozen=True, kw_only=True):
         SmsProvider.SMS_PROVIDER_A
     )
     timeout_seconds: Annotated[
-        int,
-        about(
-            "Timeout of one request to the provider.",
-            minimum=1,
-            maximum=300,
-            unit="seconds",
-        ),
+        int, about("Timeout of one request to the provider.", between=(1, 300), unit="seconds")
     ] = 30
     sms_provider_a: SmsProviderAOptions = SmsProviderAOptions()
 
@@ -258,23 +187,13 @@ class WebhookChannelOptions(Section, frozen=True, kw_only=True):
 
     url: Annotated[
         str,
-        about(
-            "Receives the JSON payload by POST.",
-            form=Form.HOOK_URL,
-            required=True,
-            masked=True,
-        ),
+        about("Receives the JSON payload by POST.", form=Form.HOOK_URL, required=True, masked=True),
     ] = ""
     signing_secret_env_var: Annotated[
-        str,
-        about(
-            "Variable with the HMAC signing secret.",
-            form=Form.ENV_VAR,
-            required=True,
-        ),
+        str, about("Variable with the HMAC signing secret.", form=Form.ENV_VAR, required=True)
     ] = "SDK_WEBHOOK_SECRET"
     timeout_seconds: Annotated[
-        int, about("Timeout of one POST.", minimum=1, maximum=300, unit="seconds")
+        int, about("Timeout of one POST.", between=(1, 300), unit="seconds")
     ] = 10
     # A customer may have chosen the URL, and must not reach the operator's network through us (ADR
     # 14).
@@ -299,19 +218,47 @@ class TemplateOptions(Section, frozen=True, kw_only=True):
     sms_body: Annotated[str, about("Text of the SMS.", required=True, live=True)]
 
 
-def _template(texts: TemplateTexts) -> TemplateOptions:
+def _template(happened: str, meaning: str) -> TemplateOptions:
     return TemplateOptions(
-        email_subject=texts.email_subject, email_body=texts.email_body, sms_body=texts.sms_body
+        email_subject=f"{{TenantName}} {happened}",
+        email_body=(
+            "Hello,\n"
+            "\n"
+            f"{{TenantName}} ({{TenantIdentifier}}) {happened}.\n"
+            "\n"
+            "Reason: {Reason}\n"
+            "When: {OccurredAt}\n"
+            "Status: {NewStatus} (it was {PreviousStatus})\n"
+            "\n"
+            f"{meaning}\n"
+            "\n"
+            "You receive this message because you are the site manager. If you did not expect it, "
+            "please get in touch with us.\n"
+        ),
+        sms_body=f"{{TenantName}} {happened}. Reason: {{Reason}}",
     )
 
 
 class TemplatesOptions(Section, frozen=True, kw_only=True):
     """One template per status transition."""
 
-    suspended: TemplateOptions = _template(SUSPENDED)
-    reactivated: TemplateOptions = _template(REACTIVATED)
-    deactivated: TemplateOptions = _template(DEACTIVATED)
-    deleted: TemplateOptions = _template(DELETED)
+    suspended: TemplateOptions = _template(
+        "has been suspended",
+        "Access is paused for now. Nothing has been removed, and everything is there again once it "
+        "has been reactivated.",
+    )
+    reactivated: TemplateOptions = _template(
+        "has been reactivated",
+        "It is active, and everything can be used again. Thank you for your patience.",
+    )
+    deactivated: TemplateOptions = _template(
+        "has been deactivated", "It is switched off. Its data is kept, and it can be reactivated."
+    )
+    deleted: TemplateOptions = _template(
+        "has been deleted",
+        "Its data is kept for a limited time, in which it can still be restored. After that it is "
+        "removed for good. If you want it back, please tell us soon.",
+    )
 
 
 class NotificationsOptions(Section, frozen=True, kw_only=True):
@@ -330,8 +277,7 @@ class NotificationsOptions(Section, frozen=True, kw_only=True):
         float,
         about(
             "Longest wait after the first failed attempt, doubled after each further one.",
-            minimum=0,
-            maximum=86_400,
+            between=(0, 86_400),
             unit="seconds",
         ),
     ] = 30.0
@@ -339,8 +285,7 @@ class NotificationsOptions(Section, frozen=True, kw_only=True):
         float,
         about(
             "The wait between two attempts grows no longer than this.",
-            minimum=0,
-            maximum=86_400,
+            between=(0, 86_400),
             unit="seconds",
             at_least="retry_base_seconds",
         ),

@@ -21,9 +21,7 @@ class ServerOptions(Section, frozen=True, kw_only=True):
     cert_file: Annotated[
         str | None,
         about(
-            "PEM certificate chain: TLS ends here. Needs KeyFile.",
-            default_note="no TLS",
-            live=True,
+            "PEM certificate chain: TLS ends here. Needs KeyFile.", default_note="no TLS", live=True
         ),
     ] = None
     key_file: Annotated[
@@ -60,8 +58,7 @@ class ServerOptions(Section, frozen=True, kw_only=True):
         about(
             "Open connections of one source address (IPv6: of one /64) that is no trusted proxy, "
             "half of all at most; further ones are answered 503.",
-            minimum=1,
-            maximum=1_000_000,
+            between=(1, 1_000_000),
         ),
     ] = 256
     # Bodies that nobody has signed yet: 400 unfinished ones once took 400 MiB (ADR 26).
@@ -70,8 +67,7 @@ class ServerOptions(Section, frozen=True, kw_only=True):
         about(
             "Bytes of bodies that are not verified yet, of all connections together; over it the "
             "largest of them is answered 503.",
-            minimum=1024,
-            maximum=2**31 - 1,
+            between=(1024, 2**31 - 1),
             unit="bytes",
         ),
     ] = 67_108_864
@@ -81,8 +77,7 @@ class ServerOptions(Section, frozen=True, kw_only=True):
         about(
             "Receiver processes that share the sockets and the store; 0: one a processor. What is "
             "counted or bounded by other settings counts for each of them.",
-            minimum=0,
-            maximum=256,
+            between=(0, 256),
         ),
     ] = 1
     shutdown_delay_seconds: Annotated[
@@ -90,20 +85,18 @@ class ServerOptions(Section, frozen=True, kw_only=True):
         about(
             "Between the signal to stop and the end of accepting: readiness fails first, so that "
             "load balancers send elsewhere before an address closes.",
-            minimum=0,
-            maximum=3600,
+            between=(0, 3600),
             unit="seconds",
             live=True,
         ),
     ] = 0.0
-    # A ``stat`` a file. Notification by the kernel sees neither network file systems nor a link
+    # A poll, because notification by the kernel sees neither network file systems nor a link
     # that is swapped above the file (ADR 19).
     key_file_poll_seconds: Annotated[
         float,
         about(
             "How often run looks whether key files and certificates have changed; 0: never.",
-            minimum=0,
-            maximum=86_400,
+            between=(0, 86_400),
             unit="seconds",
             live=True,
         ),
@@ -174,9 +167,7 @@ class StorageOptions(Section, frozen=True, kw_only=True):
     postgres_schema: Annotated[
         str,
         about(
-            "Schema of Backend Postgres, which holds nothing else.",
-            form=Form.SCHEMA,
-            required=True,
+            "Schema of Backend Postgres, which holds nothing else.", form=Form.SCHEMA, required=True
         ),
     ] = "sdk_trio"
 

@@ -60,15 +60,13 @@ class SftpOptions(Section, frozen=True, kw_only=True):
     """Replication over SFTP."""
 
     host: Annotated[str, about("SFTP host.", required=True)] = ""
-    port: Annotated[int, about("SFTP port.", minimum=1, maximum=65_535)] = 22
+    port: Annotated[int, about("SFTP port.", between=(1, 65_535))] = 22
     user: Annotated[str, about("Login user.", required=True)] = ""
     path: Annotated[str, about("Remote path.", required=True)] = "/srv/sdk/tenants/"
     private_key_path: Annotated[
         str,
         about(
-            "Path of the SSH private key, which must exist.",
-            form=Form.ABSOLUTE_PATH,
-            required=True,
+            "Path of the SSH private key, which must exist.", form=Form.ABSOLUTE_PATH, required=True
         ),
     ] = ""
     # Without it any host that answers is trusted; that is a warning at the start.
@@ -96,37 +94,26 @@ class ReplicationOptions(Section, frozen=True, kw_only=True):
     ] = ReplicaTargetType.OBJECT_STORE
     sync_interval_seconds: Annotated[
         int,
-        about(
-            "How often write-ahead-log changes are flushed.",
-            minimum=1,
-            maximum=3600,
-            unit="seconds",
-        ),
+        about("How often write-ahead-log changes are flushed.", between=(1, 3600), unit="seconds"),
     ] = 1
     # RetentionDays divided by this is the number of full copies of each database: 720 by default.
     snapshot_interval_minutes: Annotated[
-        int, about("Time between snapshots.", minimum=1, maximum=1440, unit="minutes")
+        int, about("Time between snapshots.", between=(1, 1440), unit="minutes")
     ] = 60
     retention_days: Annotated[
-        int, about("Point-in-time restore window.", minimum=1, maximum=365, unit="days")
+        int, about("Point-in-time restore window.", between=(1, 365), unit="days")
     ] = 30
     # The replicator serves it on 127.0.0.1 without a password, and Go's profiler as well: every
     # user of the machine can ask it.
     metrics_port: Annotated[
-        int, about("Port of the replicator's metrics endpoint.", minimum=1024, maximum=65_535)
+        int, about("Port of the replicator's metrics endpoint.", between=(1024, 65_535))
     ] = 9090
     health_check_enabled: Annotated[
         bool, about("Query the metrics endpoint and report the lag.")
     ] = True
     # Counted from when a sync is due, so up to SyncIntervalSeconds more may be missing.
     health_check_max_lag_seconds: Annotated[
-        int,
-        about(
-            "Threshold between Degraded and Healthy.",
-            minimum=1,
-            maximum=3600,
-            unit="seconds",
-        ),
+        int, about("Threshold between Degraded and Healthy.", between=(1, 3600), unit="seconds")
     ] = 30
     auto_regenerate_on_tenant_change: Annotated[
         bool, about("Watch databases and lifecycle, and signal the replicator with SIGHUP (POSIX).")
@@ -165,8 +152,7 @@ class ReplicationOptions(Section, frozen=True, kw_only=True):
         about(
             "How often the runtime restores every active tenant's replica and compares it: all of "
             "it is downloaded each time.",
-            minimum=1,
-            maximum=8760,
+            between=(1, 8760),
             unit="hours",
             default_note="never; 'replication verify' does it once",
         ),

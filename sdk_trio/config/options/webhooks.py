@@ -14,7 +14,7 @@ class QueueOptions(Section, frozen=True, kw_only=True):
     ] = 1000
     # While as many runs hang as there are workers, no other queued event runs: tenants share them,
     # too.
-    workers: Annotated[int, about("Worker tasks.", minimum=1, maximum=1024)] = 8
+    workers: Annotated[int, about("Worker tasks.", between=(1, 1024))] = 8
     # As many as the workers of the queue and as many again for inline deliveries, so that neither
     # waits for the other; each may hold a connection of a database, of which there are 100 in a
     # PostgreSQL as it is installed.
@@ -22,8 +22,7 @@ class QueueOptions(Section, frozen=True, kw_only=True):
         int,
         about(
             "Handlers written as plain functions that run at once, each in a thread.",
-            minimum=1,
-            maximum=1024,
+            between=(1, 1024),
         ),
     ] = 16
     # A run that hangs holds a worker, and so many as there are workers stop the queue. Longer than
@@ -33,8 +32,7 @@ class QueueOptions(Section, frozen=True, kw_only=True):
         about(
             "A run of the queue is cancelled after this time, which is a failed attempt; null: "
             "never.",
-            minimum=0.01,
-            maximum=604_800,
+            between=(0.01, 604_800),
             unit="seconds",
         ),
     ] = 900.0
@@ -43,8 +41,7 @@ class QueueOptions(Section, frozen=True, kw_only=True):
         float,
         about(
             "First retry delay, doubled each time and fully jittered.",
-            minimum=0,
-            maximum=86_400,
+            between=(0, 86_400),
             unit="seconds",
         ),
     ] = 1.0
@@ -52,8 +49,7 @@ class QueueOptions(Section, frozen=True, kw_only=True):
         float,
         about(
             "Longest retry delay; at least RetryBaseSeconds.",
-            minimum=0,
-            maximum=604_800,
+            between=(0, 604_800),
             unit="seconds",
             at_least="retry_base_seconds",
         ),
@@ -67,15 +63,14 @@ class ReconciliationOptions(Section, frozen=True, kw_only=True):
         bool, about("Fetch what was missed from the upstream's list of deliveries.")
     ] = False
     interval_minutes: Annotated[
-        int, about("Time between passes.", minimum=1, maximum=1440, unit="minutes")
+        int, about("Time between passes.", between=(1, 1440), unit="minutes")
     ] = 15
     # Further back the inbox has forgotten what it has handled, and would handle it again.
     max_lookback_hours: Annotated[
         int,
         about(
             "How far back a pass looks; at most DedupRetentionHours and PayloadRetentionDays.",
-            minimum=1,
-            maximum=8760,
+            between=(1, 8760),
             unit="hours",
         ),
     ] = 24
@@ -145,8 +140,7 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
         int,
         about(
             "Larger bodies are answered 413 while they stream.",
-            minimum=1024,
-            maximum=104_857_600,
+            between=(1024, 104_857_600),
             unit="bytes",
         ),
     ] = 1_048_576
@@ -155,19 +149,13 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
         float,
         about(
             "An inline handler is cancelled after this time; the sender waits 10 s.",
-            minimum=0.01,
-            maximum=3600,
+            between=(0.01, 3600),
             unit="seconds",
         ),
     ] = 8.0
     graceful_drain_timeout_seconds: Annotated[
         float,
-        about(
-            "Time that a shutdown gives the queue to drain.",
-            minimum=0,
-            maximum=3600,
-            unit="seconds",
-        ),
+        about("Time that a shutdown gives the queue to drain.", between=(0, 3600), unit="seconds"),
     ] = 30.0
     queue: QueueOptions = QueueOptions()
     # Answered 200 then, because senders disable an endpoint that goes on failing.

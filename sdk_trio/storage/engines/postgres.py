@@ -235,6 +235,8 @@ class PostgresEngine:
         self._node = node
         self._connection = _Dialled(address.outage, self._dial)
         self._hurried = False
+        # The connection that has the statement of the counts.
+        self._prepared: StoreConnection | None = None
         self._count = sql.SQL(_COUNT).format(node).as_bytes(None)
 
     def acquire(self) -> None:
@@ -272,11 +274,17 @@ class PostgresEngine:
         self, connection: StoreConnection, work: Callable[[PostgresTransaction], None]
     ) -> None:
         transaction = PostgresTransaction(connection, self.dialect)
+        if self._prepared is not connection and not connection.pooled:
+            connection.execute("DEALLOCATE ALL")
+            connection.execute(_PREPARE + self._count.replace(b"%d, %d", b"$1, $2"))
+        # At a ROLLBACK, psycopg deallocates all prepared statements.
+        self._prepared = None
         with self._address.transaction(connection) as last:
             if self._hurried:
                 connection.execute(_HURRIED)
             work(transaction)
             last += self.count(transaction, prepared=not connection.pooled)
+        self._prepared = connection
 
     def count(self, transaction: PostgresTransaction, *, prepared: bool = False) -> list[bytes]:
         """Return the statement that writes what ``transaction`` has noted, if it has any.
@@ -298,8 +306,6 @@ class PostgresEngine:
                 # A server without that function has failovers of its own kind.
                 if connection.useless:
                     raise
-            if not connection.pooled:
-                connection.execute(_PREPARE + self._count.replace(b"%d, %d", b"$1, $2"))
         except psycopg.Error as error:
             connection.close()
             raise self._address.describe(error) from error

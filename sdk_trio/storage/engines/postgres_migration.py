@@ -9,6 +9,7 @@ from psycopg import sql
 from ...base import clock
 from ...base.logs import get_logger
 from ...errors import StoreUnavailableError, StoreVersionError
+from ..sql.schema import BEING_FILLED, FILLING, MOVED
 from .postgres_address import PostgresAddress
 from .postgres_connection import StoreConnection
 
@@ -20,7 +21,7 @@ LOCK_SECONDS = 1.0
 #: Time after which a start gives up a migration that gets no lock, in seconds.
 MIGRATION_SECONDS = 600.0
 
-# The errors of a step that another host makes at the same time.
+# Errors of a step while another host makes the same one.
 _OTHERS = (
     psycopg.errors.LockNotAvailable,
     psycopg.errors.DeadlockDetected,
@@ -137,10 +138,12 @@ def read_version(address: PostgresAddress, connection: StoreConnection, newest: 
             f"{place} holds tables of another program; name a schema of its own in "
             "Sdk:Storage:PostgresSchema"
         )
-    if version is not None and version < 0:
+    if version == FILLING:
+        raise StoreVersionError(f"{place} {BEING_FILLED}")
+    if version == MOVED:
         raise StoreVersionError(
-            f"{place} is being filled by 'storage migrate', which has not come to its end: repeat "
-            "that command, and start when it is done"
+            f"{place} was moved to SQLite by 'storage migrate': set Sdk:Storage:Backend to Sqlite; "
+            "what the file there has got since would be missing here"
         )
     if version is not None and version > newest:
         raise StoreVersionError(
@@ -152,7 +155,7 @@ def read_version(address: PostgresAddress, connection: StoreConnection, newest: 
 
 
 def find_version(connection: StoreConnection) -> int | None:
-    """Return the version of the schema, below 0 while a move fills it; None without one.
+    """Return the version of the schema, below 0 of one that is moved or filled; None without one.
 
     Raises:
         psycopg.Error: the server failed.

@@ -37,10 +37,16 @@ class MemoryTables:
     async def submit(self, work: Callable[[Transaction], T], /) -> T:
         """Run ``work`` in a transaction and return its result."""
         await self._begin()
-        with self._connection:
+        self._connection.execute("BEGIN")
+        try:
             if self.fence is not None:
                 self.fence(self._transaction)
-            return work(self._transaction)
+            value = work(self._transaction)
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+        return value
 
     async def run(self, query: Callable[[Transaction], T], /, *, seconds: float = math.inf) -> T:
         """Run ``query`` and return its result; it takes no time."""

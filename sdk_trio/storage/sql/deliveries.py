@@ -10,7 +10,7 @@ changes it is one statement, or has locked the row before.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -44,7 +44,7 @@ from .dialect import Insert, Transaction
 from .schema import UNFINISHED
 
 
-class Lease(NamedTuple):
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """The claim of one run: the delivery, and the token that this claim wrote into its row."""
 
     sequence: int
@@ -571,19 +571,19 @@ VALUES (:sequence, :number, :started_at, :finished_at, :error, :place, :tracebac
 
 def join(tx: Transaction, lease: Lease) -> None:
     """Note that a run is not alone any more."""
-    tx.run(_JOIN, **lease._asdict())
+    tx.run(_JOIN, sequence=lease.sequence, token=lease.token)
 
 
 def finish(tx: Transaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, now: float) -> None:
     """Record the outcome of a run; nothing if its lease is not ours any more."""
-    ours = {**lease._asdict(), "now": now}
+    ours = {"sequence": lease.sequence, "token": lease.token, "now": now}
     match outcome:
         case Done(answer):
             run = None if answer is None else tx.one(_RUN_OF, **ours)
             if run is not None:
                 attempts, started_at = run
                 _add_attempt(tx, lease.sequence, attempts, started_at, now, "", answer, None)
-            end_all(tx, terms, [RunEnd(*lease, now)])
+            end_all(tx, terms, [RunEnd(lease.sequence, lease.token, now)])
             return
         case Retry(at):
             row = tx.one(

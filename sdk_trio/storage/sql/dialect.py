@@ -132,7 +132,7 @@ _CALLER_TIME = "CAST(:now AS float8)"
 
 
 class Dialect:
-    """How one engine reads the statements of this package.
+    """Translates the statements of this package for one engine.
 
     Args:
         name: ``sqlite`` or ``postgresql``.

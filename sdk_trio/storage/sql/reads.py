@@ -35,24 +35,11 @@ _BY_SEQUENCE = f"{_WHOLE} WHERE arrival.sequence IN ints(:sequences) ORDER BY ar
 
 def _record_of(row: Row) -> DeliveryRecord:
     sequence, key, signer, type_, state, queued, attempts, *middle = row
-    received_at, signed_at, subject, ordered, *rest = middle
-    *rest, generation = rest
-    columns: list[Any] = [
-        sequence,
-        key[: -len(signer) - 1] if signer else key,
-        type_,
-        DeliveryState(state),
-        bool(queued),
-        attempts,
-        received_at,
-        signed_at,
-        subject,
-        bool(ordered),
-        *rest,
-        signer,
-        generation,
-    ]
-    return DeliveryRecord(*columns)
+    received_at, signed_at, subject, ordered, *rest, generation = middle
+    webhook_id = key[: -len(signer) - 1] if signer else key
+    values: list[Any] = [sequence, webhook_id, type_, DeliveryState(state), bool(queued), attempts]
+    values += [received_at, signed_at, subject, bool(ordered), *rest, signer, generation]
+    return DeliveryRecord(*values)
 
 
 def by_sequence(tx: Transaction, sequences: Iterable[int]) -> list[DeliveryRecord]:

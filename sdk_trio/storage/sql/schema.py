@@ -20,6 +20,17 @@ from .dialect import Dialect
 #: The version of the schema that this package reads and writes.
 VERSION = 1
 
+#: Versions of a store that was moved to the other engine, and of one that is being filled by a move
+#: or a restore. No program opens them.
+MOVED = -1
+FILLING = -2
+
+#: Why a store that is being filled is refused.
+BEING_FILLED = (
+    "is being filled by 'storage migrate' or 'storage restore', which has not come to its end: "
+    "repeat that command, and start when it is done"
+)
+
 #: Marks a SQLite file as a store of this package: the bytes of "SdkT" (PRAGMA application_id).
 APPLICATION_ID = 0x53646B54
 
@@ -443,6 +454,14 @@ def _for_sqlite(statement: str) -> str:
 LATER_SQLITE: Sequence[Sequence[str]] = ()
 LATER_POSTGRESQL: Sequence[Sequence[str]] = ()
 
+
+def pending_statements(dialect: Dialect, version: int | None) -> int:
+    """Return how many statements bring a schema of ``version`` (None: none yet) up to date."""
+    later = LATER_SQLITE if dialect.is_sqlite else LATER_POSTGRESQL
+    made = len(statements(dialect)) if version is None else 0
+    return made + sum(len(step) for step in later[(version or 1) - 1 :])
+
+
 # One statement reads all three at one moment: another process may be creating the tables.
 _STATE_OF_FILE = """
 SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
@@ -461,11 +480,11 @@ def prepare_sqlite(connection: Any, file: str) -> None:
         StoreVersionError: the file is of another program or of another version.
         apsw.Error: it cannot be read or written.
     """
-    while (version := _version_of(connection, file)) != VERSION:
+    while (version := version_of_file(connection, file)) != VERSION:
         # Two processes may open a file at once: the second waits, and looks again.
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if _version_of(connection, file) == version:
+            if version_of_file(connection, file) == version:
                 new = statements(Dialect("sqlite"))
                 for statement in LATER_SQLITE[version - 1] if version else new:
                     connection.execute(statement)
@@ -481,8 +500,16 @@ def prepare_sqlite(connection: Any, file: str) -> None:
             raise
 
 
-def _version_of(connection: Any, file: str) -> int:
-    """Return the version of the schema, 0 of a new file."""
+def version_of_file(connection: Any, file: str) -> int:
+    """Return the version of the schema of a SQLite file, 0 of a new one.
+
+    Args:
+        connection: one of apsw.
+        file: its path, for messages.
+
+    Raises:
+        StoreVersionError: the file is of another program or of another version.
+    """
     application_id, version, tables = connection.execute(_STATE_OF_FILE).fetchone()
     if not (application_id or version or tables):
         return 0
@@ -492,6 +519,8 @@ def _version_of(connection: Any, file: str) -> int:
             f"{application_id:#x}); set Sdk:Storage:Path to a directory of its own, or move the "
             "file away"
         )
+    if version == FILLING:
+        raise StoreVersionError(f"{file} {BEING_FILLED}")
     if version < 0:
         raise StoreVersionError(
             f"{file} was moved to PostgreSQL by 'storage migrate': set Sdk:Storage:Backend to "

@@ -1,0 +1,323 @@
+"""A thread that runs Trio with a client open in it, and the way into it from other threads.
+
+A caller hands a coroutine over and waits; it gets the result or the error as if it had awaited. The
+thread starts with the first call and ends when the client is closed, or when nothing refers to it
+any more.
+"""
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context, copy_context
+from typing import Any, Generic, TypeVar, cast
+
+import outcome
+import trio
+
+from ..errors import only_member
+from .client import Client
+
+T = TypeVar("T")
+
+#: Time for an interrupted call to end, in seconds; it closes its connection meanwhile.
+INTERRUPT_SECONDS = 5.0
+
+#: Time for calls under way to end once the client is being closed, in seconds.
+CLOSING_SECONDS = 5.0
+
+_CLOSED = "the client is closed: make a new one"
+
+
+class ClientClosedError(RuntimeError):
+    """The client is closed; nothing was done."""
+
+
+class _Job(Generic[T]):
+    """One coroutine that the thread runs while its caller waits."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self.coroutine = coroutine
+        # The caller's context variables, so that its trace and its log fields hold in the call.
+        self.context: Context = copy_context()
+        self.scope = trio.CancelScope()
+        self.has_begun = False
+        self.value: T | None = None
+        self.error: BaseException | None = RuntimeError(
+            "the client was closed while this call was under way; a write may have been executed"
+        )
+        # A lock that is held until the job has ended: of all things to wait for that Ctrl-C can
+        # interrupt, it is the cheapest.
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+
+class _Loop:
+    """Trio in a thread, with a client open in it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._jobs: set[_Job[Any]] = set()
+        self._held: weakref.WeakSet[HeldContext[Any]] = weakref.WeakSet()
+        self._nursery: trio.Nursery | None = None
+        self._stop = trio.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._opened = threading.Event()
+        self._error: BaseException | None = None
+        self._begun = threading.Lock()
+        self.process: int = os.getpid()
+        self.thread: threading.Thread | None = None
+
+    # -- called by other threads
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether :meth:`start` has finished."""
+        return self._token is not None
+
+    def start(self) -> None:
+        """Start the thread and wait until the client is open; raise the error if it cannot open.
+
+        Called again after an interrupt, it goes on waiting.
+        """
+        # The thread itself takes the lock, so two threads may be started here after an interrupt;
+        # the second one finds the lock taken and ends.
+        if not self._begun.locked():
+            # A daemon: a program that forgets to close its client must be able to end.
+            threading.Thread(target=self._run, name="sdk-trio-client", daemon=True).start()
+        self._opened.wait()
+        if self._error is not None:
+            raise self._error
+
+    def do(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await ``coroutine`` in the thread; return its result or raise its error."""
+        job = _Job(coroutine)
+        assert self._token is not None
+        try:
+            self._token.run_sync_soon(self._begin, job)
+            job.ended.acquire()
+        except trio.RunFinishedError:
+            raise ClientClosedError(_CLOSED) from self._error
+        except BaseException:  # an interrupt of the caller's thread
+            # Ctrl-C cancels the call in the thread as well, and waits until its connection is
+            # closed: otherwise a write could still leave after the program believes that it was
+            # stopped.
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._interrupt, job)
+                job.ended.acquire(timeout=INTERRUPT_SECONDS)
+            raise
+        finally:
+            if not job.has_begun:
+                coroutine.close()  # Python warns of one that was never awaited
+        if job.error is None:
+            return cast("T", job.value)
+        try:
+            raise job.error
+        finally:
+            del job  # its error's traceback holds this frame
+
+    def stop(self) -> None:
+        """Close the client and wait for the thread, unless the caller is that thread."""
+        # A fork copies the memory and not the thread: in the child there is nothing to stop.
+        if self._token is None or self.process != os.getpid():
+            return
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._stop.set)
+        # Twice the time that calls under way get: the client's own closing comes after it. The
+        # thread is a daemon, so a hang beyond that cannot keep the process alive.
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join(2 * CLOSING_SECONDS)
+
+    # -- runs in the thread
+
+    def _run(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return  # an interrupted start was repeated before this thread came to run
+        self.thread = threading.current_thread()
+        ended = outcome.capture(trio.run, self._live)
+        if isinstance(ended, outcome.Error):
+            self._error = only_member(ended.error)
+        self._opened.set()
+        # Callers of jobs that never came to their end must not wait for ever.
+        for job in self._jobs:
+            job.ended.release()
+
+    async def _live(self) -> None:
+        # Leaving the client ends the calls under way with errors, as in a Trio program.
+        async with trio.open_nursery() as nursery, self._client:
+            self._nursery, self._token = nursery, trio.lowlevel.current_trio_token()
+            self._opened.set()
+            await self._stop.wait()
+            self._nursery = None
+            # Calls that have begun may finish within this time; no new ones are accepted.
+            nursery.cancel_scope.deadline = trio.current_time() + CLOSING_SECONDS
+            for held in self._held:
+                held.leaving.set()
+
+    def _begin(self, job: _Job[Any]) -> None:
+        # An exception here would end the loop.
+        if self._nursery is None:
+            job.error = ClientClosedError(_CLOSED)
+            job.ended.release()
+        else:
+            self._jobs.add(job)
+            job.context.run(self._nursery.start_soon, self._work, job)
+
+    def _interrupt(self, job: _Job[Any]) -> None:
+        job.scope.cancel()
+        # A job that was not handed over, or has just ended: its caller waits for nothing.
+        if job not in self._jobs and job.ended.locked():
+            job.ended.release()
+
+    async def _work(self, job: _Job[Any]) -> None:  # noqa: ASYNC910 - the job may have no checkpoint
+        try:
+            if self._nursery is None:
+                raise ClientClosedError(_CLOSED)
+            job.has_begun = True
+            with job.scope:
+                job.value = await job.coroutine
+                job.error = None
+        except trio.Cancelled:
+            raise
+        except BaseException as error:  # it is the caller's
+            job.error = error
+        finally:
+            self._jobs.discard(job)
+            job.ended.release()
+
+    async def enter(self, held: "HeldContext[T]") -> T:
+        """Enter a context in a task of its own; Trio's scopes must be left in the same task."""
+        assert self._nursery is not None
+        self._held.add(held)
+        value: T = await self._nursery.start(held.live)
+        return value
+
+
+class HeldContext(Generic[T]):
+    """An asynchronous context that is open in the thread."""
+
+    def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
+        self.leaving: trio.Event = trio.Event()
+        self._context = context
+        self._left = trio.Event()
+        self._error: Exception | None = None
+
+    async def live(self, *, task_status: trio.TaskStatus[T]) -> None:
+        """Enter the context, and leave it once ``leaving`` is set."""
+        await trio.lowlevel.checkpoint()
+        try:
+            async with self._context as value:
+                task_status.started(value)
+                await self.leaving.wait()
+        except Exception as error:
+            # Before it was entered, the error belongs to the one who enters, through
+            # ``nursery.start``.
+            if not self.leaving.is_set():
+                raise
+            self._error = error
+        finally:
+            self._left.set()
+
+    async def leave(self) -> None:
+        """Leave the context, and raise the error of leaving it, if any."""
+        self.leaving.set()
+        await self._left.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class Portal:
+    """The way into the client's thread, from any other; the thread starts with the first call.
+
+    It closes when nothing refers to it any more.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._loop: _Loop | None = None
+        self._lock = threading.RLock()  # a handler of signals may close what is being opened
+        self._is_closed = False
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await ``coroutine`` beside the client; return its result or raise its error.
+
+        Raises:
+            RuntimeError: the client is closed, belongs to the process that forked this one, or
+                this is its own thread.
+        """
+        try:
+            loop = self.opened()
+        except BaseException:
+            coroutine.close()
+            raise
+        return loop.do(coroutine)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call ``function`` in the client's thread, so that it may ask Trio for the time."""
+
+        async def call() -> T:
+            await trio.lowlevel.checkpoint()
+            return function()
+
+        return self.run(call())
+
+    def enter(self, held: HeldContext[T]) -> T:
+        """Enter a context beside the client; return its value."""
+        loop = self.opened()
+        return loop.do(loop.enter(held))
+
+    def opened(self) -> _Loop:
+        """Return the loop, started if it has not been."""
+        loop = self._loop
+        if loop is None or not loop.is_open:
+            loop = self._open()
+        if self._is_closed:
+            raise ClientClosedError(_CLOSED)
+        self._check_process(loop)
+        if loop.thread is threading.current_thread():
+            raise RuntimeError(
+                "this is the client's own thread (in a hook), which cannot wait for itself"
+            )
+        return loop
+
+    def _open(self) -> _Loop:
+        # Checked before the lock is taken: in a forked process, a thread that does not exist there
+        # may hold it.
+        self._check_process(self._loop)
+        with self._lock:
+            if self._is_closed:
+                raise ClientClosedError(_CLOSED)
+            loop = self._loop
+            if loop is None:
+                loop = self._loop = _Loop(self.client)
+                # A client that is dropped without close() ends its thread as well: the thread knows
+                # the loop, and only clients and their views know the portal.
+                weakref.finalize(self, loop.stop)
+            try:
+                loop.start()
+            except Exception:
+                # The next call tries again: a missing file, for instance, may be there by then.
+                self._loop = None
+                raise
+            if self._is_closed:
+                loop.stop()
+            return loop
+
+    def _check_process(self, loop: _Loop | None) -> None:
+        if loop is not None and loop.process != os.getpid():
+            raise RuntimeError(
+                f"this client was opened in process {loop.process}, and its thread and connections "
+                f"do not live on in process {os.getpid()}, which was forked from it: open a client "
+                "in each process, for instance at its first use"
+            )
+
+    def close(self) -> None:
+        """Close the client and end the thread; a second call does nothing."""
+        self._is_closed = True
+        loop = self._loop
+        if loop is None or loop.process != os.getpid():
+            return
+        with self._lock:  # a thread that opens it has finished by then
+            loop.stop()

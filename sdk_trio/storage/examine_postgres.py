@@ -1,0 +1,203 @@
+"""Read-only examination of the store in PostgreSQL; see ``storage.examine``."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import attrs
+import psycopg
+
+from ..base import clock
+from ..errors import StoreVersionError
+from .admission import TAKEN_OVER_SECONDS
+from .engines.postgres import PostgresTransaction
+from .engines.postgres_address import PostgresAddress
+from .engines.postgres_connection import StoreConnection
+from .engines.postgres_failover import TIMELINE, Timeline
+from .engines.postgres_migration import find_version, read_version
+from .examine import CheckResult, Contents, StoreStatus, check_rules, contents_of
+from .sql.dialect import Dialect
+from .sql.reads import clock_offset, read_checkpoint
+from .sql.schema import MOVED, VERSION, pending_statements
+
+_SERVER = """
+SELECT current_setting('server_version'), current_setting('fsync') = 'on',
+    pg_database_size(current_database()),
+    current_setting('synchronous_standby_names') <> ''
+"""
+
+# Dead rows stay as long as something may still read them. `pg_prepared_xacts` and slots are the
+# holders that nobody sees in a list of sessions. No vacuum waits for a session of another database,
+# nor for another vacuum.
+_HOLDERS = """
+SELECT holder, seconds FROM (
+    SELECT 'session ' || pid || ' (' || coalesce(application_name, '') || ')' AS holder,
+        extract(epoch FROM now() - xact_start)::float8 AS seconds
+    FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+        AND datname = current_database() AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
+    UNION ALL SELECT 'prepared transaction ' || gid, extract(epoch FROM now() - prepared)::float8
+    FROM pg_prepared_xacts WHERE database = current_database()
+) AS held WHERE seconds IS NOT NULL ORDER BY seconds DESC LIMIT 1
+"""
+
+_STANDBYS = "SELECT count(*) FROM pg_stat_replication"
+
+_BLOCKED = """
+SELECT format('session %s (%s)', waiting.pid, waiting.application_name),
+    format('session %s (%s)', holding.pid, holding.application_name),
+    extract(epoch FROM clock_timestamp() - holding.state_change)::float8
+FROM pg_stat_activity AS waiting CROSS JOIN LATERAL unnest(pg_blocking_pids(waiting.pid)) AS held
+    JOIN pg_stat_activity AS holding ON holding.pid = held
+WHERE waiting.datname = current_database() AND waiting.wait_event_type = 'Lock'
+ORDER BY holding.state_change LIMIT 1
+"""
+
+_TABLES = """
+SELECT pg_class.relname, CASE WHEN reltuples < 0 THEN n_live_tup ELSE reltuples END::bigint,
+    coalesce(n_dead_tup, 0), pg_total_relation_size(pg_class.oid)
+FROM pg_class LEFT JOIN pg_stat_user_tables ON relid = pg_class.oid
+WHERE relkind = 'r' AND relnamespace = to_regnamespace(quote_ident(%s))
+ORDER BY pg_class.relname
+"""
+
+
+_DIALECT = Dialect("postgresql", server_clock=True)
+
+
+@attrs.frozen(kw_only=True)
+class PostgresExamination:
+    """The findings of a look at the database; ``size`` is that of all of it, in bytes.
+
+    ``syncs``: its server syncs its log to disk. ``replicated``: commits wait for a standby.
+    ``version``: that of the schema, None without one.
+    ``rows``, ``dead`` and ``sizes`` are the server's estimates by table, the latter in bytes.
+    ``holder`` is the oldest reader that keeps dead rows alive, with its age in seconds.
+    ``blocked`` names a session that waits for a lock, the session that holds it, and the seconds
+    since that one last did something. ``clock_offset`` is by how much this host's clock is ahead.
+    ``standbys`` are connected to the server; ``timeline`` is what hosts have noticed of failovers.
+    ``contents`` is None unless the schema is that of this version.
+    """
+
+    server: str
+    syncs: bool
+    replicated: bool
+    size: int
+    version: int | None
+    rows: dict[str, int] = attrs.field(factory=dict)
+    dead: dict[str, int] = attrs.field(factory=dict)
+    sizes: dict[str, int] = attrs.field(factory=dict)
+    holder: tuple[str, float] | None = None
+    blocked: tuple[str, str, float] | None = None
+    clock_offset: float = 0.0
+    standbys: int = 0
+    timeline: Timeline | None = None
+    contents: Contents | None = None
+
+
+@contextmanager
+def _looking(address: PostgresAddress) -> Iterator[StoreConnection]:
+    connection = address.connect()
+    try:
+        yield connection
+    except psycopg.Error as error:
+        raise address.describe(error) from error
+    finally:
+        connection.close()
+
+
+def examine_postgres(address: PostgresAddress) -> PostgresExamination:
+    """Look at the database and change nothing; blocks.
+
+    Raises:
+        StoreUnavailableError: no server answers, or it refuses.
+        StoreVersionError: the server is too old, or the schema newer, or another program's.
+    """
+    with _looking(address) as connection:
+        read_version(address, connection, VERSION)
+        with address.transaction(connection, reading=True):
+            return _examine(address, connection)
+
+
+def _examine(address: PostgresAddress, connection: StoreConnection) -> PostgresExamination:
+    tx = PostgresTransaction(connection, _DIALECT)
+    server, syncs, size, replicated = connection.execute(_SERVER).fetchone() or ("",) * 4
+    tables = connection.execute(_TABLES, (address.schema,)).fetchall()
+    version = find_version(connection)
+    found = PostgresExamination(
+        server=server,
+        syncs=syncs,
+        replicated=replicated,
+        size=size,
+        version=version,
+        rows={name: rows for name, rows, _, _ in tables},
+        dead={name: dead for name, _, dead, _ in tables},
+        sizes={name: bytes_ for name, _, _, bytes_ in tables},
+        holder=connection.execute(_HOLDERS).fetchone(),
+        blocked=connection.execute(_BLOCKED).fetchone(),
+        clock_offset=clock_offset(tx),
+        standbys=(connection.execute(_STANDBYS).fetchone() or (0,))[0],
+    )
+    if version != VERSION:
+        return found
+    return attrs.evolve(
+        found,
+        timeline=Timeline.read(read_checkpoint(tx, TIMELINE)),
+        contents=contents_of(tx, before=clock.wall() - TAKEN_OVER_SECONDS),
+    )
+
+
+def status_of_database(address: PostgresAddress) -> StoreStatus:
+    """Return the version and the sizes of the store; blocks. Rows are the server's estimates.
+
+    Raises:
+        StoreUnavailableError: no server answers, or it refuses.
+        StoreVersionError: the server is too old.
+    """
+    with _looking(address) as connection:
+        refusal = None
+        try:
+            read_version(address, connection, VERSION)
+        except StoreVersionError as error:
+            refusal = str(error)
+        with address.transaction(connection, reading=True):
+            found = _examine(address, connection)
+    return StoreStatus(
+        backend="Postgres",
+        place=f"{address.place}, schema {address.schema}",
+        engine=f"PostgreSQL {found.server}",
+        version=found.version,
+        statements=0 if refusal else pending_statements(_DIALECT, found.version),
+        refusal=refusal,
+        size=sum(found.sizes.values()),
+        rows=found.rows,
+        dead_rows=sum(found.dead.values()),
+    )
+
+
+def check_database(address: PostgresAddress, tell: Callable[[str], None]) -> Sequence[CheckResult]:
+    """Check the rules that hold between the rows; blocks, and reads every row once or twice.
+
+    Damage of the server's files is not looked for: that is the server's own (``pg_amcheck``).
+
+    Args:
+        address: the store.
+        tell: called with what is looked at next.
+
+    Raises:
+        StoreUnavailableError: no server answers, or it refuses.
+        StoreVersionError: there is no schema of this version.
+    """
+    with _looking(address) as connection, address.transaction(connection, reading=True):
+        if find_version(connection) not in (VERSION, MOVED):
+            raise StoreVersionError(
+                f"{address.place} has no schema {address.schema} of this version: 'storage status' "
+                "shows what there is"
+            )
+        # One moment for all rules, so that a daemon that works meanwhile breaks none.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SET LOCAL statement_timeout TO 0")
+        connection.limit = math.inf
+        # Every row is read here, other than anywhere else.
+        for way in ("seqscan", "mergejoin"):
+            connection.execute(f"SET LOCAL enable_{way} TO on".encode())
+        return check_rules(PostgresTransaction(connection, _DIALECT), tell)
