@@ -10,7 +10,6 @@ import apsw
 import attrs
 import pytest
 import trio
-from sdk_trio.storage.sqlite.queries import QueryRunner
 from support.deliveries import settings as settings_of
 from support.postgres import open_inbox
 from support.waiting import until
@@ -449,7 +448,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     def count(connection: apsw.Connection) -> None:
         connection.set_progress_handler(lambda: bool(steps.append(1)), 1)  # type: ignore[func-returns-value] # False lets it go on
 
-    await store.tenants._queries.run(count)
+    await store._readers.run(lambda tx: count(tx.connection))
     await service.counts()  # the first query reads the schema
     for look in (
         lambda: service.get("n9999"),
@@ -468,7 +467,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     sources = [EnvironmentVariable("SECRET_7")]
     assert await store.tenants.holders(sources, but="id1") == {sources[0]: ["n7"]}
     # The same of those that write: they read and touch a few rows, however many there are.
-    await store._committer.submit(count)
+    await store._commits.run_alone(count)
     secret = TenantCredentials(webhook_secrets=(EnvironmentVariable("SECRET_7"),))
     await add(service, "first-statements-are-prepared")
     for change in (

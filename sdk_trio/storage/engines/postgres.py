@@ -53,6 +53,7 @@ ON CONFLICT (id) DO UPDATE SET changes = node.changes + excluded.changes,
 
 # Planned for each transaction, that statement costs the server as much as an insert.
 _PREPARE = b"PREPARE sdk_trio_count (bigint, bigint) AS "
+_IS_PREPARED = "SELECT 1 FROM pg_prepared_statements WHERE name = 'sdk_trio_count'"
 _COUNT_PREPARED = b"EXECUTE sdk_trio_count (%d, %d)"
 
 # An engine that closes adds its counts to the common row. The sum of the changes must not become
@@ -275,9 +276,8 @@ class PostgresEngine:
     ) -> None:
         transaction = PostgresTransaction(connection, self.dialect)
         if self._prepared is not connection and not connection.pooled:
-            connection.execute("DEALLOCATE ALL")
-            connection.execute(_PREPARE + self._count.replace(b"%d, %d", b"$1, $2"))
-        # At a ROLLBACK, psycopg deallocates all prepared statements.
+            self._prepare(connection)
+        # At a ROLLBACK, psycopg may deallocate all prepared statements.
         self._prepared = None
         with self._address.transaction(connection) as last:
             if self._hurried:
@@ -285,6 +285,11 @@ class PostgresEngine:
             work(transaction)
             last += self.count(transaction, prepared=not connection.pooled)
         self._prepared = connection
+
+    def _prepare(self, connection: StoreConnection) -> None:
+        if connection.execute(_IS_PREPARED, prepare=False).fetchone() is None:
+            text = _PREPARE + self._count.replace(b"%d, %d", b"$1, $2")
+            connection.execute(text, prepare=False)
 
     def count(self, transaction: PostgresTransaction, *, prepared: bool = False) -> list[bytes]:
         """Return the statement that writes what ``transaction`` has noted, if it has any.
