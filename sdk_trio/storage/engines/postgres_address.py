@@ -87,8 +87,9 @@ _DIAL: dict[str, Any] = {
     "target_session_attrs": "read-write",
 }
 
-# The SQLSTATE of a statement that a standby has refused, so that it surely changed nothing.
-_READ_ONLY = "25006"
+# SQLSTATEs of a COMMIT that has surely changed nothing: a standby has refused it, or the server had
+# ended the transaction of a frozen host before.
+_REFUSED = frozenset({"25006", "25P03"})
 
 _log = get_logger("storage")
 
@@ -229,7 +230,7 @@ class PostgresAddress:
             connection.execute(b";".join((*last, b"COMMIT")))
         except BaseException as error:
             connection.roll_back(error)
-            refused = isinstance(error, psycopg.Error) and error.sqlstate == _READ_ONLY
+            refused = isinstance(error, psycopg.Error) and error.sqlstate in _REFUSED
             if committing and connection.useless and not refused:
                 raise CommitUnknownError(
                     f"the connection to {self.place} broke during a commit; it goes on by itself "
