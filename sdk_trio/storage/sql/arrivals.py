@@ -73,7 +73,7 @@ def add(
         surely_new: the caller knows that none of the keys is known.
     """
     if not tx.dialect.is_sqlite:
-        added = dict(tx.insert(_ADD, [_values_of(each) for each in deliveries]))
+        added: dict[str, int] = dict(tx.insert(_ADD, [_values_of(each) for each in deliveries]))
         return [added.get(each.key) for each in deliveries]
     known = () if surely_new else find(tx, [each.key for each in deliveries])
     before = last = last_sequence(tx)
