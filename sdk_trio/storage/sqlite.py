@@ -277,38 +277,35 @@ class SqliteInbox(SqlInbox):
     async def _finish_unawaited(
         self, key: str, claimed: _Unawaited, outcome: Outcome, now: float
     ) -> None:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        del self._claimed[key]
-        try:
-            await self._finish_claimed(claimed, outcome, now)
-        finally:
-            self._give_back(claimed)
-
-    async def _finish_claimed(self, claimed: _Unawaited, outcome: Outcome, now: float) -> None:
         """Record the end of a run whose claim was not waited for.
 
         Where the claim was not handed over yet, or has failed meanwhile, both are one transaction.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        del self._claimed[key]
         delivery, claim, token, _, version = claimed
-        key, terms = delivery.key, self._terms
+        commits, terms = self._commits, self._terms
         plain = isinstance(outcome, Done) and outcome.answer is None
-        withdrawn = self._commits.withdraw(claim)
+        withdrawn = commits.withdraw(claim)
         lease = None if withdrawn else _lease_of(claimed)
-        if plain and withdrawn:
-            await self._commits.gather(self._recording, key, (Ran(delivery, token, now), version))
-        elif plain and lease is not None:
-            await self._commits.gather(self._ending, key, RunEnd(lease.sequence, lease.token, now))
-        else:
 
-            def work(tx: Transaction) -> None:
-                self._keys.check(tx)
-                lease = None if withdrawn else _lease_of(claimed)
-                if lease is None:
-                    deliveries.record_run(tx, terms, delivery, token, outcome, now)
-                else:
-                    deliveries.finish(tx, terms, lease, outcome, now)
+        def work(tx: Transaction) -> None:
+            self._keys.check(tx)
+            lease = None if withdrawn else _lease_of(claimed)
+            if lease is None:
+                deliveries.record_run(tx, terms, delivery, token, outcome, now)
+            else:
+                deliveries.finish(tx, terms, lease, outcome, now)
 
-            await self._commits.submit(work)
+        try:
+            if plain and withdrawn:
+                await commits.gather(self._recording, key, (Ran(delivery, token, now), version))
+            elif plain and lease is not None:
+                await commits.gather(self._ending, key, RunEnd(lease.sequence, lease.token, now))
+            else:
+                await commits.submit(work)
+        finally:
+            self._give_back(claimed)
 
     def _record(self, tx: Transaction, items: Sequence[_Run]) -> Sequence[None]:
         runs = [run for run, _ in items]

@@ -83,6 +83,9 @@ _WRITER = (
     # are. Bodies are personal data. It costs an ordinary delivery no page; only the removal of
     # bodies writes more.
     "PRAGMA secure_delete = ON",
+    # Each list that a statement gets, and the rows that it returns, are a temporary table. Made in
+    # a file, they cost the end of a lone run 50 us.
+    "PRAGMA temp_store = MEMORY",
 )
 
 _log = get_logger("storage")
@@ -739,7 +742,12 @@ def overwrite_remnants(connection: apsw.Connection) -> None:
     Rewrites the database, which holds up every other write, after the purge of a tenant.
     """
     if not connection.execute(_IS_WIPED).get:
-        connection.execute("VACUUM")
+        # It copies the whole database, which must not be in memory.
+        connection.execute("PRAGMA temp_store = FILE")
+        try:
+            connection.execute("VACUUM")
+        finally:
+            connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute(MARK_AS_WIPED)
 
 

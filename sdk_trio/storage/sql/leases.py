@@ -14,6 +14,7 @@ unique index of PostgreSQL holds that.
 import os
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -42,9 +43,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_tokens.seed)
 
 
-def new_token() -> int:
-    """Return a token that no other claim has; adding sequences to it gives further ones."""
-    return _tokens.getrandbits(61)
+#: Returns a token that no other claim has; adding sequences to it gives further ones.
+new_token = partial(_tokens.getrandbits, 61)
 
 
 class BacklogWalk(msgspec.Struct):
