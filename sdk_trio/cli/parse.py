@@ -224,9 +224,21 @@ COMMANDS = (
     ),
     Command(
         "storage migrate",
-        "move the store from SQLite to PostgreSQL",
+        "move the store to another engine",
         "storage:migrate",
         "migrate_arguments",
+    ),
+    Command(
+        "storage backup",
+        "write a backup of the store, also while a receiver works",
+        "storage:back_up",
+        "backup_arguments",
+    ),
+    Command(
+        "storage restore",
+        "restore a backup into an empty store",
+        "storage:restore",
+        "restore_arguments",
     ),
     Command("openapi", "print the OpenAPI document", "settings:openapi", "openapi_arguments"),
     Command(
@@ -330,6 +342,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "storage migrate --from sqlite --to postgres --dry-run",
         "storage migrate --from sqlite --to postgres",
     ),
+    "storage backup": ("storage backup inbox-2026-05-01.backup",),
+    "storage restore": ("storage restore inbox-2026-05-01.backup",),
     "openapi": ("openapi", "openapi --admin"),
     "completion": ('eval "$(sdk-trio completion bash)"', "completion fish | source"),
 }
@@ -341,7 +355,7 @@ GROUPS = {
     "replication": "the replication of the tenants' databases",
     "routes": "the applications that events are forwarded to",
     "secrets": "webhook secrets",
-    "storage": "the store: its version and sizes, its check, its move to PostgreSQL",
+    "storage": "the store: its version, sizes, check and backup, its move to another engine",
     "notify": "messages to site managers: what they say, what became of them",
     "tenant credentials": "where a tenant's own access token and webhook secrets are",
     "tenant": "tenants: who they are, where they stand, who changed that",

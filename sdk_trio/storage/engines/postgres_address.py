@@ -85,6 +85,9 @@ _DIAL: dict[str, Any] = {
     "target_session_attrs": "read-write",
 }
 
+# The default comes too late for a transaction that has begun.
+_COMMITTED = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
+
 # The SQLSTATE of a statement that a standby has refused, so that it surely changed nothing.
 _READ_ONLY = "25006"
 
@@ -202,7 +205,12 @@ class PostgresAddress:
 
     @contextmanager
     def transaction(
-        self, connection: StoreConnection, *, reading: bool = False, pipelined: bool = False
+        self,
+        connection: StoreConnection,
+        *,
+        reading: bool = False,
+        snapshot: bool = False,
+        pipelined: bool = False,
     ) -> Iterator[None]:
         """Commit at the end of the block; roll back and raise if it raises.
 
@@ -211,6 +219,7 @@ class PostgresAddress:
 
         Args:
             reading: nothing is changed.
+            snapshot: the same, and every statement sees the moment at which the block began.
             pipelined: send BEGIN with the first statement that waits for its answer, and COMMIT
                 with all behind the last one, where libpq and the way to the server permit it. The
                 block uses no COPY.
@@ -220,9 +229,13 @@ class PostgresAddress:
             psycopg.Error: the server failed, and has committed nothing.
         """
         pipelined = pipelined and not connection.pooled and psycopg.Pipeline.is_supported()
-        begin = b"BEGIN READ ONLY" if reading else b"BEGIN"
-        if connection.settings:
-            begin = begin + b";" + connection.settings
+        reading = reading or snapshot
+        begin, settings = b"BEGIN READ ONLY" if reading else b"BEGIN", connection.settings
+        if snapshot:
+            begin = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+            settings = settings.removeprefix(_COMMITTED)
+        if settings:
+            begin = begin + b";" + settings
         failure: BaseException | None = None
         committing = False
         try:
@@ -334,7 +347,6 @@ def _set_all(settings: Mapping[str, str], *, local: bool) -> sql.Composed:
     durable = sql.SQL(_DURABLE).format(sql.Literal(local))
     statements = sql.SQL("SELECT {}").format(sql.SQL(", ").join([*calls, durable]))
     if local and "default_transaction_isolation" in settings:
-        # The default comes too late for a transaction that has begun.
         statements = sql.SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED;{}").format(statements)
     return statements
 

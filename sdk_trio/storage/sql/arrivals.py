@@ -84,7 +84,7 @@ def add(
     tx.insert(_ADD_WITH_SEQUENCE, rows)
     last = before + len(rows)
     if last // INDEX_EVERY > before // INDEX_EVERY:
-        _index(tx, last)
+        index(tx, last)
     return {row[1]: row[0] for row in rows}
 
 
@@ -200,8 +200,8 @@ INSERT INTO lookup (segment, term, sequence)
 _INDEXED_NOW = "UPDATE tally SET number = :last WHERE name = 'indexed'"
 
 
-def _index(tx: Transaction, last: int) -> None:
-    """Add the newest arrivals, up to ``last``, to ``segment`` and ``lookup``."""
+def index(tx: Transaction, last: int) -> None:
+    """Add the newest arrivals, up to ``last``, to ``segment`` and ``lookup`` on SQLite."""
     tx.run(_ADD_SEGMENTS)
     tx.run(_ADD_TERMS)
     tx.run(_INDEXED_NOW, last=last)
