@@ -57,8 +57,17 @@ _LEVEL = 6
 #: Instructions of SQLite's virtual machine between two reports.
 _STEPS = 100_000
 
-# The errors of reading an archive of which bytes were changed or are missing.
-_DAMAGE = (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError, msgspec.MsgspecError)
+# The errors of reading an archive of which bytes were changed or are missing; names and numbers of
+# its headers may be unreadable.
+_DAMAGE = (
+    tarfile.TarError,
+    zlib.error,
+    gzip.BadGzipFile,
+    EOFError,
+    ValueError,
+    OverflowError,
+    msgspec.MsgspecError,
+)
 
 #: Makes a file of the store of a backup: takes its path.
 Make = Callable[[Path, Report], None]
@@ -158,6 +167,11 @@ def copy_file(source: Path, file: Path, report: Report) -> None:
             connection.execute("VACUUM INTO ?", (str(file),))
         except apsw.FullError as error:
             raise OSError(errno.ENOSPC, "the disk or its quota is full") from error
+        except apsw.IOError as error:
+            raise TransferError(
+                f"the copy of {source} to {file.parent} failed ({error}): check both disks (dmesg), "
+                "free some space, and repeat this"
+            ) from error
 
 
 def _describe(database: Path, *, made_at: str, backend: str, report: Report) -> Manifest:
