@@ -138,7 +138,7 @@ def check_store(arguments: Namespace) -> int:
     )
     broken = [each for each in results if each.found is not None]
     if broken:
-        say("stop the receiver, keep a copy of the store, and restore a backup")
+        say("stop the receiver, move the store away, and restore a backup: 'storage restore FILE'")
     return EXIT_FAILURE if broken else 0
 
 

@@ -169,8 +169,8 @@ def copy_file(source: Path, file: Path, report: Report) -> None:
             raise OSError(errno.ENOSPC, "the disk or its quota is full") from error
         except apsw.IOError as error:
             raise TransferError(
-                f"the copy of {source} to {file.parent} failed ({error}): check both disks (dmesg), "
-                "free some space, and repeat this"
+                f"the copy of {source} to {file.parent} failed ({error}): check both disks "
+                "(dmesg), free some space, and repeat this"
             ) from error
 
 
