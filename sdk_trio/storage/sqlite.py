@@ -415,7 +415,6 @@ class SqliteInbox(SqlInbox):
         Raises:
             StoreUnavailableError: the store cannot be read.
         """
-        from ..base.executor import run_in_thread
 
         is_new = await self.last_sequence() == 0
         try:

@@ -754,7 +754,7 @@ def overwrite_remnants(connection: apsw.Connection) -> None:
 # -- errors ----------------------------------------------------------------------------------------
 
 _FULL = "the disk or its quota is full; free some space, it continues by itself"
-_DAMAGED = "it is damaged; stop, and restore a backup"
+_DAMAGED = "it is damaged; stop, and restore a backup ('storage restore')"
 _READ_ONLY = "it or its directory is read-only; make both writable for this user"
 
 #: Remedies by SQLite's extended result code, where that says more than the class of the error.

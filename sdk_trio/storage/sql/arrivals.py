@@ -88,7 +88,7 @@ def add(
         rows.append((last, *_values_of(each)))
     tx.insert(_ADD_WITH_SEQUENCE, rows)
     if last // INDEX_EVERY > before // INDEX_EVERY:
-        _index(tx, last)
+        index(tx, last)
     return sequences
 
 
@@ -204,8 +204,8 @@ INSERT INTO lookup (segment, term, sequence)
 _INDEXED_NOW = "UPDATE tally SET number = :last WHERE name = 'indexed'"
 
 
-def _index(tx: Transaction, last: int) -> None:
-    """Add the newest arrivals, up to ``last``, to ``segment`` and ``lookup``."""
+def index(tx: Transaction, last: int) -> None:
+    """Add the newest arrivals, up to ``last``, to ``segment`` and ``lookup`` on SQLite."""
     tx.run(_ADD_SEGMENTS)
     tx.run(_ADD_TERMS)
     tx.run(_INDEXED_NOW, last=last)
