@@ -50,12 +50,12 @@ class InFlight(msgspec.Struct):
 class Unrecorded(msgspec.Struct, frozen=True):
     """The outcome of a finished run that the store did not confirm, and the run's seconds.
 
-    ``generation`` is the event's: after a replay the outcome is not that of the new run.
+    ``earlier_attempts`` is the event's. A replay changes it: the outcome is not the new run's.
     """
 
     outcome: Done | Dead
     seconds: float
-    generation: int
+    earlier_attempts: int
 
 
 class _ThreadedRun(msgspec.Struct):
@@ -170,7 +170,7 @@ class InlineRuns:
             outcome: Done | Dead | Retry = DONE
             failure = None
             finished = self._unrecorded.pop(key, None) if self._unrecorded else None
-            if finished is not None and finished.generation == arrival.generation:
+            if finished is not None and finished.earlier_attempts == arrival.earlier_attempts:
                 # The handler has run, and only the store did not know: its outcome is recorded now.
                 outcome, seconds, is_concluded = finished.outcome, finished.seconds, False
             else:
@@ -187,7 +187,7 @@ class InlineRuns:
                 try:
                     await self._recorder.record(key, outcome)
                 except BaseException:
-                    self._remember(key, outcome, seconds, arrival.generation)
+                    self._remember(key, outcome, seconds, arrival.earlier_attempts)
                     raise
             self._recorder.report(delivery, attempt, outcome, handler, seconds)
             in_flight.answer = answers.OK
@@ -200,12 +200,12 @@ class InlineRuns:
                 in_flight.ended.set()
 
     def _remember(
-        self, key: str, outcome: Done | Dead | Retry, seconds: float, generation: int
+        self, key: str, outcome: Done | Dead | Retry, seconds: float, earlier_attempts: int
     ) -> None:
         """Keep a final outcome, so that the redelivery does not run the handler again."""
         if isinstance(outcome, Retry):
             return  # the redelivery is to run it again
-        self._unrecorded[key] = Unrecorded(outcome, seconds, generation)
+        self._unrecorded[key] = Unrecorded(outcome, seconds, earlier_attempts)
         if len(self._unrecorded) > MOST_UNRECORDED:
             self._unrecorded.popitem(last=False)
 

@@ -9,7 +9,7 @@ from support.serving import registry
 
 from sdk_trio.errors import HandlerAbortedError, RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderPaidEvent
-from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.records.deliveries import Dead, DeliveryState
 from sdk_trio.webhooks.leases import HeldLease
 from sdk_trio.webhooks.registry import WebhookHandlerBase
 
@@ -325,6 +325,127 @@ async def test_a_delivery_whose_outcome_could_not_be_kept_can_be_delivered_again
     answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert answer.status == 200
     assert await state_of(bench, "a") is DeliveryState.DONE
+
+
+class FailingInbox:
+    """An inbox whose ``finish`` fails until :attr:`works`; the rest is as it is."""
+
+    def __init__(self, inbox):
+        self._inbox = inbox
+        self.works = False
+
+    def __getattr__(self, name):
+        return getattr(self._inbox, name)
+
+    async def finish(self, *arguments, **keywords):
+        if not self.works:
+            await trio.lowlevel.checkpoint()
+            raise StoreUnavailableError("disk full")
+        await self._inbox.finish(*arguments, **keywords)
+
+
+async def deliver(bench, webhook_id="a"):
+    return await bench.runner.inline.run(arrival(webhook_id=webhook_id), bench.handler())
+
+
+async def test_a_finished_handler_is_not_run_again_because_the_store_failed_at_its_end(
+    autojump_clock,
+):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+
+    inbox = FailingInbox(memory_inbox())
+    bench = Bench.of(registry(handler), inbox)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailableError):
+            await deliver(bench)
+    inbox.works = True
+    assert [(await deliver(bench)).status for _ in range(2)] == [200, 200]
+    assert runs == ["a"]
+    assert await state_of(bench, "a") is DeliveryState.DONE
+    assert bench.counters.values["handled"] == 1
+
+
+async def test_the_last_failure_is_a_dead_letter_although_the_store_failed_at_first(autojump_clock):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.attempt)
+        raise ValueError("no such product")
+
+    inbox = FailingInbox(memory_inbox())
+    bench = Bench.of(registry(handler), inbox, Webhooks__InlineMaxAttempts=1)
+    with pytest.raises(StoreUnavailableError):
+        await deliver(bench)
+    inbox.works = True
+    assert (await deliver(bench)).status == 200
+    assert runs == [1]
+    assert await state_of(bench, "a") is DeliveryState.DEAD
+
+
+async def test_a_failed_handler_runs_again_after_the_store_failed_at_its_end(autojump_clock):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+        if len(runs) == 1:
+            raise ValueError("no such product")
+
+    inbox = FailingInbox(memory_inbox())
+    bench = Bench.of(registry(handler), inbox)
+    with pytest.raises(StoreUnavailableError):
+        await deliver(bench)
+    inbox.works = True
+    assert (await deliver(bench)).status == 200
+    assert runs == ["a", "a"]
+    assert await state_of(bench, "a") is DeliveryState.DONE
+
+
+async def test_an_outcome_in_memory_is_not_that_of_a_run_after_a_replay(autojump_clock):
+    """The store had the outcome, although it failed; then an operator replays the event."""
+    runs = []
+
+    async def handler(event):
+        runs.append(event.attempt)
+        raise ValueError("no such product")
+
+    inbox = FailingInbox(memory_inbox())
+    once = {"Webhooks__InlineMaxAttempts": 1, "Webhooks__Queue__MaxAttempts": 1}
+    bench = Bench.of(registry(handler), inbox, **once)
+    with pytest.raises(StoreUnavailableError):
+        await deliver(bench)
+    inbox.works = True
+    await inbox.finish("a", Dead("no such product"), now=trio.current_time())
+    assert await inbox.replay(["a"]) == ["a"]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(10)
+        bench.queue.close()
+    assert await state_of(bench, "a") is DeliveryState.DEAD
+    assert (await deliver(bench)).status == 200
+    assert len(runs) == 3
+
+
+async def test_outcomes_in_memory_are_bounded_and_the_oldest_goes_first(
+    autojump_clock, monkeypatch
+):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+
+    monkeypatch.setattr("sdk_trio.webhooks.inline.MOST_UNRECORDED", 2)
+    inbox = FailingInbox(memory_inbox())
+    bench = Bench.of(registry(handler), inbox)
+    for webhook_id in "abc":
+        with pytest.raises(StoreUnavailableError):
+            await deliver(bench, webhook_id)
+    inbox.works = True
+    for webhook_id in "abc":
+        assert (await deliver(bench, webhook_id)).status == 200
+    assert runs == ["a", "b", "c", "a"]
 
 
 @pytest.mark.parametrize("when", range(1, 12))
