@@ -225,7 +225,7 @@ class DeliveryRunner:
     """Runs the handlers of verified deliveries and records how each run ended.
 
     One runner serves one inbox, because its table of runs in progress is what protects a claim
-    under this process's own lease (docs/adr/0003-own-leftovers-can-be-claimed.md). Any number of
+    under this process's own lease (docs/adr/0003-lease-tokens.md). Any number of
     tasks may call its methods.
     """
 
@@ -467,7 +467,7 @@ class DeliveryRunner:
 
         The start is durable before the handler runs, so that a run which kills the process is
         counted. Only the first run of a ``fresh`` event, which surely no process has begun before,
-        does not wait for that: see docs/adr/0011-first-start-is-not-waited-for.md. When the store
+        does not wait for that: see docs/adr/0047-unawaited-claims.md. When the store
         fails, the outcome is held in memory and written once the store answers. Cancelled, it
         releases an unfinished event, and the attempt does not count; a plain function goes on in
         its thread, and its outcome is recorded. ``alone`` says that no other run is in progress,
