@@ -13,7 +13,7 @@ The lock is held twice. The lock of the file ``runtime.lock`` works on every sys
 can delete the file and let a second runtime in, which takes over the leases of the first and runs
 its events twice. The lock of the directory that holds the database has no file to delete, and is
 the same through every link and mount. The database itself is not locked: to close a descriptor of
-it would drop the POSIX locks that SQLite holds (docs/adr/0025-the-lock-of-the-directory.md).
+it would drop the POSIX locks that SQLite holds (docs/adr/0024-store-files.md).
 """
 
 import errno

@@ -54,7 +54,7 @@ async def open_store(
         lease_seconds: duration of a lease without renewal, in seconds; above 0.
         sole: the caller holds the lock of the data directory, so no other runtime uses the store.
         claims: with ``sole``, this process alone runs deliveries, so that the claim of a new key
-            need not be waited for (docs/adr/0047-one-sync-for-an-inline-delivery.md).
+            need not be waited for (docs/adr/0047-unawaited-claims.md).
         in_turn: several processes run deliveries on this store.
 
     Raises:

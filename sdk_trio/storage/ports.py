@@ -131,7 +131,7 @@ class Inbox(Protocol):
         False changes nothing: ask :meth:`claim`. After True it is ``running`` and ours for every
         later call of this inbox, and :meth:`finish` ends it. It returns at once and raises nothing;
         a failure of the store is the one of ``finish``. A run in which the process ends is counted,
-        from its first moment on (docs/adr/0047-one-sync-for-an-inline-delivery.md).
+        from its first moment on (docs/adr/0047-unawaited-claims.md).
         """
         ...
 
@@ -162,7 +162,7 @@ class Inbox(Protocol):
 
         For the first run of a delivery that this process has just accepted, or that ``take_due``
         calls unbegun, which saves it one wait for the disk
-        (docs/adr/0011-first-start-is-not-waited-for.md). It returns at once and raises
+        (docs/adr/0047-unawaited-claims.md). It returns at once and raises
         nothing; a failure of the store is logged, and the run may then not be counted.
         """
         ...

@@ -205,7 +205,7 @@ class WorkerPool:
             return self._refuse(arrival)
         self._places_taken += 1
         # An ordered event takes its turn in the store, which knows the order also after a restart
-        # (docs/adr/0004-ordered-events-go-through-the-store.md). So does any event while older ones
+        # (docs/adr/0003-lease-tokens.md). So does any event while older ones
         # wait on disk: it would overtake them.
         direct = not (arrival.delivery.ordered or self._behind)
         delivery, queued = arrival.delivery, False
@@ -318,7 +318,7 @@ class WorkerPool:
         earlier finish here, and are no suspects any more. If one takes too long, new events run
         beside it, but the remaining suspects wait (``APART_SECONDS``): if it ends the process after
         all, they must not have run beside it once more.
-        docs/adr/0023-an-event-that-ends-the-process.md says why one crash alone proves nothing.
+        docs/adr/0023-quarantine.md says why one crash alone proves nothing.
         """
         waiting: dict[str, HeldLease] = {}
         lasting: trio.Event | None = None

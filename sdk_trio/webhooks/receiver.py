@@ -218,7 +218,7 @@ class WebhookReceiver:
             OptionsValidationError: the settings cannot be used; nothing has changed.
         """
         # Everything that can fail happens here, before the commit: a reload is all or nothing
-        # (docs/adr/0019-a-reload-is-all-or-nothing.md).
+        # (docs/adr/0019-atomic-reload.md).
         commit_rules = self._endpoint.prepare(settings)
         tenancy = None if self._running is None else self._running.tenancy
         commit_clients = None if tenancy is None else tenancy.clients.prepare_reload(settings)
