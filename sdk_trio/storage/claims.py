@@ -5,7 +5,7 @@ handlers have ended before the claim is handed to the committing thread. A handl
 process in that moment would leave no trace, and each redelivery would end the process again. So
 the key of each such run stands in this file while no commit knows of it. It is written and not
 synced: what the kernel has survives the process, and need not survive the machine
-(docs/adr/0047-one-sync-for-an-inline-delivery.md). It is not mapped into memory, because a mapped
+(docs/adr/0047-unawaited-claims.md). It is not mapped into memory, because a mapped
 file that another program truncates ends the process (SIGBUS).
 
 A slot that is found at the start is a run during which the process ended, unless the store knows

@@ -2,7 +2,7 @@
 
 While one transaction is being synced, further units queue up, and the next transaction takes all of
 them. This is *natural batching*: a lone caller never waits for company, and many callers share the
-price of one sync (docs/adr/0002-own-commit-thread.md).
+price of one sync (docs/adr/0002-group-commit.md).
 
 Cancellation and time limits. A unit that was handed to the thread is always finished. A cancelled
 caller waits for it for :data:`STALL_SECONDS`, any other caller for :data:`ANSWER_SECONDS`. A caller

@@ -1,7 +1,7 @@
 """Inline runs: the sender waits for the handler, and is answered by its outcome.
 
 One run of a key is in flight at a time, and duplicates join it. The table of these runs also
-protects a claim under this process's own lease (docs/adr/0003-own-leftovers-can-be-claimed.md).
+protects a claim under this process's own lease (docs/adr/0003-lease-tokens.md).
 """
 
 from collections import OrderedDict

@@ -82,7 +82,7 @@ class QueuedRuns:
 
         The start is durable before the handler runs, so that a run which kills the process is
         counted. Only the first run of a ``fresh`` event, which surely no process has begun before,
-        does not wait for that: see docs/adr/0011-first-start-is-not-waited-for.md. When the store
+        does not wait for that: see docs/adr/0047-unawaited-claims.md. When the store
         fails, the outcome is held in memory and written once the store answers. Cancelled, it
         releases an unfinished event, and the attempt does not count; a plain function goes on in
         its thread, and its outcome is recorded.

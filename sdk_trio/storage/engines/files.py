@@ -5,7 +5,7 @@ go on taking commits that no later process will find, and with a write-ahead log
 notice. So after every commit, and before its callers are told, :class:`StoreFile` checks that the
 commit stands in the files that the *names* lead to now. A check once a second would have left a
 second of deliveries that were acknowledged and lost. It costs seven system calls a batch, beside
-one ``fdatasync`` (docs/adr/0024-the-files-are-looked-at-before-an-answer.md).
+one ``fdatasync`` (docs/adr/0024-store-files.md).
 
 On Windows an open file can be neither removed nor replaced, so nothing is checked.
 """

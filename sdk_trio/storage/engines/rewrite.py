@@ -7,7 +7,7 @@ the database it is a page that a checkpoint copied, and whose only other copy is
 
 :func:`rewrite_log` and :func:`rewrite_pages` write the same bytes once more, which makes the pages
 dirty again, and sync them. Readers see no difference. Afterwards everything that the log has is on
-the disk (docs/adr/0047-one-sync-for-an-inline-delivery.md has the proof).
+the disk (docs/adr/0071-log-rewrite.md has the proof).
 """
 
 import os

@@ -58,7 +58,7 @@ CHECKPOINT_BYTES = 16 << 20
 #: Page size of a new database, in bytes; a database keeps the one that it was made with. A body of
 #: 2 KB shares no page of 4 KB with another one, and three of them fit into 8 KB: a third less goes
 #: through the log and into the database, and half as many writes. Larger pages gain no more, and a
-#: lone delivery writes three whole pages (docs/adr/0055-many-deliveries-by-one-statement.md).
+#: lone delivery writes three whole pages (docs/adr/0070-one-store-core.md).
 PAGE_BYTES = 8192
 
 #: Content of the file :data:`TURN_NAME` while a failed sync may have left a hole in the log. The
@@ -296,7 +296,7 @@ class SqliteEngine:
             durable: sync the commit. One that is not synced stands in the page cache, which
                 survives this process, and the next sync is that of the whole log. After a power cut
                 before that, SQLite reads the log up to the first frame whose checksum fails, so
-                what is lost is the end of the log (docs/adr/0047). This holds as long as no sync
+                what is lost is the end of the log (docs/adr/0071). This holds as long as no sync
                 has failed; see :meth:`_prove_log`.
 
         Raises:

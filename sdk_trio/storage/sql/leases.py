@@ -391,7 +391,7 @@ WHERE {UNFINISHED} AND lease_owner = :owner FOR UPDATE
 
 # The first start of a delivery is not waited for, so its process may have ended in that run without
 # a trace. Whoever takes the lease of a process that is gone says so by a time of failure in 1970:
-# that delivery's next start is waited for and counted (docs/adr/0011).
+# that delivery's next start is waited for and counted (docs/adr/0047).
 _FREE = """
 UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL,
     failed_at = coalesce(failed_at, 0)
