@@ -251,14 +251,18 @@ class GroupCommit(trio.abc.Instrument):
             unit.work = lambda transaction: (fence(transaction), work(transaction))[1]
         return self._commit_unit(unit, patient=patient)
 
-    def run_alone(self, work: Callable[[Any], T]) -> Coroutine[Any, Any, T]:
+    def run_alone(
+        self, work: Callable[[Any], T], *, patient: bool = True
+    ) -> Coroutine[Any, Any, T]:
         """Run ``work`` with the driver's connection, outside of any transaction; else as submit.
 
-        It waits without the limit of :data:`ANSWER_SECONDS`.
+        Args:
+            work: gets the connection; a question to it writes nothing, also not to prove the files.
+            patient: wait without the limit of :data:`ANSWER_SECONDS`.
         """
         unit = _Unit()
         unit.work, unit.single, unit.alone = work, True, True
-        return self._commit_unit(unit, patient=True)
+        return self._commit_unit(unit, patient=patient)
 
     def gather(
         self, kind: Kind, key: str, item: Any, *, durable: bool = True

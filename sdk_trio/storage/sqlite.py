@@ -44,7 +44,7 @@ from .engines.sqlite import (
     sync_log,
 )
 from .inbox import SqlInbox
-from .keys import StoreKeys, Version, version_of
+from .keys import StoreKeys, Version
 from .readers import ReaderPool
 from .sql import deliveries, reads
 from .sql.deliveries import Answer, Arriving, Lease, Ran, RunEnd
@@ -153,7 +153,7 @@ class SqliteInbox(SqlInbox):
         inbox = cls(file, terms, engine)
         try:
             # The first unit connects, and makes the tables of a new file.
-            await inbox._commits.submit(lambda _: None, patient=True)
+            await inbox._commits.run_alone(lambda _: None)
             await inbox.changed_elsewhere()
             if claims is not None:
                 await inbox._open_claims(claims)
@@ -360,7 +360,10 @@ class SqliteInbox(SqlInbox):
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""
         # On the writing connection, because the number counts the changes of all *others*.
-        version = await self._commits.submit(version_of, durable=False)
+        version = await self._commits.run_alone(
+            lambda connection: (self._engine.connections, int(connection.pragma("data_version"))),
+            patient=False,
+        )
         before, self._version = self._version, version
         changed = before is not None and version != before
         self._keys.catch_up(changed=changed)
