@@ -86,11 +86,11 @@ class PostgresTransaction:
 
     def __init__(self, connection: StoreConnection, dialect: Dialect) -> None:
         self._connection = connection
-        self.dialect = dialect
+        self.dialect: Dialect = dialect
         #: The calls of :meth:`note_change`.
-        self.changes = 0
+        self.changes: int = 0
         #: The deliveries that were ended, less those done ones that were removed.
-        self.done = 0
+        self.done: int = 0
 
     def all(self, statement: str, /, **values: Any) -> list[Row]:
         """Run a statement and return all of its rows."""
@@ -225,13 +225,13 @@ class PostgresEngine:
     """
 
     #: Most handlers end within it, so that the start and the end of a run go together.
-    linger = 0.01
+    linger: float = 0.01
     #: A server comes back, so nothing is lost until a restart.
     lost: str | None = None
 
     def __init__(self, address: PostgresAddress, dialect: Dialect, node: str) -> None:
-        self.place = address.place
-        self.dialect = dialect
+        self.place: str = address.place
+        self.dialect: Dialect = dialect
         self._address = address
         self._node = node
         self._connection = _Dialled(address.outage, self._dial)

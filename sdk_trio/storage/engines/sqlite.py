@@ -101,10 +101,10 @@ class SqliteTransaction:
     __slots__ = ("_inserts", "_version", "connection", "dialect", "number")
 
     def __init__(self, connection: apsw.Connection, number: int = 0) -> None:
-        self.connection = connection
-        self.dialect = SQLITE
+        self.connection: apsw.Connection = connection
+        self.dialect: Dialect = SQLITE
         #: The number of the connection among those that the engine has opened.
-        self.number = number
+        self.number: int = number
         self._version: tuple[int, int] | None = None
         self._inserts: dict[tuple[Insert, int], str] = {}
 
@@ -177,8 +177,8 @@ class SqliteEngine:
         OSError: ``turn`` cannot be made, or is a link.
     """
 
-    dialect = SQLITE
-    linger = 0.0
+    dialect: Dialect = SQLITE
+    linger: float = 0.0
 
     def __init__(
         self,
@@ -564,7 +564,7 @@ class SqliteReader:
             lost is not read any more.
     """
 
-    is_usable = True
+    is_usable: bool = True
 
     def __init__(self, engine: SqliteEngine) -> None:
         self._engine = engine

@@ -52,9 +52,9 @@ class Insert:
     __slots__ = ("columns", "end", "table")
 
     def __init__(self, table: str, columns: Mapping[str, str], end: str = "") -> None:
-        self.table = table
-        self.columns = columns
-        self.end = end
+        self.table: str = table
+        self.columns: Mapping[str, str] = columns
+        self.end: str = end
 
 
 class Transaction(Protocol):
@@ -140,8 +140,8 @@ class Dialect:
     """
 
     def __init__(self, name: str, *, server_clock: bool = False) -> None:
-        self.name = name
-        self.server_clock = server_clock
+        self.name: str = name
+        self.server_clock: bool = server_clock
         self._translated: dict[str, Statement] = {}
 
     @property
