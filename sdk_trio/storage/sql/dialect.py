@@ -30,7 +30,7 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 
 #: The sizes of multi-row statements on SQLite, largest first: it compiles each of them once.
-ROWS_AT_ONCE = (32, 8, 1)
+ROWS_AT_ONCE = (32, 16, 8, 4, 2, 1)
 
 
 class Statement(NamedTuple):
