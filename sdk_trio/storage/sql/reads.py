@@ -194,7 +194,9 @@ def _find_by_term(
     limit: int,
 ) -> list[DeliveryRecord]:
     """List those of one value by ``lookup``, and search the newest, which are not indexed."""
-    values = {**given, "term": _LETTERS[name] + given[name][:INDEXED_CHARACTERS]}
+    # SQLite's substr ends at a NUL.
+    beginning = given[name][:INDEXED_CHARACTERS].partition("\0")[0]
+    values = {**given, "term": _LETTERS[name] + beginning}
     if name == "tenant":
         values["term"] = _LETTERS[name] + given[name]
     segments = [
