@@ -163,3 +163,12 @@ async def test_a_claim_that_nobody_holds_any_more_is_given_up(tmp_path: Path) ->
     assert (await other.claim(delivery(at=1002))).admission is Admission.NEW
     for each in stores.opened:
         await each.close()
+
+
+async def test_the_store_goes_on_after_work_that_raises(stores: Stores) -> None:
+    inbox = await stores.open()
+    for n in range(10):  # as many as a driver needs to prepare the statements
+        await inbox.accept(delivery(f"m{n}"), leased=False)
+        with pytest.raises(ZeroDivisionError):
+            await inbox._commits.submit(lambda tx: 1 // 0)
+        assert (await inbox.accept(delivery(f"n{n}"), leased=False)).admission is Admission.NEW

@@ -63,6 +63,8 @@ UPDATE node SET changes = node.changes + gone.changes, done = node.done + gone.d
 FROM gone WHERE node.id = ''
 """
 
+_FORGOTTEN = psycopg.errors.InvalidSqlStatementName
+
 _log = get_logger("storage")
 
 
@@ -236,6 +238,7 @@ class PostgresEngine:
         self._connection = _Dialled(address.outage, self._dial)
         self._hurried = False
         self._count = sql.SQL(_COUNT).format(node).as_bytes(None)
+        self._prepare = _PREPARE + self._count.replace(b"%d, %d", b"$1, $2")
 
     def acquire(self) -> None:
         """Begin a batch: all hosts write at once, so there is nothing to wait for."""
@@ -249,13 +252,21 @@ class PostgresEngine:
         """
         conflicts = 0
         redialled = False
+        forgetful: StoreConnection | None = None
         while True:
             connection = self._connection.get()
             try:
+                if connection is forgetful:
+                    forgetful = None
+                    connection.execute(self._prepare)
                 self._attempt(connection, work)
             except psycopg.Error as error:
                 if is_conflict(error) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
+                elif isinstance(error, _FORGOTTEN) and conflicts < CONFLICT_LIMIT:
+                    # After a rollback, psycopg has the server forget all prepared statements.
+                    conflicts += 1
+                    forgetful = connection
                 elif connection.useless and not redialled:
                     # The server was restarted since the last transaction: nothing of this one has
                     # reached its COMMIT.
@@ -299,7 +310,7 @@ class PostgresEngine:
                 if connection.useless:
                     raise
             if not connection.pooled:
-                connection.execute(_PREPARE + self._count.replace(b"%d, %d", b"$1, $2"))
+                connection.execute(self._prepare)
         except psycopg.Error as error:
             connection.close()
             raise self._address.describe(error) from error
