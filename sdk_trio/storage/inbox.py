@@ -184,10 +184,7 @@ class SqlInbox:
         self._begun.pop(key, None)
         lease = self._leases.get(key)
         if lease is None:
-            lease = await self._start_unleased(key, now, alone)
-            if lease is not None:
-                self._leases[key] = lease
-            return lease is not None
+            return await self._start_unleased(key, now, alone)
         started: bool = await self._commits.gather(
             self._starting, key, RunStart(lease.sequence, lease.token, now, alone)
         )
@@ -195,7 +192,7 @@ class SqlInbox:
             del self._leases[key]
         return started
 
-    async def _start_unleased(self, key: str, now: float, alone: bool) -> Lease | None:
+    async def _start_unleased(self, key: str, now: float, alone: bool) -> bool:
         terms, token = self._terms, new_token()
 
         def work(tx: Transaction) -> Lease | None:
@@ -205,7 +202,14 @@ class SqlInbox:
             start = RunStart(sequence, token, now, alone)
             return Lease(sequence, token) if deliveries.start_all(tx, terms, [start])[0] else None
 
-        return await self._commits.submit(work)
+        self._pending.add(token)
+        try:
+            lease = await self._commits.submit(work)
+        finally:
+            self._pending.discard(token)
+        if lease is not None:
+            self._leases[key] = lease
+        return lease is not None
 
     async def join(self, key: str) -> None:
         """See :meth:`Inbox.join`."""
@@ -237,7 +241,8 @@ class SqlInbox:
 
         def work(tx: Transaction) -> None:
             if begun is not None:
-                deliveries.start_all(tx, terms, [RunStart(lease.sequence, lease.token, begun[1])])
+                start = RunStart(lease.sequence, lease.token, begun[1], brought=True)
+                deliveries.start_all(tx, terms, [start])
             deliveries.finish(tx, terms, lease, outcome, now)
 
         try:

@@ -117,7 +117,7 @@ class PostgresInbox(SqlInbox):
             raise taken_over(key)
         if (begun := self._begun.get(key)) is not None:
             # The start may be on its way still, and the run counts as ours only after it.
-            start = deliveries.RunStart(lease.sequence, lease.token, begun[1])
+            start = deliveries.RunStart(lease.sequence, lease.token, begun[1], brought=True)
             await self._commits.gather(self._starting, key, start)
             self._begun.pop(key, None)
         value = await self._effects.conclude(key, lease, effects, attempt=attempt, now=now)

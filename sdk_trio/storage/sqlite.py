@@ -1,7 +1,7 @@
 """The inbox in one SQLite file: durable, and the default."""
 
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -20,6 +20,7 @@ from ..records.deliveries import (
     NewDelivery,
     Outcome,
     Purged,
+    Renewed,
 )
 from .admission import LeaseTerms
 from .claims import ClaimsFile, read_claims
@@ -329,7 +330,7 @@ class SqliteInbox(SqlInbox):
         def work(tx: Transaction) -> T:
             lease = self._leases.get(key) if claimed is None else _lease_of(claimed)
             if begun is not None and lease is not None:
-                start = deliveries.RunStart(lease.sequence, lease.token, begun[1])
+                start = deliveries.RunStart(lease.sequence, lease.token, begun[1], brought=True)
                 deliveries.start_all(tx, self._terms, [start])
             value = _apply_within_budget(tx, key, lease, attempt, inside)
             if lease is not None:
@@ -348,6 +349,13 @@ class SqliteInbox(SqlInbox):
         if (claimed := self._claimed.pop(key, None)) is not None:
             self._give_back(claimed)
         return value
+
+    async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
+        """See :meth:`Inbox.renew`."""
+        held = frozenset(keys)
+        for key in [key for key in self._claimed if key not in held]:
+            self._give_back(self._claimed.pop(key))
+        return await super().renew(held, now=now)
 
     # -- reading ---------------------------------------------------------------------------------
 

@@ -176,24 +176,34 @@ class Model:
 
     def take(self, owner: str, limit: int, now: float) -> tuple[list[str], bool, float | None]:
         by_age = sorted(self.rows.items(), key=lambda item: item[1].order)
-        due, later, seen = [], [], set()
+        due, later, seen, blocking = [], [], set(), []
+        leased = {
+            row.subject
+            for row in self.rows.values()
+            if row.ordered and row.queued and row.owner is not None and row.state in OPEN
+        }
         for id_, row in by_age:
             if row.state not in OPEN:
                 continue
             first = row.subject is None or not row.ordered or row.subject not in seen
+            waits = row.subject is not None and row.ordered and row.subject in leased
             if row.ordered:
                 seen.add(row.subject)
             if not row.queued or row.owner == owner:
                 continue
             if row.owner is None and row.due is not None and row.due > now:
                 later.append(row.due)
-            elif first and (row.owner is None or row.until <= now):
-                due.append(id_)
+            elif row.owner is None:
+                due += [id_] if first and not waits else []
+            elif row.until <= now:
+                (due if first else blocking).append(id_)
+        for id_ in (*due[:limit], *blocking):
+            self.cut_short(self.rows[id_], False)
         for id_ in due[:limit]:
-            row = self.rows[id_]
-            self.cut_short(row, False)
-            row.owner, row.until = owner, now + LEASE
-        return due[:limit], len(due) > limit, min(later, default=None)
+            self.rows[id_].owner, self.rows[id_].until = owner, now + LEASE
+        for id_ in blocking:  # nobody renews it, and the first one of its line waits for it
+            self.rows[id_].owner = self.rows[id_].until = None
+        return due[:limit], len(due) > limit or bool(blocking), min(later, default=None)
 
     def cut_short(self, row: SimpleNamespace, sole: bool) -> None:
         if row.state != "running":

@@ -519,6 +519,7 @@ class MemoryInbox(MemoryBackend):
         await self._begin()
         rows = self._rows
         due: list[MemoryRow] = []
+        blocking: list[MemoryRow] = []
         next_due_at: float | None = None
         for sequence in sorted(rows.unfinished):
             row = rows.unfinished[sequence]
@@ -527,14 +528,21 @@ class MemoryInbox(MemoryBackend):
             at = row.next_attempt_at
             if row.owner is None and at is not None and at > now:
                 next_due_at = at if next_due_at is None else min(at, next_due_at)
-            elif self._is_free(row, now, overdue) and rows.is_first_in_line(row):
-                due.append(row)
-        for row in due[:limit]:
+            elif self._is_free(row, now, overdue):
+                if not rows.is_first_in_line(row):
+                    blocking += [row] if row.owner is not None else []
+                elif not rows.waits_for_later(row):
+                    due.append(row)
+        for row in (*due[:limit], *blocking):
             if row.state is DeliveryState.RUNNING:
                 self._cut_short(row, sole=False)
+        for row in due[:limit]:
             self._write(row, row.state, lease_from=now)
+        for row in blocking:
+            self._write(row, row.state)
         records = [row.record() for row in due[:limit]]
-        return Due(records, more=len(due) > limit, next_due_at=next_due_at)
+        more = len(due) > limit or bool(blocking)
+        return Due(records, more=more, next_due_at=next_due_at)
 
     def _is_free(self, row: MemoryRow, now: float, overdue: bool) -> bool:
         if row.owner is None:
@@ -550,6 +558,7 @@ class MemoryInbox(MemoryBackend):
             for _, row in sorted(rows.unfinished.items())
             if row.process_ends and row.queued and row.owner in (None, self._terms.owner)
             if row.state is DeliveryState.RECEIVED and rows.is_first_in_line(row)
+            if row.owner is not None or not rows.waits_for_later(row)
         ]
         for row in found[:limit]:
             self._write(row, row.state, lease_from=now)

@@ -272,6 +272,17 @@ class Deliveries:
             return True
         return min(self._lines[row.tenant_id, row.subject]) == row.sequence
 
+    def waits_for_later(self, row: MemoryRow) -> bool:
+        """Return whether a later one of its line is leased, as this one was put back since."""
+        if not row.ordered or row.subject is None:
+            return False
+        line = self._lines[row.tenant_id, row.subject]
+        return any(
+            self.unfinished[other].queued and self.unfinished[other].owner is not None
+            for other in line
+            if other != row.sequence
+        )
+
     def matching(
         self,
         equal: Mapping[str, object],

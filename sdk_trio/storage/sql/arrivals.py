@@ -103,7 +103,7 @@ WHERE sequence > {INDEXED} AND delivery_key IN texts(:keys)
 
 # The order of the loops is the order of the tables: one step for each segment and each term.
 _FIND_INDEXED = """
-SELECT substr(lookup.term, 2), lookup.sequence
+SELECT wanted.value, lookup.sequence
 FROM segment CROSS JOIN json_each(:terms) AS wanted CROSS JOIN lookup
 WHERE lookup.segment = segment.number AND lookup.term = wanted.value
 """
@@ -116,7 +116,8 @@ def find(tx: Transaction, keys: Collection[str]) -> dict[str, int]:
     found: dict[str, int] = dict(tx.all(_FIND_NEWEST, keys=list(keys)))
     older = [key for key in keys if key not in found]
     if older:
-        found.update(tx.all(_FIND_INDEXED, terms=terms_of("k", older)))
+        rows = tx.all(_FIND_INDEXED, terms=terms_of("k", older))
+        found.update((term[1:], sequence) for term, sequence in rows)
     return found
 
 

@@ -362,25 +362,32 @@ def _keep_other(tx: Transaction, sequence: int, delivery: NewDelivery) -> None:
 
 # -- runs and their outcomes -------------------------------------------------------------------
 
-# A start that is repeated, because its commit is unknown, counts once.
+# A start that is repeated, because its commit is unknown, counts once. So does one that comes with
+# an outcome which is recorded already: that has ended the lease.
 _START = f"""
 UPDATE work SET state = 'running', attempts = attempts
         + CASE WHEN state = 'running' AND lease_token = :token THEN 0 ELSE 1 END,
     started_at = :now, ran_alone = :alone, next_attempt_at = NULL,
     lease_owner = :owner, lease_token = :token, lease_until = clock() + :seconds
 WHERE sequence = :sequence AND {UNFINISHED}
-    AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= clock())
+    AND (lease_token = :token OR NOT CAST(:brought AS boolean)
+    AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= clock()))
 RETURNING sequence
 """
 
 
 class RunStart(msgspec.Struct, frozen=True, gc=False):
-    """The start of a run: its delivery, the token of its lease, when, and whether it is alone."""
+    """The start of a run: its delivery, the token of its lease, when, and whether it is alone.
+
+    ``brought``: it comes with the outcome, and changes nothing without the lease. Else it takes the
+    lease, unless another owner has it.
+    """
 
     sequence: int
     token: int
     now: float
     alone: bool = False
+    brought: bool = False
 
 
 def start_all(tx: Transaction, terms: LeaseTerms, starts: Sequence[RunStart]) -> list[bool]:
@@ -391,6 +398,7 @@ def start_all(tx: Transaction, terms: LeaseTerms, starts: Sequence[RunStart]) ->
             "token": each.token,
             "now": each.now,
             "alone": each.alone,
+            "brought": each.brought,
             "owner": terms.owner,
             "seconds": terms.lease_seconds,
         }
@@ -453,12 +461,11 @@ def end_all(tx: Transaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> list[
     for sequence, state, queued, attempts, earlier, process_ends, alone, *rest in taken_out:
         generation, started_at, error = rest
         run = ends.pop(sequence)
-        before = attempts - (state == "running")
         if run.begun is not None and state != "running":
             attempts, started_at = attempts + 1, run.begun
         # Without a failed run, the last error is the reason for which it had waited, such as a
         # paused route, and that is over.
-        error = error if before > 0 else None
+        error = error if attempts > 1 else None
         rows.append(
             (
                 sequence,

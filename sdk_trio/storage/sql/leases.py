@@ -102,43 +102,37 @@ class BacklogWalk(msgspec.Struct):
 
 # -- claiming ------------------------------------------------------------------------------------
 
-# A deadline further ahead than any lease lasts was written by a wrong clock.
-_IS_LIVE = f"""
-other.lease_until > clock()
-    AND other.lease_until <= clock() + :seconds + {CLOCK_SLACK_SECONDS}
-"""
-
-# Written so that only the index of the lanes fits: a planner that knows nothing of the table would
-# otherwise read all of it. The second condition is for two hosts that keep two deliveries of one
-# lane at once: the one with the smaller sequence may be committed later, when the other runs.
+# Written so that only the indexes of the lanes fit: a planner that knows nothing of the table would
+# otherwise read all of it. A later one of the lane may be leased: it was claimed before the earlier
+# one was put back, or was committed.
 _IS_FIRST = f"""
 (this.lane IS NULL OR (this.sequence = (
     SELECT other.sequence FROM work AS other WHERE other.lane >= this.lane AND other.{UNFINISHED}
     ORDER BY other.lane, other.sequence LIMIT 1
-) AND NOT (CAST(:shared AS boolean) AND this.lane IN (
+) AND (this.lease_owner IS NOT NULL OR this.lane NOT IN (
     SELECT other.lane FROM work AS other
-    WHERE other.lease_owner IS NOT NULL AND other.lane IS NOT NULL AND {{others}} {_IS_LIVE}))))
+    WHERE other.lane IS NOT NULL AND other.queued AND other.lease_owner IS NOT NULL))))
 """
 
 _IS_WAITING = "queued AND state = 'received' AND lease_owner IS NULL"
 
 _IS_RETRYING = "queued AND state = 'retrying' AND lease_owner IS NULL"
 
-# The owners are two ranges of an index: for an inequality each claim would read our own leases.
+# A deadline further ahead than any lease lasts was written by a wrong clock. The owners are two
+# ranges of an index: for an inequality each claim would read our own leases.
 _HAS_EXPIRED = f"""
 lease_owner IS NOT NULL AND (lease_owner < :owner OR lease_owner > :owner)
     AND (lease_until <= clock() OR lease_until > clock() + :seconds + {CLOCK_SLACK_SECONDS})
 """
 
 
-def _first(
-    which: str, *, others: str = "", columns: str = "sequence", order: str = "sequence"
-) -> str:
+def _in_order(order: str = "sequence") -> str:
+    return f"ORDER BY {order} LIMIT :limit FOR UPDATE SKIP LOCKED"
+
+
+def _first(which: str, *, order: str = "sequence") -> str:
     """Return SQL that finds and locks those which are first in their lanes."""
-    return (
-        f"SELECT {columns} FROM work AS this WHERE {which} AND {_IS_FIRST.format(others=others)} "
-        f"ORDER BY {order} LIMIT :limit FOR UPDATE SKIP LOCKED"
-    )
+    return f"SELECT sequence FROM work AS this WHERE {which} AND {_IS_FIRST} {_in_order(order)}"
 
 
 # An order that the primary key does not have: in the order of that key, a planner reads all rows
@@ -149,15 +143,16 @@ _SORTED = "sequence + 0"
 _WAITING = _first(f"{_IS_WAITING} AND sequence > :passed AND sequence <= :last")
 _PASSED_BY = _first(f"sequence IN ints(:firsts) AND {_IS_WAITING}")
 _RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()", order=_SORTED)
-_EXPIRED = _first(
-    f"{_HAS_EXPIRED} AND queued AND {UNFINISHED}", columns="sequence, state", order=_SORTED
-)
+# Also those that are not first: their leases keep the first one waiting, and no one renews them.
+_EXPIRED = f"""
+SELECT sequence, state, {_IS_FIRST} AS is_first FROM work AS this
+WHERE {_HAS_EXPIRED} AND queued AND {UNFINISHED} {_in_order(_SORTED)}
+"""
 
 # One that is asked for may be ours already.
 _SUSPECTS = _first(
     "process_ends > 0 AND state = 'received' AND queued "
-    "AND (lease_owner IS NULL OR lease_owner = :owner)",
-    others="other.lease_owner <> :owner AND",
+    "AND (lease_owner IS NULL OR lease_owner = :owner)"
 )
 
 _AHEAD = f"""
@@ -171,8 +166,9 @@ SELECT (SELECT sequence FROM work WHERE {_IS_WAITING} AND sequence > :passed
 _DUE = f"""
 WITH waiting AS ({_WAITING}), passed_by AS ({_PASSED_BY}), retrying AS ({_RETRYING}),
     expired AS ({_EXPIRED})
-SELECT sequence, NULL FROM waiting UNION ALL SELECT sequence, NULL FROM passed_by
-UNION ALL SELECT sequence, NULL FROM retrying UNION ALL SELECT sequence, state FROM expired
+SELECT sequence, NULL, true FROM waiting UNION ALL SELECT sequence, NULL, true FROM passed_by
+UNION ALL SELECT sequence, NULL, true FROM retrying
+UNION ALL SELECT sequence, state, is_first FROM expired
 """
 
 # One step of an index for each lane, however many deliveries wait in it.
@@ -221,12 +217,12 @@ def claim_due(
         firsts=_firsts(tx, walk),
         owner=terms.owner,
         seconds=terms.lease_seconds,
-        shared=terms.shared,
         now=now,
     )
     if not overdue:
         found = [row for row in found if row[1] is None]
-    found.sort()
+    blocking = [row for row in found if not row[2]]
+    found = sorted(row[:2] for row in found if row[2])
     if len(found) <= limit:
         walk.end(last, now=now)
     else:
@@ -237,9 +233,13 @@ def claim_due(
     # The owner has not renewed its lease: its process hangs or is gone, so a run of it counts as
     # one that ended the process.
     running = [sequence for sequence, state in found[:limit] if state == "running"]
+    running += [sequence for sequence, state, _ in blocking if state == "running"]
     _cut_short(tx, terms, running, sole=False, now=now)
+    if blocking:
+        tx.run(_FREE, sequences=[row[0] for row in blocking])
+        tx.note_change()
     claimed = _claim(tx, terms, chosen, expired, now)
-    more = len(found) > limit or walk.more(last)
+    more = len(found) > limit or walk.more(last) or bool(blocking)
     due = Due(claimed.due.records, more, walk.until(next_due_at), claimed.due.unbegun)
     return Claimed(due, claimed.leases)
 
@@ -291,14 +291,7 @@ def _claim(
 
 def claim_suspects(tx: Transaction, terms: LeaseTerms, *, limit: int, now: float) -> Claimed:
     """Claim deliveries that ran when a process ended, oldest arrival first."""
-    found = tx.all(
-        _SUSPECTS,
-        limit=limit,
-        owner=terms.owner,
-        seconds=terms.lease_seconds,
-        shared=terms.shared,
-        now=now,
-    )
+    found = tx.all(_SUSPECTS, limit=limit, owner=terms.owner)
     return _claim(tx, terms, [sequence for (sequence,) in found], [], now)
 
 

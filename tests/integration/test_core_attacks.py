@@ -1,0 +1,174 @@
+"""Attacks on the store core: rare orders of calls, each of which once did harm."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from support.postgres import open_inbox
+
+from sdk_trio.records.deliveries import (
+    Admission,
+    Dead,
+    DeliveryState,
+    Done,
+    NewDelivery,
+    Retry,
+)
+from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.storage.sqlite import SqliteInbox
+
+TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
+
+
+class Stores:
+    """Opens inboxes of one engine on the same deliveries."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.kind = kind
+        self.file = directory / "inbox.db"
+        self.opened: list[Any] = []
+
+    async def open(self, owner: str = "one", **further: Any) -> Any:
+        if self.kind == "memory":
+            shares = self.opened[0] if self.opened else None
+            self.opened.append(MemoryInbox(owner=owner, shares=shares, **TERMS))
+        else:
+            opening: Any = open_inbox if self.kind == "postgres" else SqliteInbox.open
+            self.opened.append(await opening(self.file, owner=owner, **TERMS, **further))
+        return self.opened[-1]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
+    stores = Stores(request.param, tmp_path)
+    yield stores
+    for inbox in stores.opened:
+        await inbox.close()
+
+
+on_every_store = pytest.mark.parametrize("stores", ["sqlite", "postgres", "memory"], indirect=True)
+
+
+async def take(inbox: Any, *, now: float) -> list[str]:
+    """Take all that is due, as the feeder does."""
+    taken: list[str] = []
+    while True:
+        due = await inbox.take_due(limit=9, now=now)
+        taken += [record.key for record in due.records]
+        if not due.more:
+            return taken
+
+
+def delivery(webhook_id: str = "m", *, at: float = 1000.0, **fields: Any) -> NewDelivery:
+    return NewDelivery(webhook_id, "order.paid", b'{"type":"order.paid"}', 7, at, **fields)
+
+
+@on_every_store
+async def test_a_replayed_delivery_waits_for_the_later_one_of_its_lane_that_runs(
+    stores: Stores,
+) -> None:
+    inbox = await stores.open()
+    for name in ("first", "second"):
+        await inbox.accept(delivery(name, subject="s", ordered=True), leased=False)
+    assert await take(inbox, now=1001) == ["first"]
+    await inbox.finish("first", Dead("boom"), now=1002)
+    assert await take(inbox, now=1003) == ["second"]
+    await inbox.start("second", now=1003)
+    await inbox.replay(["first"])
+    await inbox.accept(delivery("other"), leased=False)
+    assert await take(inbox, now=1004) == ["other"]
+    await inbox.finish("second", Done(), now=1005)
+    assert await take(inbox, now=1006) == ["first"]
+
+
+@on_every_store
+async def test_an_expired_lease_does_not_block_an_earlier_delivery_of_its_lane(
+    stores: Stores,
+) -> None:
+    dead, alive = await stores.open("dead"), await stores.open("alive")
+    for name in ("first", "second"):
+        await dead.accept(delivery(name, subject="s", ordered=True), leased=False)
+    await dead.take_due(limit=9, now=1001)
+    await dead.finish("first", Dead("boom"), now=1002)
+    await dead.take_due(limit=9, now=1003)
+    await dead.start("second", now=1003)
+    await alive.replay(["first"])
+    assert await take(alive, now=1004) == []
+    assert await take(alive, now=1020) == ["first"]
+    await alive.finish("first", Done(), now=1021)
+    assert await take(alive, now=1022) == ["second"]
+    record = await alive.get("second")
+    assert (record.attempts, record.process_ends) == (1, 1), "its run was cut short"
+
+
+async def test_a_failure_that_is_recorded_twice_counts_once(stores: Stores) -> None:
+    inbox = await stores.open()
+    await inbox.accept(delivery(), leased=True)
+    inbox.begin("m", now=1001)
+    lease, begun = inbox._leases["m"], inbox._begun["m"]
+    await inbox.finish("m", Retry(1010, "boom"), now=1002)
+    # As after a commit whose answer was lost: the caller sends the outcome again.
+    inbox._leases["m"], inbox._begun["m"] = lease, begun
+    await inbox.finish("m", Retry(1010, "boom"), now=1002)
+    record = await inbox.get("m")
+    assert (record.state, record.attempts) == (DeliveryState.RETRYING, 1)
+    assert len(await inbox.attempts("m")) == 1
+
+
+async def test_a_renewal_keeps_a_start_that_is_on_its_way(stores: Stores) -> None:
+    inbox, other = await stores.open(), await stores.open("other")
+    await inbox.accept(delivery(), leased=False)
+    started: list[bool] = []
+
+    async def start() -> None:
+        started.append(await inbox.start("m", now=1001))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(start)
+        # Asked for later, and in the same transaction.
+        while not inbox._commits._waiting:
+            await trio.lowlevel.checkpoint()
+        await inbox.renew(["m"], now=1001)
+    assert started == [True]
+    assert await take(other, now=1002) == []
+
+
+async def test_a_key_with_a_nul_is_found_among_many_others(stores: Stores) -> None:
+    inbox = await stores.open()
+    told = delivery("a\0b", subject="s\0t")
+    await inbox.accept(told, leased=False)
+    async with trio.open_nursery() as nursery:
+        for n in range(600):
+            nursery.start_soon(lambda n=n: inbox.accept(delivery(f"m{n}"), leased=False))
+    assert (await inbox.accept(told, leased=False)).admission is Admission.QUEUED
+    assert [record.key for record in await inbox.find(subject="s\0t")] == ["a\0b"]
+
+
+async def learned(inbox: SqliteInbox) -> None:
+    """Wait until new keys are known to be new."""
+    inbox.claim_new(delivery("unused"))
+    while not inbox._keys._complete:
+        await trio.sleep(0.01)
+
+
+async def test_a_claim_that_nobody_holds_any_more_is_given_up(tmp_path: Path) -> None:
+    stores = Stores("sqlite", tmp_path)
+    inbox = await stores.open(claims=tmp_path / "claims")
+    other = await stores.open("other")
+    await learned(inbox)
+    assert inbox.claim_new(delivery())
+    await inbox.renew([], now=1001)
+    assert (await other.claim(delivery(at=1002))).admission is Admission.NEW
+    for each in stores.opened:
+        await each.close()
+
+
+async def test_the_store_goes_on_after_work_that_raises(stores: Stores) -> None:
+    inbox = await stores.open()
+    for n in range(10):  # as many as a driver needs to prepare the statements
+        await inbox.accept(delivery(f"m{n}"), leased=False)
+        with pytest.raises(ZeroDivisionError):
+            await inbox._commits.submit(lambda tx: 1 // 0)
+        assert (await inbox.accept(delivery(f"n{n}"), leased=False)).admission is Admission.NEW
