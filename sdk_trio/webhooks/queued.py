@@ -181,10 +181,10 @@ class QueuedRuns:
                 )
             elif handler.gate is not None:
                 outcome = Done(handler.gate.take_answer(lease.key))
-            if is_cell_cancelled():
-                await self._record_outside_cell(lease, outcome)
-            else:
+            if not is_cell_cancelled():
                 await self._recorder.record_until_stored(lease, outcome)
+            elif not await self._record_outside_cell(lease, outcome):
+                outcome = Released()
         self._recorder.report(delivery, attempt, outcome, handler, ended.seconds)
         return outcome
 
@@ -196,11 +196,12 @@ class QueuedRuns:
         self._recorder.report(delivery, attempt, outcome)
         return outcome
 
-    async def _record_outside_cell(self, lease: HeldLease, outcome: Outcome) -> None:
+    async def _record_outside_cell(self, lease: HeldLease, outcome: Outcome) -> bool:
         """Record the outcome of a run whose cell is cancelled: that was for the handler alone.
 
         Within the cell, a failing store could not be asked again. A stop cancels the task that
-        records. If the store fails for longer than a lease lasts, the event is claimed anew.
+        records. Returns False if the store has failed for longer than a lease lasts: the event is
+        claimed anew then.
         """
         assert self.tasks is not None  # a cell is within it
         recorded = trio.Event()
@@ -214,9 +215,10 @@ class QueuedRuns:
                 recorded.set()
 
         self.tasks.start_soon(record)
-        with trio.move_on_after(LEASE_SECONDS, shield=True):
+        with trio.move_on_after(LEASE_SECONDS, shield=True) as patience:
             await recorded.wait()
         recording.cancel()
+        return not patience.cancelled_caught
 
     # -- events that may have ended the process ----------------------------------------------
 

@@ -110,7 +110,7 @@ class Steps(trio.abc.Instrument):
         self.count = 0
 
     def before_task_step(self, task):
-        self.count += task.name.endswith(("_Exchange.serve", "_run_placed"))
+        self.count += task.name.endswith(("_Exchange.serve", "_run_in_slot"))
 
 
 @on_asyncio

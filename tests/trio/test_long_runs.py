@@ -171,6 +171,41 @@ async def test_a_stop_does_not_wait_for_the_outcome_of_a_cancelled_run_for_ever(
             await bench.queue.ended.wait()
 
 
+async def test_a_worker_waits_no_longer_than_a_lease_for_the_outcome_of_a_cancelled_run(
+    autojump_clock, caplog
+):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.attempt)
+        if len(runs) == 1:
+            await trio.sleep_forever()
+
+    bench = bench_of(queued(handler), Webhooks__Queue__HandlerTimeoutSeconds=5)
+    real_finish, works = bench.inbox.finish, False
+
+    async def finish(*arguments, **keywords):
+        if not works:
+            await trio.lowlevel.checkpoint()
+            raise StoreUnavailableError("disk full")
+        await real_finish(*arguments, **keywords)
+
+    bench.inbox.finish = finish
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await accept(bench, "a")
+        await trio.sleep(70)
+        assert runs == [1], "its outcome is still to be recorded"
+        await trio.sleep(40)
+        assert runs == [1, 1], "its lease has ended, and the attempt does not count"
+        works = True
+        await trio.sleep(5)
+        record = await bench.inbox.get("a")
+        assert (record.state, record.attempts) == (DeliveryState.DONE, 1)
+        assert not said(caplog, "webhook.failed"), "no failure is recorded"
+        bench.queue.close()
+
+
 async def test_the_hook_of_a_cancelled_run_is_not_called(autojump_clock, caplog):
     from sdk_trio.webhooks.registry import WebhookHandlerBase
 
