@@ -60,7 +60,6 @@ async def open_store(
     Raises:
         OptionsValidationError: the extra of the backend or its connection string is missing.
         StoreVersionError: the store is of a newer version or of another program.
-        StoreLockedError: it is of an earlier version, and a runtime of that version uses it.
         StoreUnavailableError: it cannot be opened or written.
 
     Cancelled, what was begun is finished and closed; see :meth:`Inbox.close`.

@@ -54,18 +54,18 @@ class Inbox(Protocol):
     """The durable inbox: one record for each key of a delivery, from arrival to its end.
 
     The key is the signer and the webhook id, see :func:`key_of`: two senders may use the same id,
-    and neither changes the records of the other. A record from before signers were kept matches a
-    delivery that the host signed and one that its own tenant signed; it becomes that signer's when
-    such a delivery is taken.
+    and neither changes the records of the other.
 
     A different body under the same key changes no answer: it is kept beside the first one as
     evidence, see :meth:`evidence`.
 
-    An inbox acts for one *owner*, named when it is opened. An owner has a lease up to a deadline,
-    and *holds* it as long as it is going to run that delivery, or runs it. ``renew`` extends what
-    is held, and gives up what is not: the call that has taken it was abandoned, or an outcome could
-    not be recorded. Leases of other owners are taken over when they have expired (``take_due``), or
-    when their owners are known to be dead (``recover``).
+    An inbox acts for one *owner*, named when it is opened. A run is a lease with a token, which the
+    inbox gets by ``accept``, ``claim``, ``take_due``, ``take_suspects`` or ``start`` and holds in
+    memory, by key. An outcome changes nothing if its token is not the current one. ``renew``
+    extends the leases of the keys that it is given, and gives up all others of its owner: the call
+    that took them was abandoned, or an outcome could not be recorded. Leases of other owners are
+    taken over when they have expired (``take_due``), or when their owners are known to be dead
+    (``recover``).
     """
 
     @property

@@ -90,6 +90,17 @@ def delivery(webhook_id: str = "m1", *, at: float = 1000.0, **fields: Any) -> Ne
     return NewDelivery(webhook_id, "order.paid", b'{"type":"order.paid"}', 7, at, **fields)
 
 
+def accept_by(connection: Any, told: NewDelivery) -> None:
+    """Keep a delivery in the transaction of another host's connection."""
+    from sdk_trio.storage.admission import LeaseTerms
+    from sdk_trio.storage.engines.postgres import PostgresTransaction
+    from sdk_trio.storage.sql.deliveries import Arriving, accept_all
+    from sdk_trio.storage.sql.dialect import Dialect
+
+    transaction = PostgresTransaction(connection, Dialect("postgresql", server_clock=True))
+    accept_all(transaction, LeaseTerms(owner="other", **TERMS), [Arriving(told, None)])
+
+
 # -- settings of the role --------------------------------------------------------------------------
 
 
@@ -138,7 +149,7 @@ async def test_no_setting_of_the_role_reaches_a_transaction(
 
     async def shown(inbox: Any) -> Any:
         name = setting.replace("default_", "")
-        return await inbox._commits.submit(lambda c: c.execute(f"SHOW {name}").fetchone())
+        return await inbox._commits.submit(lambda tx: tx.one(f"SHOW {name}"))
 
     async with database.open(dsn=database.dsn) as inbox:
         expected = await shown(inbox)
@@ -162,18 +173,14 @@ async def test_no_setting_of_the_role_reaches_a_transaction(
 async def test_a_frozen_host_keeps_only_its_own_keys_and_is_named(
     database: Database, path: str
 ) -> None:
-    from sdk_trio.storage.admission import LeaseTerms
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
-    from sdk_trio.storage.postgres import writes
 
-    terms = writes.SharedTerms(lease=LeaseTerms(owner="frozen", **TERMS))
     address = PostgresAddress(dsn=f"{path} application_name=the-frozen-host")
     with closing(address.connect(writer=True)) as frozen:
-        frozen.node = "frozen"
         transaction = address.transaction(frozen)
         transaction.__enter__()
         # From here on it sends nothing: SIGSTOP came between a statement and the COMMIT.
-        writes.accept_all(terms, False, frozen, [delivery("shared")], False)
+        accept_by(frozen, delivery("shared"))
         async with database.open(dsn=path) as inbox:
             with pytest.raises(StoreUnavailableError, match="a lock was not free") as caught:
                 await inbox.accept(delivery("shared"), leased=False)
@@ -198,7 +205,7 @@ async def test_a_frozen_host_keeps_only_its_own_keys_and_is_named(
             await until(is_accepted)
         import psycopg
 
-        with pytest.raises(psycopg.Error):
+        with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
             transaction.__exit__(None, None, None)
 
 
@@ -267,7 +274,7 @@ async def test_a_descriptor_that_cannot_be_duplicated_is_an_error_of_the_store(
     async with database.open() as inbox:
         database.execute(f"{end} AND datname = current_database()")
         with monkeypatch.context() as patched:
-            patched.setattr("sdk_trio.storage.postgres.connect.os.dup", fail)
+            patched.setattr("sdk_trio.storage.engines.postgres_connection.os.dup", fail)
             with pytest.raises(StoreUnavailableError, match="Too many open files"):
                 await inbox.counts()
         await until(lambda: _answers(inbox))
@@ -302,10 +309,10 @@ def proxy(database: Database) -> Iterator[SilentProxy]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits that half-open connections run into, shortened."""
-    connect = "sdk_trio.storage.postgres.connect"
-    monkeypatch.setattr(f"{connect}.WRITE_SECONDS", 2)
-    monkeypatch.setattr(f"{connect}.STATEMENT_SECONDS", 2)
-    monkeypatch.setattr(f"{connect}.SILENCE_SECONDS", 0.5)
+    engines = "sdk_trio.storage.engines"
+    monkeypatch.setattr(f"{engines}.postgres_address.WRITE_SECONDS", 2)
+    monkeypatch.setattr(f"{engines}.postgres_address.STATEMENT_SECONDS", 2)
+    monkeypatch.setattr(f"{engines}.postgres_connection.SILENCE_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -330,15 +337,15 @@ async def test_half_open_readers_keep_no_one_from_fetching_due_events(
     database: Database, proxy: SilentProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The feeder asks for changes by a reader; the server has 60 s for a statement of those."""
-    monkeypatch.setattr("sdk_trio.storage.postgres.inbox.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("sdk_trio.storage.postgres.ANSWER_SECONDS", 1.0)
     dsn = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database.name}"
     async with database.open(dsn=dsn) as inbox:
         async with trio.open_nursery() as nursery:
             for _ in range(8):
                 nursery.start_soon(inbox.counts)
-        assert len(inbox._queries._idle) > 1
+        assert len(inbox._readers._idle) > 1
         proxy.fall_silent()
-        with pytest.raises(StoreUnavailableError, match="has not answered within 1 s"):
+        with pytest.raises(StoreUnavailableError, match="was not read within 1 s"):
             await inbox.changed_elsewhere()
         assert await inbox.changed_elsewhere() is False, "the others are not tried"
 
@@ -347,18 +354,18 @@ async def test_a_store_whose_connections_are_half_open_is_closed_all_the_same(
     database: Database, proxy: SilentProxy
 ) -> None:
     dsn = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database.name}"
-    async with database.open(dsn=dsn) as inbox:
-        await inbox.accept(delivery("before"), leased=False)
-        await inbox.counts()
-        proxy.fall_silent(new=True)
-        async with trio.open_nursery() as nursery:
-            for call in (partial(inbox.accept, delivery(), leased=False), inbox.counts):
-                nursery.start_soon(call)
-            await trio.sleep(0.2)
-            nursery.cancel_scope.cancel()
-    # No thread is left waiting for the server: those of Trio end after ten idle seconds.
-    assert not inbox._commits._limiter.borrowed_tokens
-    assert not inbox._queries._limiter.borrowed_tokens
+    with pytest.raises(StoreUnavailableError, match="did not close within"):
+        async with database.open(dsn=dsn) as inbox:
+            await inbox.accept(delivery("before"), leased=False)
+            await inbox.counts()
+            proxy.fall_silent(new=True)
+            async with trio.open_nursery() as nursery:
+                for call in (partial(inbox.accept, delivery(), leased=False), inbox.counts):
+                    nursery.start_soon(call)
+                await trio.sleep(0.2)
+                nursery.cancel_scope.cancel()
+    # No thread of Trio's is left waiting for the server; the one that commits is a daemon.
+    assert not inbox._readers._limiter.borrowed_tokens
 
 
 # -- clocks that differ ------------------------------------------------------------------------
@@ -402,36 +409,25 @@ async def test_a_tail_misses_no_delivery_that_is_committed_behind_a_later_one(
     database: Database,
 ) -> None:
     from sdk_trio.cli.events import Tailer
-    from sdk_trio.storage.admission import LeaseTerms
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
-    from sdk_trio.storage.postgres import writes
 
-    terms = writes.SharedTerms(lease=LeaseTerms(owner="other", **TERMS))
     address = PostgresAddress(dsn=database.dsn)
-
-    def accept(key: str) -> None:
-        writes.accept_all(terms, False, other, [delivery(key)], False)
-
     async with database.open() as inbox, database.open("watching") as watching:
         with closing(address.connect()) as other:
-            other.node = "other"
             with address.transaction(other):
-                accept("before-begin")
+                accept_by(other, delivery("before-begin"))
                 await inbox.accept(delivery("first"), leased=False)
                 tailer = Tailer(watching, "order.paid")
                 await tailer.begin()
             with address.transaction(other):
-                accept("lower")
+                accept_by(other, delivery("lower"))
                 await inbox.accept(delivery("higher"), leased=False)
                 found = {record.key for record in await tailer.changes()}
             await inbox.accept(delivery("last"), leased=False)
             await inbox.finish("last", Done(), now=1001)
             for key in ("before-begin", "lower"):
-                database.execute(
-                    f"UPDATE sdk_trio.work SET lease_owner = 'one' WHERE sequence = "
-                    f"(SELECT sequence FROM sdk_trio.arrival WHERE delivery_key = '{key}')"
-                )
                 # Done by the next look, so the list of what is open does not show it.
+                await inbox.start(key, now=1001)
                 await inbox.finish(key, Done(), now=1001)
             found |= {record.key for record in await tailer.changes()}
         assert found == {"before-begin", "lower", "higher", "last"}

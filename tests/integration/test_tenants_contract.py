@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import apsw
 import attrs
 import pytest
 import trio
@@ -295,9 +294,7 @@ async def sqlite_host(tmp_path: Path) -> AsyncIterator[Hosts]:
 
 
 async def execute(hosts: Hosts, statement: str) -> Any:
-    return await hosts.opened[0]._commits.submit(
-        lambda tx: tx.connection.execute(statement).fetchall()
-    )
+    return await hosts.opened[0]._commits.submit(lambda tx: tx.all(statement))
 
 
 @pytest.mark.parametrize(
@@ -435,24 +432,22 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     service = await sqlite_host.service()
     store = sqlite_host.opened[0]
     await add(service, "t", organization_id="o")
-    await store._commits.submit(
-        lambda tx: (
-            tx.connection.execute(
-                "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "
-                "INSERT INTO tenant SELECT 'id' || i, 'n' || i, 'N', 'Active', NULL, 0, NULL, "
-                "'o' || i, 0.0, NULL, 1, json_object('access_token', NULL, 'webhook_secrets', "
-                "json_array('env:SECRET_' || i)) FROM n; "
-                "INSERT INTO source SELECT id, 'env:SECRET_' || substr(id, 3) FROM tenant"
-            )
-            and None
-        )
+    numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "
+    await execute(
+        sqlite_host,
+        f"{numbers} INSERT INTO tenant SELECT 'id' || i, 'n' || i, 'N', 'Active', NULL, 0, NULL, "
+        "'o' || i, 0.0, NULL, 1, json_object('access_token', NULL, 'webhook_secrets', "
+        "json_array('env:SECRET_' || i)) FROM n",
+    )
+    await execute(
+        sqlite_host, f"{numbers} INSERT INTO source SELECT 'id' || i, 'env:SECRET_' || i FROM n"
     )
     steps: list[int] = []
 
     def count(tx: Any) -> None:
         tx.connection.set_progress_handler(lambda: bool(steps.append(1)), 1)  # type: ignore[func-returns-value] # False lets it go on
 
-    await store.tenants._readers.run(count)
+    await store._readers.run(lambda tx: count(tx.connection))
     await service.counts()  # the first query reads the schema
     for look in (
         lambda: service.get("n9999"),
@@ -471,13 +466,13 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     sources = [EnvironmentVariable("SECRET_7")]
     assert await store.tenants.holders(sources, but="id1") == {sources[0]: ["n7"]}
     # The same of those that write: they read and touch a few rows, however many there are.
-    await store._commits.submit(count)
+    await store._commits.run_alone(count)
     secret = TenantCredentials(webhook_secrets=(EnvironmentVariable("SECRET_7"),))
     await add(service, "first-statements-are-prepared")
     for change in (
         lambda: add(service, "one-more", organization_id="o-more", credentials=secret),
         lambda: service.change("one-more", name="Other"),
-        lambda: service.change("one-more", credentials=TenantCredentials()),
+        lambda: service.set_credentials("one-more", TenantCredentials()),
         lambda: service.suspend("one-more"),
         lambda: service.reactivate("one-more"),
         lambda: service.delete("n9998"),

@@ -282,5 +282,5 @@ class StoreFile:
         of = "" if path == self.file else f", of the store {self.file},"
         return StoreLostError(
             f"{path}{of} {what} while it was in use; nothing is accepted any more: put back what "
-            "was there, or restore a backup, and restart"
+            "was there, or restore a backup ('storage restore FILE'), and restart"
         )

@@ -53,6 +53,7 @@ ON CONFLICT (id) DO UPDATE SET changes = node.changes + excluded.changes,
 
 # Planned for each transaction, that statement costs the server as much as an insert.
 _PREPARE = b"PREPARE sdk_trio_count (bigint, bigint) AS "
+_IS_PREPARED = "SELECT 1 FROM pg_prepared_statements WHERE name = 'sdk_trio_count'"
 _COUNT_PREPARED = b"EXECUTE sdk_trio_count (%d, %d)"
 
 # An engine that closes adds its counts to the common row. The sum of the changes must not become
@@ -235,6 +236,8 @@ class PostgresEngine:
         self._node = node
         self._connection = _Dialled(address.outage, self._dial)
         self._hurried = False
+        # The connection that has the statement of the counts.
+        self._prepared: StoreConnection | None = None
         self._count = sql.SQL(_COUNT).format(node).as_bytes(None)
 
     def acquire(self) -> None:
@@ -272,11 +275,21 @@ class PostgresEngine:
         self, connection: StoreConnection, work: Callable[[PostgresTransaction], None]
     ) -> None:
         transaction = PostgresTransaction(connection, self.dialect)
+        if self._prepared is not connection and not connection.pooled:
+            self._prepare(connection)
+        # At a ROLLBACK, psycopg may deallocate all prepared statements.
+        self._prepared = None
         with self._address.transaction(connection) as last:
             if self._hurried:
                 connection.execute(_HURRIED)
             work(transaction)
             last += self.count(transaction, prepared=not connection.pooled)
+        self._prepared = connection
+
+    def _prepare(self, connection: StoreConnection) -> None:
+        if connection.execute(_IS_PREPARED, prepare=False).fetchone() is None:
+            text = _PREPARE + self._count.replace(b"%d, %d", b"$1, $2")
+            connection.execute(text, prepare=False)
 
     def count(self, transaction: PostgresTransaction, *, prepared: bool = False) -> list[bytes]:
         """Return the statement that writes what ``transaction`` has noted, if it has any.
@@ -298,8 +311,6 @@ class PostgresEngine:
                 # A server without that function has failovers of its own kind.
                 if connection.useless:
                     raise
-            if not connection.pooled:
-                connection.execute(_PREPARE + self._count.replace(b"%d, %d", b"$1, $2"))
         except psycopg.Error as error:
             connection.close()
             raise self._address.describe(error) from error

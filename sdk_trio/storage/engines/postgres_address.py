@@ -70,8 +70,10 @@ _DURABLE = (
 # empties within minutes are always stale, and for a batch it would rather read all of `arrival`.
 _PLANS = "SET enable_seqscan TO off; SET enable_mergejoin TO off; SET jit TO off"
 
-# Planning a statement for the values of each call costs the server more than running it.
+# Planning a statement for the values of each call costs the server more than running it. A listing,
+# however, is planned for its values: few deliveries are of one type, or nearly all.
 _GENERIC_PLANS = "SET plan_cache_mode TO force_generic_plan"
+_CUSTOM_PLANS = "SET plan_cache_mode TO force_custom_plan"
 
 # The time for a dial, and the time without an answer after which a connection counts as dead. A
 # sender gives up after 10 s, so a server that vanished has to be noticed before.
@@ -85,8 +87,12 @@ _DIAL: dict[str, Any] = {
     "target_session_attrs": "read-write",
 }
 
-# The SQLSTATE of a statement that a standby has refused, so that it surely changed nothing.
-_READ_ONLY = "25006"
+# SQLSTATEs of a COMMIT that has surely changed nothing: a standby has refused it, or the server had
+# ended the transaction of a frozen host before.
+_REFUSED = frozenset({"25006", "25P03"})
+
+# The default comes too late for a transaction that has begun.
+_COMMITTED = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
 
 _log = get_logger("storage")
 
@@ -131,7 +137,7 @@ class PostgresAddress:
             settings |= _limits(WRITE_SECONDS, IDLE_SECONDS, LOCK_WAIT_SECONDS)
         else:
             settings |= _limits(STATEMENT_SECONDS, STATEMENT_SECONDS, 0.0)
-        plans = f"{_PLANS};{_GENERIC_PLANS}" if writer else _PLANS
+        plans = f"{_PLANS};{_GENERIC_PLANS if writer else _CUSTOM_PLANS}"
         connection = self._dial(StoreConnection, settings, plans)
         adapt(connection)
         return connection
@@ -202,7 +208,7 @@ class PostgresAddress:
 
     @contextmanager
     def transaction(
-        self, connection: StoreConnection, *, reading: bool = False
+        self, connection: StoreConnection, *, reading: bool = False, snapshot: bool = False
     ) -> Iterator[list[bytes]]:
         """Commit at the end of the block; roll back and raise if it raises.
 
@@ -211,23 +217,28 @@ class PostgresAddress:
 
         Args:
             reading: nothing is changed.
+            snapshot: the same, and every statement sees the moment at which the block began.
 
         Raises:
             CommitUnknownError: the transaction may have been committed.
             psycopg.Error: the server failed, and has committed nothing.
         """
-        begin = b"BEGIN READ ONLY" if reading else b"BEGIN"
+        reading = reading or snapshot
+        begin, settings = b"BEGIN READ ONLY" if reading else b"BEGIN", connection.settings
+        if snapshot:
+            begin = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+            settings = settings.replace(_COMMITTED, b"")
         last: list[bytes] = []
         committing = False
         try:
-            connection.execute(begin + connection.settings)
+            connection.execute(begin + settings)
             yield last
             connection.warned = False
             committing = not reading
             connection.execute(b";".join((*last, b"COMMIT")))
         except BaseException as error:
             connection.roll_back(error)
-            refused = isinstance(error, psycopg.Error) and error.sqlstate == _READ_ONLY
+            refused = isinstance(error, psycopg.Error) and error.sqlstate in _REFUSED
             if committing and connection.useless and not refused:
                 raise CommitUnknownError(
                     f"the connection to {self.place} broke during a commit; it goes on by itself "
@@ -320,7 +331,6 @@ def _set_all(settings: Mapping[str, str], *, local: bool) -> sql.Composed:
     durable = sql.SQL(_DURABLE).format(sql.Literal(local))
     statements = sql.SQL("SELECT {}").format(sql.SQL(", ").join([*calls, durable]))
     if local and "default_transaction_isolation" in settings:
-        # The default comes too late for a transaction that has begun.
         statements = sql.SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED;{}").format(statements)
     return statements
 

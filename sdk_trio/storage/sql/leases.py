@@ -14,6 +14,7 @@ unique index of PostgreSQL holds that.
 import os
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -42,9 +43,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_tokens.seed)
 
 
-def new_token() -> int:
-    """Return a token that no other claim has; adding sequences to it gives further ones."""
-    return _tokens.getrandbits(61)
+#: Returns a token that no other claim has; adding sequences to it gives further ones.
+new_token = partial(_tokens.getrandbits, 61)
 
 
 class BacklogWalk(msgspec.Struct):
@@ -141,12 +141,16 @@ def _first(
     )
 
 
+# An order that the primary key does not have: in the order of that key, a planner reads all rows
+# rather than to sort the few that an index finds.
+_SORTED = "sequence + 0"
+
+
 _WAITING = _first(f"{_IS_WAITING} AND sequence > :passed AND sequence <= :last")
 _PASSED_BY = _first(f"sequence IN ints(:firsts) AND {_IS_WAITING}")
-# The sign keeps SQLite from reading the whole table in the order of the sequences.
-_RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()", order="+sequence")
+_RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()", order=_SORTED)
 _EXPIRED = _first(
-    f"{_HAS_EXPIRED} AND queued AND {UNFINISHED}", columns="sequence, state", order="+sequence"
+    f"{_HAS_EXPIRED} AND queued AND {UNFINISHED}", columns="sequence, state", order=_SORTED
 )
 
 # One that is asked for may be ours already.
