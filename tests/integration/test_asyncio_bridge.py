@@ -298,7 +298,7 @@ async def test_the_end_of_the_drain_cancels_inline_handlers_and_releases_their_e
         await until(begun.is_set)
     assert await waiting == 503
     with contextlib.closing(sqlite3.connect(tmp_path / "inbox.db")) as store:
-        assert store.execute("SELECT state, attempts FROM inbox").fetchall() == [("received", 0)]
+        assert store.execute("SELECT state, attempts FROM work").fetchall() == [("received", 0)]
 
 
 @on_asyncio

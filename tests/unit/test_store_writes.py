@@ -58,8 +58,16 @@ FROM arrival LEFT JOIN work ON work.sequence = arrival.sequence
     LEFT JOIN ended ON ended.sequence = arrival.sequence
 """
 COLUMNS = (
-    "sequence key state attempts lease_owner lease_token lease_until next_attempt_at finished_at"
-).split()
+    "sequence",
+    "key",
+    "state",
+    "attempts",
+    "lease_owner",
+    "lease_token",
+    "lease_until",
+    "next_attempt_at",
+    "finished_at",
+)
 
 
 def delivery(key: str, now: float, raw: bytes = b"{}", tenant: str | None = None) -> NewDelivery:
