@@ -751,20 +751,6 @@ async def test_what_is_kept_of_other_bodies_in_memory_is_bounded_and_given_back(
     assert inbox._rows.evidence_bytes == 0
 
 
-OLD_ROW = (
-    "INSERT INTO inbox (webhook_id, type, state, queued, attempts, received_at, timestamp, "
-    "ordered{more}) VALUES (?, 't', ?, 0, 0, 1.0, 1, 0{values})"
-)
-
-
-OLD_ARRIVAL = (
-    "INSERT INTO arrival (sequence, hash, delivery_key, type, received_at, timestamp, ordered, "
-    "state) VALUES (1, ?, 'm1', 't', 1.0, 1, 0, 'received')",
-    "INSERT INTO open (sequence, state, queued, attempts) VALUES (1, 'parked', 0, 0)",
-    "UPDATE tally SET number = 1 WHERE name IN ('settled', 'unsigned')",
-)
-
-
 async def test_why_a_delivery_is_parked_is_kept_until_it_runs_again(stores: Stores) -> None:
     inbox = await stores.open()
     await inbox.park(delivery("m1"), "nobody wants it")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -28,6 +29,7 @@ from sdk_trio.storage.data_directory import create_data_directory, lock_data_dir
 from sdk_trio.storage.engines import sqlite as connect
 from sdk_trio.storage.engines.sqlite import connect_writer
 from sdk_trio.storage.open import open_inbox
+from sdk_trio.storage.sql.schema import prepare_sqlite
 from sdk_trio.storage.sqlite import SqliteInbox
 
 TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
@@ -123,10 +125,11 @@ async def test_what_was_accepted_survives_kill_9_in_the_middle_of_commits(tmp_pa
         assert connection.pragma("integrity_check") == "ok"
         assert (
             connection.execute(
-                "SELECT count(*) FROM inbox LEFT JOIN body USING (sequence) WHERE raw IS NULL"
+                "SELECT count(*) FROM arrival LEFT JOIN work USING (sequence) "
+                "WHERE raw IS NULL OR state IS NULL"
             ).get
             == 0
-        ), "no delivery without its body"
+        ), "no delivery without its body and its state"
         connection.close()
         for name in tmp_path.glob("inbox.db*"):
             name.unlink()
@@ -235,7 +238,7 @@ def test_no_side_takes_the_others_half_made_file_for_a_stranger(tmp_path: Path) 
     def open_one(file: Path, together: threading.Barrier) -> None:
         together.wait()
         try:
-            connect_writer(str(file)).close()
+            connect_writer(str(file), partial(prepare_sqlite, file=str(file))).close()
         except BaseException as error:
             failures.append(error)
 

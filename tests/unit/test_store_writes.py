@@ -1,30 +1,35 @@
-"""The writes of the store in SQLite, one after the other on a connection: what always holds.
+"""The writes of the store in SQLite, one after the other in a transaction: what always holds.
 
 What each of them means is tested of every store alike (``tests/integration/test_store_model.py``);
-here are the promises that the index of unfinished deliveries rests on.
+here are the promises that leases, lanes and the three tables of a delivery rest on.
 """
 
-import apsw
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from sdk_trio.storage.backlog import BacklogWalk
+from support.sql_store import add_done, new_store, steps_of, value
 
 from sdk_trio.records.deliveries import (
+    Admission,
     Dead,
     DeliveryState,
     Done,
     NewDelivery,
+    Outcome,
     Parked,
     Postponed,
     Released,
     Retry,
 )
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.sql.schema import MIGRATIONS
-from sdk_trio.storage.sqlite import arrivals, known, leases, reads, writes
+from sdk_trio.storage.engines.sqlite import SqliteTransaction
+from sdk_trio.storage.sql import arrivals, deliveries, leases, reads
+from sdk_trio.storage.sql.deliveries import Arriving, Lease, Ran, RunEnd, RunStart
+from sdk_trio.storage.sql.leases import BacklogWalk
 
 HERE, THERE = (
     LeaseTerms(owner=owner, lease_seconds=10.0, dedup_seconds=30.0, payload_seconds=60.0)
@@ -32,31 +37,46 @@ HERE, THERE = (
 )
 KEYS = st.sampled_from(["a", "b", "c"])
 OWNERS = st.sampled_from([HERE, THERE])
-OUTCOMES = st.sampled_from(
-    [
-        Done(),
-        Done("answered 200"),
-        Retry(None, "E"),
-        Retry(7.0, "E"),
-        Dead("E"),
-        Released(),
-        Postponed(9.0, "paused"),
-        Parked(None),
-        Parked("held"),
-    ]
+OUTCOMES: list[Outcome] = [
+    Done(),
+    Done("answered 200"),
+    Retry(None, "E"),
+    Retry(7.0, "E"),
+    Dead("E"),
+    Released(),
+    Postponed(9.0, "paused"),
+    Parked(None),
+    Parked("held"),
+]
+
+#: A delivery with its state, whichever table that is in.
+ROWS = """
+SELECT arrival.sequence AS sequence, delivery_key, coalesce(work.state, 'done') AS state,
+    coalesce(work.attempts, ended.attempts) AS attempts, lease_owner, lease_token, lease_until,
+    next_attempt_at, coalesce(work.finished_at, ended.finished_at) AS finished_at
+FROM arrival LEFT JOIN work ON work.sequence = arrival.sequence
+    LEFT JOIN ended ON ended.sequence = arrival.sequence
+"""
+COLUMNS = (
+    "sequence",
+    "key",
+    "state",
+    "attempts",
+    "lease_owner",
+    "lease_token",
+    "lease_until",
+    "next_attempt_at",
+    "finished_at",
 )
-
-
-def opened() -> apsw.Connection:
-    connection = apsw.Connection(":memory:")
-    for step in MIGRATIONS:
-        for statement in step:
-            connection.execute(statement)
-    return connection
 
 
 def delivery(key: str, now: float, raw: bytes = b"{}", tenant: str | None = None) -> NewDelivery:
     return NewDelivery(key, "order.paid", raw, int(now), now, tenant_id=tenant)
+
+
+def accept(tx: SqliteTransaction, told: NewDelivery, token: int | None = None) -> Any:
+    ((admitted, _),) = deliveries.accept_all(tx, HERE, [Arriving(told, token)])
+    return admitted
 
 
 class Writes(RuleBasedStateMachine):
@@ -64,19 +84,21 @@ class Writes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.connection = opened()
+        self.tx = new_store()
         self.now = 1000.0
+        self.tokens = 0
         self.known: dict[int, str] = {}
-        # With so few keys, all that is done a thousand at a time would never be done at all; and
-        # keys must be told from each other where their hashes are the same.
+        # With so few keys, what is done for many arrivals at a time would never be done at all.
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(arrivals, "SETTLE_EVERY", 2)
-        self.patch.setattr(arrivals, "_remembered", {})
-        self.patch.setattr(known, "key_hash", lambda key: ord(key[0]) % 2)
+        self.patch.setattr(arrivals, "INDEX_EVERY", 2)
 
     def teardown(self) -> None:
         self.patch.undo()
-        self.connection.close()
+        self.tx.connection.close()
+
+    def new_token(self) -> int:
+        self.tokens += 1000
+        return self.tokens
 
     @rule(seconds=st.sampled_from([0.5, 9.0, 11.0, 40.0]))
     def time_passes(self, seconds: float) -> None:
@@ -85,204 +107,252 @@ class Writes(RuleBasedStateMachine):
     @rule(key=KEYS, terms=OWNERS, how=st.sampled_from(["leased", "left", "claimed", "parked"]))
     def arrives(self, key: str, terms: LeaseTerms, how: str) -> None:
         new = delivery(key, self.now, tenant="acme")
+        token = self.new_token()
         if how == "claimed":
-            writes.claim(self.connection, terms, new)
+            deliveries.claim_all(self.tx, terms, [Arriving(new, token)])
         elif how == "parked":
-            writes.park(self.connection, terms, new, "no handler")
+            deliveries.park(self.tx, terms, new, "no handler")
         else:
-            writes.accept(self.connection, terms, new, how == "leased")
+            arriving = Arriving(new, token if how == "leased" else None)
+            deliveries.accept_all(self.tx, terms, [arriving])
 
-    @rule(key=KEYS, terms=OWNERS)
-    def begins(self, key: str, terms: LeaseTerms) -> None:
+    @rule(key=KEYS, terms=OWNERS, ours=st.booleans())
+    def begins(self, key: str, terms: LeaseTerms, ours: bool) -> None:
         before = self.row(key)
-        writes.start(self.connection, terms, key, self.now)
+        if before is None:
+            return
+        token = before["lease_token"] if ours and before["lease_token"] else self.new_token()
+        start = RunStart(before["sequence"], token, self.now)
+        (began,) = deliveries.start_all(self.tx, terms, [start])
         after = self.row(key)
-        if before is not None and after != before:
-            free = before["lease_owner"] in (None, terms.owner)
-            assert free or before["lease_until"] <= self.now
-            # Begun by us already: the start is repeated, since its commit was not heard of.
-            again = before["state"] == "running" and before["lease_owner"] == terms.owner
-            assert after["attempts"] == before["attempts"] + (not again)
+        assert began == (after["lease_token"] == token and after["state"] == "running")
+        if not began:
+            assert after == before
+            return
+        free = before["lease_owner"] in (None, terms.owner)
+        assert free or before["lease_until"] <= self.now
+        # Begun with this lease already: the start is repeated, since nobody heard of its commit.
+        again = before["state"] == "running" and before["lease_token"] == token
+        assert after["attempts"] == before["attempts"] + (not again)
 
-    @rule(key=KEYS, terms=OWNERS, outcome=OUTCOMES)
-    def ends(self, key: str, terms: LeaseTerms, outcome: object) -> None:
-        if isinstance(outcome, Retry) and outcome.at is not None:
-            outcome = msgspec.structs.replace(outcome, at=self.now + outcome.at)
+    @rule(key=KEYS, terms=OWNERS, outcome=st.sampled_from(OUTCOMES), stale=st.booleans())
+    def ends(self, key: str, terms: LeaseTerms, outcome: Any, stale: bool) -> None:
         before = self.row(key)
-        writes.finish(self.connection, terms, key, outcome, self.now)  # type: ignore[arg-type] # one of them
-        if before is not None and before["lease_owner"] != terms.owner:
+        if before is None:
+            return
+        if isinstance(outcome, Retry | Postponed) and outcome.at is not None:
+            outcome = msgspec.structs.replace(outcome, at=self.now + outcome.at)
+        token = before["lease_token"]
+        lease = Lease(before["sequence"], self.new_token() if stale or token is None else token)
+        deliveries.finish(self.tx, terms, lease, outcome, self.now)
+        if lease.token != token:
             assert self.row(key) == before, "a run without a lease has written its outcome"
+        else:
+            assert self.row(key)["lease_token"] is None
 
-    @rule(key=KEYS, terms=OWNERS)
-    def runs_whole(self, key: str, terms: LeaseTerms) -> None:
-        writes.end_runs(self.connection, terms, [writes.RunEnd(key, self.now, self.now)])
+    @rule(keys=st.lists(KEYS, unique=True), stale=st.booleans())
+    def several_end(self, keys: list[str], stale: bool) -> None:
+        rows = [row for key in keys if (row := self.row(key)) is not None]
+        ends = [
+            RunEnd(row["sequence"], row["lease_token"] or self.new_token(), self.now, self.now)
+            for row in rows
+        ]
+        if stale and ends:
+            ends[0] = msgspec.structs.replace(ends[0], token=self.new_token())
+        ended = deliveries.end_all(self.tx, HERE, ends)
+        for row, end, done in zip(rows, ends, ended, strict=True):
+            assert done == (row["lease_token"] == end.token)
+            assert self.row(row["key"])["state"] == "done" if done else self.row(row["key"]) == row
+
+    @rule(key=KEYS, outcome=st.sampled_from(OUTCOMES))
+    def runs_whole(self, key: str, outcome: Any) -> None:
+        before = self.row(key)
+        token = self.new_token()
+        deliveries.record_run(self.tx, HERE, delivery(key, self.now), token, outcome, self.now)
+        if before is not None and before["lease_owner"] == "there":
+            held = before["lease_until"] > self.now
+            assert not held or self.row(key) == before, "another owner runs it"
 
     @rule(terms=OWNERS, limit=st.integers(0, 2))
     def taken_as_due(self, terms: LeaseTerms, limit: int) -> None:
-        due = leases.take_due(self.connection, terms, BacklogWalk(), limit, self.now)
-        assert all(self.row(record.key)["lease_owner"] == terms.owner for record in due.records)
+        claimed = leases.claim_due(
+            self.tx, terms, BacklogWalk(), limit=limit, now=self.now, overdue=True
+        )
+        for record in claimed.due.records:
+            row = self.row(record.key)
+            lease = claimed.leases[record.key]
+            assert (row["lease_owner"], row["lease_token"]) == (terms.owner, lease.token)
 
-    @rule(
-        terms=OWNERS,
-        what=st.sampled_from([leases.renew, leases.take_suspects]),
-        held=st.sets(KEYS),
-    )
-    def leases_change(self, terms: LeaseTerms, what: object, held: set[str]) -> None:
-        if what is leases.renew:
-            leases.renew(self.connection, terms, frozenset(held), self.now)
-        else:
-            leases.take_suspects(self.connection, terms, 9, self.now)
+    @rule(terms=OWNERS, kept=st.sets(KEYS))
+    def renews(self, terms: LeaseTerms, kept: set[str]) -> None:
+        rows = [row for row in self.rows() if row["lease_owner"] == terms.owner]
+        held = {row["key"]: row for row in rows if row["key"] in kept}
+        own = {key: Lease(row["sequence"], row["lease_token"]) for key, row in held.items()}
+        tokens = {lease.token for lease in own.values()}
+        renewed = leases.renew(self.tx, terms, tokens, own, now=self.now)
+        assert (renewed.lost, renewed.given_up) == (frozenset(), len(rows) - len(held))
+        for row in rows:
+            after = self.row(row["key"])
+            until = self.now + terms.lease_seconds if row["key"] in held else None
+            assert after["lease_until"] == until
+
+    @rule(terms=OWNERS)
+    def takes_suspects(self, terms: LeaseTerms) -> None:
+        leases.claim_suspects(self.tx, terms, limit=9, now=self.now)
 
     @rule(terms=OWNERS)
     def recovers(self, terms: LeaseTerms) -> None:
-        leases.recover(self.connection, terms)
-        assert self.none(f"lease_owner IS NOT NULL AND lease_owner <> '{terms.owner}'")
+        leases.recover(self.tx, terms, dead=None)
+        assert all(row["lease_owner"] in (None, terms.owner) for row in self.rows())
 
     @rule(what=st.sampled_from(["bodies", "done", "parked"]))
     def grows_old(self, what: str) -> None:
-        every = "SELECT sequence FROM inbox"
-        sequences = [sequence for (sequence,) in self.connection.execute(every).fetchall()]
-        before = self.now - 20.0
+        before = self.rows()
+        sequences, at = [row["sequence"] for row in before], self.now - 20.0
         if what == "bodies":
-            writes.delete_bodies(self.connection, sequences, DeliveryState.DONE, before)
+            deliveries.delete_bodies(self.tx, sequences, at)
+            assert self.rows() == before
+        elif what == "done":
+            old = [r for r in before if r["state"] == "done" and r["finished_at"] < at]
+            assert deliveries.delete_done(self.tx, sequences, at) == len(old)
+            assert self.rows() == [row for row in before if row not in old]
         else:
-            state = DeliveryState(what)
-            writes.delete_deliveries(self.connection, sequences, state, before)
+            assert deliveries.delete_parked(self.tx, sequences, at) == sum(
+                row["state"] == "parked" for row in before
+            )
 
     @rule(key=KEYS)
     def is_erased(self, key: str) -> None:
         row = self.row(key)
         if row is not None:
-            assert writes.erase(self.connection, "acme", [row["sequence"]]) == 1
-            assert self.row(key) is None
+            owned = "SELECT count(*) FROM arrival WHERE tenant_id = 'acme' AND sequence = "
+            expected = value(self.tx, f"{owned}{row['sequence']}")
+            assert deliveries.erase(self.tx, [row["sequence"]], "acme") == expected
+            assert (self.row(key) is None) == bool(expected)
 
     @rule()
     def is_rolled_back(self) -> None:
-        before = self.connection.execute("SELECT * FROM inbox").fetchall()
-        self.connection.execute("SAVEPOINT batch")
-        for number in range(3):
-            writes.accept(self.connection, HERE, delivery(f"lost-{number}", self.now), True)
-        self.connection.execute("ROLLBACK TO batch; RELEASE batch")
-        assert self.connection.execute("SELECT * FROM inbox").fetchall() == before
+        before = self.rows()
+        self.tx.connection.execute("SAVEPOINT batch")
+        lost = [Arriving(delivery(f"lost-{n}", self.now), None) for n in range(3)]
+        deliveries.accept_all(self.tx, HERE, lost)
+        self.tx.connection.execute("ROLLBACK TO batch; RELEASE batch")
+        assert self.rows() == before
+        assert arrivals.find_one(self.tx, "lost-0") is None
 
     @rule(key=KEYS)
     def is_replayed(self, key: str) -> None:
         row = self.row(key)
-        replayable = (DeliveryState.DEAD, DeliveryState.PARKED, DeliveryState.RETRYING)
-        may = row is not None and row["state"] in replayable and row["lease_owner"] is None
-        assert list(writes.replay(self.connection, [key])) == ([key] if may else [])
+        replayable = ("dead", "parked", "retrying")
+        may = (
+            row is not None
+            and row["state"] in replayable
+            and row["lease_owner"] is None
+            and value(self.tx, f"SELECT raw FROM arrival WHERE sequence = {row['sequence']}")
+        )
+        assert list(deliveries.replay(self.tx, [key])) == ([key] if may else [])
 
-    def row(self, key: str):  # type: ignore[no-untyped-def] # a row of columns of every kind
-        cursor = self.connection.execute("SELECT * FROM inbox WHERE delivery_key = ?", (key,))
-        for values in cursor:
-            return dict(zip((name for name, _ in cursor.get_description()), values, strict=True))
-        return None
+    def rows(self) -> list[dict[str, Any]]:
+        found = self.tx.all(f"{ROWS} ORDER BY 1")
+        return [dict(zip(COLUMNS, row, strict=True)) for row in found]
 
-    def none(self, condition: str) -> bool:
-        return self.connection.execute(f"SELECT 1 FROM inbox WHERE {condition}").fetchone() is None
+    def row(self, key: str) -> Any:
+        return next((row for row in self.rows() if row["key"] == key), None)
 
     @invariant()
-    def what_is_kept_of_the_numbers_is_what_counting_finds(self) -> None:
-        counted = "SELECT state, count(*) FROM inbox GROUP BY state"
+    def counts_are_what_counting_finds(self) -> None:
         expected = dict.fromkeys(DeliveryState, 0)
-        for state, number in self.connection.execute(counted).fetchall():
-            expected[DeliveryState(state)] = number
-        assert reads.counts(self.connection) == expected
+        for row in self.rows():
+            expected[DeliveryState(row["state"])] += 1
+        assert reads.counts(self.tx) == expected
 
     @invariant()
     def every_delivery_is_found_by_its_key_and_no_sequence_is_given_twice(self) -> None:
-        rows = self.connection.execute("SELECT delivery_key, sequence FROM inbox").fetchall()
-        assert {key: arrivals.sequence_of(self.connection, key) for key, _ in rows} == dict(rows)
-        for key, sequence in rows:
+        numbers = {row["key"]: row["sequence"] for row in self.rows()}
+        assert arrivals.find(self.tx, list(numbers)) == numbers
+        for key, sequence in numbers.items():
             assert self.known.setdefault(sequence, key) == key
 
     @invariant()
-    def what_was_rolled_back_is_not_found(self) -> None:
-        assert arrivals.sequence_of(self.connection, "lost-0") is None
-
-    @invariant()
-    def few_arrivals_are_fresh(self) -> None:
-        assert self.connection.execute("SELECT count(*) FROM fresh").get < arrivals.SETTLE_EVERY
-
-    @invariant()
-    def what_is_over_is_in_one_place(self) -> None:
-        twice = "SELECT 1 FROM open JOIN outcome USING (sequence)"
-        assert self.connection.execute(twice).fetchone() is None
+    def a_delivery_is_either_done_or_not(self) -> None:
+        both = "SELECT count(*) FROM work JOIN ended USING (sequence)"
+        neither = """SELECT count(*) FROM arrival WHERE sequence NOT IN
+            (SELECT sequence FROM work UNION SELECT sequence FROM ended)"""
+        assert value(self.tx, both) == value(self.tx, neither) == 0
 
     @invariant()
     def only_what_is_to_be_retried_has_a_time(self) -> None:
-        assert self.none("next_attempt_at IS NOT NULL AND state <> 'retrying'")
+        for row in self.rows():
+            assert row["next_attempt_at"] is None or row["state"] == "retrying"
 
     @invariant()
     def only_what_is_leased_has_an_owner_and_what_is_over_is_not(self) -> None:
-        assert self.none("(lease_owner IS NULL) <> (lease_until IS NULL)")
-        assert self.none("lease_owner IS NOT NULL AND state IN ('done', 'dead', 'parked')")
+        for row in self.rows():
+            assert (row["lease_owner"] is None) or row["lease_until"] is not None
+            assert row["lease_owner"] is None or row["state"] not in ("done", "dead", "parked")
 
     @invariant()
     def what_is_over_says_when(self) -> None:
-        assert self.none("(finished_at IS NOT NULL) <> (state IN ('done', 'dead'))")
+        for row in self.rows():
+            assert (row["finished_at"] is not None) == (row["state"] in ("done", "dead"))
 
     @invariant()
-    def every_body_and_failure_belongs_to_a_delivery(self) -> None:
-        for table in ("body", "attempt", "evidence", "open", "outcome", "subject_end"):
-            strays = f"SELECT 1 FROM {table} WHERE sequence NOT IN (SELECT sequence FROM inbox)"
-            assert self.connection.execute(strays).fetchone() is None
+    def all_that_is_kept_belongs_to_a_delivery(self) -> None:
+        for table in ("attempt", "evidence", "work", "ended", "lookup"):
+            strays = f"""SELECT count(*) FROM {table}
+                WHERE sequence NOT IN (SELECT sequence FROM arrival)"""
+            assert value(self.tx, strays) == 0, table
 
 
 TestWrites = Writes.TestCase
+TestWrites.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize("again", [b"{}", b'{"other": 1}'])
 def test_another_body_under_a_known_key_is_kept_once_as_evidence(again: bytes) -> None:
-    connection = opened()
-    writes.accept(connection, HERE, delivery("a", 1.0), False)
+    tx = new_store()
+    accept(tx, delivery("a", 1.0))
     for _ in range(2):
-        admitted = writes.accept(connection, HERE, delivery("a", 2.0, again), False)
+        admitted = accept(tx, delivery("a", 2.0, again))
         assert admitted.same_body == (again == b"{}")
-    kept = connection.execute("SELECT raw FROM evidence").fetchall()
-    assert kept == ([] if again == b"{}" else [(again,)])
-    assert connection.execute("SELECT raw FROM body").fetchall() == [(b"{}",)]
+    assert tx.all("SELECT raw FROM evidence") == ([] if again == b"{}" else [(again,)])
+    assert tx.all("SELECT raw FROM arrival") == [(b"{}",)]
 
 
 def test_only_the_deliveries_of_the_tenant_are_erased() -> None:
-    connection = opened()
+    tx = new_store()
     for key, tenant in (("a", "acme"), ("b", "bolt")):
-        writes.accept(connection, HERE, delivery(key, 1.0, tenant=tenant), False)
-    sequences = [sequence for (sequence,) in connection.execute("SELECT sequence FROM inbox")]
-    assert writes.erase(connection, "acme", sequences) == 1
-    assert writes.erase(connection, "acme", sequences) == 0
-    assert connection.execute("SELECT tenant_id FROM inbox").fetchall() == [("bolt",)]
-    assert connection.execute("SELECT count(*) FROM body").fetchall() == [(1,)]
+        accept(tx, delivery(key, 1.0, tenant=tenant))
+    assert deliveries.erase(tx, [1, 2], "acme") == 1
+    assert deliveries.erase(tx, [1, 2], "acme") == 0
+    assert tx.all("SELECT tenant_id FROM arrival") == [("bolt",)]
 
 
-BEFORE = st.sampled_from(
-    ["fresh", "settled", "started", "failed", "theirs", "claimed", "done", "no"]
-)
+BEFORE = st.sampled_from(["leased", "left", "started", "failed", "theirs", "claimed", "done", "no"])
+TABLES = ("arrival", "ended", "work", "attempt", "tally", "lookup", "segment")
 
 
-def prepare(connection: apsw.Connection, stories: list[str]) -> None:
+def prepare(tx: SqliteTransaction, stories: list[str]) -> dict[int, Lease]:
+    """Bring deliveries into these states; return the leases of those that have one."""
+    held = {}
     for number, story in enumerate(stories):
-        new = delivery(f"k{number}", 1000.0)
-        if story == "claimed":
-            writes.claim(connection, HERE, new)
-        elif story != "no":
-            writes.accept(connection, THERE if story == "theirs" else HERE, new, True)
-        if story == "settled":
-            arrivals.settle_one(connection, number + 1 - stories[:number].count("no"))
+        if story == "no":
+            continue
+        arriving = Arriving(delivery(f"k{number}", 1000.0), None if story == "left" else number + 1)
+        terms = THERE if story == "theirs" else HERE
+        kind = deliveries.claim_all if story == "claimed" else deliveries.accept_all
+        ((_, sequence),) = kind(tx, terms, [arriving])
+        assert sequence is not None
+        held[number] = lease = Lease(sequence, number + 1)
+        start = RunStart(sequence, lease.token, 1001.0)
         if story in ("started", "failed"):
-            writes.start(connection, HERE, new.key, 1001.0)
+            deliveries.start_all(tx, HERE, [start])
         if story == "failed":
-            writes.finish(connection, HERE, new.key, Retry(1002.0, "E"), 1001.5)
-            writes.start(connection, HERE, new.key, 1002.0)
+            deliveries.finish(tx, HERE, lease, Retry(1002.0, "E"), 1001.5)
+            deliveries.start_all(tx, HERE, [start])
         if story == "done":
-            writes.finish(connection, HERE, new.key, Done(), 1001.0)
-
-
-def everything(connection: apsw.Connection) -> list[object]:
-    tables = ("arrival", "body", "outcome", "open", "attempt", "tally", "key", "block")
-    return [
-        connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in tables
-    ]
+            deliveries.finish(tx, HERE, lease, Done(), 1001.0)
+    return held
 
 
 @settings(deadline=None, max_examples=25)
@@ -291,77 +361,146 @@ def everything(connection: apsw.Connection) -> list[object]:
     st.integers(0, 70),
 )
 def test_writes_of_many_leave_what_those_of_each_leave(runs, arriving):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrivals, "SETTLE_EVERY", 1 << 30)  # the one thing that may come later
-        found = []
-        for together in (True, False):
-            patch.setattr(arrivals, "_remembered", {})
-            connection = opened()
-            prepare(connection, [story for story, _ in runs])
-            ends = [
-                writes.RunEnd(f"k{number}", 1012.0, begun) for number, (_, begun) in enumerate(runs)
-            ]
-            new = [
-                writes.done_at_once(delivery(f"n{number}", 1004.0), 1005.0)
-                for number in range(arriving)
-            ]
-            for ended in [ends] if together else [[each] for each in ends]:
-                writes.end_runs(connection, HERE, ended)
-            for piece in [new] if together else [[each] for each in new]:
-                arrivals.add(connection, piece)
-            found.append(everything(connection))
-            connection.close()
+    found = []
+    for together in (True, False):
+        tx = new_store()
+        held = prepare(tx, [story for story, _ in runs])
+        ends = [
+            RunEnd(lease.sequence, lease.token, 1012.0, runs[number][1])
+            for number, lease in held.items()
+        ]
+        new = [Ran(delivery(f"n{number}", 1004.0), 1, 1005.0) for number in range(arriving)]
+        left = [Arriving(delivery(f"l{number}", 1004.0), None) for number in range(arriving)]
+        for ended in [ends] if together else [[each] for each in ends]:
+            deliveries.end_all(tx, HERE, ended)
+        for done in [new] if together else [[each] for each in new]:
+            deliveries.add_done(tx, HERE, done)
+        for some in [left] if together else [[each] for each in left]:
+            deliveries.accept_all(tx, HERE, some)
+        found.append([sorted(tx.all(f"SELECT * FROM {table}"), key=str) for table in TABLES])
+        tx.connection.close()
     assert found[0] == found[1]
 
 
-def unbegun(connection: apsw.Connection, terms: LeaseTerms, now: float) -> set[str]:
-    return set(leases.take_due(connection, terms, BacklogWalk(), 9, now).unbegun)
+# -- leases ----------------------------------------------------------------------------------------
 
 
-def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone():
-    connection = opened()
+def claim(tx: SqliteTransaction, terms: LeaseTerms, now: float) -> leases.Claimed:
+    return leases.claim_due(tx, terms, BacklogWalk(), limit=9, now=now, overdue=True)
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=str)
+def test_an_outcome_with_a_stale_token_changes_nothing(outcome: Outcome) -> None:
+    """The run was taken over by the same owner: nothing but the token tells the two apart."""
+    tx = new_store()
+    accept(tx, delivery("a", 1000.0))
+    stale = claim(tx, HERE, 1001.0).leases["a"]
+    leases.renew(tx, HERE, set(), {}, now=1002.0)
+    current = claim(tx, HERE, 1003.0).leases["a"]
+    assert current.token != stale.token
+    before = [tx.all(f"SELECT * FROM {table}") for table in TABLES]
+    deliveries.finish(tx, HERE, stale, outcome, 1004.0)
+    deliveries.join(tx, stale)
+    assert leases.release(tx, [stale]) == frozenset()
+    assert [tx.all(f"SELECT * FROM {table}") for table in TABLES] == before
+    deliveries.finish(tx, HERE, current, outcome, 1004.0)
+    assert [tx.all(f"SELECT * FROM {table}") for table in TABLES] != before
+
+
+def test_a_token_that_nobody_renews_is_claimed_again_after_its_end() -> None:
+    tx = new_store()
+    accept(tx, delivery("a", 1000.0))
+    mine = claim(tx, HERE, 1001.0).leases["a"]
+    assert not claim(tx, THERE, 1010.9).leases
+    renewed = leases.renew(tx, HERE, {mine.token}, {"a": mine}, now=1010.9)
+    assert (renewed.lost, renewed.given_up) == (frozenset(), 0)
+    assert not claim(tx, THERE, 1020.8).leases, "renewed for ten seconds"
+    theirs = claim(tx, THERE, 1020.9).leases["a"]
+    renewed = leases.renew(tx, HERE, {mine.token}, {"a": mine}, now=1021.0)
+    assert (renewed.lost, renewed.given_up) == (frozenset(["a"]), 0)
+    deliveries.finish(tx, HERE, mine, Done(), 1021.0)
+    assert reads.counts(tx)[DeliveryState.DONE] == 0
+    deliveries.finish(tx, THERE, theirs, Done(), 1022.0)
+    assert reads.counts(tx)[DeliveryState.DONE] == 1
+
+
+def test_of_a_lane_an_earlier_one_that_is_put_back_can_be_claimed_beside_a_later_one() -> None:
+    """Otherwise no delivery at all would be claimed until the later run has ended."""
+    tx = new_store()
+    told = [NewDelivery(key, "t", b"{}", 1, 1.0, "s", True) for key in ("a", "b")]
+    for each in told:
+        accept(tx, each)
+    (first,) = claim(tx, HERE, 2.0).leases.values()
+    deliveries.finish(tx, HERE, first, Dead("E"), 3.0)
+    assert set(claim(tx, HERE, 4.0).leases) == {"b"}
+    assert deliveries.replay(tx, ["a"]) == ["a"]
+    assert set(claim(tx, HERE, 5.0).leases) == {"a"}
+
+
+def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -> None:
+    tx = new_store()
     for key in ("waits", "expires", "fails"):
-        writes.accept(connection, HERE, delivery(key, 1000.0), False)
-    writes.accept(connection, THERE, delivery("began", 1000.0), True)
-    assert unbegun(connection, HERE, 1001.0) == {"waits", "expires", "fails"}
-    leases.release(connection, HERE, ["waits"])
+        accept(tx, delivery(key, 1000.0))
+    deliveries.accept_all(tx, THERE, [Arriving(delivery("began", 1000.0), 7)])
+    claimed = claim(tx, HERE, 1001.0)
+    assert claimed.due.unbegun == {"waits", "expires", "fails"}
+    leases.release(tx, [claimed.leases["waits"]])
     # It was never begun, as its owner says.
-    assert unbegun(connection, HERE, 1001.0) == {"waits"}
-    writes.start(connection, HERE, "fails", 1001.0)
-    writes.finish(connection, HERE, "fails", Retry(1002.0, "E"), 1001.5)
-    assert unbegun(connection, HERE, 1003.0) == set(), "a later run"
+    assert claim(tx, HERE, 1001.0).due.unbegun == {"waits"}
+    fails = claimed.leases["fails"]
+    deliveries.start_all(tx, HERE, [RunStart(fails.sequence, fails.token, 1001.0)])
+    deliveries.finish(tx, HERE, fails, Retry(1002.0, "E"), 1001.5)
+    assert claim(tx, HERE, 1003.0).due.unbegun == set(), "a later run"
     # The other process ends: what it held may have run without a trace.
-    assert leases.recover(connection, HERE) == 1
-    assert unbegun(connection, HERE, 1004.0) == set()
-    leases.release(connection, HERE, ["began"])
-    assert unbegun(connection, HERE, 1004.0) == set(), "it stays in doubt until it has run"
+    assert leases.recover(tx, HERE, dead=None) == 1
+    claimed = claim(tx, HERE, 1004.0)
+    assert (set(claimed.leases), claimed.due.unbegun) == ({"began"}, set())
+    leases.release(tx, [claimed.leases["began"]])
+    assert claim(tx, HERE, 1004.0).due.unbegun == set(), "it stays in doubt until it has run"
     # Ours hangs, and its leases expire.
-    assert unbegun(connection, THERE, 1100.0) == set()
-    connection.close()
+    assert claim(tx, THERE, 1100.0).due.unbegun == set()
 
 
-def work_of_a_look(waiting: int) -> int:
-    """The virtual machine's hundreds of steps of a look beside ``waiting`` blocked deliveries."""
-    connection, walk, now = opened(), BacklogWalk(), 1000.0
-    for number in range(waiting):
-        told = NewDelivery(f"k{number}", "order.paid", b"{}", 7, now, f"s{number % 4}", True)
-        writes.accept(connection, HERE, told, False)
-    while leases.take_due(connection, HERE, walk, 100, now).more:
-        pass
-    steps = 0
-
-    def step() -> bool:
-        nonlocal steps
-        steps += 1
-        return False
-
-    writes.start(connection, HERE, "k0", now)
-    writes.finish(connection, HERE, "k0", Done(), now)
-    connection.set_progress_handler(step, 100)
-    (record,) = leases.take_due(connection, HERE, walk, 100, now).records
+def steps_of_a_poll(blocked: int, kept: int) -> int:
+    """The steps of a poll beside so many deliveries that wait in lanes, or are dead or done."""
+    tx, walk, now = new_store(), BacklogWalk(), 1000.0
+    add_done(tx, [delivery(f"done-{number}", 1.0) for number in range(kept)])
+    for number in range(kept):
+        deliveries.park(tx, HERE, delivery(f"parked-{number}", 1.0), None)
+    told = [
+        NewDelivery(f"k{number}", "order.paid", b"{}", 7, now, f"s{number % 4}", True)
+        for number in range(blocked)
+    ]
+    deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in told])
+    held: dict[str, Lease] = {}
+    while True:
+        claimed = leases.claim_due(tx, HERE, walk, limit=100, now=now, overdue=True)
+        held |= claimed.leases
+        if not claimed.due.more:
+            break
+    deliveries.finish(tx, HERE, held["k0"], Done(), now)
+    found = []
+    steps = steps_of(
+        tx,
+        lambda: found.append(
+            leases.claim_due(tx, HERE, walk, limit=100, now=now, overdue=True).due.records
+        ),
+    )
+    ((record,),) = found
     assert record.subject == "s0"
     return steps
 
 
-def test_a_look_for_the_next_of_a_lane_does_not_read_the_backlog() -> None:
-    assert work_of_a_look(8000) <= 1.5 * work_of_a_look(2000)
+def test_a_poll_for_the_next_of_a_lane_does_not_read_the_backlog() -> None:
+    assert steps_of_a_poll(8000, 0) <= 1.5 * steps_of_a_poll(2000, 0)
+
+
+def test_a_poll_reads_nothing_of_what_is_done_or_kept() -> None:
+    assert steps_of_a_poll(8, 2000) <= steps_of_a_poll(8, 20) + 50
+
+
+def test_a_known_delivery_is_admitted_by_what_stands_in_either_table() -> None:
+    tx = new_store()
+    add_done(tx, [delivery("done", 1000.0)])
+    assert accept(tx, delivery("done", 1002.0)).admission is Admission.DONE
+    assert accept(tx, delivery("done", 1100.0)).admission is Admission.NEW, "after 30 s"

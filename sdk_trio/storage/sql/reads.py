@@ -1,7 +1,7 @@
 """Queries of the inbox: functions of a transaction that only reads."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...base import clock
 from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
@@ -104,9 +104,8 @@ _CONDITIONS = {
     "tenant": "arrival.tenant_id = :tenant",
     "since": "arrival.received_at >= :since",
     "until": "arrival.received_at < :until",
-    "after": "arrival.sequence > :after",
-    "before": "arrival.sequence < :before",
 }
+_BETWEEN = ("arrival.sequence > :after", "arrival.sequence < :before")
 _INDEXED_CONDITIONS = {
     name: f"left(arrival.{name}, {INDEXED_CHARACTERS}) = left(:{name}, {INDEXED_CHARACTERS})"
     for name in ("type", "subject")
@@ -127,10 +126,21 @@ _LETTERS = {"subject": "s", "tenant": "n", "type": "t"}
 _LISTED = f"SELECT {_RECORD.format(raw='NULL')} FROM {{source}} {_STATE} WHERE {{conditions}}"
 
 # In the order of two primary keys: nothing is sorted, and no more is read than is wanted.
-_BY_TERM = """
+_BY_TERM = f"""
 segment CROSS JOIN lookup ON lookup.segment = segment.number AND lookup.term = :term
+    AND segment.number >= :after >> {SEGMENT_BITS} AND segment.number <= :before >> {SEGMENT_BITS}
+    AND lookup.sequence > :after AND lookup.sequence < :before
 CROSS JOIN arrival ON arrival.sequence = lookup.sequence
 """
+
+
+class _Part(NamedTuple):
+    """The deliveries between two sequences, both excluded, and how they are listed."""
+
+    after: int
+    before: int
+    source: str = "arrival"
+    places: Sequence[str] = ("arrival.sequence",)
 
 
 def find(
@@ -150,72 +160,43 @@ def find(
     """List deliveries without bodies; see :meth:`Inbox.find`."""
     if oldest_first is None:
         oldest_first = after_sequence is not None
-    first, last = _sequences_between(tx, since, until)
-    if after_sequence is not None:
-        first = max(first, after_sequence)
-    if before_sequence is not None:
-        last = min(last, before_sequence)
     given: dict[str, Any] = {
         "type": type,
         "subject": subject,
         "tenant": tenant_id,
         "since": since,
         "until": until,
-        "after": first,
-        "before": last,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    conditions = [_CONDITIONS[name] for name in given]
+    conditions = [*_BETWEEN, *(_CONDITIONS[name] for name in given)]
+    letter = next((name for name in _LETTERS if name in given), None)
+    if letter is not None:
+        text = given[letter] if letter == "tenant" else given[letter][:INDEXED_CHARACTERS]
+        given["term"] = _LETTERS[letter] + text
     if state is DeliveryState.DONE:
         conditions.append(_IN_ENDED)
     elif state is not None:
         conditions.append(_IN_KEPT if state in _KEPT else _IN_WORK)
         given["state"] = state.value
-    order = "ASC" if oldest_first else "DESC"
-    letter = next((name for name in _LETTERS if name in given), None)
-    if tx.dialect.is_sqlite and letter is not None and (state in (None, DeliveryState.DONE)):
-        return _find_by_term(tx, letter, conditions, given, order=order, limit=limit)
     if not tx.dialect.is_sqlite:
         conditions += [text for name, text in _INDEXED_CONDITIONS.items() if name in given]
-    statement = _LISTED.format(source="arrival", conditions=" AND ".join(conditions))
-    rows = tx.all(
-        f"{statement} ORDER BY arrival.sequence {order} LIMIT :limit", **given, limit=limit
-    )
-    return [_record_of(row) for row in rows]
-
-
-def _find_by_term(
-    tx: Transaction,
-    name: str,
-    conditions: Sequence[str],
-    given: Mapping[str, Any],
-    *,
-    order: str,
-    limit: int,
-) -> list[DeliveryRecord]:
-    """List those of one value by ``lookup``, and search the newest, which are not indexed."""
-    # SQLite's substr() ends at a NUL.
-    text = given[name][:INDEXED_CHARACTERS].partition("\0")[0]
-    values = {**given, "term": _LETTERS[name] + (given[name] if name == "tenant" else text)}
-    segments = [
-        *conditions,
-        f"segment.number >= :after >> {SEGMENT_BITS}",
-        f"segment.number <= :before >> {SEGMENT_BITS}",
-    ]
-    indexed = (
-        _LISTED.format(source=_BY_TERM, conditions=" AND ".join(segments))
-        + f" ORDER BY segment.number {order}, lookup.sequence {order} LIMIT :limit"
-    )
-    newest = (
-        _LISTED.format(
-            source="arrival",
-            conditions=" AND ".join([*conditions, f"arrival.sequence > {INDEXED}"]),
+        parts = [_Part(*_sequences_between(tx, since, until))]
+    elif "state" in given:
+        parts = [_Part(0, _HIGHEST)]  # the rows of `work` lead to them
+    else:
+        parts = _parts_on_sqlite(tx, since, until, by_term=letter is not None)
+    direction = "ASC" if oldest_first else "DESC"
+    rows: list[Row] = []
+    for part in parts if oldest_first else reversed(parts):
+        statement = _LISTED.format(source=part.source, conditions=" AND ".join(conditions))
+        order = ", ".join(f"{place} {direction}" for place in part.places)
+        rows += tx.all(
+            f"{statement} ORDER BY {order} LIMIT :limit",
+            **given,
+            after=max(part.after, after_sequence or 0),
+            before=part.before if before_sequence is None else min(part.before, before_sequence),
+            limit=limit - len(rows),
         )
-        + f" ORDER BY arrival.sequence {order} LIMIT :limit"
-    )
-    rows: list[Any] = []
-    for statement in (indexed, newest) if order == "ASC" else (newest, indexed):
-        rows += tx.all(statement, **values, limit=limit - len(rows))
         if len(rows) >= limit:
             break
     return [_record_of(row) for row in rows]
@@ -235,17 +216,29 @@ SELECT sequence FROM arrival WHERE received_at > :at ORDER BY received_at LIMIT 
 _HIGHEST = 2**62
 
 
+def _parts_on_sqlite(
+    tx: Transaction, since: float | None, until: float | None, *, by_term: bool
+) -> list[_Part]:
+    """Return the arrivals that are indexed, as far as their times may fit, and the newest ones."""
+    ((indexed,),) = tx.all(_LAST_INDEXED)
+    first, last = 0, indexed + 1
+    if since is not None:
+        ((segment,),) = tx.all(_FIRST_SEGMENT, since=since)
+        first = indexed if segment is None else (segment << SEGMENT_BITS) - 1
+    if until is not None:
+        ((segment,),) = tx.all(_LAST_SEGMENT, until=until)
+        last = 0 if segment is None else min(last, (segment + 1) << SEGMENT_BITS)
+    old = _Part(first, last)
+    if by_term:
+        old = _Part(first, last, _BY_TERM, ("segment.number", "lookup.sequence"))
+    return [old, _Part(indexed, _HIGHEST)]
+
+
 def _sequences_between(
     tx: Transaction, since: float | None, until: float | None
 ) -> tuple[int, int]:
     """Return two sequences between which, both excluded, all arrivals of a time lie."""
     first, last = 0, _HIGHEST
-    if tx.dialect.is_sqlite:
-        if since is not None:
-            ((segment,),) = tx.all(_FIRST_SEGMENT, since=since)
-            ((indexed,),) = tx.all(_LAST_INDEXED)
-            first = indexed if segment is None else (segment << SEGMENT_BITS) - 1
-        return first, last
     if since is not None and (row := tx.one(_LAST_BEFORE, at=since - _SKEW_SECONDS)):
         first = row[0]
     if until is not None and (row := tx.one(_FIRST_AFTER, at=until + _SKEW_SECONDS)):
@@ -393,20 +386,22 @@ SELECT sequence FROM arrival WHERE tenant_id = :tenant_id AND sequence > :after
 ORDER BY sequence LIMIT :limit
 """
 
-_OF_TENANT_ON_SQLITE = f"""
+_OF_TENANT_INDEXED = f"""
 SELECT lookup.sequence FROM segment CROSS JOIN lookup
 WHERE lookup.segment = segment.number AND lookup.term = 'n' || :tenant_id
     AND segment.number >= :after >> {SEGMENT_BITS} AND lookup.sequence > :after
-UNION ALL SELECT sequence FROM arrival
-WHERE sequence > {INDEXED} AND tenant_id = :tenant_id AND sequence > :after
-ORDER BY 1 LIMIT :limit
+ORDER BY segment.number, lookup.sequence LIMIT :limit
 """
 
 
 def of_tenant(tx: Transaction, tenant_id: str, *, after: int, limit: int) -> list[int]:
     """Return the next sequences above ``after`` of a tenant's deliveries."""
-    statement = _OF_TENANT_ON_SQLITE if tx.dialect.is_sqlite else _OF_TENANT
-    rows = tx.all(statement, tenant_id=tenant_id, after=after, limit=limit)
+    rows: list[Row] = []
+    if tx.dialect.is_sqlite:
+        rows = tx.all(_OF_TENANT_INDEXED, tenant_id=tenant_id, after=after, limit=limit)
+        ((indexed,),) = tx.all(_LAST_INDEXED)
+        after = max(after, indexed)
+    rows += tx.all(_OF_TENANT, tenant_id=tenant_id, after=after, limit=limit - len(rows))
     return [sequence for (sequence,) in rows]
 
 
