@@ -8,13 +8,13 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import apsw
 import attrs
 import trustme
 from load import body, webhook_ids
-from sdk_trio.storage.sqlite.tenants import add
 
 from sdk_trio.records.deliveries import Dead, NewDelivery
 from sdk_trio.records.tenants import (
@@ -25,11 +25,15 @@ from sdk_trio.records.tenants import (
     TenantCredentials,
     TenantStatus,
 )
-from sdk_trio.storage import sqlite
+from sdk_trio.storage import sql
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.engines.sqlite import connect_writer
-from sdk_trio.storage.sql.schema import DATABASE_NAME
-from sdk_trio.storage.sqlite import writes
+from sdk_trio.storage.engines.sqlite import SqliteTransaction, connect_writer
+from sdk_trio.storage.sql import deliveries
+from sdk_trio.storage.sql.deliveries import Arriving, RunEnd
+from sdk_trio.storage.sql.dialect import Transaction
+from sdk_trio.storage.sql.leases import new_token
+from sdk_trio.storage.sql.schema import DATABASE_NAME, prepare_sqlite
+from sdk_trio.storage.sql.tenants import add
 
 _CHUNK = 2_000
 #: More than a stored event takes on the disk, in bytes, with its log and a copy of the file.
@@ -67,7 +71,7 @@ def issue_certificate(directory: Path) -> Certificate:
     return certificate
 
 
-_Insert = Callable[[apsw.Connection, NewDelivery, int], None]
+_Insert = Callable[[Transaction, NewDelivery, int], None]
 
 
 def finished_store(directory: Path, count: int) -> Path:
@@ -85,25 +89,26 @@ def waiting_store(directory: Path, count: int) -> Path:
     return _stored(directory, "waiting", count, time.time() - 3600.0, _insert_waiting)
 
 
-def _insert_waiting(connection: apsw.Connection, delivery: NewDelivery, _: int) -> None:
-    writes.accept(connection, _TERMS, delivery, False)
+def _insert_waiting(tx: Transaction, delivery: NewDelivery, _: int) -> None:
+    deliveries.accept_all(tx, _TERMS, [Arriving(delivery, None)], surely_new=True)
 
 
-def _insert_done(connection: apsw.Connection, delivery: NewDelivery, _: int) -> None:
-    now = delivery.received_at
-    writes.accept(connection, _TERMS, delivery, True)
-    writes.end_runs(connection, _TERMS, [writes.RunEnd(delivery.key, now, now)])
+def _insert_done(tx: Transaction, delivery: NewDelivery, _: int) -> None:
+    now, token = delivery.received_at, new_token()
+    arriving = [Arriving(delivery, token)]
+    ((_, sequence),) = deliveries.accept_all(tx, _TERMS, arriving, surely_new=True)
+    assert sequence is not None
+    deliveries.end_all(tx, _TERMS, [RunEnd(sequence, token, now, begun=now)])
 
 
-def _insert_finished(connection: apsw.Connection, delivery: NewDelivery, number: int) -> None:
+def _insert_finished(tx: Transaction, delivery: NewDelivery, number: int) -> None:
     if number % (10 * _OTHERS) == 0:
-        writes.park(connection, _TERMS, delivery, None)
+        deliveries.park(tx, _TERMS, delivery, None)
     elif number % (10 * _OTHERS) == 1:
-        now = delivery.received_at
-        writes.claim(connection, _TERMS, delivery)
-        writes.finish(connection, _TERMS, delivery.key, Dead("a benchmark's failure"), now)
+        failed = Dead("a benchmark's failure")
+        deliveries.record_run(tx, _TERMS, delivery, new_token(), failed, delivery.received_at)
     else:
-        _insert_done(connection, delivery, number)
+        _insert_done(tx, delivery, number)
 
 
 def _stored(directory: Path, kind: str, count: int, begin: float, insert: _Insert) -> Path:
@@ -127,7 +132,7 @@ def _stored(directory: Path, kind: str, count: int, begin: float, insert: _Inser
     print(f"filling a store: {count} events, {kind}", file=sys.stderr)
     made = directory / f"{kind}-{count}-{_version()}.{os.getpid()}"
     made.mkdir()
-    connection = connect_writer(str(made / DATABASE_NAME))
+    connection = _create(made / DATABASE_NAME)
     # Nobody is promised anything here, so nothing waits for the disk.
     connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -1000000")
     _fill(connection, count, begin, insert, others=finished)
@@ -138,11 +143,16 @@ def _stored(directory: Path, kind: str, count: int, begin: float, insert: _Inser
     return file
 
 
+def _create(file: Path) -> apsw.Connection:
+    return connect_writer(str(file), partial(prepare_sqlite, file=str(file)))
+
+
 def _fill(
     connection: apsw.Connection, count: int, begin: float, insert: _Insert, *, others: bool
 ) -> None:
     raw = body()
     ids = webhook_ids(count)
+    tx = SqliteTransaction(connection)
     for first in range(0, count, _CHUNK):
         with connection:
             for number in range(first, min(first + _CHUNK, count)):
@@ -155,13 +165,13 @@ def _fill(
                     at,
                     subject=f"subject-{number}",
                 )
-                insert(connection, made, number)
+                insert(tx, made, number)
 
 
 def _version() -> str:
     """A digest of the code that a store's file depends on."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
-    for file in sorted(Path(sqlite.__file__).parent.glob("*.py")):
+    for file in sorted(Path(sql.__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -178,7 +188,7 @@ def fill_tenants(directory: Path, count: int, key_of: Callable[[int], bytes]) ->
     data, keys = directory / "data", directory / "keys"
     data.mkdir(parents=True, mode=0o700)
     keys.mkdir()
-    connection = connect_writer(str(data / "inbox.db"))
+    connection = _create(data / DATABASE_NAME)
     print(f"filling a store with {count} tenants", file=sys.stderr)
     with connection:
         for number in range(count):
@@ -203,5 +213,5 @@ def fill_tenants(directory: Path, count: int, key_of: Callable[[int], bytes]) ->
                 actor="benchmark",
                 occurred_at=tenant.created_at,
             )
-            add(connection, tenant, audit)
+            add(SqliteTransaction(connection), tenant, audit)
     connection.close()

@@ -5,7 +5,7 @@ object of JSON that the feed sends: ``seq``, ``kind``, ``at``, and what the kind
 connection the iterator goes on behind the last delivery that it has returned.
 
 The token goes only to a peer that has proved itself: by its certificate under TLS, else by a proof
-that it knows the token, on the same connection (docs/adr/0062-what-a-relay-sends.md). Another
+that it knows the token, on the same connection (docs/adr/0062-relay.md). Another
 program may have taken the port of a receiver that is not running. The proxies of the environment
 are not used: one would read the token.
 """

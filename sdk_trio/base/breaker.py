@@ -7,7 +7,7 @@ an outage cannot close or reopen the circuit after it.
 An attempt's failure may name its *incident*: the failure of a connection or a dial that carried
 several attempts. However many of them report it, it is one failure: twenty calls on one HTTP/2
 connection would else open the circuit at its first reset
-(docs/adr/0028-one-event-one-failure.md).
+(docs/adr/0028-network-incidents.md).
 """
 
 import enum

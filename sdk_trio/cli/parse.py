@@ -92,7 +92,9 @@ COMMANDS = (
     Command("notify retry", "send messages again that did not arrive", "notifications:retry"),
     Command("storage status", "show the store's version, sizes and rows", "storage:show_status"),
     Command("storage check", "look for damage in the store", "storage:check_store"),
-    Command("storage migrate", "move the store from SQLite to PostgreSQL", "storage:migrate"),
+    Command("storage migrate", "move the store to another engine", "storage:migrate"),
+    Command("storage backup", "write a backup of the store, beside a receiver", "storage:back_up"),
+    Command("storage restore", "restore a backup into an empty store", "storage:restore"),
     Command("openapi", "print the OpenAPI document", "settings:openapi"),
     Command("completion", "print what completes commands in a shell", "completion:complete"),
 )
@@ -178,6 +180,8 @@ storage status -f json
 storage check
 storage migrate --from sqlite --to postgres --dry-run
 storage migrate --from sqlite --to postgres
+storage backup inbox-2026-05-01.backup
+storage restore inbox-2026-05-01.backup
 openapi
 openapi --admin
 completion fish | source
@@ -191,7 +195,7 @@ GROUPS = {
     "replication": "the replication of the tenants' databases",
     "routes": "the applications that events are forwarded to",
     "secrets": "webhook secrets",
-    "storage": "the store: its version and sizes, its check, its move to PostgreSQL",
+    "storage": "the store: its version, sizes, check and backup, its move to another engine",
     "notify": "messages to site managers: what they say, what became of them",
     "tenant": "tenants: who they are, where they stand, who changed that",
 }

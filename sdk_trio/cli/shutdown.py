@@ -3,7 +3,7 @@
 A cancelled handler may go on: in a thread, behind a shield, in a loop that swallows ``Cancelled``,
 or in a computation that blocks the event loop. Its event is in the store, so nothing is lost: the
 log names the handler, the event is released, and the process ends without it. The bounds come one
-after the other (docs/adr/0031-the-end-of-a-daemon-is-bounded.md): the event loop ends the process
+after the other (docs/adr/0031-bounded-shutdown.md): the event loop ends the process
 first; a thread does so if the loop does not answer; ``faulthandler``'s timer does so if a handler
 holds the interpreter's lock.
 """

@@ -1,10 +1,12 @@
-"""``storage``: the store's version and sizes, its check, and its move to PostgreSQL."""
+"""``storage``: the store's version and sizes, its check, its backup, its move to another engine."""
 
 from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,11 @@ from .parse import UsageError, add_format, describing
 
 if not describing():
     import attrs
+    import msgspec
 
     from ..base import logs
     from ..config import Settings, StorageBackend
+    from ..storage import backup
     from ..storage.data_directory import keep_files_private, lock_data_directory
     from ..storage.examine import CheckResult, StoreStatus, check_file, status_of_file
     from ..storage.open import postgres_address
@@ -25,6 +29,7 @@ if not describing():
     from .terminal import ByteProgress, print_json, print_rows, say, size_text
 
 if TYPE_CHECKING:
+    from ..storage.backup import Manifest
     from ..storage.transfer import TransferPlan
 
 _ENGINES = ("sqlite", "postgres")
@@ -49,9 +54,18 @@ def migrate_arguments(parser: ArgumentParser) -> None:
         "--to", dest="to_engine", required=True, choices=_ENGINES, help="where it is moved"
     )
     parser.add_argument("--dry-run", action="store_true", help="show what would be moved")
-    parser.add_argument(
-        "--anew", action="store_true", help="remove what an earlier move has copied, begin again"
-    )
+    add_format(parser)
+
+
+def backup_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``storage backup``."""
+    parser.add_argument("file", metavar="FILE", help="the backup, which does not exist yet")
+    add_format(parser)
+
+
+def restore_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``storage restore``."""
+    parser.add_argument("file", metavar="FILE", help="the backup")
     add_format(parser)
 
 
@@ -124,7 +138,7 @@ def check_store(arguments: Namespace) -> int:
     )
     broken = [each for each in results if each.found is not None]
     if broken:
-        say("stop the receiver, keep a copy of the store, and restore a backup")
+        say("stop the receiver, move the store away, and restore a backup: 'storage restore FILE'")
     return EXIT_FAILURE if broken else 0
 
 
@@ -135,49 +149,59 @@ def _checked(result: CheckResult) -> dict[str, Any]:
 def migrate(arguments: Namespace) -> int:
     """Move the store from one engine to another, or with ``--dry-run`` show what would be moved.
 
-    Killed at any point, it goes on when it is repeated. Every row is compared at the end.
+    Killed at any point, it is repeated. Every row is compared at the end.
 
     Raises:
-        UsageError: it is no move from SQLite to PostgreSQL.
+        UsageError: both engines are the same.
         StoreLockedError: a runtime works on one of the stores.
         StorageError: one of them cannot be used, or the rows differ.
     """
-    if (arguments.from_engine, arguments.to_engine) != _ENGINES:
-        raise UsageError("a store is moved --from sqlite --to postgres; there is no other way yet")
+    if arguments.from_engine == arguments.to_engine:
+        raise UsageError("a store is moved --from sqlite --to postgres, or the other way round")
     keep_files_private()
     settings = load(arguments)
     logs.configure(level="Error", format=settings.logging.format)
-    file = _file(settings)
-    if not file.exists():
+    file, to_postgres = _file(settings), arguments.to_engine == "postgres"
+    if to_postgres and not file.exists():
         raise StoreUnavailableError(
             f"there is no store at {file.absolute()}: name its data directory with "
             "--set Sdk:Storage:Path=..."
         )
     address = postgres_address(settings)
-    from ..storage.transfer import plan_transfer, transfer
+    from ..storage import transfer
 
     as_json = arguments.format == "json"
     if arguments.dry_run:
-        return _show_plan(plan_transfer(file, address), as_json=as_json)
+        plan = (
+            transfer.plan_to_postgres(file, address)
+            if to_postgres
+            else transfer.plan_to_sqlite(address, file)
+        )
+        return _show_plan(plan, as_json=as_json)
+    # The lock is the proof that no receiver of this host works on either.
+    with lock_data_directory(settings.storage.path), _progress() as report:
+        moved = (
+            transfer.move_to_postgres(file, address, report=report)
+            if to_postgres
+            else transfer.move_to_sqlite(address, file, report=report)
+        )
+    print_rows(_table_rows(moved.rows), ("table", "rows"), as_json=as_json)
+    say(f"moved to {moved.target}, and every row compared")
+    _say_left(moved.left_behind)
+    say(
+        f"set Sdk:Storage:Backend to {'Postgres' if to_postgres else 'Sqlite'} before the next "
+        "start; the source is kept, marked as moved"
+    )
+    return 0
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int], None]]:
     progress = ByteProgress()
     try:
-        # The lock is the proof that no receiver of this host works on either.
-        with lock_data_directory(settings.storage.path):
-            moved = transfer(
-                file,
-                address,
-                anew=arguments.anew,
-                report=lambda step, table, done, total: progress.show(
-                    f"{step} {table}: {done} of {total}", 0
-                ),
-            )
+        yield lambda step, rows: progress.show(f"{step}: {rows} rows" if rows else step, 0)
     finally:
         progress.end()
-    print_rows(_table_rows(moved.rows), ("table", "rows"), as_json=as_json)
-    say(f"moved to {address.place}, and every row compared")
-    _say_left(moved.left_behind)
-    say("set Sdk:Storage:Backend to Postgres before the next start; the file is kept, as moved")
-    return 0
 
 
 def _show_plan(plan: TransferPlan, *, as_json: bool) -> int:
@@ -186,14 +210,76 @@ def _show_plan(plan: TransferPlan, *, as_json: bool) -> int:
         print_json({**attrs.asdict(plan), "rows": rows})
     else:
         print_rows(rows, ("table", "rows"), as_json=False)
-        if not plan.rows:
-            say("the store is of an earlier version: the move brings it up to date first")
-        say(f"from {plan.source} ({size_text(plan.size)}) to {plan.target}")
-        if plan.copied is not None:
-            say(f"an earlier move has come to: {plan.copied}")
+        say(f"from {plan.source} to {plan.target}")
+        if plan.begun:
+            say("an earlier move has not come to its end; this one ends it, or begins again")
         _say_left(plan.left_behind)
         say("nothing was changed" if plan.refusal is None else f"refused: {plan.refusal}")
     return 0 if plan.refusal is None else EXIT_FAILURE
+
+
+def back_up(arguments: Namespace) -> int:
+    """Write a verified backup of the store to a new file, also while a receiver works.
+
+    Raises:
+        StorageError: the store cannot be read, or the file not be written.
+    """
+    keep_files_private()
+    settings = load(arguments)
+    logs.configure(level="Error", format=settings.logging.format)
+    _require_reachable(settings)
+    if settings.storage.backend is StorageBackend.POSTGRES:
+        address = postgres_address(settings)
+        from ..storage import transfer
+
+        make = partial(transfer.copy_database, address)
+    else:
+        make = partial(backup.copy_file, _file(settings))
+    file = Path(arguments.file)
+    with _progress() as report:
+        manifest = backup.back_up(file, make, backend=str(settings.storage.backend), report=report)
+    _print_manifest(manifest, as_json=arguments.format == "json")
+    say(f"backed up to {file} ({size_text(file.stat().st_size)}), and read again")
+    return 0
+
+
+def restore(arguments: Namespace) -> int:
+    """Restore a backup into the configured store, which is empty or not there yet.
+
+    Raises:
+        StoreUnavailableError: the store is one in memory, or cannot be used.
+        StoreLockedError: a runtime works on the store.
+        StorageError: the backup is damaged, or the store is not empty.
+    """
+    keep_files_private()
+    settings = load(arguments)
+    logs.configure(level="Error", format=settings.logging.format)
+    place = str(_file(settings))
+    if settings.storage.backend is StorageBackend.MEMORY:
+        _require_reachable(settings)
+    if settings.storage.backend is StorageBackend.POSTGRES:
+        address = postgres_address(settings)
+        from ..storage import transfer
+
+        place = address.place
+        put = partial(transfer.restore_database, address)
+    else:
+        put = partial(backup.put_file, _file(settings))
+    with lock_data_directory(settings.storage.path) as held, _progress() as report:
+        manifest = backup.restore(Path(arguments.file), held.path, put, report=report)
+    _print_manifest(manifest, as_json=arguments.format == "json")
+    say(f"restored to {place}: the store is that of {manifest.made_at}")
+    if settings.storage.backend is StorageBackend.POSTGRES:
+        _say_left(manifest.other_tables)
+    say("start the receiver, and fetch what came since: sdk-trio events reconcile")
+    return 0
+
+
+def _print_manifest(manifest: Manifest, *, as_json: bool) -> None:
+    if as_json:
+        print_json(msgspec.structs.asdict(manifest))
+    else:
+        print_rows(_table_rows(manifest.rows), ("table", "rows"), as_json=False)
 
 
 def _table_rows(counted: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -202,7 +288,7 @@ def _table_rows(counted: Mapping[str, int]) -> list[dict[str, Any]]:
 
 def _say_left(tables: Sequence[str]) -> None:
     if tables:
-        say(f"not moved, because they are the application's: the tables {', '.join(tables)}")
+        say(f"not copied, because they are the application's: the tables {', '.join(tables)}")
 
 
 def _file(settings: Settings) -> Path:

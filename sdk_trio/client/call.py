@@ -414,7 +414,7 @@ def checked_path(path: str) -> str:
 def without_path_secrets(path: str) -> str:
     """Return a path or an address with a mask in place of a customer's credential."""
     # Routes such as /checkouts/client/SECRET hold a customer's credential in the path
-    # (docs/adr/0020-what-is-shown.md).
+    # (docs/adr/0020-exception-text.md).
     return _SECRET_SEGMENT.sub(rf"\1{MASK}", path)
 
 

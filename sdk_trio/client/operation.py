@@ -334,7 +334,7 @@ def prepare(
     if query is not None and not isinstance(query, Mapping):
         rest["query"] = query
     # Names alone are checked. The upstream learns values faster than this client does, and refuses
-    # a wrong one itself (docs/adr/0030-types-are-generated-and-not-imported.md).
+    # a wrong one itself (docs/adr/0030-generated-types.md).
     if is_checked and operation.known is not None:
         _check_known(operation, operation.known, rest)
     if operation.body is not Body.NONE and isinstance(body, Unset):

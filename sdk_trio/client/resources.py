@@ -232,7 +232,7 @@ class OperationMethod(Generic[P, Result]):
             )
         except (TypeError, ValueError) as error:
             # The frames of a failed conversion hold the body, and reports that print variables
-            # would show it (docs/adr/0029-what-a-call-keeps-and-bounds.md).
+            # would show it (docs/adr/0029-client-calls.md).
             raise without_frames(error)
         finally:
             del path, named  # reports of a failure show variables

@@ -3,7 +3,7 @@
 ``make generate`` writes ``models.pyi`` and ``operations/table.pyi`` for editors and type checkers.
 The same text says at run time which arguments an operation takes and which fields a record has.
 Each entry is parsed at its first use, because a program uses a few of some 190 operations
-(docs/adr/0030-types-are-generated-and-not-imported.md).
+(docs/adr/0030-generated-types.md).
 """
 
 import functools

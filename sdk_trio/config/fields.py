@@ -89,7 +89,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one section; each class of them is one below this one.
 
     Change a value with ``msgspec.structs.replace``. Structs, because attrs would write and compile
-    each class of its own at every start (docs/adr/0066-a-start-compiles-few-classes.md).
+    each class of its own at every start (docs/adr/0066-lean-start.md).
     """
 
 

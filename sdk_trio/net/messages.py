@@ -44,7 +44,7 @@ class Incident:
     """One failure of a dial or a connection, shared by all the requests that it carried.
 
     It is known by its identity alone, so that the breaker counts it once
-    (docs/adr/0028-one-event-one-failure.md).
+    (docs/adr/0028-network-incidents.md).
     """
 
     __slots__ = ("__weakref__",)

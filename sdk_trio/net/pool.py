@@ -7,7 +7,7 @@ connection is closed, in one place each.
 
 An attempt to connect that takes long is raced by another one, as "Happy Eyeballs" does over
 addresses (RFC 8305), so that a lost SYN or a server that accepts and stays silent holds up no
-request. docs/adr/0028-one-event-one-failure.md has the measurements behind the times.
+request. docs/adr/0028-network-incidents.md has the measurements behind the times.
 """
 
 import contextlib

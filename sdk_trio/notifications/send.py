@@ -45,7 +45,7 @@ _TRY_AGAIN = frozenset({408, 425, 429})
 #: Statuses of a gateway between us and the provider: 502, 504, and those that content networks
 #: made up. The gateway may have passed the request on or not, so nobody knows whether the message
 #: was taken. An SMS that was sent cannot be called back, so it becomes ``unknown`` instead of being
-#: sent again (docs/adr/0014-notification-channels.md).
+#: sent again (docs/adr/0013-notifications.md).
 _SAID_BY_A_GATEWAY = frozenset({502, 504, 598, 599, *range(520, 531)})
 
 

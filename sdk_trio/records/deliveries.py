@@ -76,9 +76,7 @@ class DeliveryRecord:
     many of them the process ended, ``ran_alone`` whether no other run was beside the last of these.
     ``generation`` counts how often it was put back after it had been done.
     ``raw`` is None once the payload retention has passed, or where a listing leaves bodies out.
-    ``signer`` is the tenant whose secret has verified it, "" for the host's, and None for what came
-    before that was kept: it counts as the host's or as that of its own tenant, whoever sends it
-    again.
+    ``signer`` is the tenant whose secret verified it, "" for the host's.
     """
 
     sequence: int
@@ -100,7 +98,7 @@ class DeliveryRecord:
     process_ends: int = 0
     ran_alone: bool = attrs.field(default=False, converter=bool)
     earlier_attempts: int = 0
-    signer: str | None = None
+    signer: str = ""
     generation: int = 0
 
     @property

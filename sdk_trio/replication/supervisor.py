@@ -2,7 +2,7 @@
 
 The binary cannot reload: a hangup ends it. So databases that come and go are registered and let go
 of over its control socket, where that replicates them as the configuration says
-(docs/adr/0033-databases-are-registered-live.md). Any other change is a restart, which takes 500
+(docs/adr/0033-replicator-supervision.md). Any other change is a restart, which takes 500
 databases two seconds and loses nothing, because what was not synced is in their logs. Either way,
 what counts is what the child then says that it replicates.
 

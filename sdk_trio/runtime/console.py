@@ -349,7 +349,7 @@ class RuntimeConsole:
 
         The signature of the sender is not kept: of an HMAC it can be made again, byte for byte,
         out of id, time, body and secret. A time that the listener's receiver would refuse is
-        replaced by the present one (docs/adr/0062-what-a-relay-sends.md).
+        replaced by the present one (docs/adr/0062-relay.md).
         """
         await trio.lowlevel.checkpoint()
         may_sign = self._may_sign(here) and not self._is_read_only

@@ -7,7 +7,7 @@ is free, and none waits for a process that hangs or has died.
 
 When a process has ended, nobody but the supervisor can know that it runs nothing any more. So it
 takes the leases away at once: what had not begun is free for the others, and what ran is left to
-the successor, which tries it alone first (docs/adr/0023-an-event-that-ends-the-process.md). A
+the successor, which tries it alone first (docs/adr/0023-quarantine.md). A
 successor begins at once, then after a growing pause; where no process serves for long, the
 supervisor gives up with an error, and the service manager decides.
 
@@ -132,7 +132,7 @@ class WorkerCommand:
     """The program of a process, how many there are, and their bounds in seconds.
 
     ``end_seconds`` is the time after the end of the drain's time in which each names what it leaves
-    behind (docs/adr/0031-the-end-of-a-daemon-is-bounded.md), ``forced_end_seconds`` that after a
+    behind (docs/adr/0031-bounded-shutdown.md), ``forced_end_seconds`` that after a
     second signal. ``watchdog``: a process that is silent for so long is ended; None: none is.
     """
 

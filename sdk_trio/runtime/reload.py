@@ -7,7 +7,7 @@ force until somebody undoes an unrelated change.
 Every part prepares first (parses keys, loads a certificate) and returns a call that swaps a
 reference. Only when all have prepared are these calls made, without a checkpoint in between, so
 that no delivery sees a mixture and no cancellation leaves one
-(docs/adr/0019-a-reload-is-all-or-nothing.md).
+(docs/adr/0019-atomic-reload.md).
 """
 
 from collections.abc import Callable, Collection, Iterator

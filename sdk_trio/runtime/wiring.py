@@ -4,7 +4,7 @@ A receiver without client, admin address and tenants then starts faster and take
 :class:`NotificationsOff` marks notifications as off in the store where the settings do not enable
 them. Transitions go on writing outbox rows; the mark says that none of them will ever be announced,
 so that a later start with notifications does not send a flood of old news
-(docs/adr/0013-messages-are-marked-before-they-are-sent.md).
+(docs/adr/0013-notifications.md).
 """
 
 import secrets

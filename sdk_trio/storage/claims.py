@@ -5,7 +5,7 @@ handlers have ended before the claim is handed to the committing thread. A handl
 process in that moment would leave no trace, and each redelivery would end the process again. So
 the key of each such run stands in this file while no commit knows of it. It is written and not
 synced: what the kernel has survives the process, and need not survive the machine
-(docs/adr/0047-one-sync-for-an-inline-delivery.md). It is not mapped into memory, because a mapped
+(docs/adr/0047-unawaited-claims.md). It is not mapped into memory, because a mapped
 file that another program truncates ends the process (SIGBUS).
 
 A slot that is found at the start is a run during which the process ended, unless the store knows
@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ..base.logs import get_logger
+from ..base.opener import open_file
 
 _log = get_logger("storage")
 
@@ -101,7 +102,7 @@ def _open(path: str | os.PathLike[str], flags: int) -> int:
     # pipe in its place would never open.
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, name, 0)
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = open_file(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(f"{os.fspath(path)} is no ordinary file: remove it")

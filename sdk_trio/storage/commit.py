@@ -2,7 +2,7 @@
 
 While one transaction is being synced, further units queue up, and the next transaction takes all of
 them. This is *natural batching*: a lone caller never waits for company, and many callers share the
-price of one sync (docs/adr/0002-own-commit-thread.md).
+price of one sync (docs/adr/0002-group-commit.md).
 
 Cancellation and time limits. A unit that was handed to the thread is always finished. A cancelled
 caller waits for it for :data:`STALL_SECONDS`, any other caller for :data:`ANSWER_SECONDS`. A caller
@@ -170,6 +170,11 @@ class _Unit:
     value: Any = None
     error: BaseException | None = None
 
+    def abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        """Let a cancelled caller stop waiting."""
+        self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
 
 class GroupCommit(trio.abc.Instrument):
     """Commits the work of all tasks of this process through one :class:`Engine`.
@@ -187,6 +192,7 @@ class GroupCommit(trio.abc.Instrument):
         #: Runs before the work of each caller of :meth:`submit`, and raises if it must not be done.
         self.fence: Work[None] | None = None
         self._outage = Outage(_log) if outage is None else outage
+        self._now = clock.current().monotonic
         self._worker = start_worker(name)
         # Units move through three stages: asked for in this iteration of the event loop; handed
         # over to the thread, which takes them from the left; in the batch that is being committed.
@@ -263,14 +269,17 @@ class GroupCommit(trio.abc.Instrument):
             kind: always the same object for the same kind of work.
             key: items of the same key are done in the order of their arrival.
         """
-        return self._commit_unit(_grouped(kind, key, item, durable))
+        unit = _Unit()
+        unit.kind, unit.key, unit.item, unit.durable = kind, key, item, durable
+        return self._commit_unit(unit)
 
     def post(self, kind: Kind, key: str, item: Any, *, durable: bool = False) -> PostedWork:
         """Have grouped work done, before all that is asked for later, without waiting for it.
 
         An error is logged. Once the store is closed, nothing happens.
         """
-        unit = _grouped(kind, key, item, durable)
+        unit = _Unit()
+        unit.kind, unit.key, unit.item, unit.durable = kind, key, item, durable
         unit.posted = True
         if self._refusal is None:
             self._asked[unit] = None
@@ -296,9 +305,15 @@ class GroupCommit(trio.abc.Instrument):
     @property
     def prompt(self) -> bool:
         """Whether the store is in order and answers at once; after a failure, since a write."""
-        if self.failing or self._refusal is not None:
+        # One expression, not three properties: each inline delivery asks twice.
+        if (
+            self._failing
+            or self._silent_since is not None
+            or self._engine.lost is not None
+            or self._refusal is not None
+        ):
             return False
-        return not self._waiting or clock.monotonic() - self._answered_at < PROMPT_SECONDS
+        return not self._waiting or self._now() - self._answered_at < PROMPT_SECONDS
 
     async def close(self) -> None:
         """Finish the queued units, close the engine and end the thread.
@@ -312,7 +327,8 @@ class GroupCommit(trio.abc.Instrument):
         """
         if self._refusal is None:
             self._refusal = "the store is closed"
-            self._hand_over()
+            self._awaited = True
+            self.before_io_wait(0)
             self._worker.post(self._finish, self._end)
         # A store that is silent already gets no further patience.
         patience = WATCH_SECONDS if self._silent_since is not None else CLOSE_SECONDS
@@ -335,18 +351,19 @@ class GroupCommit(trio.abc.Instrument):
             await trio.lowlevel.cancel_shielded_checkpoint()
             raise self._refuse()
         if not patient:
-            unit.asked_at = clock.monotonic()
+            unit.asked_at = self._now()
             if not self._waiting:
                 self._answered_at = unit.asked_at
                 self._someone_waits.set()
             self._waiting.add(unit)
         self._asked[unit] = None
         self._awaited = True
+        unit.task = trio.lowlevel.current_task()
         try:
-            await _wait_for(unit)
+            await trio.lowlevel.wait_task_rescheduled(unit.abort)
         except trio.Cancelled:
             with trio.move_on_after(STALL_SECONDS, shield=True) as patience:
-                await _wait_for(unit)
+                await _wait_again(unit)
             if patience.cancelled_caught:
                 self._fall_silent(STALL_SECONDS)
             raise
@@ -362,7 +379,7 @@ class GroupCommit(trio.abc.Instrument):
             return StoreUnavailableError(self._refusal)
         if self._engine.lost is not None:
             return StoreLostError(self._engine.lost)
-        now = clock.monotonic()
+        now = self._now()
         return StoreUnavailableError(self._silence(now - (self._silent_since or now)))
 
     def before_io_wait(self, timeout: float) -> None:
@@ -372,30 +389,26 @@ class GroupCommit(trio.abc.Instrument):
         transactions of one or two units: an acknowledged delivery then cost an eighth more CPU.
         """
         if self._asked and (self._awaited or not self._lingers):
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        self._awaited = False
-        self._queue.extend(self._asked)
-        self._asked.clear()
-        if self._queue and not self._called:
-            self._called = True
-            self._worker.post(self._commit_next, self._deliver)
+            self._queue += self._asked
+            self._asked, self._awaited = {}, False
+            if not self._called:
+                self._called = True
+                self._worker.post(self._commit_next, self._deliver)
 
     async def _linger(self) -> None:
         await trio.sleep(self._engine.linger)
         self._lingers = False
-        self._hand_over()
 
     def _deliver(self, result: outcome.Outcome[tuple[Sequence[_Unit], bool]]) -> None:
-        if isinstance(result, outcome.Error):
+        if not isinstance(result, outcome.Value):
+            assert isinstance(result, outcome.Error)
             self._crash(result.error)
             return
-        units, wrote = result.unwrap()
+        units, wrote = result.value
         if not units:
             return
         self._silent_since = None
-        self._answered_at = clock.monotonic()
+        self._answered_at = self._now()
         failed = self._wake(units)
         # A transaction that had nothing to write succeeds on a disk that takes no write.
         if failed or wrote:
@@ -428,7 +441,7 @@ class GroupCommit(trio.abc.Instrument):
                 while self._waiting:
                     await trio.sleep(WATCH_SECONDS)
                     # Real time: Trio's clock may run ahead of the disk in tests.
-                    self._refuse_late(clock.monotonic() - ANSWER_SECONDS)
+                    self._refuse_late(self._now() - ANSWER_SECONDS)
                 self._someone_waits = trio.Event()
 
     def _refuse_late(self, asked_before: float) -> None:
@@ -445,7 +458,7 @@ class GroupCommit(trio.abc.Instrument):
 
     def _fall_silent(self, seconds: float) -> None:
         if self._silent_since is None:
-            self._silent_since = clock.monotonic() - seconds
+            self._silent_since = self._now() - seconds
             self._outage.fail(0, seconds=seconds)
             _log.error(
                 "store.stalled",
@@ -574,12 +587,6 @@ class GroupCommit(trio.abc.Instrument):
             self._crash(result.error)
 
 
-def _grouped(kind: Kind, key: str, item: Any, durable: bool) -> _Unit:
-    unit = _Unit()
-    unit.kind, unit.key, unit.item, unit.durable = kind, key, item, durable
-    return unit
-
-
 def _perform_kinds(gathered: dict[Kind, list[_Unit]], transaction: Transaction) -> None:
     for kind, units in gathered.items():
         values = kind(transaction, [unit.item for unit in units])
@@ -595,15 +602,10 @@ def _fail(batch: Sequence[_Unit], error: Exception) -> None:
         unit.error = type(error)(str(error)) if shared else error
 
 
-async def _wait_for(unit: _Unit) -> None:
+async def _wait_again(unit: _Unit) -> None:
     # _wake runs in this thread, too, so no unit can finish between the test and the sleep.
     if unit.finished or unit.refused:
         await trio.lowlevel.checkpoint()
-        return
-
-    def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-        unit.task = None
-        return trio.lowlevel.Abort.SUCCEEDED
-
-    unit.task = trio.lowlevel.current_task()
-    await trio.lowlevel.wait_task_rescheduled(abort)
+    else:
+        unit.task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(unit.abort)

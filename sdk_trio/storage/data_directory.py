@@ -13,7 +13,7 @@ The lock is held twice. The lock of the file ``runtime.lock`` works on every sys
 can delete the file and let a second runtime in, which takes over the leases of the first and runs
 its events twice. The lock of the directory that holds the database has no file to delete, and is
 the same through every link and mount. The database itself is not locked: to close a descriptor of
-it would drop the POSIX locks that SQLite holds (docs/adr/0025-the-lock-of-the-directory.md).
+it would drop the POSIX locks that SQLite holds (docs/adr/0024-store-files.md).
 """
 
 import errno
@@ -21,14 +21,15 @@ import os
 import secrets
 import stat
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ..base import clock
 from ..base.file_locks import lock_holder
 from ..base.logs import get_logger
+from ..base.opener import open_file
 from ..base.ownership import user_name
 from ..errors import EXIT_CONFIGURATION, StoreLockedError, StoreUnavailableError
 from .sql.schema import DATABASE_NAME
@@ -209,7 +210,7 @@ def write_private(file: Path, text: str, *, mode: int = 0o600) -> None:
     # A name that nobody can guess, and O_EXCL below: a link that somebody has put there is refused
     # instead of followed.
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
             opened.write(text)
@@ -232,7 +233,7 @@ def open_private(file: Path) -> int:
         raise ForeignFileError(f"{file.absolute()} is a symbolic link: remove it")
     # Not blocking: a pipe in its place would never open.
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(file, os.O_RDONLY | flags)
+    descriptor = open_file(file, os.O_RDONLY | flags)
     status = os.fstat(descriptor)
     owner = os.geteuid() if os.name == "posix" else status.st_uid
     if stat.S_ISREG(status.st_mode) and status.st_uid in (owner, 0):
@@ -352,7 +353,7 @@ def _lock_database_directory(directory: Path, pid_file: Path) -> Iterator[int | 
         return
     locked = False
     try:
-        deadline = time.monotonic() + CLEANER_SECONDS
+        deadline = clock.monotonic() + CLEANER_SECONDS
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -361,11 +362,11 @@ def _lock_database_directory(directory: Path, pid_file: Path) -> Iterator[int | 
             except OSError as error:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     break  # some network file systems lock no directory
-                if time.monotonic() >= deadline:
+                if clock.monotonic() >= deadline:
                     raise StoreLockedError(
                         _in_use(directory, _holder(pid_file, descriptor))
                     ) from None
-            time.sleep(0.05)
+            clock.sleep(0.05)
         yield descriptor if locked else None
     finally:
         os.close(descriptor)
@@ -375,48 +376,7 @@ def _open_database_directory(directory: Path) -> int:
     # Links are resolved: the write-ahead log stands beside the real file, so two processes that
     # share a database share that directory.
     place = os.path.dirname(os.path.realpath(directory / DATABASE_NAME))
-    return os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def refuse_other_runtime(directory: Path) -> None:
-    """Raise if another process runs on the store, which is of an earlier version.
-
-    That process is of the earlier version, too. It could write nothing any more into a store that a
-    command has brought up to date beside it, and would refuse every delivery until its restart.
-    The first versions lock only the file :data:`LOCK_NAME`, later ones the directory as well.
-
-    Raises:
-        StoreLockedError: another process holds one of the two locks.
-    """
-    if sys.platform == "win32":
-        return
-    with suppress(OSError):
-        _refuse_holder(directory, _open_database_directory(directory))
-    with suppress(OSError):
-        _refuse_holder(directory, os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC))
-
-
-def _refuse_holder(directory: Path, descriptor: int) -> None:
-    """Raise :class:`StoreLockedError` if another process holds the lock of the descriptor's file.
-
-    The descriptor is closed.
-    """
-    import fcntl
-
-    try:
-        # Shared, and given back at once: a runtime that starts in this moment tries again.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = _holder(directory / PID_NAME, descriptor)
-        # The upgrade from a single tenant holds the lock itself.
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES) and holder != f"process {os.getpid()}":
-            raise StoreLockedError(
-                f"the store in {directory} is of an earlier version, as is {holder}, which runs on "
-                "it and could write nothing any more if this brought the store up to date: restart "
-                "that process with this version, then repeat this"
-            ) from None
-    finally:
-        os.close(descriptor)
+    return open_file(place, os.O_RDONLY)
 
 
 def _in_use(directory: Path, holder: str) -> str:

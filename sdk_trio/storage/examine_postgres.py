@@ -187,14 +187,12 @@ def check_database(address: PostgresAddress, tell: Callable[[str], None]) -> Seq
         StoreUnavailableError: no server answers, or it refuses.
         StoreVersionError: there is no schema of this version.
     """
-    with _looking(address) as connection, address.transaction(connection, reading=True):
+    with _looking(address) as connection, address.transaction(connection, snapshot=True):
         if find_version(connection) not in (VERSION, MOVED):
             raise StoreVersionError(
                 f"{address.place} has no schema {address.schema} of this version: 'storage status' "
                 "shows what there is"
             )
-        # One moment for all rules, so that a daemon that works meanwhile breaks none.
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SET LOCAL statement_timeout TO 0")
         connection.limit = math.inf
         # Every row is read here, other than anywhere else.

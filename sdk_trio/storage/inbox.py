@@ -233,8 +233,24 @@ class SqlInbox:
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         begun = self._begun.pop(key, None)
+        commits, terms = self._commits, self._terms
+
+        def work(tx: Transaction) -> None:
+            if begun is not None:
+                deliveries.start_all(tx, terms, [RunStart(lease.sequence, lease.token, begun[1])])
+            deliveries.finish(tx, terms, lease, outcome, now)
+
         try:
-            await self._finish(key, lease, begun, outcome, now)
+            if isinstance(outcome, Done) and outcome.answer is None:
+                # Most handlers end before their start is handed over: both are one change then. A
+                # start that was recorded counts once.
+                if begun is not None:
+                    commits.withdraw(begun[0])
+                begun_at = None if begun is None else begun[1]
+                run = RunEnd(lease.sequence, lease.token, now, begun_at)
+                await commits.gather(self._ending, key, run)
+            else:
+                await commits.submit(work)
         except StoreUnavailableError:
             # The outcome may be sent again, and then has to bring its start again.
             if begun is not None:
@@ -242,27 +258,6 @@ class SqlInbox:
             raise
         if self._leases.get(key) is lease:
             del self._leases[key]
-
-    async def _finish(
-        self, key: str, lease: Lease, begun: Begun | None, outcome: Outcome, now: float
-    ) -> None:
-        commits = self._commits
-        if isinstance(outcome, Done) and outcome.answer is None:
-            # Most handlers end before their start is handed over: both are one change then. A start
-            # that was recorded counts once.
-            if begun is not None:
-                commits.withdraw(begun[0])
-            run = RunEnd(lease.sequence, lease.token, now, None if begun is None else begun[1])
-            await commits.gather(self._ending, key, run)
-            return
-        terms = self._terms
-
-        def work(tx: Transaction) -> None:
-            if begun is not None:
-                deliveries.start_all(tx, terms, [RunStart(lease.sequence, lease.token, begun[1])])
-            deliveries.finish(tx, terms, lease, outcome, now)
-
-        await commits.submit(work)
 
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`."""

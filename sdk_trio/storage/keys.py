@@ -147,7 +147,8 @@ class StoreKeys:
         self._complete = False
         # Another connection has written since: set by the committing thread as well.
         self._behind = False
-        self._version = (0, 0)
+        #: A number for :meth:`is_still`, from when a key was noted.
+        self.version: Version = (0, 0)
         self._most = KEYS_BEFORE_REBUILD
         self._up_to = 0
         self._wanted = trio.Event()
@@ -180,13 +181,8 @@ class StoreKeys:
 
     def check(self, tx: Transaction) -> None:
         """Notice in the committing thread, within a transaction, that others have written."""
-        if version_of(tx) != self._version:
+        if version_of(tx) != self.version:
             self._behind = True
-
-    @property
-    def version(self) -> Version:
-        """A number for :meth:`is_still`, from when a key was noted."""
-        return self._version
 
     def is_still(self, tx: Transaction, version: Version) -> bool:
         """Say in the committing thread, within a transaction, that no other has written since.
@@ -236,7 +232,7 @@ class StoreKeys:
             # A large store is learned in the background of the deliveries.
             await trio.sleep(2 * (clock.monotonic() - begun))
         # Only now: a row that was still to be read is not surely new.
-        self._version, self._behind = version, False
+        self.version, self._behind = version, False
         if not self._complete:
             self._complete = True
             self._most = 2 * keys.added + KEYS_BEFORE_REBUILD

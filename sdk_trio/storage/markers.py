@@ -7,12 +7,12 @@ event, so a delivery that is years late does no harm either.
 """
 
 import sys
-import time
 from collections.abc import Sequence
 from datetime import datetime
 from inspect import iscoroutinefunction
 from typing import Any
 
+from ..base import clock
 from ..errors import EffectError
 from ..events import Event
 
@@ -76,7 +76,7 @@ def first_time(connection: Any, event: Event[Any], *, effect: str = "") -> bool:
     Blocks for one statement. PostgreSQL lets it wait for another transaction that is just applying
     the same event.
     """
-    values = (event.key, event.generation, effect, time.time())
+    values = (event.key, event.generation, effect, clock.wall())
     done = _execute(connection, _INSERT, values)
     if done not in (0, 1):
         raise EffectError(

@@ -54,13 +54,12 @@ async def open_store(
         lease_seconds: duration of a lease without renewal, in seconds; above 0.
         sole: the caller holds the lock of the data directory, so no other runtime uses the store.
         claims: with ``sole``, this process alone runs deliveries, so that the claim of a new key
-            need not be waited for (docs/adr/0047-one-sync-for-an-inline-delivery.md).
+            need not be waited for (docs/adr/0047-unawaited-claims.md).
         in_turn: several processes run deliveries on this store.
 
     Raises:
         OptionsValidationError: the extra of the backend or its connection string is missing.
         StoreVersionError: the store is of a newer version or of another program.
-        StoreLockedError: it is of an earlier version, and a runtime of that version uses it.
         StoreUnavailableError: it cannot be opened or written.
 
     Cancelled, what was begun is finished and closed; see :meth:`Inbox.close`.

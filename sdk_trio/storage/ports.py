@@ -54,18 +54,18 @@ class Inbox(Protocol):
     """The durable inbox: one record for each key of a delivery, from arrival to its end.
 
     The key is the signer and the webhook id, see :func:`key_of`: two senders may use the same id,
-    and neither changes the records of the other. A record from before signers were kept matches a
-    delivery that the host signed and one that its own tenant signed; it becomes that signer's when
-    such a delivery is taken.
+    and neither changes the records of the other.
 
     A different body under the same key changes no answer: it is kept beside the first one as
     evidence, see :meth:`evidence`.
 
-    An inbox acts for one *owner*, named when it is opened. An owner has a lease up to a deadline,
-    and *holds* it as long as it is going to run that delivery, or runs it. ``renew`` extends what
-    is held, and gives up what is not: the call that has taken it was abandoned, or an outcome could
-    not be recorded. Leases of other owners are taken over when they have expired (``take_due``), or
-    when their owners are known to be dead (``recover``).
+    An inbox acts for one *owner*, named when it is opened. A run is a lease with a token, which the
+    inbox gets by ``accept``, ``claim``, ``take_due``, ``take_suspects`` or ``start`` and holds in
+    memory, by key. An outcome changes nothing if its token is not the current one. ``renew``
+    extends the leases of the keys that it is given, and gives up all others of its owner: the call
+    that took them was abandoned, or an outcome could not be recorded. Leases of other owners are
+    taken over when they have expired (``take_due``), or when their owners are known to be dead
+    (``recover``).
     """
 
     @property
@@ -131,7 +131,7 @@ class Inbox(Protocol):
         False changes nothing: ask :meth:`claim`. After True it is ``running`` and ours for every
         later call of this inbox, and :meth:`finish` ends it. It returns at once and raises nothing;
         a failure of the store is the one of ``finish``. A run in which the process ends is counted,
-        from its first moment on (docs/adr/0047-one-sync-for-an-inline-delivery.md).
+        from its first moment on (docs/adr/0047-unawaited-claims.md).
         """
         ...
 
@@ -162,7 +162,7 @@ class Inbox(Protocol):
 
         For the first run of a delivery that this process has just accepted, or that ``take_due``
         calls unbegun, which saves it one wait for the disk
-        (docs/adr/0011-first-start-is-not-waited-for.md). It returns at once and raises
+        (docs/adr/0047-unawaited-claims.md). It returns at once and raises
         nothing; a failure of the store is logged, and the run may then not be counted.
         """
         ...

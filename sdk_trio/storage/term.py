@@ -2,7 +2,7 @@
 
 One host leads the others (:class:`Leadership`): it reconciles and replicates. One runs the upgrade
 from a single tenant. On SQLite nothing of this is needed: the lock of the data directory ends with
-its holder (docs/adr/0025-the-lock-of-the-directory.md).
+its holder (docs/adr/0024-store-files.md).
 
 The lease is told by the store's clock, and its holder ends by its own clock before the lease can,
 counted from before it asked. So two never act at once, however far the clocks of the hosts differ.

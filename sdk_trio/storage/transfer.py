@@ -1,31 +1,61 @@
-"""The move of a whole store from one engine to the other: ``storage migrate``."""
+"""The move of a whole store between SQLite and PostgreSQL: ``storage migrate``.
 
-from collections.abc import Callable, Mapping, Sequence
+Three steps, each of which is on the disk before the next: the target is complete, and marked as
+being filled; the source is marked as moved; the target is opened. So at any moment at most one of
+the two stores can be opened, and a move that was killed is repeated: it begins again before the
+second step, and goes on after it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import apsw
 import attrs
 
-from ..errors import StorageError
-
-if TYPE_CHECKING:
-    from .engines.postgres_address import PostgresAddress
-
-
-class TransferError(StorageError):
-    """The move cannot begin, or its rows differ."""
+from ..errors import StorageError, StoreVersionError
+from .copying import (
+    Copied,
+    Report,
+    Side,
+    SqliteSide,
+    TransferError,
+    copy,
+    count_rows,
+    digests,
+    filled_table,
+    filling_file,
+    look_at_file,
+    new_file,
+    opened,
+    put_in_place,
+    require_equal,
+)
+from .copying_postgres import PostgresSide, copying, dialled
+from .engines.postgres_address import PostgresAddress
+from .engines.postgres_connection import StoreConnection
+from .engines.postgres_migration import read_version
+from .engines.sqlite import connect_writer, describe_failure
+from .postgres import migrate
+from .sql.dialect import Transaction
+from .sql.reads import other_tables
+from .sql.schema import APPLICATION_ID, FILLING, MOVED, VERSION
 
 
 @attrs.frozen(kw_only=True)
 class TransferPlan:
-    """The findings before a move."""
+    """The findings before a move.
+
+    ``rows`` are those of the source, by table, ``left_behind`` an application's own tables in the
+    file, which it has to move itself. ``begun`` says that an earlier move has not come to its end.
+    ``refusal`` is the reason for which it cannot begin, None without one.
+    """
 
     source: str
     target: str
-    size: int
     rows: Mapping[str, int]
     left_behind: Sequence[str]
-    copied: str | None = None
+    begun: bool = False
     refusal: str | None = None
 
 
@@ -33,21 +63,282 @@ class TransferPlan:
 class Transferred:
     """The rows that were moved and compared, by table, and the tables that were left."""
 
+    target: str
     rows: Mapping[str, int]
     left_behind: Sequence[str]
 
 
-def plan_transfer(file: Path, address: "PostgresAddress") -> TransferPlan:
-    """Look at both stores and change nothing; blocks."""
-    raise TransferError(f"{file} cannot be moved to {address.place} yet")
+# -- to PostgreSQL -------------------------------------------------------------------------------
 
 
-def transfer(
-    file: Path,
-    address: "PostgresAddress",
-    *,
-    anew: bool,
-    report: Callable[[str, str, int, int], None],
-) -> Transferred:
-    """Copy the store in ``file`` to ``address``; blocks."""
-    raise TransferError(f"{file} cannot be moved to {address.place} yet")
+def plan_to_postgres(file: Path, address: PostgresAddress) -> TransferPlan:
+    """Look at both stores and change nothing; blocks.
+
+    Raises:
+        StorageError: one of them cannot be read.
+    """
+    with opened(file) as source:
+        moved = _version_of_source(source) == MOVED
+        plan = TransferPlan(
+            source=source.place,
+            target=address.place,
+            rows=count_rows(source.tx),
+            left_behind=other_tables(source.tx),
+        )
+        with dialled(address) as connection:
+            try:
+                begun = _look_at_database(connection, address, moved=moved)
+            except StorageError as error:
+                return attrs.evolve(plan, refusal=str(error))
+        return attrs.evolve(plan, begun=begun)
+
+
+def move_to_postgres(file: Path, address: PostgresAddress, *, report: Report) -> Transferred:
+    """Move the store in ``file`` to ``address``; blocks. The caller holds the directory's lock.
+
+    Args:
+        file: the database of the source.
+        address: the target, whose schema is made if it is missing. It is empty, or an earlier move
+            has not come to its end.
+        report: called again and again.
+
+    Raises:
+        TransferError: the target is not empty, or has other rows than the source.
+        StoreLockedError: a program works on the target.
+        StorageError: one of the stores cannot be used.
+    """
+    with _written(file) as source, dialled(address) as connection:
+        moved = _version_of_source(source) == MOVED
+        _look_at_database(connection, address, moved=moved)
+        if moved:
+            copied = digests(source, report)
+            require_filled(connection, address, copied, report)
+        else:
+            copied = fill_database(source, connection, address, report)
+        left_behind = other_tables(source.tx)
+        source.connection.execute(f"PRAGMA user_version = {MOVED}")
+        source.connection.execute("COMMIT")
+        with copying(connection, address) as target:
+            target.version = VERSION
+        rows = {name: each.rows for name, each in copied.items()}
+        return Transferred(target=address.place, rows=rows, left_behind=left_behind)
+
+
+@contextmanager
+def _written(file: Path) -> Iterator[SqliteSide]:
+    """Open ``file``, and keep others from writing to it until the transaction ends."""
+    try:
+        connection = connect_writer(str(file), lambda _: None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            yield SqliteSide(connection, file)
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise describe_failure(error, str(file)) from error
+
+
+def _version_of_source(source: SqliteSide) -> int:
+    version = int(source.connection.pragma("user_version"))
+    if source.connection.pragma("application_id") != APPLICATION_ID:
+        raise StoreVersionError(f"{source.place} is a SQLite database of another program")
+    if version not in (VERSION, MOVED):
+        raise StoreVersionError(
+            f"{source.place} has version {version}, and a store of version {VERSION} is moved: "
+            "'storage status' shows what the next start makes of it"
+        )
+    return version
+
+
+def _look_at_database(
+    connection: StoreConnection, address: PostgresAddress, *, moved: bool
+) -> bool:
+    """Return whether an earlier move to the database has not come to its end.
+
+    Raises:
+        StoreLockedError: a program works on it.
+        TransferError: it holds rows that no move has brought, or the source was ``moved`` already.
+        StoreVersionError: it is of another version, or another program's.
+    """
+    with copying(connection, address, snapshot=True) as target:
+        target.require_alone()
+        version = target.version
+        if version == FILLING:
+            return True
+        if moved:
+            raise TransferError("the source was moved already; set Sdk:Storage:Backend to Postgres")
+        _require_empty(target, address, version)
+    if version is None:
+        read_version(address, connection, VERSION)
+    return False
+
+
+def _require_empty(target: PostgresSide, address: PostgresAddress, version: int | None) -> None:
+    place = f"the schema {address.schema} of {address.place}"
+    remedy = "a store is moved into an empty one; name another schema in Sdk:Storage:PostgresSchema"
+    if version == MOVED:
+        raise TransferError(f"{place} holds a store that was moved to SQLite: {remedy}")
+    if version is not None and version != VERSION:
+        raise StoreVersionError(
+            f"{place} has version {version}, this version of sdk_trio moves a store to {VERSION}"
+        )
+    if version is not None and (name := filled_table(target.tx)) is not None:
+        raise TransferError(f"{place} is not empty (it has rows in {name}): {remedy}")
+
+
+def fill_database(
+    source: Side, connection: StoreConnection, address: PostgresAddress, report: Report
+) -> dict[str, Copied]:
+    """Copy ``source`` into an empty store of PostgreSQL, which is marked as being filled; blocks.
+
+    Raises:
+        TransferError: the store is not empty, or has other rows than the source afterwards.
+        StoreLockedError: a program works on it.
+        StorageError: it cannot be used.
+    """
+    if not _look_at_database(connection, address, moved=False):
+        migrate(address)
+    with copying(connection, address) as target:
+        target.lock()
+        # Looked at again behind a lock: two moves may have been started at once.
+        if target.version != FILLING:
+            _require_empty(target, address, target.version)
+        target.version = FILLING
+    with copying(connection, address) as target:
+        target.lock()
+        target.empty()
+        copied = copy(source, target, report)
+    with copying(connection, address) as target:
+        target.analyze()
+    require_filled(connection, address, copied, report)
+    return copied
+
+
+def require_filled(
+    connection: StoreConnection,
+    address: PostgresAddress,
+    copied: Mapping[str, Copied],
+    report: Report,
+) -> None:
+    """Raise TransferError if the database has other rows than ``copied``; blocks."""
+    with copying(connection, address, snapshot=True) as target:
+        require_equal(copied, digests(target, report), target.place)
+
+
+# -- to SQLite -----------------------------------------------------------------------------------
+
+
+def plan_to_sqlite(address: PostgresAddress, file: Path) -> TransferPlan:
+    """Look at both stores and change nothing; blocks.
+
+    Raises:
+        StorageError: the source cannot be read.
+    """
+    with dialled(address) as connection, copying(connection, address, snapshot=True) as source:
+        version = _version_of_database(source, address)
+        plan = TransferPlan(
+            source=source.place, target=str(file), rows=count_rows(source.tx), left_behind=()
+        )
+        try:
+            begun = look_at_file(file, moved=version == MOVED)
+            source.require_alone()
+        except StorageError as error:
+            return attrs.evolve(plan, refusal=str(error))
+        return attrs.evolve(plan, begun=begun)
+
+
+def move_to_sqlite(address: PostgresAddress, file: Path, *, report: Report) -> Transferred:
+    """Move the store at ``address`` to ``file``; blocks. The caller holds the directory's lock.
+
+    Args:
+        address: the source.
+        file: the database of the target: none, an empty store, or an earlier move has not come to
+            its end.
+        report: called again and again.
+
+    Raises:
+        TransferError: the target is not empty, or has other rows than the source.
+        StoreLockedError: a program works on the source.
+        StorageError: one of the stores cannot be used.
+        OSError: the target's disk failed, or is full.
+    """
+    with dialled(address) as connection, copying(connection, address) as source:
+        moved = _version_of_database(source, address) == MOVED
+        source.lock()
+        look_at_file(file, moved=moved)
+        copied = digests(source, report) if moved else _fill_file(source, file, report)
+        with opened(file) as target:
+            require_equal(copied, digests(target, report), target.place)
+        source.require_alone()
+        source.version = MOVED
+    with opened(file, apsw.SQLITE_OPEN_READWRITE) as target:
+        target.connection.execute(f"PRAGMA user_version = {VERSION}")
+    rows = {name: each.rows for name, each in copied.items()}
+    return Transferred(target=str(file), rows=rows, left_behind=())
+
+
+def _fill_file(source: Side, file: Path, report: Report) -> dict[str, Copied]:
+    new = filling_file(file)
+    with new_file(new) as target:
+        copied = copy(source, target, report)
+        target.connection.execute(f"PRAGMA user_version = {FILLING}")
+    put_in_place(new, file)
+    return copied
+
+
+def _version_of_database(source: PostgresSide, address: PostgresAddress) -> int:
+    version = source.version
+    if version not in (VERSION, MOVED):
+        found = "no schema" if version is None else f"version {version} in the schema"
+        raise StoreVersionError(
+            f"{address.place} has {found} {address.schema}, and a store of version {VERSION} is "
+            "moved: 'storage status' shows what the next start makes of it"
+        )
+    return version
+
+
+# -- backups -------------------------------------------------------------------------------------
+
+
+def copy_database(address: PostgresAddress, file: Path, report: Report) -> None:
+    """Copy one moment of the store at ``address`` to the new file ``file``; blocks.
+
+    Raises:
+        TransferError: the copy has other rows.
+        StorageError: the store cannot be read, or the file not be written.
+        OSError: the file cannot be made.
+    """
+    with dialled(address) as connection, copying(connection, address, snapshot=True) as source:
+        if source.version != VERSION:
+            _version_of_database(source, address)
+            raise TransferError(f"{source.place} was moved to SQLite: back up that store")
+        with new_file(file) as target:
+            copied = copy(source, target, report)
+    with opened(file) as target:
+        require_equal(copied, digests(target, report), target.place)
+
+
+def restore_database(
+    address: PostgresAddress, file: Path, finish: Callable[[Transaction], None], report: Report
+) -> None:
+    """Copy the store in ``file`` into the empty store at ``address``; blocks.
+
+    Killed at any point, it begins again when it is repeated; no program opens the store until then.
+
+    Args:
+        address: the target, whose schema is made if it is missing.
+        file: the database of the source, which nobody writes to.
+        finish: called before the store is opened.
+        report: called again and again.
+
+    Raises:
+        TransferError: the store is not empty, or has other rows afterwards.
+        StoreLockedError: a program works on it.
+        StorageError: one of the stores cannot be used.
+    """
+    with dialled(address) as connection:
+        with opened(file) as source:
+            fill_database(source, connection, address, report)
+        with copying(connection, address) as target:
+            finish(target.tx)
+            target.version = VERSION

@@ -12,7 +12,7 @@ connection between its calls, so tasks that use several tenants at once cannot b
 Replaced files. A connection is used only while the files that it has open are those at the tenant's
 path. The thread compares them when a transaction begins and around its commit, so a database that
 was restored, renamed over or removed while it was open is opened anew, and no commit to a file that
-is gone counts (docs/adr/0034-a-database-is-replaced-when-nobody-has-it.md).
+is gone counts (docs/adr/0034-database-replacement.md).
 
 Cancellation. A function that has begun is never abandoned: it is committed, and its caller sees
 ``Cancelled`` only after that. If the disk hangs or the function goes on, a cancelled caller is
@@ -527,7 +527,7 @@ def _connect(file: Path, *, create: bool, replicated: bool) -> _Opened:
         if replicated:
             # Only the replicator may copy the log into the database. When another process did that
             # under it, the replica was seen to be damaged for good
-            # (docs/adr/0017-the-log-is-the-replicators.md).
+            # (docs/adr/0017-replicated-logs.md).
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     except apsw.Error as error:

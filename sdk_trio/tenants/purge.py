@@ -8,7 +8,7 @@ purge finds them by the audit trail and removes them. Last, :meth:`Purger.wipe` 
 remnants in the store's own files, for all tenants at once.
 
 Everything that cannot be removed is named in the result.
-docs/adr/0037-what-a-purge-reaches.md has the alternatives.
+docs/adr/0037-purge.md has the alternatives.
 """
 
 import shutil
@@ -137,7 +137,7 @@ class Purger:
         self._directory = databases_directory(settings).absolute()
         self._data = Path(settings.storage.path).absolute()
         # The upgrade copied that file into the tenant's database and left it where it was
-        # (docs/adr/0010-the-single-tenant-database.md).
+        # (docs/adr/0010-single-tenant-upgrade.md).
         self._named_source = settings.multi_tenant.single_tenant_upgrade.source_database
         self._inbox = store.inbox
         self._store = store.tenants

@@ -2,7 +2,7 @@
 
 Every change writes the tenant's row, its audit row and, for a transition, its outbox row in one
 transaction, and only on the version that it has read. Of simultaneous changes of one tenant exactly
-one wins (docs/adr/0009-simultaneous-transitions.md). Subscribers learn of changes through ``feed``.
+one wins (docs/adr/0009-tenant-transitions.md). Subscribers learn of changes through ``feed``.
 
 :class:`TenantCache` keeps the tenants of the last deliveries, bounded, so that a delivery does not
 ask the store for its tenant each time.
@@ -476,7 +476,7 @@ class TenantService:
             error=audit.details,
         )
         # A caller that asks in a loop would fill the store
-        # (docs/adr/0040-what-many-tenants-cost.md).
+        # (docs/adr/0009-tenant-transitions.md).
         left_out = self._refusals.admit((audit.tenant_id, audit.actor, audit.details))
         if left_out is None:
             await trio.lowlevel.checkpoint()

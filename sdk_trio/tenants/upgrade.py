@@ -284,7 +284,7 @@ def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
         UpgradeError: two of the host's steps have one name, or a name cannot be used.
     """
     # The database first: a damaged one must be found out before anything is written
-    # (docs/adr/0010-the-single-tenant-database.md). The organization after the deliveries, which
+    # (docs/adr/0010-single-tenant-upgrade.md). The organization after the deliveries, which
     # name it.
     names = [DATABASE, DELIVERIES, ORGANIZATION]
     for step in host_steps:

@@ -348,7 +348,7 @@ class Upgrader:
         """Copy the database, then resolve the tenant, then write the marker.
 
         The copy is complete and verified before anything is stored, so a database that cannot be
-        copied leaves no trace (docs/adr/0010-the-single-tenant-database.md).
+        copied leaves no trace (docs/adr/0010-single-tenant-upgrade.md).
         """
         self.step = DATABASE
         _log.info("upgrade.started", quiescence=self._quiescence.reason)

@@ -257,13 +257,14 @@ class Endpoint:
         delivery = arrival.delivery
         handler = runner.handlers.find(delivery.type, delivery.raw)
         # Nearly all deliveries have no tenant, so that is checked without a call.
-        tenant = None if delivery.tenant_id is None else await runner.tenant_of(delivery)
+        parking = runner.parking
+        tenant = None if delivery.tenant_id is None else await parking.tenant_of(delivery)
         if handler is None or (
-            delivery.tenant_id is not None and runner.is_held(handler, delivery, tenant)
+            delivery.tenant_id is not None and parking.is_suspended(handler, delivery, tenant)
         ):
-            return await runner.park(delivery, handler, tenant)
+            return await parking.park(delivery, handler, tenant)
         if not handler.enqueue:
-            return await runner.run_inline(arrival, handler, tenant, expiry=expiry)
+            return await runner.inline.run(arrival, handler, tenant, expiry=expiry)
         if handler.ordered:
             arrival = replace(arrival, delivery=replace(delivery, ordered=True))
         return await queue.accept(arrival)

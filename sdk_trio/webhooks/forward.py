@@ -47,6 +47,7 @@ from ..net.poster import HttpPoster, PostAnswer, dial_private, dial_unix
 from ..net.socket import Dial
 from ..records.deliveries import Postponed
 from ..storage.ports import Inbox
+from .recording import STORE_RETRY_SECONDS
 from .registry import BoundHandler, RoutedHandler, WebhookHandlerBase
 from .routes import (
     WAITING,
@@ -61,7 +62,6 @@ from .routes import (
     pause_of,
     routes_of,
 )
-from .run import STORE_RETRY_SECONDS
 from .signed_request import sign_body
 
 _log = get_logger("webhooks")

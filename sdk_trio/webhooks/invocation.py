@@ -1,23 +1,30 @@
-"""Invocations of user code: a handler, and its error hook once the handler has failed.
+"""Invocations of user code: a handler within its deadline, and its error hook once it has failed.
 
 Whatever user code raises of its own is a :class:`~sdk_trio.webhooks.outcomes.Failure` of its event.
 A cancellation of ours and an operator's Ctrl-C are not its own, and go on to whoever they are for.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import trio
 
 from ..base.cells import is_cell_cancelled
+from ..base.clock import current as current_clock
 from ..base.foreign_errors import attempt, is_a, is_interrupt, type_name
+from ..base.http import Deadline, Expiry
 from ..base.logs import get_logger
 from ..config import Settings
 from ..config.secret import LEAST_MASKED
 from ..errors import HandlerAbortedError
-from ..events import Event
+from ..events import Drift, Event, decode_event
+from ..records.deliveries import NewDelivery
+from .arrival import VerifiedDelivery
+from .counters import Counters
+from .effects import Conclusions
 from .handler import refuse_result
 from .outcomes import (
     Failure,
@@ -29,13 +36,23 @@ from .outcomes import (
     post_failure,
     queued_timeout_failure,
     retry_after_of,
+    timeout_failure,
     traceback_of,
 )
-from .registry import BoundHandler
+from .recording import BUSY, CLEANUP_SECONDS, DONE, OutcomeRecorder, names_of
+from .registry import BoundHandler, BoundHandlers
 from .routes import PostFailedError
 from .unawaited import LEFT, Forgotten, install, require_awaited
 
+if TYPE_CHECKING:
+    from ..records.tenants import Tenant
+
 _log = get_logger("webhooks")
+
+_STILL_THREADED = (
+    "its thread cannot be stopped: the event stays claimed until it ends, and is not run beside it"
+)
+_STILL_RUNNING = "it holds a worker; set a timeout on each call that it makes"
 
 #: The error of a failure that no one could put into words.
 UNDESCRIBED = "an exception that could not be described"
@@ -62,22 +79,64 @@ class Run(msgspec.Struct, frozen=True, gc=False):
         }
 
 
-class Invocations:
-    """Calls handlers, and knows which ones are at work.
+class Ended(msgspec.Struct, frozen=True):
+    """The end of a run: its failure, if it failed, and the seconds that it took.
 
-    ``settings`` are those whose secrets are masked in the texts of errors, and that say whether a
-    failure keeps its traceback, as it does in Development.
+    ``is_concluded``: the handler has ended its event itself, with its effects. Nothing is recorded.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    failure: Failure | None
+    seconds: float
+    is_concluded: bool
+
+
+def inline_deadline(seconds: float, expiry: Expiry | None) -> AbstractContextManager[Deadline]:
+    """Limit a handler to ``seconds``, with the server's own deadline where it has one.
+
+    The server's deadline spares the run a cancel scope, which would cost more than the check of its
+    signature.
+    """
+    if expiry is None:
+        return trio.CancelScope(relative_deadline=seconds)
+    # Until the outcome has been recorded, the answer is that nothing is known of it.
+    return expiry.move_on_after(seconds, BUSY)
+
+
+class Invocations:
+    """Calls handlers with events that are claimed, and knows which ones are at work.
+
+    Args:
+        settings: their secrets are masked in the texts of errors; in Development a failure keeps
+            its traceback.
+        handlers: their catalog has the types of the events.
+        counters: count runs, and payloads that differ from their types.
+        recorder: releases events whose runs are cancelled.
+        conclusions: know the events that their handlers have ended themselves.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        handlers: BoundHandlers,
+        counters: Counters,
+        recorder: OutcomeRecorder,
+        conclusions: Conclusions,
+    ) -> None:
         install(Invocations.call.__code__)
+        self._handlers = handlers
+        self._counters = counters
+        self._recorder = recorder
+        self._stopwatch = current_clock().monotonic
         self._secrets: list[str] = []
         self.mask(settings)
         self._in_development = settings.is_development
         #: The handlers at work by the key of their event, the oldest first. Other threads read it,
         #: to name those that keep a daemon from ending.
         self.at_work: dict[str, Run] = {}
+        self._conclusions = conclusions
+        conclusions.runs = self.at_work
         self._timed_out: dict[str, float] = {}
+        self._drifted: set[str] = set()
 
     def mask(self, settings: Settings) -> None:
         """Mask the secrets of ``settings``, besides the earlier ones, in handlers' error texts."""
@@ -94,6 +153,25 @@ class Invocations:
         # One call into C copies the dictionary, so it cannot change in the middle.
         return tuple(self.at_work.copy().values())
 
+    def seconds_of(self, run: Run) -> float:
+        """Return how long a handler has been at work."""
+        return self._stopwatch() - run.begun
+
+    def report_threads(self) -> None:
+        """Log each plain function that is at work; at the end of a drain nothing can stop it."""
+        for run in self.runs:
+            if run.threaded:
+                self.report_still_running(run)
+
+    def report_still_running(self, run: Run | None) -> None:
+        """Log that a handler is still at work, and what follows from that."""
+        if run is not None:
+            _log.warning(
+                "webhook.still_running",
+                **run.described(self._stopwatch()),
+                hint=_STILL_THREADED if run.threaded else _STILL_RUNNING,
+            )
+
     def time_out(self, run: Run, cell: trio.Nursery, seconds: float) -> None:
         """Cancel a run at work that has outlasted its limit of ``seconds``; ``cell`` holds it.
 
@@ -101,6 +179,119 @@ class Invocations:
         """
         self._timed_out[run.key] = seconds
         cell.cancel_scope.cancel()
+
+    async def run(
+        self,
+        arrival: VerifiedDelivery,
+        handler: BoundHandler,
+        tenant: "Tenant | None",
+        attempt: int,
+        limit: float | None = None,
+        expiry: Expiry | None = None,
+    ) -> Ended:
+        """Run a handler for an event that is claimed, as run number ``attempt``.
+
+        Cancelled while the handler runs, it releases the event, and the attempt does not count.
+
+        Args:
+            arrival: the event.
+            handler: the handler of its type.
+            tenant: the tenant of the event, as it is now.
+            attempt: counted from 1.
+            limit: how many seconds the handler may take; None: :meth:`time_out` ends the run.
+            expiry: the server's own deadline, where it has one.
+        """
+        delivery = arrival.delivery
+        failure: Failure | None = None
+        deadline: Deadline | None = None
+        seconds = 0.0
+        has_ended = False
+        try:
+            event = self._decode(arrival, attempt, tenant)
+            begun = self._stopwatch()
+            try:
+                if limit is None:
+                    # A cancel scope around each run would cost as much as checking its signature.
+                    failure = await self.call(handler, event, begun)
+                else:
+                    with inline_deadline(limit, expiry) as deadline:
+                        failure = await self.call(handler, event, begun)
+            finally:
+                seconds = round(self._stopwatch() - begun, 6)
+                self._counters.observe(event.type, seconds, handler.enqueue)
+            if limit is not None and deadline is not None and deadline.cancelled_caught:
+                failure = timeout_failure(handler.name, limit)
+            elif (
+                failure is not None
+                and failure.cut_short
+                and not (deadline is not None and deadline.cancel_called)
+            ):
+                # The handler failed because we were cancelled, not because of its time: our own
+                # Cancelled is raised here, and the event released below.
+                await trio.lowlevel.checkpoint_if_cancelled()
+            has_ended = True
+        finally:
+            if not has_ended:
+                if self._conclusions.forget(delivery.key):
+                    self._recorder.report(delivery, attempt, DONE, handler, seconds)
+                else:
+                    with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                        await self._recorder.release(delivery.key)
+        is_concluded = False
+        if self._conclusions.ended and self._conclusions.forget(delivery.key):
+            is_concluded = True
+            if failure is not None:
+                self._report_late_failure(delivery, handler, failure)
+        return Ended(failure, seconds, is_concluded)
+
+    def _decode(
+        self, arrival: VerifiedDelivery, attempt: int, tenant: "Tenant | None"
+    ) -> Event[Any]:
+        """Build the typed event; count values that do not fit, and log the first of each type."""
+        delivery = arrival.delivery
+        drifts: list[Drift] = []
+        event = decode_event(
+            arrival.envelope,
+            webhook_id=delivery.webhook_id,
+            key=delivery.key if delivery.signer else delivery.webhook_id,
+            raw=delivery.raw,
+            header_timestamp=delivery.timestamp,
+            received_at=delivery.received_at,
+            attempt=arrival.earlier_attempts + attempt,
+            generation=arrival.generation,
+            catalog=self._handlers.catalog,
+            on_drift=drifts.append,
+            tenant=tenant,
+        )
+        if drifts:
+            self._report_drift(drifts[0])
+        return event
+
+    def _report_drift(self, drift: Drift) -> None:
+        self._counters.count("drift")
+        if drift.type not in self._drifted:
+            self._drifted.add(drift.type)
+            _log.warning(
+                "webhook.drifted",
+                type=drift.type,
+                path=drift.path,
+                error=drift.message,
+                hint="the payload differs from the typed class; event.data holds what fits",
+            )
+
+    def _report_late_failure(
+        self, delivery: NewDelivery, handler: BoundHandler, failure: Failure
+    ) -> None:
+        """Log a failure that changes nothing, because the handler has ended its event before."""
+        _log.error(
+            "webhook.failed_after_done",
+            **names_of(delivery),
+            type=delivery.type,
+            handler=handler.name,
+            error=failure.error,
+            place=failure.place,
+            hint="the handler had finished the event before; it is done and is not run again",
+        )
 
     async def call(self, handler: BoundHandler, event: Event[Any], begun: float) -> Failure | None:
         """Call a handler, and its error hook if it fails; return how it failed, None if it has not.

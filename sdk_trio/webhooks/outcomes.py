@@ -3,7 +3,7 @@
 A queued failure leads to a retry with full jitter or to a dead letter; an inline failure asks the
 sender to deliver again or ends as a dead letter. Events that were running when the process ended
 are run alone until it is clear which of them is the cause
-(docs/adr/0023-an-event-that-ends-the-process.md). The second half describes exceptions of user code
+(docs/adr/0023-quarantine.md). The second half describes exceptions of user code
 in texts that can be stored and logged.
 """
 

@@ -30,8 +30,10 @@ from .answers import Answer
 from .arrival import VerifiedDelivery, arrival_of, resumed
 from .counters import Counters
 from .invocation import Run
+from .leases import HeldLease
+from .recording import CLEANUP_SECONDS, STORE_RETRY_SECONDS
 from .rejections import LINES, SECONDS
-from .run import CLEANUP_SECONDS, STORE_RETRY_SECONDS, DeliveryRunner, HeldLease
+from .run import DeliveryRunner
 
 _log = get_logger("webhooks")
 
@@ -175,7 +177,7 @@ class WorkerPool:
     @property
     def long_runs(self) -> tuple[Run, ...]:
         """Return the runs of the queue that have lasted :data:`LONG_RUN_SECONDS`, or more."""
-        seconds_of = self._runner.seconds_of
+        seconds_of = self._runner.invocations.seconds_of
         return tuple(run for _, run in self._runs() if seconds_of(run) >= LONG_RUN_SECONDS)
 
     @property
@@ -203,7 +205,7 @@ class WorkerPool:
             return self._refuse(arrival)
         self._places_taken += 1
         # An ordered event takes its turn in the store, which knows the order also after a restart
-        # (docs/adr/0004-ordered-events-go-through-the-store.md). So does any event while older ones
+        # (docs/adr/0003-lease-tokens.md). So does any event while older ones
         # wait on disk: it would overtake them.
         direct = not (arrival.delivery.ordered or self._behind)
         delivery, queued = arrival.delivery, False
@@ -214,14 +216,15 @@ class WorkerPool:
         try:
             admitted = await self._inbox.accept(arrival.delivery, leased=direct)
             if admitted.admission is not Admission.NEW:
-                return self._runner.answer_known(arrival.delivery, admitted)
+                return self._runner.recorder.answer_known(arrival.delivery, admitted)
             if not admitted.same_body:
-                self._runner.note_other_body(arrival.delivery)
+                self._runner.recorder.report_different_body(arrival.delivery)
             self._counters.count("accepted")
             if direct and not self._closed:
                 if admitted.earlier:
                     arrival = resumed(arrival, admitted)
-                lease = lease or self._runner.hold(key)
+                if lease is None:
+                    lease = self._runner.leases.hold_claimed(key, since=self._clock())
                 fresh, queued = admitted.attempts == 0, lease is not None
                 if lease is not None:
                     self._send.send_nowait((arrival, admitted.attempts + 1, fresh, lease))
@@ -269,7 +272,7 @@ class WorkerPool:
                 background.start_soon(self._watch_runs)
                 # Set before the start is reported, so that no inline delivery can run beside a
                 # suspect.
-                self._runner.quarantined = self._after_crash
+                self._runner.inline.quarantined = self._after_crash
                 try:
                     await self._run_workers(background, task_status=task_status)
                 finally:
@@ -281,7 +284,8 @@ class WorkerPool:
         self, background: trio.Nursery, *, task_status: trio.TaskStatus[None]
     ) -> None:
         async with trio.open_nursery() as apart:
-            cells = self._runner.apart = Cells(apart)
+            tasks = Cells(apart)
+            self._runner.use_tasks(tasks)
             try:
                 task_status.started()
                 async with trio.open_nursery() as workers:
@@ -292,8 +296,8 @@ class WorkerPool:
                         workers.start_soon(self._keep_working)
             finally:
                 # In the body of its nursery, which so cannot have closed: nobody finds it closed.
-                self._runner.apart = None
-                cells.close()
+                self._runner.use_tasks(None)
+                tasks.close()
 
     @property
     def closed(self) -> bool:
@@ -314,7 +318,7 @@ class WorkerPool:
         earlier finish here, and are no suspects any more. If one takes too long, new events run
         beside it, but the remaining suspects wait (``APART_SECONDS``): if it ends the process after
         all, they must not have run beside it once more.
-        docs/adr/0023-an-event-that-ends-the-process.md says why one crash alone proves nothing.
+        docs/adr/0023-quarantine.md says why one crash alone proves nothing.
         """
         waiting: dict[str, HeldLease] = {}
         lasting: trio.Event | None = None
@@ -330,9 +334,9 @@ class WorkerPool:
                 if self._closed or lasting is not None or trio.current_time() >= until:
                     break
                 lease = waiting[record.key]
-                if await self._bury(record):
+                if await self._dead_letter(record):
                     self._runner.leases.drop(lease)
-                elif self._runner.isolates(record):
+                elif self._runner.queued.must_run_alone(record):
                     lasting = await self._isolate(record, lease, workers)
                 else:
                     continue  # one crash proves little: it runs like all others
@@ -341,7 +345,7 @@ class WorkerPool:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
         finally:
-            self._runner.quarantined = False
+            self._runner.inline.quarantined = False
             if waiting and lasting is None:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._release(waiting)
@@ -358,24 +362,24 @@ class WorkerPool:
                 await self._release(waiting)
         self._want_feed()
 
-    async def _bury(self, record: DeliveryRecord) -> bool:
-        """Make an event dead that must not run again; say whether it was one.
+    async def _dead_letter(self, record: DeliveryRecord) -> bool:
+        """Dead-letter an event that must not run again; return whether it was one.
 
         It must not run if it ended the process too often, or if its body cannot be decoded.
         """
-        dead = self._runner.condemn(record)
+        dead = self._runner.queued.dead_letter_of(record)
         try:
             delivery = (await arrival_of(record)).delivery
         except DeliveryDecodingError as error:
-            # Only a damaged store holds such a body. People see a dead letter; nobody sees an
-            # event that is fetched and fails in an endless loop.
+            # Only a damaged store holds such a body. Operators see a dead letter, but not an event
+            # that is fetched and fails again and again.
             await self._inbox.finish(record.key, Dead(str(error)), now=self._clock())
             return True
         if dead is None:
             await trio.lowlevel.checkpoint()
             return False
         await self._inbox.finish(record.key, dead, now=self._clock())
-        self._runner.bury(delivery, record.attempts, dead)
+        self._runner.recorder.report(delivery, record.attempts, dead)
         return True
 
     async def _isolate(
@@ -392,7 +396,7 @@ class WorkerPool:
             process_ends=record.process_ends,
             hint="it ran when the process ended; it runs alone now, to see whether it is the cause",
         )
-        self._runner.quarantined = True
+        self._runner.inline.quarantined = True
         ended = trio.Event()
         workers.start_soon(run_in_cell, self._run_alone, record, lease, ended)
         with trio.move_on_after(ALONE_SECONDS):
@@ -410,7 +414,7 @@ class WorkerPool:
         lease.runs = True
         try:
             arrival = self._held[cell] = await arrival_of(record)
-            await self._runner.run_queued(arrival, attempt=record.attempts + 1, alone=True)
+            await self._runner.queued.run(arrival, lease, attempt=record.attempts + 1, alone=True)
         finally:
             self._running -= 1
             self._held.pop(cell, None)
@@ -439,7 +443,9 @@ class WorkerPool:
                 # A lease that may have ended is tried first, by a start that is waited for.
                 held = self._clock() - lease.since
                 first = fresh and -LEASE_SECONDS < held < LEASE_SECONDS
-                outcome = await self._runner.run_queued(arrival, attempt=attempt, fresh=first)
+                outcome = await self._runner.queued.run(
+                    arrival, lease, attempt=attempt, fresh=first
+                )
             finally:
                 self._running -= 1
                 del self._held[cell]
@@ -505,7 +511,8 @@ class WorkerPool:
 
     def _hold(self, records: Sequence[DeliveryRecord]) -> dict[str, HeldLease]:
         """Hold the leases of fetched events, except of those of which a run has them already."""
-        held = {record.key: self._runner.hold(record.key) for record in records}
+        leases, now = self._runner.leases, self._clock()
+        held = {record.key: leases.hold_claimed(record.key, since=now) for record in records}
         return {key: lease for key, lease in held.items() if lease is not None}
 
     async def _queue(self, record: DeliveryRecord, lease: HeldLease, *, fresh: bool) -> bool:
@@ -516,10 +523,10 @@ class WorkerPool:
         try:
             arrival = await arrival_of(record)
         except DeliveryDecodingError:
-            await self._bury(record)
+            await self._dead_letter(record)
             self._runner.leases.drop(lease)
             return True
-        if record.process_ends and await self._bury(record):
+        if record.process_ends and await self._dead_letter(record):
             self._runner.leases.drop(lease)
             return True
         self._behind = self._feeder_blocked = self._places_taken >= self._capacity
@@ -649,7 +656,7 @@ class WorkerPool:
         try:
             await trio.sleep_forever()
         finally:
-            self._runner.report_threads()
+            self._runner.invocations.report_threads()
 
     # -- runs that take long -----------------------------------------------------------------
 
@@ -665,15 +672,15 @@ class WorkerPool:
         Looking once a second costs a run nothing; a cancel scope around each would cost as much as
         checking its signature.
         """
+        invocations = self._runner.invocations
         limit = inf if self._time_limit is None else self._time_limit
         while True:
             await trio.sleep(min(WATCH_SECONDS, limit / 2))
-            runs = self._runs()
-            for cell, run in runs:
-                if self._runner.seconds_of(run) >= limit and not cell.cancel_scope.cancel_called:
-                    self._runner.invocations.time_out(run, cell, limit)
+            for cell, run in self._runs():
+                if invocations.seconds_of(run) >= limit and not cell.cancel_scope.cancel_called:
+                    invocations.time_out(run, cell, limit)
                     if run.threaded:
-                        self._runner.report_still_running(run)
+                        invocations.report_still_running(run)
             self._report_long_runs()
 
     def _report_long_runs(self) -> None:
@@ -681,8 +688,8 @@ class WorkerPool:
         reports: dict[str, float] = {}
         for run in self._runner.invocations.runs:
             due = self._next_report.get(run.key, LONG_RUN_SECONDS)
-            if self._runner.seconds_of(run) >= due:
-                self._runner.report_still_running(run)
+            if self._runner.invocations.seconds_of(run) >= due:
+                self._runner.invocations.report_still_running(run)
                 due *= 2
             if due > LONG_RUN_SECONDS:
                 reports[run.key] = due

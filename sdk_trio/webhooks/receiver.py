@@ -36,10 +36,11 @@ from .effects import Conclusions
 from .endpoint import Endpoint, Ways
 from .invocation import Run
 from .queue import WorkerPool
+from .recording import CLEANUP_SECONDS
 from .registry import HandlerRegistry
 from .rejections import LINES, SECONDS, RejectionRing, Rejections
 from .routes import first_match, routes_of
-from .run import CLEANUP_SECONDS, DeliveryRunner
+from .run import DeliveryRunner
 from .secret_usage import SecretUsage
 from .services import Services
 
@@ -217,7 +218,7 @@ class WebhookReceiver:
             OptionsValidationError: the settings cannot be used; nothing has changed.
         """
         # Everything that can fail happens here, before the commit: a reload is all or nothing
-        # (docs/adr/0019-a-reload-is-all-or-nothing.md).
+        # (docs/adr/0019-atomic-reload.md).
         commit_rules = self._endpoint.prepare(settings)
         tenancy = None if self._running is None else self._running.tenancy
         commit_clients = None if tenancy is None else tenancy.clients.prepare_reload(settings)
@@ -395,7 +396,7 @@ class WebhookReceiver:
         runs = queue.long_runs
         if len(runs) < queue.workers:
             return None
-        seconds_of = self._running.runner.seconds_of
+        seconds_of = self._running.runner.invocations.seconds_of
         named = ", ".join(
             f"{run.handler} with {run.webhook_id} for {seconds_of(run):.0f} s"
             for run in runs[:REPORTED_RUNS]
@@ -471,12 +472,12 @@ class WebhookReceiver:
                 self._report_missing_handlers()
             try:
                 yield
-                await running.runner.land()
+                await running.runner.inline.wait_until_ended()
             finally:
                 self._running = self._endpoint.ways = None
                 # Two scopes, so that inline runs which do not end cannot take the report's time.
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await running.runner.land()
+                    await running.runner.inline.wait_until_ended()
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await self._write_report(inbox, running)
                 self._drained.set()

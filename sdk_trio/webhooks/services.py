@@ -31,7 +31,7 @@ class Services(Generic[ClientType]):
     ``settings`` are the validated settings, ``store`` is the inbox that holds the delivery.
     ``client`` is the client of the upstream API. The class is generic over the client's class,
     because this package must not import the client
-    (docs/adr/0006-services-generic-over-the-client.md); ``sdk_trio.Services`` is the form whose
+    (docs/adr/0030-generated-types.md); ``sdk_trio.Services`` is the form whose
     client is a :class:`sdk_trio.Client`.
     """
 

@@ -5,6 +5,7 @@ tracer, so that nothing is paid where it does not. Attributes follow the stable 
 servers.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.context import Context
@@ -20,6 +21,7 @@ from .arrival import VerifiedDelivery
 from .endpoint import Endpoint
 from .invocation import Invocations
 from .outcomes import Failure
+from .recording import OutcomeRecorder
 from .registry import BoundHandler, BoundHandlers
 from .run import DeliveryRunner
 from .screen import Screened
@@ -110,10 +112,14 @@ class TracedInvocations(Invocations):
     """
 
     def __init__(
-        self, settings: Settings, handlers: BoundHandlers, *, tracer: Tracer, links: Links
+        self,
+        settings: Settings,
+        handlers: BoundHandlers,
+        *arguments: Any,
+        tracer: Tracer,
+        links: Links,
     ) -> None:
-        super().__init__(settings)
-        self._handlers = handlers
+        super().__init__(settings, handlers, *arguments)
         self._tracer = tracer
         self._links = links
 
@@ -139,23 +145,14 @@ class TracedInvocations(Invocations):
             return failure
 
 
-class TracedRunner(DeliveryRunner):
-    """A runner of traced invocations, which forgets the span of an event that is not run again."""
+class TracedRecorder(OutcomeRecorder):
+    """A recorder that forgets the span of an event that is not run again."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        handlers: BoundHandlers,
-        *arguments: Any,
-        tracer: Tracer,
-        links: Links,
-        **options: Any,
-    ) -> None:
-        invocations = TracedInvocations(settings, handlers, tracer=tracer, links=links)
-        super().__init__(settings, handlers, *arguments, invocations=invocations, **options)
+    def __init__(self, *arguments: Any, links: Links) -> None:
+        super().__init__(*arguments)
         self._links = links
 
-    def _report(
+    def report(
         self,
         delivery: NewDelivery,
         attempt: int,
@@ -163,9 +160,22 @@ class TracedRunner(DeliveryRunner):
         handler: BoundHandler | None = None,
         seconds: float = 0.0,
     ) -> None:
+        """Count and log an outcome; see :meth:`OutcomeRecorder.report`."""
         if isinstance(outcome, Done | Dead | Parked):
             self._links.forget(delivery.key)
-        super()._report(delivery, attempt, outcome, handler, seconds)
+        super().report(delivery, attempt, outcome, handler, seconds)
+
+
+class TracedRunner(DeliveryRunner):
+    """A runner with spans."""
+
+    def __init__(self, *arguments: Any, tracer: Tracer, links: Links, **options: Any) -> None:
+        super().__init__(
+            *arguments,
+            make_recorder=partial(TracedRecorder, links=links),
+            make_invocations=partial(TracedInvocations, tracer=tracer, links=links),
+            **options,
+        )
 
 
 def _event_attributes(webhook_id: str, event_type: str) -> dict[str, str]:

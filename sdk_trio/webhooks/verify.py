@@ -77,7 +77,7 @@ class WebhookVerification:
         own have failed. A delivery that the host's key verifies belongs to the tenant that its body
         names; one that a tenant's key verifies belongs to that tenant. Trying every tenant's keys
         instead would cost ten thousand HMACs, and would let tenant A sign for tenant B
-        (docs/adr/0008-a-claim-chooses-a-key.md).
+        (docs/adr/0036-delivery-keys.md).
 
         Args:
             headers: those of the request.

@@ -249,12 +249,12 @@ def test_retries_of_a_machine_that_booted_two_hours_fast_are_due_when_its_clock_
         daemon.signal(signal.SIGKILL)
         daemon.ended()
         daemon.change(
-            "INSERT OR REPLACE INTO open (sequence, state, queued, attempts, started_at, "
-            "failed_at, next_attempt_at) "
+            "INSERT INTO work (sequence, state, queued, attempts, started_at, failed_at, "
+            "next_attempt_at) "
             "SELECT sequence, 'retrying', 1, 1, :fast, :fast, :fast + 3 FROM arrival",
             fast=time.time() + 7200,
         )
-        daemon.change("DELETE FROM outcome")
+        daemon.change("DELETE FROM ended")
         daemon.start()
         daemon.wait_for_state("fine-1", "done")
         assert daemon.runs("fine-1") == 2

@@ -1,6 +1,6 @@
 """An inline run that does not wait for its claim: what is left wherever process or disk fail.
 
-docs/adr/0047-one-sync-for-an-inline-delivery.md names the points; each is one test here, or one of
+docs/adr/0047-unawaited-claims.md names the points; each is one test here, or one of
 test_process_deaths (the first moment of the handler) and test_power_cut (a handler at work).
 """
 

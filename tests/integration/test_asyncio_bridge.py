@@ -387,7 +387,7 @@ async def test_a_cancelled_request_cancels_the_handler_and_releases_the_event():
         await until(ended.is_set)
         # A delivery that came before the release would share the fate of the cancelled one.
         runner = receiver.runtime.receiver._running.runner
-        await until(lambda: not runner._flights)
+        await until(lambda: not runner.inline._in_flight)
         assert await post(receiver, delivery) == 200
     assert attempts == [1, 1]
 

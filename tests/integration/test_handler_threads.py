@@ -149,7 +149,7 @@ async def test_context_variables_come_along_and_do_not_go_back():
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         work.set("mine")
-        await bench.runner.run_inline(arrival(), bench.handler())
+        await bench.runner.inline.run(arrival(), bench.handler())
         bench.queue.close()
     assert (seen, work.get()) == (["mine"], "mine")
 
@@ -467,13 +467,13 @@ async def test_a_store_that_fails_is_told_to_the_sender_who_waits(monkeypatch):
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
         with pytest.raises(StoreUnavailableError):
-            await bench.runner.run_inline(arrival(), bench.handler())
+            await bench.runner.inline.run(arrival(), bench.handler())
         bench.queue.close()
 
 
 async def test_after_the_end_nothing_is_begun_in_a_thread(held):
     bench = Bench.of(registry(held))
-    answer = await bench.runner.run_inline(arrival(), bench.handler())
+    answer = await bench.runner.inline.run(arrival(), bench.handler())
     assert (answer.status, held.begun) == (503, [])
 
 

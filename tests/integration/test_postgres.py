@@ -25,8 +25,6 @@ from sdk_trio.errors import OptionsValidationError, StoreUnavailableError, Store
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.records.tenants import AuditAction, AuditRecord
 from sdk_trio.storage import term
-from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.sql.leases import BacklogWalk
 
 HOUR = 3600.0
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}

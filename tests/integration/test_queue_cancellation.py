@@ -8,6 +8,7 @@ from support.waiting import until
 from sdk_trio.events import OrderPaidEvent
 from sdk_trio.records.deliveries import DeliveryState
 from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.webhooks.leases import HeldLease
 from sdk_trio.webhooks.registry import HandlerRegistry
 
 
@@ -89,9 +90,9 @@ async def test_a_run_that_ends_although_it_was_cancelled_is_not_forgotten(tmp_pa
     async def run():
         if enqueue:
             await inbox.accept(delivery.delivery, leased=True)
-            await bench.runner.run_queued(delivery, attempt=1)
+            await bench.runner.queued.run(delivery, HeldLease("a", 0.0), attempt=1)
         else:
-            await bench.runner.run_inline(delivery, bench.handler())
+            await bench.runner.inline.run(delivery, bench.handler())
 
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:

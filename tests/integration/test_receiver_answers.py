@@ -498,8 +498,10 @@ async def test_a_disk_that_is_full_is_503_until_there_is_room(tmp_path, caplog):
         registry(works), Storage__Backend="Sqlite", Storage__Path=str(tmp_path / "data")
     ) as app:
         await app.deliver("order.paid")
-        pages = await app.store._committer.submit(lambda c: c.pragma("page_count"))
-        await app.store._committer.submit(lambda c: c.pragma("max_page_count", pages + 2))
+        pages = await app.store._commits.submit(lambda tx: tx.connection.pragma("page_count"))
+        await app.store._commits.submit(
+            lambda tx: tx.connection.pragma("max_page_count", pages + 2)
+        )
         big = signed("order.paid", {"metadata": {"filler": "x" * 200_000}}, webhook_id="big")
         parked = signed("order.created", {"metadata": {"filler": "x" * 200_000}}, webhook_id="p")
         for delivery in (big, parked):
@@ -508,7 +510,7 @@ async def test_a_disk_that_is_full_is_503_until_there_is_room(tmp_path, caplog):
             assert int(answer.headers["retry-after"]) >= 1
             assert await app.store.get(delivery.webhook_id) is None
         assert "the disk or its quota is full" in caplog.text
-        await app.store._committer.submit(lambda c: c.pragma("max_page_count", 2**30))
+        await app.store._commits.submit(lambda tx: tx.connection.pragma("max_page_count", 2**30))
         assert (await exchange(app, delivery_request(big))).status == 200
 
 

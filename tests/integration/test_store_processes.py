@@ -1,7 +1,6 @@
 """The SQLite store among processes: killed in the middle, changed from beside, locked."""
 
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -14,14 +13,11 @@ import apsw
 import msgspec
 import pytest
 import trio
-from support.daemon import Place
-from support.store_seven import make_store_seven
 
 from sdk_trio.config import Settings
 from sdk_trio.config.fields import StorageBackend
 from sdk_trio.config.options.server import StorageOptions
 from sdk_trio.errors import (
-    EXIT_UNAVAILABLE,
     OptionsValidationError,
     StoreLockedError,
     StoreUnavailableError,
@@ -32,7 +28,6 @@ from sdk_trio.storage.data_directory import create_data_directory, lock_data_dir
 from sdk_trio.storage.engines import sqlite as connect
 from sdk_trio.storage.engines.sqlite import connect_writer
 from sdk_trio.storage.open import open_inbox
-from sdk_trio.storage.sql.schema import APPLICATION_ID, MIGRATIONS, VERSION
 from sdk_trio.storage.sqlite import SqliteInbox
 
 TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
@@ -217,104 +212,6 @@ async def test_a_store_that_is_never_closed_does_not_keep_the_process(tmp_path: 
     inbox = await SqliteInbox.open(tmp_path / "inbox.db", owner="next", **TERMS)
     assert (await inbox.accept(delivery("m1"), leased=True)).admission is Admission.QUEUED
     await inbox.close()
-
-
-def test_a_migration_that_is_killed_anywhere_has_not_begun_or_is_whole(tmp_path: Path) -> None:
-    script = Path(__file__).parents[1] / "support" / "migration_killer.py"
-    command = [sys.executable, str(script), str(tmp_path), "4", "1000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > len(MIGRATIONS[-1])
-
-
-async def test_who_opens_a_store_that_another_brings_up_to_date_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(connect, "BUSY_SECONDS", 0.01)
-    file = tmp_path / "inbox.db"
-    other = apsw.Connection(str(file))
-    for statement in MIGRATIONS[0]:
-        other.execute(statement)
-    other.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1")
-    other.execute("PRAGMA journal_mode = WAL")
-    other.execute("BEGIN IMMEDIATE")
-    opened = []
-
-    async def open_it() -> None:
-        opened.append(await SqliteInbox.open(file, owner="two", **TERMS))
-
-    caplog.set_level("INFO", logger="sdk_trio.storage")
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(open_it)
-            await trio.sleep(0.5)  # longer than an ordinary statement would wait
-            assert not opened
-            other.execute("COMMIT")
-    await opened[0].close()
-    other.close()
-    told = [record.sdk for record in caplog.records]  # type: ignore[attr-defined] # ours
-    assert [event for event, _ in told] == ["store.migrating", "store.migrated"]
-    assert (told[0][1]["before"], told[0][1]["after"]) == (1, VERSION)
-
-
-HOLDER = """
-import sys, time
-from sdk_trio.storage.data_directory import lock_data_directory
-with lock_data_directory(sys.argv[1]):
-    print('locked', flush=True)
-    time.sleep(600)
-"""
-
-
-def version_of(file: Path) -> int:
-    connection = apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)
-    try:
-        return int(connection.pragma("user_version"))
-    finally:
-        connection.close()
-
-
-#: The lock of the first versions: the file alone.
-FIRST_HOLDER = """
-import sys, time
-import filelock
-with filelock.FileLock(sys.argv[1] + "/runtime.lock"):
-    print('locked', flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("holder", [HOLDER, FIRST_HOLDER], ids=["later", "first"])
-def test_a_command_changes_no_store_under_a_runtime_of_an_earlier_version(
-    tmp_path: Path, holder: str
-) -> None:
-    """That one would answer 503 to every delivery until it is restarted."""
-    place = Place(tmp_path)
-    place.data.mkdir(mode=0o700)
-    file = place.data / "inbox.db"
-    make_store_seven(file)
-    file.chmod(0o600)
-    command = [sys.executable, "-c", holder, str(place.data)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as runtime:
-        assert runtime.stdout is not None
-        assert runtime.stdout.readline() == b"locked\n"
-        ran = place.run("events", "list")
-        assert (ran.returncode, version_of(file)) == (EXIT_UNAVAILABLE, 7), ran
-        assert f"process {runtime.pid}" in ran.stderr
-        runtime.kill()
-    ran = place.run("events", "list", "--format", "json")
-    assert (ran.returncode, version_of(file)) == (0, VERSION), ran
-    assert len(json.loads(ran.stdout)) == 11
-
-
-async def test_who_holds_the_lock_may_bring_its_store_up_to_date(tmp_path: Path) -> None:
-    """As the upgrade from a single tenant does, which is a command."""
-    with lock_data_directory(tmp_path / "data") as held:
-        directory = held.path
-        make_store_seven(directory / "inbox.db")
-        async with open_inbox(settings(StorageBackend.SQLITE, directory), owner="one") as inbox:
-            assert sum((await inbox.counts()).values()) == 11
-    assert version_of(directory / "inbox.db") == VERSION
 
 
 async def test_opening_a_new_file_at_once_from_several_sides(tmp_path: Path) -> None:

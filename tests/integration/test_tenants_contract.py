@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import apsw
 import attrs
 import pytest
 import trio
@@ -445,8 +444,8 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     )
     steps: list[int] = []
 
-    def count(connection: apsw.Connection) -> None:
-        connection.set_progress_handler(lambda: bool(steps.append(1)), 1)  # type: ignore[func-returns-value] # False lets it go on
+    def count(tx: Any) -> None:
+        tx.connection.set_progress_handler(lambda: bool(steps.append(1)), 1)  # type: ignore[func-returns-value] # False lets it go on
 
     await store._readers.run(lambda tx: count(tx.connection))
     await service.counts()  # the first query reads the schema
@@ -473,7 +472,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     for change in (
         lambda: add(service, "one-more", organization_id="o-more", credentials=secret),
         lambda: service.change("one-more", name="Other"),
-        lambda: service.change("one-more", credentials=TenantCredentials()),
+        lambda: service.set_credentials("one-more", TenantCredentials()),
         lambda: service.suspend("one-more"),
         lambda: service.reactivate("one-more"),
         lambda: service.delete("n9998"),

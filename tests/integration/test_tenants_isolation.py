@@ -496,8 +496,8 @@ async def test_another_body_that_comes_while_the_first_one_runs_is_kept_too(
             running = ready.app.runtime.receiver._running
             assert running is not None
             # The second one waits for the first.
-            flights = running.runner._flights
-            await until(lambda: any(flight.settled is not None for flight in flights.values()))
+            flights = running.runner.inline._in_flight
+            await until(lambda: any(flight.ended is not None for flight in flights.values()))
             gate.set()
         record = await ready.state("e", "a")
         assert record is not None

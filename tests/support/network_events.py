@@ -3,7 +3,7 @@
 A *front* forwards bytes to a server and does one thing to them: it resets the first connection,
 swallows it, or drops it while requests are out. Behind it stand servers that this project did not
 write (node, nginx) and those of ``upstreams.py``. ``python -m support.network_events``, run in
-``tests``, prints the table that ``docs/adr/0028-one-event-one-failure.md`` quotes.
+``tests``, prints the table that ``docs/adr/0028-network-incidents.md`` quotes.
 """
 
 import itertools

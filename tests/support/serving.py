@@ -119,10 +119,10 @@ class RawWire(Wire):
 
 def waiting_for_run_of(app: AppUnderTest, webhook_id: str) -> int:
     """How many deliveries wait for the outcome of the inline run of the same id."""
-    flight = app.runtime.receiver._running.runner._flights.get(webhook_id)
-    if flight is None or flight.settled is None:
+    flight = app.runtime.receiver._running.runner.inline._in_flight.get(webhook_id)
+    if flight is None or flight.ended is None:
         return 0
-    return flight.settled.statistics().tasks_waiting
+    return flight.ended.statistics().tasks_waiting
 
 
 async def exchange(app: AppUnderTest, data: bytes) -> Any:

@@ -9,7 +9,8 @@ from support.serving import registry
 
 from sdk_trio.errors import HandlerAbortedError, RetryLater, StoreUnavailableError
 from sdk_trio.events import OrderPaidEvent
-from sdk_trio.records.deliveries import DeliveryState
+from sdk_trio.records.deliveries import Dead, DeliveryState
+from sdk_trio.webhooks.leases import HeldLease
 from sdk_trio.webhooks.registry import WebhookHandlerBase
 
 
@@ -25,7 +26,7 @@ async def test_a_handler_that_returns_is_done_and_answered_200(autojump_clock):
         seen.append((event.webhook_id, event.data.id, event.attempt))
 
     bench = Bench.of(registry(handler))
-    answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+    answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert (answer.status, answer.body) == (200, b"{}")
     assert seen == [("a", "s1", 1)]
     assert await state_of(bench, "a") is DeliveryState.DONE
@@ -43,13 +44,13 @@ async def test_each_run_leaves_a_line_with_handler_seconds_and_tenant(
             raise ValueError("no such product")
 
     bench = Bench.of(registry(handler))
-    bench.runner._stopwatch = trio.current_time
+    bench.runner.invocations._stopwatch = trio.current_time
     came = arrival(webhook_id="a")
     came = replace(came, delivery=replace(came.delivery, tenant_id=tenant_id))
     with caplog.at_level("INFO"):
-        await bench.runner.run_inline(came, bench.handler())
+        await bench.runner.inline.run(came, bench.handler())
         failing = False
-        await bench.runner.run_inline(came, bench.handler())
+        await bench.runner.inline.run(came, bench.handler())
     (failed,), (handled,) = said(caplog, "webhook.failed"), said(caplog, "webhook.handled")
     for line, attempt in ((failed, 1), (handled, 2)):
         assert (line["webhook_id"], line["type"], line["attempt"]) == ("a", "order.paid", attempt)
@@ -66,7 +67,7 @@ async def test_a_finished_id_is_answered_200_and_not_run_again(autojump_clock):
 
     bench = Bench.of(registry(handler))
     for _ in range(3):
-        answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+        answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
         assert answer.status == 200
     assert runs == ["a"]
     assert bench.counters.values["duplicate"] == 2
@@ -82,7 +83,7 @@ async def test_fifty_simultaneous_deliveries_of_one_id_run_once(autojump_clock):
     bench = Bench.of(registry(handler))
 
     async def deliver():
-        answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+        answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
         statuses.append(answer.status)
 
     async with trio.open_nursery() as nursery:
@@ -104,7 +105,7 @@ async def test_those_who_wait_get_the_failure_and_a_redelivery_runs_again(autoju
     bench = Bench.of(registry(handler))
 
     async def deliver():
-        answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+        answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
         statuses.append(answer.status)
 
     async with trio.open_nursery() as nursery:
@@ -124,10 +125,10 @@ async def test_waiting_for_another_run_ends_at_the_inline_deadline_with_503(auto
 
     bench = Bench.of(registry(handler), Webhooks__InlineTimeoutSeconds=8)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bench.runner.run_inline, arrival(webhook_id="a"), bench.handler())
+        nursery.start_soon(bench.runner.inline.run, arrival(webhook_id="a"), bench.handler())
         await trio.testing.wait_all_tasks_blocked()
         started = trio.current_time()
-        answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+        answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
         assert answer.status == 503
         assert trio.current_time() - started == 8
         assert dict(answer.headers)[b"retry-after"].isdigit()
@@ -144,7 +145,7 @@ async def test_an_inline_handler_is_cancelled_at_its_deadline_and_counts_as_fail
 
     bench = Bench.of(registry(handler), Webhooks__InlineTimeoutSeconds=8)
     started = trio.current_time()
-    answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+    answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert answer.status == 500
     assert cancelled == [started + 8]
     record = await bench.inbox.get("a")
@@ -158,7 +159,7 @@ async def test_after_the_last_inline_attempt_it_is_200_and_a_dead_letter(autojum
 
     bench = Bench.of(registry(handler), Webhooks__InlineMaxAttempts=3)
     statuses = [
-        (await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())).status
+        (await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())).status
         for _ in range(3)
     ]
     assert statuses == [500, 500, 200]
@@ -174,7 +175,7 @@ async def test_retry_later_is_503_with_retry_after(autojump_clock):
         raise RetryLater(17, "maintenance")
 
     bench = Bench.of(registry(handler))
-    answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+    answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert answer.status == 503
     assert (b"retry-after", b"17") in answer.headers
     assert await state_of(bench, "a") is DeliveryState.RETRYING
@@ -189,7 +190,7 @@ async def test_a_handler_that_asks_for_a_later_run_has_answered_and_not_failed(
 
     bench = Bench.of(registry(handler))
     with caplog.at_level("INFO"):
-        answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+        answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert answer.status == 503
     (attempt,) = await bench.inbox.attempts("a")
     asked, failed = said(caplog, "webhook.postponed"), said(caplog, "webhook.failed")
@@ -209,7 +210,7 @@ async def test_retry_later_inside_a_handlers_own_nursery_is_found(autojump_clock
             nursery.start_soon(part)
 
     bench = Bench.of(registry(handler))
-    answer = await bench.runner.run_inline(arrival(), bench.handler())
+    answer = await bench.runner.inline.run(arrival(), bench.handler())
     assert (b"retry-after", b"30") in answer.headers
 
 
@@ -221,7 +222,7 @@ async def test_cancelled_in_the_middle_it_is_released_and_the_attempt_does_not_c
 
     bench = Bench.of(registry(handler))
     with trio.move_on_after(1) as scope:
-        await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+        await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert scope.cancelled_caught
     record = await bench.inbox.get("a")
     assert record.state in (DeliveryState.RECEIVED, DeliveryState.RETRYING)
@@ -243,7 +244,7 @@ async def test_an_error_that_meets_a_cancellation_does_not_swallow_it(autojump_c
     bench = Bench.of(registry(handler))
     reached = False
     with trio.move_on_after(1) as scope:
-        await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+        await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
         reached = True
     # Whatever the race, the event is not lost: it failed, or it was released.
     record = await bench.inbox.get("a")
@@ -263,7 +264,7 @@ async def test_the_error_hook_is_called_and_its_own_error_changes_nothing(autoju
             raise RuntimeError("the hook fails too")
 
     bench = Bench.of(registry(Handler))
-    answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+    answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert answer.status == 500
     assert told == [("a", "KeyError('boom')")]
     assert (await bench.inbox.get("a")).last_error == "KeyError: 'boom'"
@@ -287,7 +288,7 @@ async def test_an_error_hook_that_meets_a_cancellation_and_fails_lets_it_go_on(a
 
     bench = Bench.of(registry(Handler))
     with trio.move_on_after(1) as scope:
-        await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+        await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert scope.cancelled_caught
 
 
@@ -296,8 +297,8 @@ async def test_the_same_id_with_another_body_keeps_the_first_and_does_not_run(au
         pass
 
     bench = Bench.of(registry(handler))
-    await bench.runner.run_inline(arrival(webhook_id="a", subject="one"), bench.handler())
-    answer = await bench.runner.run_inline(arrival(webhook_id="a", subject="two"), bench.handler())
+    await bench.runner.inline.run(arrival(webhook_id="a", subject="one"), bench.handler())
+    answer = await bench.runner.inline.run(arrival(webhook_id="a", subject="two"), bench.handler())
     assert answer.status == 200
     assert (await bench.inbox.get("a")).subject == "one"
 
@@ -320,10 +321,131 @@ async def test_a_delivery_whose_outcome_could_not_be_kept_can_be_delivered_again
 
     bench = Bench.of(registry(handler), inbox)
     with pytest.raises(StoreUnavailableError):
-        await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
-    answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+        await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
+    answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert answer.status == 200
     assert await state_of(bench, "a") is DeliveryState.DONE
+
+
+class FailingInbox:
+    """An inbox whose ``finish`` fails until :attr:`works`; the rest is as it is."""
+
+    def __init__(self, inbox):
+        self._inbox = inbox
+        self.works = False
+
+    def __getattr__(self, name):
+        return getattr(self._inbox, name)
+
+    async def finish(self, *arguments, **keywords):
+        if not self.works:
+            await trio.lowlevel.checkpoint()
+            raise StoreUnavailableError("disk full")
+        await self._inbox.finish(*arguments, **keywords)
+
+
+async def deliver(bench, webhook_id="a"):
+    return await bench.runner.inline.run(arrival(webhook_id=webhook_id), bench.handler())
+
+
+async def test_a_finished_handler_is_not_run_again_because_the_store_failed_at_its_end(
+    autojump_clock,
+):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+
+    inbox = FailingInbox(memory_inbox())
+    bench = Bench.of(registry(handler), inbox)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailableError):
+            await deliver(bench)
+    inbox.works = True
+    assert [(await deliver(bench)).status for _ in range(2)] == [200, 200]
+    assert runs == ["a"]
+    assert await state_of(bench, "a") is DeliveryState.DONE
+    assert bench.counters.values["handled"] == 1
+
+
+async def test_the_last_failure_is_a_dead_letter_although_the_store_failed_at_first(autojump_clock):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.attempt)
+        raise ValueError("no such product")
+
+    inbox = FailingInbox(memory_inbox())
+    bench = Bench.of(registry(handler), inbox, Webhooks__InlineMaxAttempts=1)
+    with pytest.raises(StoreUnavailableError):
+        await deliver(bench)
+    inbox.works = True
+    assert (await deliver(bench)).status == 200
+    assert runs == [1]
+    assert await state_of(bench, "a") is DeliveryState.DEAD
+
+
+async def test_a_failed_handler_runs_again_after_the_store_failed_at_its_end(autojump_clock):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+        if len(runs) == 1:
+            raise ValueError("no such product")
+
+    inbox = FailingInbox(memory_inbox())
+    bench = Bench.of(registry(handler), inbox)
+    with pytest.raises(StoreUnavailableError):
+        await deliver(bench)
+    inbox.works = True
+    assert (await deliver(bench)).status == 200
+    assert runs == ["a", "a"]
+    assert await state_of(bench, "a") is DeliveryState.DONE
+
+
+async def test_an_outcome_in_memory_is_not_that_of_a_run_after_a_replay(autojump_clock):
+    """The store had the outcome, although it failed; then an operator replays the event."""
+    runs = []
+
+    async def handler(event):
+        runs.append(event.attempt)
+        raise ValueError("no such product")
+
+    inbox = FailingInbox(memory_inbox())
+    once = {"Webhooks__InlineMaxAttempts": 1, "Webhooks__Queue__MaxAttempts": 1}
+    bench = Bench.of(registry(handler), inbox, **once)
+    with pytest.raises(StoreUnavailableError):
+        await deliver(bench)
+    inbox.works = True
+    await inbox.finish("a", Dead("no such product"), now=trio.current_time())
+    assert await inbox.replay(["a"]) == ["a"]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.queue.run)
+        await trio.sleep(10)
+        bench.queue.close()
+    assert await state_of(bench, "a") is DeliveryState.DEAD
+    assert (await deliver(bench)).status == 200
+    assert len(runs) == 3
+
+
+async def test_outcomes_in_memory_are_bounded_and_the_oldest_goes_first(
+    autojump_clock, monkeypatch
+):
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+
+    monkeypatch.setattr("sdk_trio.webhooks.inline.MOST_UNRECORDED", 2)
+    inbox = FailingInbox(memory_inbox())
+    bench = Bench.of(registry(handler), inbox)
+    for webhook_id in "abc":
+        with pytest.raises(StoreUnavailableError):
+            await deliver(bench, webhook_id)
+    inbox.works = True
+    for webhook_id in "abc":
+        assert (await deliver(bench, webhook_id)).status == 200
+    assert runs == ["a", "b", "c", "a"]
 
 
 @pytest.mark.parametrize("when", range(1, 12))
@@ -346,8 +468,8 @@ async def test_cancelled_at_every_await_nothing_is_lost(when):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cancel_later)
         with scope:
-            await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
-    answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+            await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
+    answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert answer.status == 200
     assert await state_of(bench, "a") is DeliveryState.DONE
     assert finished
@@ -360,9 +482,9 @@ async def test_secrets_that_a_handler_quotes_are_masked_also_those_of_before_a_r
         raise ValueError(f"{SECRET} and {changed}, code tok")
 
     bench = Bench.of(registry(quote), AccessToken="tok")
-    await bench.runner.run_inline(arrival(webhook_id="m1"), bench.handler())
+    await bench.runner.inline.run(arrival(webhook_id="m1"), bench.handler())
     bench.runner.invocations.mask(settings(Webhooks__Secret=f"v1,{changed}"))
-    await bench.runner.run_inline(arrival(webhook_id="m2"), bench.handler())
+    await bench.runner.inline.run(arrival(webhook_id="m2"), bench.handler())
     errors = [(await bench.inbox.get(name)).last_error for name in ("m1", "m2")]
     # What is too short to be a secret would only garble messages.
     assert errors == [
@@ -387,7 +509,7 @@ async def test_of_a_group_our_cancellation_goes_on_and_the_rest_is_logged(autoju
     delivery = arrival(webhook_id="a")
     await bench.inbox.accept(delivery.delivery, leased=True)
     with trio.move_on_after(1) as scope:
-        await bench.runner.run_queued(delivery, attempt=1)
+        await bench.runner.queued.run(delivery, HeldLease("a", 0.0), attempt=1)
     assert scope.cancelled_caught
     record = await bench.inbox.get("a")
     assert (record.state, record.attempts) == (DeliveryState.RECEIVED, 0)
@@ -407,7 +529,7 @@ async def test_a_hook_that_ends_programs_is_logged_and_gets_what_was_raised_as_a
             raise SystemExit(4)
 
     bench = Bench.of(registry(Handler))
-    answer = await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler())
+    answer = await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler())
     assert answer.status == 500
     (error,) = told
     assert isinstance(error, HandlerAbortedError)

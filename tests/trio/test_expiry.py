@@ -76,12 +76,12 @@ async def test_a_run_that_outlasts_it_is_a_failure_and_its_answer_comes_in_time(
 
     async def wait_for_it():
         await trio.sleep(1)
-        answers.append(await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler()))
+        answers.append(await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler()))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_for_it)
         with request(expiry):
-            answer = await bench.runner.run_inline(
+            answer = await bench.runner.inline.run(
                 arrival(webhook_id="a"), bench.handler(), expiry=expiry
             )
             answers.append(answer)
@@ -106,7 +106,7 @@ async def test_a_handler_that_ends_by_itself_when_cancelled_decides_the_outcome(
 
     bench = Bench.of(registry(handler), **{TIMEOUT: 8})
     with request(expiry):
-        answer = await bench.runner.run_inline(
+        answer = await bench.runner.inline.run(
             arrival(webhook_id="a"), bench.handler(), expiry=expiry
         )
     assert expiry.spent
@@ -122,7 +122,7 @@ async def test_the_servers_end_releases_a_run_whose_time_is_not_over(autojump_cl
 
     bench = Bench.of(registry(handler), **{TIMEOUT: 8})
     with trio.move_on_after(7) as scope, request(expiry):
-        await bench.runner.run_inline(arrival(webhook_id="a"), bench.handler(), expiry=expiry)
+        await bench.runner.inline.run(arrival(webhook_id="a"), bench.handler(), expiry=expiry)
     assert scope.cancelled_caught
     assert not expiry.cancel_called
     assert not expiry.cancelled_caught

@@ -20,7 +20,7 @@ POLICY = {"Webhooks__Queue__Workers": 2, **UNRETRIED}
 
 def bench_of(handlers, **keys):
     bench = Bench.of(handlers, **{**POLICY, **keys})
-    bench.runner._stopwatch = trio.current_time
+    bench.runner.invocations._stopwatch = trio.current_time
     return bench
 
 

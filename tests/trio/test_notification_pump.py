@@ -51,7 +51,7 @@ class Running:
         """A transition, at which the pump is woken; its message's number."""
         await transition(self.store, identifier, now=now())
         self.pump.wake()
-        return str(self.store.tenants.last_sequence)
+        return str((await self.store.tenants.outbox(limit=1000))[-1].sequence)
 
     async def states(self) -> dict[str, str]:
         return states(await self.store.notifications.find(limit=1000))

@@ -760,11 +760,11 @@ async def test_a_quarantine_is_bounded_altogether(autojump_clock):
     started = trio.current_time()
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)
-        assert bench.runner.quarantined
+        assert bench.runner.inline.quarantined
         await trio.sleep(70)
         assert [begun[one] - started for one in ids[:3]] == [0, 25, 50]
         await trio.sleep(15)
-        assert not bench.runner.quarantined
+        assert not bench.runner.inline.quarantined
         assert {begun[one] - started for one in ids[3:]} == {75}
         await settled(bench)
         bench.queue.close()

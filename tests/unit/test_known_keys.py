@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.storage.keys import KnownKeys, key_hash
-from sdk_trio.storage.sqlite import known
+from sdk_trio.storage import keys as keys_module
+from sdk_trio.storage.keys import KnownKeys
 
 HASHES = st.integers(-(2**63), 2**63 - 1)
 
@@ -22,12 +22,12 @@ def test_what_was_added_may_be_held_for_ever(first, later):
 
 
 def test_it_grows_and_keeps_what_it_had_and_is_rarely_wrong(monkeypatch):
-    monkeypatch.setattr(known, "FIRST_GENERATION", 256)
+    monkeypatch.setattr(keys_module, "FIRST_GENERATION", 256)
     keys = KnownKeys()
-    hashes = [key_hash(f"msg_{number}") for number in range(20_000)]
+    hashes = [hash(f"msg_{number}") for number in range(20_000)]
     taken_for_known = sum(not keys.add(hashed) for hashed in hashes)
     assert all(keys.may_hold(hashed) for hashed in hashes)
-    strangers = [key_hash(f"other_{number}") for number in range(20_000)]
+    strangers = [hash(f"other_{number}") for number in range(20_000)]
     wrong = sum(keys.may_hold(hashed) for hashed in strangers)
     # Seven full generations of 0.5 %, each.
     assert wrong < 20_000 * 0.05

@@ -189,7 +189,6 @@ EXCEPTIONS = {
     "sdk_trio.replication.manifest": "compares with the times of files, which are the kernel's",
     "sdk_trio.replication.watch": "compares with the times of files, which are the kernel's",
     "sdk_trio.runtime.processes": "the channel between two processes",
-    "sdk_trio.storage": "not converted yet",
 }
 
 

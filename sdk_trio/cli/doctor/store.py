@@ -193,7 +193,8 @@ def _compare_with_receiver(settings: Settings, report: Report) -> None:
         str(file),
         f"it {what}: the receiver (process {receiver.pid}) has another file open; nothing that it "
         "is sent is accepted",
-        "put back what was there, or restore a backup, and restart the receiver; until it ends, "
+        "put back what was there, or restore a backup ('storage restore FILE'), and restart the "
+        "receiver; until it ends, "
         f"Linux still has what it wrote under /proc/{receiver.pid}/fd",
     )
 
@@ -243,7 +244,9 @@ def _describe_file(found: Examination, report: Report) -> None:
         )
     if found.damage is not None:
         report.problem(
-            where, f"it is damaged: {found.damage}", "stop the receiver, and restore a backup"
+            where,
+            f"it is damaged: {found.damage}",
+            "stop the receiver, and restore a backup: 'storage restore FILE'",
         )
     # A note, because it is the size alone that kept it from being checked.
     elif not found.checked:

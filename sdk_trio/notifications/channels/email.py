@@ -60,7 +60,7 @@ class EmailSender(ProviderChannel):
 
     def _judge(self, answer: PostAnswer, *, hidden: tuple[str, ...]) -> Outcome:
         # The provider queues a message with 202; 200 is its sandbox, which checks and sends nothing
-        # (docs/adr/0014-notification-channels.md).
+        # (docs/adr/0013-notifications.md).
         if answer.status == 202:
             return accepted(answer, answer.headers.get("x-message-id"))
         if answer.status == 200:

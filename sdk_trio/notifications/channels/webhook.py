@@ -40,7 +40,7 @@ def payload(record: OutboxRecord, message: Message) -> bytes:
     """Return the body: the same bytes for the same record and message.
 
     Beside the flat members, which docs/how-to/receive-notifications.md shows, stand the three
-    of the Standard Webhooks envelope, which receivers of that scheme ask for (ADR 0014): ``type``,
+    of the Standard Webhooks envelope, which receivers of that scheme ask for (ADR 0013): ``type``,
     ``timestamp``, ``data.id``.
     """
     occurred_at = rfc3339(record.occurred_at, timespec="milliseconds")

@@ -5,20 +5,21 @@ go on taking commits that no later process will find, and with a write-ahead log
 notice. So after every commit, and before its callers are told, :class:`StoreFile` checks that the
 commit stands in the files that the *names* lead to now. A check once a second would have left a
 second of deliveries that were acknowledged and lost. It costs seven system calls a batch, beside
-one ``fdatasync`` (docs/adr/0024-the-files-are-looked-at-before-an-answer.md).
+one ``fdatasync`` (docs/adr/0024-store-files.md).
 
 On Windows an open file can be neither removed nor replaced, so nothing is checked.
 """
 
 import os
 import sys
-import time
 from contextlib import suppress
 
 import apsw
 import msgspec
 
+from ...base import clock
 from ...base.logs import get_logger
+from ...base.opener import open_file
 from ...errors import StoreLostError, StoreUnavailableError
 
 _log = get_logger("storage")
@@ -90,7 +91,7 @@ def may_pass(file: str, since: float) -> bool:
         file: the database, opened by SQLite in this process or not.
         since: a monotonic time.
     """
-    return time.monotonic() - since < _DAMAGE_SECONDS or _is_refused(file)
+    return clock.monotonic() - since < _DAMAGE_SECONDS or _is_refused(file)
 
 
 def _is_refused(file: str) -> bool:
@@ -141,7 +142,7 @@ class StoreFile:
         # A plain descriptor is fine here, as SQLite locks no byte of the log. It is opened last, so
         # that no failure leaves it open.
         try:
-            self._log_descriptor = os.open(self._log, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._log_descriptor = open_file(self._log, os.O_RDONLY)
         except FileNotFoundError:
             raise self._lost(self._log, "was removed") from None
         except OSError as error:
@@ -241,11 +242,11 @@ class StoreFile:
     def _require_whole(self, size: int) -> None:
         """Require that a smaller database is whole: after VACUUM its head declares the new size."""
         # A checkpoint of another process writes the new size into the head before the last page.
-        deadline = time.monotonic() + _GROWING_SECONDS
+        deadline = clock.monotonic() + _GROWING_SECONDS
         while size < self._declared_size():
-            if time.monotonic() >= deadline:
+            if clock.monotonic() >= deadline:
                 raise self._lost(self.file, "was cut short")
-            time.sleep(0.01)
+            clock.sleep(0.01)
             size = self._require(self.file, self._database_id)
 
     def _declared_size(self) -> int:
@@ -281,5 +282,5 @@ class StoreFile:
         of = "" if path == self.file else f", of the store {self.file},"
         return StoreLostError(
             f"{path}{of} {what} while it was in use; nothing is accepted any more: put back what "
-            "was there, or restore a backup, and restart"
+            "was there, or restore a backup ('storage restore FILE'), and restart"
         )

@@ -91,6 +91,9 @@ _DIAL: dict[str, Any] = {
 # ended the transaction of a frozen host before.
 _REFUSED = frozenset({"25006", "25P03"})
 
+# The default comes too late for a transaction that has begun.
+_COMMITTED = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
+
 _log = get_logger("storage")
 
 
@@ -205,7 +208,7 @@ class PostgresAddress:
 
     @contextmanager
     def transaction(
-        self, connection: StoreConnection, *, reading: bool = False
+        self, connection: StoreConnection, *, reading: bool = False, snapshot: bool = False
     ) -> Iterator[list[bytes]]:
         """Commit at the end of the block; roll back and raise if it raises.
 
@@ -214,16 +217,21 @@ class PostgresAddress:
 
         Args:
             reading: nothing is changed.
+            snapshot: the same, and every statement sees the moment at which the block began.
 
         Raises:
             CommitUnknownError: the transaction may have been committed.
             psycopg.Error: the server failed, and has committed nothing.
         """
-        begin = b"BEGIN READ ONLY" if reading else b"BEGIN"
+        reading = reading or snapshot
+        begin, settings = b"BEGIN READ ONLY" if reading else b"BEGIN", connection.settings
+        if snapshot:
+            begin = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+            settings = settings.replace(_COMMITTED, b"")
         last: list[bytes] = []
         committing = False
         try:
-            connection.execute(begin + connection.settings)
+            connection.execute(begin + settings)
             yield last
             connection.warned = False
             committing = not reading
@@ -323,7 +331,6 @@ def _set_all(settings: Mapping[str, str], *, local: bool) -> sql.Composed:
     durable = sql.SQL(_DURABLE).format(sql.Literal(local))
     statements = sql.SQL("SELECT {}").format(sql.SQL(", ").join([*calls, durable]))
     if local and "default_transaction_isolation" in settings:
-        # The default comes too late for a transaction that has begun.
         statements = sql.SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED;{}").format(statements)
     return statements
 

@@ -7,7 +7,7 @@ the database it is a page that a checkpoint copied, and whose only other copy is
 
 :func:`rewrite_log` and :func:`rewrite_pages` write the same bytes once more, which makes the pages
 dirty again, and sync them. Readers see no difference. Afterwards everything that the log has is on
-the disk (docs/adr/0047-one-sync-for-an-inline-delivery.md has the proof).
+the disk (docs/adr/0071-log-rewrite.md has the proof).
 """
 
 import os
@@ -17,6 +17,7 @@ from contextlib import suppress
 
 import apsw
 
+from ...base.opener import open_database, open_file, sync_file
 from ...errors import StoreLostError
 
 #: Sizes of the head of the log and of each frame's head, in bytes; see "The WAL file format" at
@@ -44,7 +45,7 @@ def rewrite_log(log: str, frames: int) -> set[int]:
         OSError: the disk still fails.
     """
     pages = set()
-    descriptor = os.open(log, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+    descriptor = open_file(log, os.O_RDWR)
     try:
         found = 0
         for offset, content in _valid_parts(descriptor):
@@ -57,7 +58,7 @@ def rewrite_log(log: str, frames: int) -> set[int]:
                 f"{log}: a sync has failed, and what it was to write cannot be read back either; "
                 "nothing is accepted any more: check the disk (dmesg), then restart"
             )
-        os.fsync(descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
     return pages
@@ -113,7 +114,7 @@ def rewrite_pages(file: str, pages: Iterable[int], page_size: int) -> None:
         apsw.IOError: the disk still fails.
     """
     failure: apsw.Error | None = apsw.BusyError("another process runs a checkpoint")
-    connection = apsw.Connection(file)
+    connection = open_database(file, flags=apsw.SQLITE_OPEN_READWRITE)
 
     def with_lock(_calls: int) -> bool:
         nonlocal failure

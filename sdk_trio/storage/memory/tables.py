@@ -8,6 +8,7 @@ import apsw
 import msgspec
 import trio
 
+from ...base.opener import open_database
 from ...errors import StoreUnavailableError
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker
 from ..admission import LeaseTerms
@@ -28,7 +29,9 @@ class MemoryTables:
 
     def __init__(self) -> None:
         self.fence: Callable[[Transaction], None] | None = None
-        self._connection = apsw.Connection(":memory:")
+        self._connection = open_database(
+            ":memory:", flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        )
         for statement in statements(SQLITE):
             self._connection.execute(statement)
         self._transaction = SqliteTransaction(self._connection)

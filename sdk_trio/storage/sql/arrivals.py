@@ -64,8 +64,8 @@ def _values_of(delivery: NewDelivery) -> tuple[Any, ...]:
 
 def add(
     tx: Transaction, deliveries: Sequence[NewDelivery], *, surely_new: bool = False
-) -> dict[str, int]:
-    """Add those deliveries whose keys are not known; return their sequences by key.
+) -> list[int | None]:
+    """Add those deliveries whose keys are not known; return their sequences, None for the others.
 
     Args:
         tx: the transaction.
@@ -73,19 +73,23 @@ def add(
         surely_new: the caller knows that none of the keys is known.
     """
     if not tx.dialect.is_sqlite:
-        return dict(tx.insert(_ADD, [_values_of(each) for each in deliveries]))
-    if not surely_new:
-        known = find(tx, [each.key for each in deliveries])
-        deliveries = [each for each in deliveries if each.key not in known]
-    if not deliveries:
-        return {}
-    before = last_sequence(tx)
-    rows = [(before + n, *_values_of(each)) for n, each in enumerate(deliveries, 1)]
+        added: dict[str, int] = dict(tx.insert(_ADD, [_values_of(each) for each in deliveries]))
+        return [added.get(each.key) for each in deliveries]
+    known = () if surely_new else find(tx, [each.key for each in deliveries])
+    before = last = last_sequence(tx)
+    sequences: list[int | None] = []
+    rows = []
+    for each in deliveries:
+        if known and each.key in known:
+            sequences.append(None)
+            continue
+        last += 1
+        sequences.append(last)
+        rows.append((last, *_values_of(each)))
     tx.insert(_ADD_WITH_SEQUENCE, rows)
-    last = before + len(rows)
     if last // INDEX_EVERY > before // INDEX_EVERY:
-        _index(tx, last)
-    return {row[1]: row[0] for row in rows}
+        index(tx, last)
+    return sequences
 
 
 # -- finding -----------------------------------------------------------------------------------
@@ -200,8 +204,8 @@ INSERT INTO lookup (segment, term, sequence)
 _INDEXED_NOW = "UPDATE tally SET number = :last WHERE name = 'indexed'"
 
 
-def _index(tx: Transaction, last: int) -> None:
-    """Add the newest arrivals, up to ``last``, to ``segment`` and ``lookup``."""
+def index(tx: Transaction, last: int) -> None:
+    """Add the newest arrivals, up to ``last``, to ``segment`` and ``lookup`` on SQLite."""
     tx.run(_ADD_SEGMENTS)
     tx.run(_ADD_TERMS)
     tx.run(_INDEXED_NOW, last=last)
@@ -228,9 +232,10 @@ def assign(tx: Transaction, sequences: Sequence[int], tenant_id: str) -> int:
 
 # -- removing ----------------------------------------------------------------------------------
 
+# In a query of their own: SQLite finds no rows by the index for a list that is a union.
 _REMOVE_TERMS = f"""
-DELETE FROM lookup WHERE (segment, term, sequence) IN (
-    {_TERMS.format(which="sequence IN ints(:sequences)")})
+DELETE FROM lookup WHERE (segment, term, sequence) IN (SELECT segment, term, sequence FROM (
+    {_TERMS.format(which="sequence IN ints(:sequences)")}))
 """
 
 _COUNT_REMOVED = """

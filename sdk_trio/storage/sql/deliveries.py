@@ -166,16 +166,14 @@ def _admit_all(
     *,
     reason: str | None = None,
 ) -> list[Answer]:
-    new = arrivals.add(tx, [each.delivery for each in arriving], surely_new=surely_new)
-    if new:
-        _open(
-            tx, terms, [each for each in arriving if each.delivery.key in new], new, state, reason
-        )
+    sequences = arrivals.add(tx, [each.delivery for each in arriving], surely_new=surely_new)
+    if any(sequences):
+        _open(tx, terms, arriving, sequences, state, reason)
     return [
-        (_NEW, new[each.delivery.key])
-        if each.delivery.key in new
-        else _admit_known(tx, terms, each, rules, state, reason)
-        for each in arriving
+        _admit_known(tx, terms, each, rules, state, reason)
+        if sequence is None
+        else (_NEW, sequence)
+        for each, sequence in zip(arriving, sequences, strict=True)
     ]
 
 
@@ -183,23 +181,26 @@ def _open(
     tx: Transaction,
     terms: LeaseTerms,
     arriving: Sequence[Arriving],
-    sequences: Mapping[str, int],
+    sequences: Sequence[int | None],
     state: DeliveryState,
     reason: str | None,
 ) -> None:
-    """Give new deliveries their rows in ``work``."""
+    """Give those deliveries that have a sequence, because they are new, their rows in ``work``."""
     running = state is DeliveryState.RUNNING
     queued = state is DeliveryState.RECEIVED
+    text = state.value
     rows = []
     now = _clock(tx, arriving[0].delivery.received_at)
     unleased = False
-    for each in arriving:
+    for each, sequence in zip(arriving, sequences, strict=True):
+        if sequence is None:
+            continue
         delivery, token = each.delivery, each.token
         unleased = unleased or token is None
         rows.append(
             (
-                sequences[delivery.key],
-                state.value,
+                sequence,
+                text,
                 queued,
                 lane_of(delivery.ordered, delivery.tenant_id, delivery.subject),
                 int(running),
@@ -244,10 +245,10 @@ def _admit_known(
         row = tx.one(_KNOWN, sequence=sequence, owner=terms.owner, now=now)
         if row is None:
             # It was removed after the insert had met it.
-            new = arrivals.add(tx, [delivery])
-            if new:
-                _open(tx, terms, [arriving], new, state, reason)
-                return _NEW, new[delivery.key]
+            (added,) = arrivals.add(tx, [delivery])
+            if added is not None:
+                _open(tx, terms, [arriving], [added], state, reason)
+                return _NEW, added
             continue
         known, raw, attempts, earlier, generation, *stored = _read_known(terms, row)
         rule = rules[standing_of(known, now=now, dedup_seconds=terms.dedup_seconds)]
@@ -260,9 +261,9 @@ def _admit_known(
         raise AssertionError("a locked row does not change")
     if rule.change is Change.REPLACE:
         arrivals.remove(tx, [sequence])
-        new = arrivals.add(tx, [delivery])
-        _open(tx, terms, [arriving], new, state, reason)
-        return _NEW, new[delivery.key]
+        (added,) = arrivals.add(tx, [delivery])
+        _open(tx, terms, [arriving], [added], state, reason)
+        return _NEW, added
     # After the payload retention there is nothing to compare with, and no reason to suspect the
     # sender.
     same_body = raw is None or raw == delivery.raw
@@ -494,17 +495,17 @@ def add_done(
     Should one be known after all, because another process has just kept it, the run ends that
     record, unless another owner holds it.
     """
-    new = arrivals.add(tx, [run.delivery for run in runs], surely_new=surely_new)
+    sequences = arrivals.add(tx, [run.delivery for run in runs], surely_new=surely_new)
     rows = [
-        (new[key], False, 1, float(run.delivery.received_at), run.finished_at)
-        for run in runs
-        if (key := run.delivery.key) in new
+        (sequence, False, 1, float(run.delivery.received_at), run.finished_at)
+        for run, sequence in zip(runs, sequences, strict=True)
+        if sequence is not None
     ]
     if rows:
         tx.insert(_ADD_FIRST_END, rows)
         tx.note_change(done=len(rows))
-    for run in runs:
-        if run.delivery.key not in new:
+    for run, sequence in zip(runs, sequences, strict=True):
+        if sequence is None:
             record_run(tx, terms, run.delivery, run.token, Done(), run.finished_at)
     return [None] * len(runs)
 

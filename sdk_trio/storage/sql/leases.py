@@ -7,13 +7,14 @@ late commit and a lost answer need no undo.
 
 Functions of a transaction; :class:`Inbox` describes what each means. A claim passes over rows that
 another process is just claiming (``SKIP LOCKED``), so any number of processes claim at the same
-time. Of a lane only the first unfinished delivery is claimed, and never beside a leased one: a
-unique index holds that, also for two hosts at the same moment.
+time. Of a lane only the first unfinished delivery is claimed. For two hosts at the same moment a
+unique index of PostgreSQL holds that.
 """
 
 import os
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -42,9 +43,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_tokens.seed)
 
 
-def new_token() -> int:
-    """Return a token that no other claim has; adding sequences to it gives further ones."""
-    return _tokens.getrandbits(61)
+#: Returns a token that no other claim has; adding sequences to it gives further ones.
+new_token = partial(_tokens.getrandbits, 61)
 
 
 class BacklogWalk(msgspec.Struct):
@@ -391,7 +391,7 @@ WHERE {UNFINISHED} AND lease_owner = :owner FOR UPDATE
 
 # The first start of a delivery is not waited for, so its process may have ended in that run without
 # a trace. Whoever takes the lease of a process that is gone says so by a time of failure in 1970:
-# that delivery's next start is waited for and counted (docs/adr/0011).
+# that delivery's next start is waited for and counted (docs/adr/0047).
 _FREE = """
 UPDATE work SET lease_owner = NULL, lease_token = NULL, lease_until = NULL,
     failed_at = coalesce(failed_at, 0)

@@ -194,9 +194,9 @@ def _find_by_term(
     limit: int,
 ) -> list[DeliveryRecord]:
     """List those of one value by ``lookup``, and search the newest, which are not indexed."""
-    values = {**given, "term": _LETTERS[name] + given[name][:INDEXED_CHARACTERS]}
-    if name == "tenant":
-        values["term"] = _LETTERS[name] + given[name]
+    # SQLite's substr() ends at a NUL.
+    text = given[name][:INDEXED_CHARACTERS].partition("\0")[0]
+    values = {**given, "term": _LETTERS[name] + (given[name] if name == "tenant" else text)}
     segments = [
         *conditions,
         f"segment.number >= :after >> {SEGMENT_BITS}",

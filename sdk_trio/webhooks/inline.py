@@ -1,0 +1,302 @@
+"""Inline runs: the sender waits for the handler, and is answered by its outcome.
+
+One run of a key is in flight at a time, and duplicates join it. The table of these runs also
+protects a claim under this process's own lease (docs/adr/0003-lease-tokens.md).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from math import inf
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ..base.cells import Cells
+from ..base.http import Expiry
+from ..base.logs import Throttle, get_logger
+from ..config import Settings
+from ..errors import StoreUnavailableError
+from ..records.deliveries import Admission, Dead, Done, NewDelivery, Retry
+from ..storage.ports import Inbox
+from . import answers
+from .answers import Answer
+from .arrival import VerifiedDelivery, resumed
+from .counters import Counters
+from .invocation import Invocations
+from .outcomes import Failure, after_inline_failure
+from .recording import BUSY, DONE, OutcomeRecorder
+from .registry import BoundHandler
+from .rejections import LINES, SECONDS
+
+if TYPE_CHECKING:
+    from ..records.tenants import Tenant
+
+_log = get_logger("webhooks")
+
+#: The most outcomes in memory that the store did not take. They are few: each belongs to a request
+#: that was being answered when the store failed.
+MOST_UNRECORDED = 1000
+
+
+class InFlight(msgspec.Struct):
+    """An inline run in progress, and the deliveries of the same key that wait for it."""
+
+    raw: bytes
+    ended: trio.Event | None = None  # made by the first delivery that waits: hardly any run does
+    answer: Answer | None = None
+
+
+class Unrecorded(msgspec.Struct, frozen=True):
+    """The outcome of a finished run that the store did not confirm, and the run's seconds.
+
+    ``earlier_attempts`` is the event's. A replay changes it: the outcome is not the new run's.
+    """
+
+    outcome: Done | Dead
+    seconds: float
+    earlier_attempts: int
+
+
+class _ThreadedRun(msgspec.Struct):
+    """An inline run of a plain function, and how it ended for the request that waits."""
+
+    ended: trio.Event = msgspec.field(default_factory=trio.Event)
+    answer: Answer | None = None
+    error: Exception | None = None
+    awaited: bool = True
+
+
+class InlineRuns:
+    """Runs handlers for senders that wait. Any number of tasks may call its methods."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        inbox: Inbox,
+        invocations: Invocations,
+        recorder: OutcomeRecorder,
+        counters: Counters,
+    ) -> None:
+        options = settings.webhooks
+        self._seconds = options.inline_timeout_seconds
+        self._max_attempts = options.inline_max_attempts
+        self._inbox = inbox
+        self._invocations = invocations
+        self._recorder = recorder
+        self._counters = counters
+        self._throttle = Throttle(lines=LINES, seconds=SECONDS)
+        self._in_flight: dict[str, InFlight] = {}
+        self._unrecorded: OrderedDict[str, Unrecorded] = OrderedDict()
+        #: Tasks of plain functions, which may outlast their requests; None while the queue does not
+        #: run: they are refused.
+        self.tasks: Cells | None = None
+        #: True while an event that may have ended the process runs alone. Deliveries are answered
+        #: 503 meanwhile, so that nothing else can end the process.
+        self.quarantined = False
+
+    @property
+    def keys(self) -> Iterable[str]:
+        """Return the keys of the runs in flight."""
+        return self._in_flight
+
+    async def run(
+        self,
+        arrival: VerifiedDelivery,
+        handler: BoundHandler,
+        tenant: "Tenant | None" = None,
+        *,
+        expiry: Expiry | None = None,
+    ) -> Answer:
+        """Run ``handler`` before the sender is answered, and return the answer.
+
+        A second delivery of a key whose first is still running waits for that one's outcome.
+        Cancelled in the middle of a run, it releases the claim and the attempt does not count; a
+        plain function goes on in its thread, and its outcome is recorded.
+
+        Args:
+            arrival: the delivery.
+            handler: the handler of its type.
+            tenant: the delivery's, as it was on its arrival.
+            expiry: the server's own deadline, where it has one.
+
+        Raises:
+            StoreUnavailableError: the claim or the outcome cannot be recorded.
+        """
+        delivery = arrival.delivery
+        # For the host's own deliveries the key is the id. A plain field costs less than the
+        # property, on the path that nearly all deliveries take.
+        key = delivery.key if delivery.signer else delivery.webhook_id
+        in_flight = self._in_flight.get(key)
+        if in_flight is not None:
+            return await self._join(in_flight, delivery)
+        if self.quarantined:
+            return await self._refuse("quarantine", delivery)
+        if handler.threads is not None:
+            return await self._run_threaded(key, arrival, handler, tenant)
+        # No await between the look-up and this call: two deliveries cannot both be the first.
+        return await self._run_first(key, arrival, handler, tenant, expiry)
+
+    async def wait_until_ended(self) -> None:
+        """Wait until no run is in flight, so that each has recorded how it ended."""
+        while self._in_flight:
+            await self._end_of(next(iter(self._in_flight.values())))
+        await trio.lowlevel.checkpoint()
+
+    async def _run_first(
+        self,
+        key: str,
+        arrival: VerifiedDelivery,
+        handler: BoundHandler,
+        tenant: "Tenant | None",
+        expiry: Expiry | None,
+    ) -> Answer:
+        """Claim the key, run the handler, record the outcome, and return the answer."""
+        delivery = arrival.delivery
+        in_flight = self._in_flight[key] = InFlight(delivery.raw)
+        try:
+            attempt = 1
+            # A claim of a new key is not waited for; most handlers have ended before it is written.
+            if not self._inbox.claim_new(delivery):
+                admitted = await self._inbox.claim(delivery)
+                if admitted.admission is not Admission.NEW:
+                    in_flight.answer = self._recorder.answer_known(delivery, admitted)
+                    return in_flight.answer
+                if not admitted.same_body:
+                    self._recorder.report_different_body(delivery)
+                if admitted.earlier:
+                    arrival = resumed(arrival, admitted)
+                attempt += admitted.attempts
+            outcome: Done | Dead | Retry = DONE
+            failure = None
+            finished = self._unrecorded.pop(key, None) if self._unrecorded else None
+            if finished is not None and finished.earlier_attempts == arrival.earlier_attempts:
+                # The handler has run, and only the store did not know: its outcome is recorded now.
+                outcome, seconds, is_concluded = finished.outcome, finished.seconds, False
+            else:
+                ended = await self._invocations.run(
+                    arrival, handler, tenant, attempt, self._seconds, expiry
+                )
+                seconds, is_concluded = ended.seconds, ended.is_concluded
+                failure = None if is_concluded else ended.failure
+                if failure is not None:
+                    outcome = after_inline_failure(
+                        failure, attempts=attempt, max_attempts=self._max_attempts
+                    )
+            if not is_concluded:
+                try:
+                    await self._recorder.record(key, outcome)
+                except BaseException:
+                    self._remember(key, outcome, seconds, arrival.earlier_attempts)
+                    raise
+            self._recorder.report(delivery, attempt, outcome, handler, seconds)
+            in_flight.answer = answers.OK
+            if failure is not None and type(outcome) is Retry:
+                in_flight.answer = _ask_again(failure)
+            return in_flight.answer
+        finally:
+            del self._in_flight[key]
+            if in_flight.ended is not None:
+                in_flight.ended.set()
+
+    def _remember(
+        self, key: str, outcome: Done | Dead | Retry, seconds: float, earlier_attempts: int
+    ) -> None:
+        """Keep a final outcome, so that the redelivery does not run the handler again."""
+        if isinstance(outcome, Retry):
+            return  # the redelivery is to run it again
+        self._unrecorded[key] = Unrecorded(outcome, seconds, earlier_attempts)
+        if len(self._unrecorded) > MOST_UNRECORDED:
+            self._unrecorded.popitem(last=False)
+
+    # -- deliveries that do not run ----------------------------------------------------------
+
+    async def _join(self, in_flight: InFlight, delivery: NewDelivery) -> Answer:
+        """Wait for the run in flight, as long as a sender does, and return its answer."""
+        with trio.move_on_after(self._seconds):
+            await self._end_of(in_flight)
+        if delivery.raw != in_flight.raw:
+            await self._inbox.keep_other(delivery)
+            self._recorder.report_different_body(delivery)
+        self._counters.count("duplicate")
+        return in_flight.answer or BUSY
+
+    async def _end_of(self, in_flight: InFlight) -> None:
+        if in_flight.ended is None:
+            in_flight.ended = trio.Event()
+        await in_flight.ended.wait()
+
+    async def _refuse(self, cause: str, delivery: NewDelivery) -> Answer:
+        self._counters.count("refused")
+        extra = self._throttle.fields(cause)
+        if extra is not None:
+            _log.warning("webhook.refused", cause=cause, webhook_id=delivery.webhook_id, **extra)
+        await trio.lowlevel.checkpoint()
+        return BUSY
+
+    # -- plain functions ---------------------------------------------------------------------
+
+    async def _run_threaded(
+        self, key: str, arrival: VerifiedDelivery, handler: BoundHandler, tenant: "Tenant | None"
+    ) -> Answer:
+        """Run a plain function in a task of its own, and wait for it as long as a sender does.
+
+        A thread cannot be stopped, so the run may outlast the request: its claim stands until it
+        ends, and its outcome is recorded then. Redeliveries find the one or the other.
+        """
+        if self.tasks is None:
+            return await self._refuse("draining", arrival.delivery)
+        run = _ThreadedRun()
+        self.tasks.start_soon(self._run_in_slot, run, key, arrival, handler, tenant)
+        try:
+            with trio.move_on_after(self._seconds):
+                await run.ended.wait()
+        finally:
+            run.awaited = False
+        if run.error is not None:
+            raise run.error
+        if run.answer is None:
+            self._invocations.report_still_running(self._invocations.at_work.get(key))
+        return run.answer or BUSY
+
+    async def _run_in_slot(  # noqa: ASYNC910 - taking a slot is a checkpoint, or it raises
+        self,
+        run: _ThreadedRun,
+        key: str,
+        arrival: VerifiedDelivery,
+        handler: BoundHandler,
+        tenant: "Tenant | None",
+    ) -> None:
+        """Run once there is a slot among the threads; without one nothing is claimed."""
+        assert handler.threads is not None
+        delivery = arrival.delivery
+        try:
+            with trio.move_on_after(self._seconds) as patience:
+                async with handler.threads:
+                    patience.deadline = inf
+                    # Others may have come first while this one waited.
+                    in_flight = self._in_flight.get(key)
+                    if in_flight is not None:
+                        run.answer = await self._join(in_flight, delivery)
+                    elif self.quarantined:
+                        run.answer = await self._refuse("quarantine", delivery)
+                    else:
+                        run.answer = await self._run_first(key, arrival, handler, tenant, None)
+            if patience.cancelled_caught:
+                run.answer = await self._refuse("threads", delivery)
+        except Exception as error:
+            # The request answers for it, as it does for a run in its own task.
+            run.error = error
+            if not run.awaited:
+                if not isinstance(error, StoreUnavailableError):
+                    raise
+                _log.store_unavailable(error, webhook_id=delivery.webhook_id)
+                await trio.lowlevel.checkpoint()
+        finally:
+            run.ended.set()
+
+
+def _ask_again(failure: Failure) -> Answer:
+    """Ask the sender to deliver again, after the delay that the handler asked for."""
+    asked = failure.retry_after
+    return answers.HANDLER_FAILED if asked is None else answers.unavailable(asked)

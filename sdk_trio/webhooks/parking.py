@@ -1,0 +1,82 @@
+"""Parking: deliveries that no handler runs at present, because of their type or their tenant."""
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..records.deliveries import Admission, NewDelivery, Parked
+from ..storage.ports import Inbox
+from . import answers
+from .answers import Answer
+from .outcomes import parked_reason
+from .recording import OutcomeRecorder
+from .registry import BoundHandler
+
+if TYPE_CHECKING:
+    from ..records.tenants import Tenant
+    from ..tenants.tenancy import TenantRuntime
+
+
+class Parking:
+    """Decides which deliveries are parked, and parks them on arrival.
+
+    Args:
+        inbox: the open store.
+        recorder: reports parked deliveries.
+        tenancy: knows the tenants; None without tenants.
+    """
+
+    def __init__(
+        self, inbox: Inbox, recorder: OutcomeRecorder, tenancy: "TenantRuntime | None"
+    ) -> None:
+        self._inbox = inbox
+        self._recorder = recorder
+        self._tenancy = tenancy
+
+    async def tenant_of(self, delivery: NewDelivery) -> "Tenant | None":
+        """Return the current tenant of a delivery, None when it has none.
+
+        Raises:
+            StoreUnavailableError: the store cannot say.
+        """
+        if self._tenancy is None or delivery.tenant_id is None:
+            await trio.lowlevel.checkpoint()
+            return None
+        return await self._tenancy.service.recall(delivery.tenant_id)
+
+    def is_suspended(
+        self, handler: BoundHandler, delivery: NewDelivery, tenant: "Tenant | None"
+    ) -> bool:
+        """Say whether the handler does not run for the delivery's tenant at present."""
+        if tenant is None:
+            return self.is_orphan(delivery, tenant)
+        return tenant.is_deleted or not (handler.run_when_suspended or tenant.is_active)
+
+    def is_orphan(self, delivery: NewDelivery, tenant: "Tenant | None") -> bool:
+        """Say whether the delivery's tenant is gone: it must not run as an event without tenant."""
+        return self._tenancy is not None and delivery.tenant_id is not None and tenant is None
+
+    def outcome(
+        self, delivery: NewDelivery, handler: BoundHandler | None, tenant: "Tenant | None"
+    ) -> Parked:
+        """Return the outcome that parks a delivery, with its reason."""
+        gone = delivery.tenant_id if self.is_orphan(delivery, tenant) else None
+        return Parked(parked_reason(None if handler is None else tenant, gone))
+
+    async def park(
+        self, delivery: NewDelivery, handler: BoundHandler | None, tenant: "Tenant | None"
+    ) -> Answer:
+        """Store a delivery that no handler runs at present, and answer 200.
+
+        The sender has delivered correctly: an error would only make it repeat the delivery and in
+        the end disable the endpoint. ``handler`` is None where the type has none; else ``tenant``
+        is not active, or gone.
+        """
+        parked = self.outcome(delivery, handler, tenant)
+        admitted = await self._inbox.park(delivery, parked.reason)
+        if admitted.admission is not Admission.NEW:
+            return self._recorder.answer_known(delivery, admitted)
+        if not admitted.same_body:
+            self._recorder.report_different_body(delivery)
+        self._recorder.report(delivery, 0, parked)
+        return answers.OK

@@ -1,0 +1,243 @@
+"""Queued runs: one event of the queue, from its claim to its recorded outcome."""
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..base.cells import Cells, is_cell_cancelled
+from ..base.logs import get_logger
+from ..config import Settings
+from ..errors import StoreLostError
+from ..records.deliveries import (
+    Dead,
+    DeliveryRecord,
+    Done,
+    NewDelivery,
+    Outcome,
+    Released,
+)
+from ..storage.open import LEASE_SECONDS
+from ..storage.ports import Inbox
+from .arrival import VerifiedDelivery
+from .invocation import Invocations
+from .leases import HeldLease
+from .outcomes import DeliveryRetries, after_process_ends, after_queued_failure, must_run_alone
+from .parking import Parking
+from .recording import CLEANUP_SECONDS, DONE, OutcomeRecorder, retry_until_stored
+from .registry import BoundHandler, BoundHandlers
+
+if TYPE_CHECKING:
+    from ..records.tenants import Tenant
+
+_log = get_logger("webhooks")
+
+
+class QueuedRuns:
+    """Runs events of the queue. Each has a lease of this process.
+
+    ``jitter`` returns a random number in [0, 1); ``clock`` Unix seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        handlers: BoundHandlers,
+        inbox: Inbox,
+        invocations: Invocations,
+        recorder: OutcomeRecorder,
+        parking: Parking,
+        *,
+        clock: Callable[[], float],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        options = settings.webhooks
+        self._handlers = handlers
+        self._inbox = inbox
+        self._invocations = invocations
+        self._recorder = recorder
+        self._parking = parking
+        self._clock = clock
+        self._jitter = jitter
+        self._inline_max_attempts = options.inline_max_attempts
+        self._retries = DeliveryRetries(
+            max_attempts=options.queue.max_attempts,
+            base_seconds=options.queue.retry_base_seconds,
+            cap_seconds=options.queue.retry_cap_seconds,
+        )
+        #: Tasks that record the outcomes of cancelled runs; None while the queue does not run.
+        self.tasks: Cells | None = None
+
+    async def run(
+        self,
+        arrival: VerifiedDelivery,
+        lease: HeldLease,
+        *,
+        attempt: int,
+        fresh: bool = False,
+        alone: bool = False,
+    ) -> Outcome:
+        """Run an event as run number ``attempt``; record and return its outcome.
+
+        The start is durable before the handler runs, so that a run which kills the process is
+        counted. Only the first run of a ``fresh`` event, which surely no process has begun before,
+        does not wait for that: see docs/adr/0047-unawaited-claims.md. When the store
+        fails, the outcome is held in memory and written once the store answers. Cancelled, it
+        releases an unfinished event, and the attempt does not count; a plain function goes on in
+        its thread, and its outcome is recorded.
+
+        Args:
+            arrival: the event.
+            lease: its lease, which the caller drops afterwards.
+            attempt: counted from 1.
+            fresh: no run of it has begun.
+            alone: no other run is in progress.
+        """
+        delivery = arrival.delivery
+        handler = self._handlers.find(delivery.type, delivery.raw)
+        # A route that is paused is asked first, so that the store is written once.
+        gate = None if handler is None else handler.gate
+        postponed = None if gate is None else gate.hold()
+        if postponed is not None:
+            return await self._end(delivery, lease, attempt, postponed)
+        threads = None if handler is None else handler.threads
+        has_slot = has_started = False
+        try:
+            if threads is not None:
+                await threads.acquire()  # before the run begins and counts
+                has_slot = True
+            if fresh:
+                self._inbox.begin(lease.key, now=self._clock())
+            elif not await self._start(lease.key, alone=alone):
+                has_started = True
+                return Released()
+            tenant = None
+            if delivery.tenant_id is not None:
+                # The tenant counts as it is now: time has passed since the event was accepted.
+                tenant = await retry_until_stored(lambda: self._parking.tenant_of(delivery))
+            has_started = True
+            return await self._run_started(arrival, lease, handler, tenant, attempt)
+        except StoreLostError as error:  # it cannot be known whose event it is
+            _log.store_unavailable(error, webhook_id=delivery.webhook_id)
+            await trio.lowlevel.checkpoint()
+            self._recorder.report(delivery, attempt, Released())
+            return Released()
+        finally:
+            if not has_started:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._recorder.release(lease.key)
+            if threads is not None and has_slot:
+                threads.release()
+
+    async def _start(self, key: str, *, alone: bool) -> bool:
+        """Record that a run begins; return whether the event is still this process's.
+
+        A lost store has no later start that would find this event, so it runs nevertheless.
+        """
+        try:
+            is_ours = await retry_until_stored(
+                lambda: self._inbox.start(key, now=self._clock(), alone=alone)
+            )
+        except StoreLostError as error:
+            _log.store_unavailable(error)
+            await trio.lowlevel.checkpoint()
+            return True
+        if not is_ours:
+            self._recorder.report_lost([key])
+        return is_ours
+
+    async def _run_started(
+        self,
+        arrival: VerifiedDelivery,
+        lease: HeldLease,
+        handler: BoundHandler | None,
+        tenant: "Tenant | None",
+        attempt: int,
+    ) -> Outcome:
+        """Run the handler of an event whose start is recorded; record and return the outcome."""
+        delivery = arrival.delivery
+        if delivery.tenant_id is not None and self._parking.is_orphan(delivery, tenant):
+            reason = (
+                f"its tenant {delivery.tenant_id} is not known here: it was purged, and "
+                "nobody else may have its events"
+            )
+            return await self._end(delivery, lease, attempt, Dead(reason))
+        if handler is None or (
+            tenant is not None and self._parking.is_suspended(handler, delivery, tenant)
+        ):
+            parked = self._parking.outcome(delivery, handler, tenant)
+            return await self._end(delivery, lease, attempt, parked)
+        ended = await self._invocations.run(arrival, handler, tenant, attempt)
+        outcome: Outcome = DONE
+        if not ended.is_concluded:
+            if ended.failure is not None:
+                outcome = after_queued_failure(
+                    ended.failure,
+                    attempts=attempt,
+                    policy=self._retries,
+                    now=self._clock(),
+                    fraction=self._jitter(),
+                )
+            elif handler.gate is not None:
+                outcome = Done(handler.gate.take_answer(lease.key))
+            if is_cell_cancelled():
+                await self._record_outside_cell(lease, outcome)
+            else:
+                await self._recorder.record_until_stored(lease, outcome)
+        self._recorder.report(delivery, attempt, outcome, handler, ended.seconds)
+        return outcome
+
+    async def _end(
+        self, delivery: NewDelivery, lease: HeldLease, attempt: int, outcome: Outcome
+    ) -> Outcome:
+        """Record, report and return the outcome of an event whose handler does not run."""
+        await self._recorder.record_until_stored(lease, outcome)
+        self._recorder.report(delivery, attempt, outcome)
+        return outcome
+
+    async def _record_outside_cell(self, lease: HeldLease, outcome: Outcome) -> None:
+        """Record the outcome of a run whose cell is cancelled: that was for the handler alone.
+
+        Within the cell, a failing store could not be asked again. A stop cancels the task that
+        records. If the store fails for longer than a lease lasts, the event is claimed anew.
+        """
+        assert self.tasks is not None  # a cell is within it
+        recorded = trio.Event()
+        recording = trio.CancelScope()
+
+        async def record() -> None:
+            try:
+                with recording:
+                    await self._recorder.record_until_stored(lease, outcome)
+            finally:
+                recorded.set()
+
+        self.tasks.start_soon(record)
+        with trio.move_on_after(LEASE_SECONDS, shield=True):
+            await recorded.wait()
+        recording.cancel()
+
+    # -- events that may have ended the process ----------------------------------------------
+
+    def dead_letter_of(self, record: DeliveryRecord) -> Dead | None:
+        """Return the dead letter of an event that ended the process; None: it may run again."""
+        return after_process_ends(
+            record.process_ends,
+            ran_alone=record.ran_alone,
+            attempts=record.attempts,
+            max_attempts=self._max_attempts(record),
+        )
+
+    def must_run_alone(self, record: DeliveryRecord) -> bool:
+        """Say whether the next run of an event must be alone in the process."""
+        return must_run_alone(
+            record.process_ends,
+            attempts=record.attempts,
+            max_attempts=self._max_attempts(record),
+        )
+
+    def _max_attempts(self, record: DeliveryRecord) -> int:
+        handler = self._handlers.find(record.type, record.raw)
+        inline = handler is not None and not handler.enqueue
+        return self._inline_max_attempts if inline else self._retries.max_attempts

@@ -1,0 +1,251 @@
+"""Recording outcomes: the store first, then the log and the counters."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+
+from ..base.logs import get_logger
+from ..errors import StoreLostError, StoreUnavailableError
+from ..records.deliveries import (
+    Admission,
+    Admitted,
+    Dead,
+    Done,
+    NewDelivery,
+    Outcome,
+    Parked,
+    Postponed,
+    Released,
+    Retry,
+)
+from ..storage.ports import Inbox
+from . import answers
+from .answers import Answer
+from .counters import Counters
+from .leases import HeldLease
+from .registry import BoundHandler, BoundHandlers
+
+_log = get_logger("webhooks")
+
+T = TypeVar("T")
+
+#: The seconds that a cancelled task may take to record an outcome: longer than a slow disk's sync.
+#: If the store does not answer by then, its lease ends, and the event is claimed anew.
+CLEANUP_SECONDS = 5.0
+
+#: The seconds before a failing store is asked again.
+STORE_RETRY_SECONDS = 1.0
+
+#: The Retry-After, in seconds, while another delivery of the same key is still being handled.
+BUSY_RETRY_SECONDS = 5.0
+
+#: The most events that one line of the log names.
+_NAMED = 20
+
+BUSY = answers.unavailable(BUSY_RETRY_SECONDS)
+
+DONE = Done()
+
+
+async def retry_until_stored(ask: Callable[[], Awaitable[T]]) -> T:
+    """Repeat ``ask`` until the store answers.
+
+    Raises:
+        StoreLostError: the store will never answer again.
+    """
+    while True:
+        try:
+            return await ask()
+        except StoreLostError:
+            raise
+        except StoreUnavailableError as error:
+            _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
+            await trio.sleep(STORE_RETRY_SECONDS)
+
+
+class OutcomeRecorder:
+    """Records outcomes of runs in the inbox, and reports them.
+
+    Args:
+        inbox: the open store.
+        handlers: name the handler of a failed run.
+        counters: count outcomes and duplicates.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        handlers: BoundHandlers,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._inbox = inbox
+        self._handlers = handlers
+        self._counters = counters
+        self._clock = clock
+
+    # -- in the store ------------------------------------------------------------------------
+
+    async def record(self, key: str, outcome: Outcome) -> None:
+        """Record the outcome of a run.
+
+        Cancelled before it begins, it may still take ``CLEANUP_SECONDS``.
+
+        Raises:
+            StoreUnavailableError: the outcome may be recorded or not.
+        """
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except trio.Cancelled:  # noqa: ASYNC103 - whatever waits next is cancelled
+            # Outside a shield the store's call would be cancelled before it writes, and the handler
+            # would run again although it has finished.
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True) as patience:
+                await self._inbox.finish(key, outcome, now=self._clock())
+            if patience.cancelled_caught:
+                raise
+        else:
+            await self._inbox.finish(key, outcome, now=self._clock())
+
+    async def record_until_stored(self, lease: HeldLease, outcome: Outcome) -> None:
+        """Record the outcome of a queued run, however often the store fails.
+
+        No sender repeats a queued event, so its outcome stays in memory until the store has it. A
+        lost store has no later start that would find the event: its outcome is dropped.
+        """
+        lease.is_ending = True
+        at = None
+        offset = 0.0
+        # The types are compared because this path counts its calls.
+        if type(outcome) is Retry or type(outcome) is Postponed:
+            at = outcome.at
+            offset = self._clock() - trio.current_time()
+        while not lease.is_ended:
+            try:
+                await self.record(lease.key, outcome)
+            except StoreLostError as error:
+                _log.store_unavailable(error)
+                break
+            except StoreUnavailableError as error:
+                _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
+                await trio.sleep(STORE_RETRY_SECONDS)
+            else:
+                return
+            if at is not None:
+                # The clock may have been set since the first try. The store corrects due times
+                # then, but does not have this one.
+                moved = self._clock() - trio.current_time() - offset
+                outcome = msgspec.structs.replace(outcome, at=at + moved)
+        await trio.lowlevel.checkpoint()
+
+    async def release(self, key: str) -> None:
+        """Give an event back, so that this attempt does not count."""
+        try:
+            await self._inbox.finish(key, Released(), now=self._clock())
+        except StoreUnavailableError as error:
+            # Its lease stays with this process, until a renewal gives it up.
+            _log.store_unavailable(error, key=key)
+            await trio.lowlevel.checkpoint()
+
+    # -- in the log and the counters ---------------------------------------------------------
+
+    def answer_known(self, delivery: NewDelivery, admitted: Admitted) -> Answer:
+        """Answer a delivery whose key the inbox knows: 200, or 503 while the first one runs."""
+        if not admitted.same_body:
+            self.report_different_body(delivery)
+        else:
+            _log.info("webhook.duplicate", **names_of(delivery), type=delivery.type)
+        self._counters.count("duplicate")
+        return BUSY if admitted.admission is Admission.RUNNING else answers.OK
+
+    def report_different_body(self, delivery: NewDelivery) -> None:
+        """Count and log a known key that came with another body; the inbox has kept both."""
+        self._counters.count("different_body")
+        _log.warning(
+            "webhook.duplicate",
+            **names_of(delivery),
+            type=delivery.type,
+            address=delivery.address,
+            different_body=True,
+            hint="same signer and webhook-id, other bytes: the first ones stay, these are kept "
+            "beside them ('events show' has both)",
+        )
+
+    def report_lost(self, keys: Sequence[str]) -> None:
+        """Count and log events that another process has taken over."""
+        self._counters.count("lease_lost", len(keys))
+        _log.warning(
+            "webhook.lease_lost",
+            keys=keys[:_NAMED],
+            events=len(keys),
+            hint="another process has taken these events over, because this one stood still for "
+            "longer than a lease; outcomes of their runs in this process are not recorded",
+        )
+
+    def report(
+        self,
+        delivery: NewDelivery,
+        attempt: int,
+        outcome: Outcome,
+        handler: BoundHandler | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        """Count and log the outcome of run number ``attempt``, which took ``seconds``."""
+        if type(outcome) is Done:
+            self._counters.count("handled")
+            if delivery.tenant_id is None and handler is not None:
+                # Nearly always: no dictionary is made, which would be thrown away by a log that is
+                # off.
+                _log.info(
+                    "webhook.handled",
+                    webhook_id=delivery.webhook_id,
+                    type=delivery.type,
+                    attempt=attempt,
+                    handler=handler.name,
+                    seconds=seconds,
+                )
+                return
+        fields = {**names_of(delivery), "type": delivery.type, "attempt": attempt}
+        if handler is not None:
+            fields |= {"handler": handler.name, "seconds": seconds}
+        match outcome:
+            case Done():
+                _log.info("webhook.handled", **fields)
+            case Retry(at):
+                self._counters.count("failed")
+                wait = "redelivery" if at is None else round(at - self._clock(), 3)
+                fields |= self._failure_fields(delivery, outcome) | {"retry_in": wait}
+                if outcome.asked:
+                    _log.info("webhook.postponed", **fields)
+                else:
+                    _log.warning("webhook.failed", **fields)
+            case Dead():
+                self._counters.count("dead")
+                _log.error("webhook.dead", **(fields | self._failure_fields(delivery, outcome)))
+            case Parked(reason):
+                self._counters.count("parked")
+                _log.warning("webhook.parked", **fields, hint=reason)
+            case Postponed(at, reason):
+                wait = round(at - self._clock(), 3)
+                _log.debug("webhook.postponed", **fields, reason=reason, retry_in=wait)
+            case Released():
+                _log.info("webhook.released", **fields)
+
+    def _failure_fields(self, delivery: NewDelivery, outcome: Retry | Dead) -> dict[str, str]:
+        handler = self._handlers.find(delivery.type, delivery.raw)
+        fields = {
+            "handler": None if handler is None else handler.name,
+            "error": outcome.error,
+            "place": outcome.place,
+            "traceback": outcome.traceback,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def names_of(delivery: NewDelivery) -> dict[str, Any]:
+    """Return the log fields that name a delivery: its id, and its tenant if it has one."""
+    if delivery.tenant_id is None:
+        return {"webhook_id": delivery.webhook_id}
+    return {"webhook_id": delivery.webhook_id, "tenant_id": delivery.tenant_id}
