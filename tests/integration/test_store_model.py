@@ -187,13 +187,25 @@ class Model:
                 continue
             if row.owner is None and row.due is not None and row.due > now:
                 later.append(row.due)
-            elif first and (row.owner is None or row.until <= now):
+            elif row.until <= now if row.owner is not None else first and not self.holds_up(row):
                 due.append(id_)
         for id_ in due[:limit]:
             row = self.rows[id_]
             self.cut_short(row, False)
             row.owner, row.until = owner, now + LEASE
         return due[:limit], len(due) > limit, min(later, default=None)
+
+    def holds_up(self, row: SimpleNamespace) -> bool:
+        """Whether another one of the subject was begun before."""
+        return row.ordered and any(
+            other.state in OPEN
+            and other.queued
+            and other.owner is not None
+            and other.ordered
+            and other.subject == row.subject is not None
+            for other in self.rows.values()
+            if other is not row
+        )
 
     def cut_short(self, row: SimpleNamespace, sole: bool) -> None:
         if row.state != "running":
@@ -379,8 +391,9 @@ class StoreMachine(RuleBasedStateMachine):
         delivery = self.delivery(id_, body, ordered)
         known = self.model.rows.get(id_)
         first = None if known is None else known.raw or getattr(known, "gone", None)
+        # An ordered one takes its turn in the store.
+        leased = leased and verb == "accept" and not ordered
         options = {"leased": leased} if verb == "accept" else {}
-        leased = leased and verb == "accept"
         admitted = self.loop(lambda: getattr(self.inboxes[by], verb)(delivery, **options))
         expected = self.model.admit(verb, delivery, self.owners[by], leased)
         assert (admitted.admission, admitted.attempts) == expected

@@ -267,10 +267,18 @@ class Deliveries:
         return forgotten
 
     def is_first_in_line(self, row: MemoryRow) -> bool:
-        """Return whether no earlier unfinished ordered delivery of the tenant has the subject."""
+        """Return whether no other ordered delivery of the tenant and subject has to be done before.
+
+        That is each earlier one that is unfinished, and a later one that was begun before.
+        """
         if not row.ordered or row.subject is None:
             return True
-        return min(self._lines[row.tenant_id, row.subject]) == row.sequence
+        line = self._lines[row.tenant_id, row.subject]
+        return min(line) == row.sequence and not any(
+            other.queued and other.owner is not None
+            for sequence in line
+            if (other := self.unfinished[sequence]) is not row
+        )
 
     def matching(
         self,

@@ -102,41 +102,34 @@ class BacklogWalk(msgspec.Struct):
 
 # -- claiming ------------------------------------------------------------------------------------
 
-# A deadline further ahead than any lease lasts was written by a wrong clock.
-_IS_LIVE = f"""
-other.lease_until > clock()
-    AND other.lease_until <= clock() + :seconds + {CLOCK_SLACK_SECONDS}
-"""
-
 # Written so that only the index of the lanes fits: a planner that knows nothing of the table would
-# otherwise read all of it. The second condition is for two hosts that keep two deliveries of one
-# lane at once: the one with the smaller sequence may be committed later, when the other runs.
+# otherwise read all of it. The second condition is for one that was begun before an earlier one was
+# committed by another host, or put back. Its lease may have expired: whoever takes it goes on.
 _IS_FIRST = f"""
 (this.lane IS NULL OR (this.sequence = (
     SELECT other.sequence FROM work AS other WHERE other.lane >= this.lane AND other.{UNFINISHED}
     ORDER BY other.lane, other.sequence LIMIT 1
-) AND NOT (CAST(:shared AS boolean) AND this.lane IN (
-    SELECT other.lane FROM work AS other
-    WHERE other.lease_owner IS NOT NULL AND other.lane IS NOT NULL AND {{others}} {_IS_LIVE}))))
+) AND NOT EXISTS (
+    SELECT 1 FROM work AS other WHERE other.lane = this.lane AND other.queued
+        AND other.lease_owner IS NOT NULL AND other.sequence <> this.sequence)))
 """
 
 _IS_WAITING = "queued AND state = 'received' AND lease_owner IS NULL"
 
 _IS_RETRYING = "queued AND state = 'retrying' AND lease_owner IS NULL"
 
-# The owners are two ranges of an index: for an inequality each claim would read our own leases.
+# The owners are two ranges of an index: for an inequality each claim would read our own leases. A
+# deadline further ahead than any lease lasts was written by a wrong clock.
 _HAS_EXPIRED = f"""
 lease_owner IS NOT NULL AND (lease_owner < :owner OR lease_owner > :owner)
     AND (lease_until <= clock() OR lease_until > clock() + :seconds + {CLOCK_SLACK_SECONDS})
 """
 
 
-def _first(
-    which: str, *, others: str = "", columns: str = "sequence", order: str = "sequence"
-) -> str:
+def _first(which: str, *, order: str = "sequence") -> str:
     """Return SQL that finds and locks those which are first in their lanes."""
     return (
-        f"SELECT {columns} FROM work AS this WHERE {which} AND {_IS_FIRST.format(others=others)} "
+        f"SELECT sequence FROM work AS this WHERE {which} AND {_IS_FIRST} "
         f"ORDER BY {order} LIMIT :limit FOR UPDATE SKIP LOCKED"
     )
 
@@ -145,19 +138,20 @@ def _first(
 # rather than to sort the few that an index finds.
 _SORTED = "sequence + 0"
 
-
 _WAITING = _first(f"{_IS_WAITING} AND sequence > :passed AND sequence <= :last")
 _PASSED_BY = _first(f"sequence IN ints(:firsts) AND {_IS_WAITING}")
 _RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()", order=_SORTED)
-_EXPIRED = _first(
-    f"{_HAS_EXPIRED} AND queued AND {UNFINISHED}", columns="sequence, state", order=_SORTED
+
+# Of a lane at most one is leased, so whoever takes that lease has the lane.
+_EXPIRED = (
+    f"SELECT sequence, state FROM work WHERE {_HAS_EXPIRED} AND queued AND {UNFINISHED} "
+    f"ORDER BY {_SORTED} LIMIT :limit FOR UPDATE SKIP LOCKED"
 )
 
 # One that is asked for may be ours already.
 _SUSPECTS = _first(
     "process_ends > 0 AND state = 'received' AND queued "
-    "AND (lease_owner IS NULL OR lease_owner = :owner)",
-    others="other.lease_owner <> :owner AND",
+    "AND (lease_owner IS NULL OR lease_owner = :owner)"
 )
 
 _AHEAD = f"""
@@ -221,7 +215,6 @@ def claim_due(
         firsts=_firsts(tx, walk),
         owner=terms.owner,
         seconds=terms.lease_seconds,
-        shared=terms.shared,
         now=now,
     )
     if not overdue:
@@ -291,14 +284,7 @@ def _claim(
 
 def claim_suspects(tx: Transaction, terms: LeaseTerms, *, limit: int, now: float) -> Claimed:
     """Claim deliveries that ran when a process ended, oldest arrival first."""
-    found = tx.all(
-        _SUSPECTS,
-        limit=limit,
-        owner=terms.owner,
-        seconds=terms.lease_seconds,
-        shared=terms.shared,
-        now=now,
-    )
+    found = tx.all(_SUSPECTS, limit=limit, owner=terms.owner)
     return _claim(tx, terms, [sequence for (sequence,) in found], [], now)
 
 
