@@ -9,6 +9,7 @@ import apsw
 import trio
 
 from ..base import clock
+from ..base.executor import run_in_thread
 from ..base.logs import get_logger
 from ..errors import EffectError
 from ..records.deliveries import (
@@ -424,8 +425,6 @@ class SqliteInbox(SqlInbox):
         Raises:
             StoreUnavailableError: the store cannot be read.
         """
-        from ..base.executor import run_in_thread
-
         is_new = await self.last_sequence() == 0
         try:
             left = await run_in_thread(partial(read_claims, path, is_new=is_new))

@@ -125,7 +125,7 @@ def test_a_store_is_restored_as_after_a_crash_and_goes_on(
         assert (await inbox.accept(delivery("new", 6000.0), leased=False)).admission is (
             Admission.NEW
         )
-        assert (await inbox.get("new")).sequence == rows_of(80)["arrival"] + 1
+        assert (await inbox.get("new")).sequence == rows_of(80)["arrival"] + 2
         assert (await inbox.claim(delivery("done-0"))).admission is Admission.DONE
         assert (await inbox.claim(delivery("done-79"))).admission is Admission.DONE
         assert await inbox.replay(["dead-0"]) == ["dead-0"]
@@ -228,6 +228,23 @@ def test_it_replaces_nothing(command_line: CommandLine, saved: Path) -> None:
         assert (refused.status, "Memory" in refused.err) == (69, True)
     assert command_line("storage", "restore", str(saved)).status == 0
     assert "msg_1" in command_line("events", "list").out
+
+
+def test_a_log_that_was_left_behind_is_not_taken_for_that_of_the_restored_store(
+    command_line: CommandLine, saved: Path
+) -> None:
+    command_line.seed(*((f"msg_{n}", DeliveryState.DONE) for n in range(5)))
+    assert command_line("storage", "backup", str(saved)).status == 0
+    file = command_line.data / "inbox.db"
+    connection = apsw.Connection(str(file))
+    connection.execute("UPDATE arrival SET type = 'later'")
+    log = file.with_name("inbox.db-wal").read_bytes()
+    connection.close()
+    file.unlink()
+    file.with_name("inbox.db-wal").write_bytes(log)
+    assert command_line("storage", "restore", str(saved)).status == 0
+    assert command_line("storage", "check").status == 0
+    assert "later" not in command_line("events", "list").out
 
 
 def test_a_database_that_is_used_is_not_restored_into(

@@ -774,7 +774,8 @@ def test_a_version_that_fails_leaves_the_one_before_and_is_made_later(empty: Dat
     ("change", "message"),
     [
         ("UPDATE sdk_trio.store SET version = 9", "has schema version 9.*knows up to 1"),
-        ("UPDATE sdk_trio.store SET version = -1", "is being filled by 'storage migrate'"),
+        ("UPDATE sdk_trio.store SET version = -1", "was moved to SQLite by 'storage migrate'"),
+        ("UPDATE sdk_trio.store SET version = -2", "is being filled by 'storage migrate'"),
         ("DROP TABLE sdk_trio.store", "holds tables of another program"),
     ],
 )
