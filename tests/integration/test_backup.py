@@ -15,6 +15,7 @@ import apsw
 import pytest
 import trio
 from support.command_line import CommandLine
+from support.waiting import wait_until
 from support.whole_store import (
     Database,
     audit,
@@ -26,6 +27,7 @@ from support.whole_store import (
     rows_of,
 )
 
+from sdk_trio.cli.terminal import ByteProgress
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done
 from sdk_trio.records.tenants import AuditAction
 from sdk_trio.storage import backup
@@ -156,6 +158,11 @@ def test_a_backup_under_load_has_all_that_was_acknowledged_before(
             await inbox.start(key, now=5001.0)
             await inbox.finish(key, Done(), now=5002.0)
 
+    def show(_: ByteProgress, *step: object) -> None:
+        """Have deliveries go on between any two steps of the backup."""
+        wanted = len(acknowledged) + 20
+        wait_until(lambda: len(acknowledged) >= wanted)
+
     async def work(inbox) -> int:
         async with trio.open_nursery() as nursery:
             for number in range(8):
@@ -167,12 +174,12 @@ def test_a_backup_under_load_has_all_that_was_acknowledged_before(
                 command_line, "storage", "backup", str(saved), *place.words
             )
             assert answer.status == 0, answer.err
-            while len(acknowledged) < before + 50:  # deliveries go on
-                await trio.sleep(0.001)
             nursery.cancel_scope.cancel()
         return before
 
-    before = place.run(work)
+    with monkeypatch.context() as patch:
+        patch.setattr(ByteProgress, "show", show)
+        before = place.run(work)
     second = Place("sqlite", command_line.directory / "second", monkeypatch)
     assert command_line("storage", "restore", str(saved), *second.words).status == 0
     checked = command_line("storage", "check", "-f", "json", *second.words)
