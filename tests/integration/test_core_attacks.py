@@ -1,5 +1,7 @@
 """Attacks on the store core: rare orders of calls, each of which once did harm."""
 
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ from sdk_trio.records.deliveries import (
     NewDelivery,
     Retry,
 )
+from sdk_trio.storage.engines.postgres import PostgresTransaction
 from sdk_trio.storage.memory.inbox import MemoryInbox
+from sdk_trio.storage.sql import deliveries
 from sdk_trio.storage.sqlite import SqliteInbox
 
 TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
@@ -169,6 +173,55 @@ async def test_the_store_goes_on_after_work_that_raises(stores: Stores) -> None:
     inbox = await stores.open()
     for n in range(10):  # as many as a driver needs to prepare the statements
         await inbox.accept(delivery(f"m{n}"), leased=False)
-        with pytest.raises(ZeroDivisionError):
-            await inbox._commits.submit(lambda tx: 1 // 0)
-        assert (await inbox.accept(delivery(f"n{n}"), leased=False)).admission is Admission.NEW
+    with pytest.raises(ZeroDivisionError):
+        await inbox._commits.submit(lambda tx: 1 // 0)
+    assert (await inbox.accept(delivery("last"), leased=False)).admission is Admission.NEW
+
+
+@pytest.mark.parametrize("work", ["repeat", "keep_other", "finish"])
+async def test_nothing_is_left_of_what_is_erased_while_another_host_writes(
+    tmp_path: Path, work: str
+) -> None:
+    stores = Stores("postgres", tmp_path)
+    inbox = await stores.open()
+    await inbox.accept(delivery(tenant_id="t"), leased=True)
+    await inbox.start("m", now=1001)
+    engine, lease = inbox._commits._engine, inbox._leases["m"]
+    if work != "finish":
+        await inbox.finish("m", Done(), now=1002)
+
+    def write(tx: Any) -> None:
+        if work == "repeat":
+            deliveries.repeat(tx, ["m"])
+        elif work == "keep_other":
+            other = NewDelivery("m", "order.paid", b"{}", 7, 1003, tenant_id="t")
+            deliveries.keep_other(tx, other)
+        else:
+            deliveries.finish(tx, inbox._terms, lease, Retry(1010, "boom"), 1002)
+
+    def erase(connection: Any) -> None:
+        with engine._address.transaction(connection):
+            tx = PostgresTransaction(connection, engine.dialect)
+            deliveries.erase(tx, [lease.sequence], "t")
+
+    def both() -> dict[str, int]:
+        one, two, watcher = (engine._address.connect() for _ in range(3))
+        erasing = threading.Thread(target=erase, args=(two,))
+        with engine._address.transaction(one):
+            write(PostgresTransaction(one, engine.dialect))
+            erasing.start()
+            # It has come to its end, or waits for the other.
+            waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+            pid = two.info.backend_pid
+            while erasing.is_alive() and watcher.execute(waits, (pid,)).fetchone() != (True,):
+                time.sleep(0.01)
+        erasing.join()
+        left = {}
+        for table in ("arrival", "work", "ended", "attempt", "evidence"):
+            ((left[table],),) = watcher.execute(f"SELECT count(*) FROM {table}").fetchall()
+        for connection in (one, two, watcher):
+            connection.close()
+        return left
+
+    assert not any((await trio.to_thread.run_sync(both)).values())
+    await inbox.close()

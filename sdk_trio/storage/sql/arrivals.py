@@ -259,10 +259,13 @@ def remove(tx: Transaction, sequences: Sequence[int]) -> int:
     numbers = list(sequences)
     if tx.dialect.is_sqlite:
         tx.run(_REMOVE_TERMS, sequences=numbers)
-    for table in ("evidence", "attempt", "work"):
-        tx.run(f"DELETE FROM {table} WHERE sequence IN ints(:sequences)", sequences=numbers)
+    # Another process adds evidence and attempts behind a lock of a row of these: the statements
+    # after them see what it has added.
+    tx.run("DELETE FROM work WHERE sequence IN ints(:sequences)", sequences=numbers)
     done = tx.run("DELETE FROM ended WHERE sequence IN ints(:sequences)", sequences=numbers)
     removed = tx.run("DELETE FROM arrival WHERE sequence IN ints(:sequences)", sequences=numbers)
+    for table in ("evidence", "attempt"):
+        tx.run(f"DELETE FROM {table} WHERE sequence IN ints(:sequences)", sequences=numbers)
     if tx.dialect.is_sqlite and removed:
         tx.run(_COUNT_REMOVED, last=max(numbers), removed=removed)
         segments = sorted({sequence >> SEGMENT_BITS for sequence in numbers})

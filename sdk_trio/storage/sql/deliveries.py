@@ -333,6 +333,8 @@ def _readmit(
 _KEEP_OTHER = f"""
 INSERT INTO evidence (sequence, digest, received_at, address, raw, tenant_id)
 SELECT :sequence, :digest, :received_at, :address, :raw, :tenant_id
+FROM (SELECT 1 FROM arrival WHERE sequence = :sequence AND raw IS NOT NULL
+    FOR NO KEY UPDATE) AS held
 WHERE (SELECT count(*) FROM evidence WHERE sequence = :sequence) < {MOST_EVIDENCE}
 ON CONFLICT DO NOTHING
 """
@@ -689,6 +691,12 @@ WHERE sequence IN ints(:sequences) AND state IN ('dead', 'parked', 'retrying')
 RETURNING sequence
 """
 
+# Locked first, as one that is being removed must not come back.
+_LOCK_ALL = """
+SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) ORDER BY sequence
+FOR NO KEY UPDATE
+"""
+
 _REPEAT = """
 DELETE FROM ended WHERE sequence IN ints(:sequences)
     AND EXISTS (SELECT 1 FROM arrival WHERE arrival.sequence = ended.sequence AND raw IS NOT NULL)
@@ -724,7 +732,8 @@ def replay(tx: Transaction, keys: Sequence[str]) -> list[str]:
 def repeat(tx: Transaction, keys: Sequence[str]) -> list[str]:
     """Put done deliveries back, each as its next generation; return the keys that were."""
     sequences = arrivals.find(tx, keys)
-    gone = tx.all(_REPEAT, sequences=list(sequences.values()))
+    locked = [row[0] for row in tx.all(_LOCK_ALL, sequences=list(sequences.values()))]
+    gone = tx.all(_REPEAT, sequences=locked)
     numbers = [row[0] for row in gone]
     lanes = {
         sequence: lane_of(True, tenant_id, subject)
@@ -764,8 +773,9 @@ def delete_bodies(tx: Transaction, sequences: Sequence[int], before: float) -> i
     bodies under their keys are deleted with them.
     """
     old = [row[0] for row in tx.all(_STILL_DONE, sequences=list(sequences), before=before)]
+    dropped = tx.run(_DROP_BODIES, sequences=old)
     tx.run("DELETE FROM evidence WHERE sequence IN ints(:sequences)", sequences=old)
-    return tx.run(_DROP_BODIES, sequences=old)
+    return dropped
 
 
 def delete_done(tx: Transaction, sequences: Sequence[int], before: float) -> int:
