@@ -453,12 +453,11 @@ def end_all(tx: Transaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> list[
     for sequence, state, queued, attempts, earlier, process_ends, alone, *rest in taken_out:
         generation, started_at, error = rest
         run = ends.pop(sequence)
-        before = attempts - (state == "running")
         if run.begun is not None and state != "running":
             attempts, started_at = attempts + 1, run.begun
         # Without a failed run, the last error is the reason for which it had waited, such as a
         # paused route, and that is over.
-        error = error if before > 0 else None
+        error = error if attempts > 1 else None
         rows.append(
             (
                 sequence,
