@@ -78,7 +78,12 @@ class Hosts:
         return self.server.execute(statement, self.dsn.rpartition("=")[2])
 
     def states(self) -> dict[str, int]:
-        return dict(self.execute("SELECT state, count(*) FROM sdk_trio.delivery GROUP BY state"))
+        return dict(
+            self.execute(
+                "SELECT state, count(*) FROM (SELECT state FROM sdk_trio.work "
+                "UNION ALL SELECT 'done' FROM sdk_trio.ended) AS delivery GROUP BY state"
+            )
+        )
 
     def leases(self) -> dict[str, int]:
         return dict(
