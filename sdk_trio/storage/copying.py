@@ -181,9 +181,10 @@ UPDATE tally SET number = CASE name WHEN 'last' THEN :last
     WHEN 'removed' THEN :last - (SELECT count(*) FROM arrival) ELSE number END
 """
 
-_NEXT_NUMBER = """
-SELECT setval(pg_get_serial_sequence('{table}', '{column}'),
-    greatest(:last, (SELECT coalesce(max({column}), 0) FROM {table})) + 1, false)
+# A sequence begins at 1, and has not given it yet where the highest is 0.
+_LAST_NUMBER = """
+SELECT setval(pg_get_serial_sequence('{table}', '{column}'), greatest(highest, 1), highest > 0)
+FROM (SELECT greatest(:last, (SELECT coalesce(max({column}), 0) FROM {table})) AS highest) AS found
 """
 
 
@@ -199,7 +200,7 @@ def _derive(tx: Transaction, last: int) -> None:
         ("attempt", "id", 0),
         ("evidence", "id", 0),
     ):
-        tx.one(_NEXT_NUMBER.format(table=table, column=column), last=least)
+        tx.one(_LAST_NUMBER.format(table=table, column=column), last=least)
     # Of stores that have ended without closing.
     tx.run("DELETE FROM node WHERE id <> ''")
     tx.run("UPDATE node SET done = (SELECT count(*) FROM ended) WHERE id = ''")

@@ -15,6 +15,7 @@ import apsw
 import pytest
 import trio
 from support.command_line import CommandLine
+from support.waiting import wait_until
 from support.whole_store import (
     Database,
     audit,
@@ -26,6 +27,7 @@ from support.whole_store import (
     rows_of,
 )
 
+from sdk_trio.cli.terminal import ByteProgress
 from sdk_trio.records.deliveries import Admission, DeliveryState, Done
 from sdk_trio.records.tenants import AuditAction
 from sdk_trio.storage import backup
@@ -125,7 +127,7 @@ def test_a_store_is_restored_as_after_a_crash_and_goes_on(
         assert (await inbox.accept(delivery("new", 6000.0), leased=False)).admission is (
             Admission.NEW
         )
-        assert (await inbox.get("new")).sequence == rows_of(80)["arrival"] + 1
+        assert (await inbox.get("new")).sequence == rows_of(80)["arrival"] + 2
         assert (await inbox.claim(delivery("done-0"))).admission is Admission.DONE
         assert (await inbox.claim(delivery("done-79"))).admission is Admission.DONE
         assert await inbox.replay(["dead-0"]) == ["dead-0"]
@@ -156,6 +158,11 @@ def test_a_backup_under_load_has_all_that_was_acknowledged_before(
             await inbox.start(key, now=5001.0)
             await inbox.finish(key, Done(), now=5002.0)
 
+    def show(_: ByteProgress, *step: object) -> None:
+        """Have deliveries go on between any two steps of the backup."""
+        wanted = len(acknowledged) + 20
+        wait_until(lambda: len(acknowledged) >= wanted)
+
     async def work(inbox) -> int:
         async with trio.open_nursery() as nursery:
             for number in range(8):
@@ -167,12 +174,12 @@ def test_a_backup_under_load_has_all_that_was_acknowledged_before(
                 command_line, "storage", "backup", str(saved), *place.words
             )
             assert answer.status == 0, answer.err
-            while len(acknowledged) < before + 50:  # deliveries go on
-                await trio.sleep(0.001)
             nursery.cancel_scope.cancel()
         return before
 
-    before = place.run(work)
+    with monkeypatch.context() as patch:
+        patch.setattr(ByteProgress, "show", show)
+        before = place.run(work)
     second = Place("sqlite", command_line.directory / "second", monkeypatch)
     assert command_line("storage", "restore", str(saved), *second.words).status == 0
     checked = command_line("storage", "check", "-f", "json", *second.words)
@@ -228,6 +235,23 @@ def test_it_replaces_nothing(command_line: CommandLine, saved: Path) -> None:
         assert (refused.status, "Memory" in refused.err) == (69, True)
     assert command_line("storage", "restore", str(saved)).status == 0
     assert "msg_1" in command_line("events", "list").out
+
+
+def test_a_log_that_was_left_behind_is_not_taken_for_that_of_the_restored_store(
+    command_line: CommandLine, saved: Path
+) -> None:
+    command_line.seed(*((f"msg_{n}", DeliveryState.DONE) for n in range(5)))
+    assert command_line("storage", "backup", str(saved)).status == 0
+    file = command_line.data / "inbox.db"
+    connection = apsw.Connection(str(file))
+    connection.execute("UPDATE arrival SET type = 'later'")
+    log = file.with_name("inbox.db-wal").read_bytes()
+    connection.close()
+    file.unlink()
+    file.with_name("inbox.db-wal").write_bytes(log)
+    assert command_line("storage", "restore", str(saved)).status == 0
+    assert command_line("storage", "check").status == 0
+    assert "later" not in command_line("events", "list").out
 
 
 def test_a_database_that_is_used_is_not_restored_into(

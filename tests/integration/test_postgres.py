@@ -328,6 +328,104 @@ async def test_two_of_one_subject_that_two_hosts_keep_never_run_at_once(
         assert record.webhook_id == "m1"
 
 
+async def test_hosts_that_claim_in_the_same_lanes_at_once_keep_the_order(
+    database: Database,
+) -> None:
+    """Both keep and claim all the time, so that they meet in a lane again and again."""
+    lanes, rounds = 3, 60
+    running: Counter[str] = Counter()
+    begun: dict[str, list[str]] = {str(lane): [] for lane in range(lanes)}
+    kept = 0
+
+    async def bring(inbox: Any, name: str) -> None:
+        nonlocal kept
+        for number in range(rounds):
+            for lane in begun:
+                brought = delivery(f"{name}-{number:03}-{lane}", subject=lane, ordered=True)
+                await inbox.accept(brought, leased=False)
+                kept += 1
+
+    async def run(inbox: Any, record: Any) -> None:
+        running[record.subject] += 1
+        assert running[record.subject] == 1, "beside another one of its lane"
+        begun[record.subject].append(record.key)
+        assert await inbox.start(record.key, now=1001)
+        await inbox.finish(record.key, Done(), now=1002)
+        running[record.subject] -= 1
+
+    async def host(name: str) -> None:
+        async with database.open(name) as inbox, trio.open_nursery() as nursery:
+            nursery.start_soon(bring, inbox, name)
+            while sum(map(len, begun.values())) < 2 * rounds * lanes:
+                for record in (await inbox.take_due(limit=9, now=1001)).records:
+                    nursery.start_soon(run, inbox, record)
+
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+            for name in ("one", "two"):
+                nursery.start_soon(host, name)
+    assert kept == 2 * rounds * lanes
+    for keys in begun.values():
+        for name in ("one", "two"):
+            ours = [key for key in keys if key.startswith(name)]
+            assert ours == sorted(ours), "in the order in which they were acknowledged"
+    async with database.open() as inbox:
+        assert (await inbox.counts())[DeliveryState.DONE] == kept
+
+
+async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_other_work(
+    database: Database,
+) -> None:
+    """The one with the smaller sequence is committed when a host has just claimed the other."""
+    from sdk_trio.storage.admission import LeaseTerms
+    from sdk_trio.storage.engines.postgres import PostgresTransaction
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
+    from sdk_trio.storage.sql import deliveries, leases
+    from sdk_trio.storage.sql.dialect import Dialect
+
+    terms = LeaseTerms(owner="one", **TERMS)
+    address = PostgresAddress(dsn=database.dsn)
+    dialect = Dialect("postgresql", server_clock=True)
+
+    def accept(connection: Any, key: str) -> None:
+        told = delivery(key, subject="s", ordered=True)
+        arriving = [deliveries.Arriving(told, None)]
+        deliveries.accept_all(PostgresTransaction(connection, dialect), terms, arriving)
+
+    async with database.open("two") as two:
+        await two.accept(delivery("other"), leased=False)
+        with ExitStack() as ending, ExitStack() as taking:
+            first, second = (
+                ending.enter_context(closing(address.connect(writer=True))) for _ in range(2)
+            )
+            with address.transaction(first):
+                accept(first, "earlier")
+                with address.transaction(second):
+                    accept(second, "later")
+                taking.enter_context(address.transaction(second))
+                claimed = leases.claim_due(
+                    PostgresTransaction(second, dialect),
+                    terms,
+                    leases.BacklogWalk(passed=1),
+                    limit=10,
+                    now=1001.0,
+                    overdue=True,
+                )
+                assert [record.key for record in claimed.due.records] == ["later"]
+            found: list[str] = []
+
+            async def take() -> None:
+                due = await two.take_due(limit=10, now=1001)
+                found.extend(record.key for record in due.records)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take)
+                waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+                await until(lambda: database.execute(waiting))
+                taking.close()
+        assert found == ["other"]
+
+
 async def test_hosts_that_work_at_once_run_each_delivery_once(database: Database) -> None:
     runs: Counter[str] = Counter()
 

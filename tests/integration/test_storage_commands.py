@@ -78,7 +78,7 @@ async def _go_on(inbox, before: dict[str, object], rounds: int) -> None:
     new = await inbox.accept(delivery("new", 6000.0), leased=False)
     assert new.admission is Admission.NEW
     record = await inbox.get("new")
-    assert record.sequence > max(each.sequence for each in before["records"])
+    assert record.sequence == max(each.sequence for each in before["records"]) + 2
     for name in ("done-0", f"done-{rounds - 1}"):
         assert (await inbox.claim(delivery(name))).admission is Admission.DONE
     assert await inbox.replay(["dead-0"]) == ["dead-0"]
@@ -164,6 +164,49 @@ def test_everything_is_moved_to_sqlite_and_goes_on(
     assert (refused.status, "was moved to SQLite" in refused.err) == (78, True)
     again = command_line(*TO_SQLITE)
     assert (again.status, "moved already" in again.err) == (1, True)
+
+
+def test_a_store_that_is_moved_there_and_back_is_the_same(
+    command_line: CommandLine, file: Path, database: Database
+) -> None:
+    async def look(file: Path) -> tuple[int, dict[str, object]]:
+        inbox = await open_file(file, "look")
+        found = await inbox.last_sequence(), await contents(inbox)
+        await inbox.close()
+        return found
+
+    before = trio.run(look, file)
+    assert command_line(*TO_POSTGRES).status == 0
+    stands = command_line(*TO_SQLITE)
+    assert (stands.status, "move it away" in stands.err) == (1, True)
+    file.rename(file.with_name("moved.db"))
+    assert command_line(*TO_SQLITE).status == 0
+    assert trio.run(look, file) == before
+    checked = command_line("storage", "check", "-f", "json")
+    assert (checked.status, [row for row in checked.document if not row["ok"]]) == (0, [])
+
+
+def test_an_empty_store_is_moved_there_and_back(
+    command_line: CommandLine, database: Database
+) -> None:
+    command_line.data.mkdir(mode=0o700)
+    file = command_line.data / "inbox.db"
+
+    async def begin() -> None:
+        await (await open_file(file)).close()
+
+    async def accept() -> int:
+        inbox = await open_file(file)
+        await inbox.accept(delivery("first"), leased=False)
+        record = await inbox.get("first")
+        await inbox.close()
+        return record.sequence
+
+    trio.run(begin)
+    assert command_line(*TO_POSTGRES).status == 0
+    file.unlink()
+    assert command_line(*TO_SQLITE).status == 0
+    assert trio.run(accept) == 1
 
 
 def test_tables_of_the_application_are_left_and_named(

@@ -28,8 +28,6 @@ from sdk_trio.tenants import upgrade_run
 from sdk_trio.tenants.service import TenantService
 from sdk_trio.tenants.upgrade import HostUpgrade, Quiescence, SqliteTenantIds
 
-from . import tables
-
 DELIVERIES = 600
 SOURCE_ROWS = 3000
 ROWS_IN_LOG = 500
@@ -204,8 +202,12 @@ def check(data: Path, template: Path) -> None:
     assert list(copy.execute("SELECT id, body FROM grants ORDER BY id")) == [
         (number + 1, f"grant {number}") for number in range(SOURCE_ROWS)
     ]
-    columns = "sequence, webhook_id, type, state, queued, attempts, received_at, signed_at, raw"
-    query = f"{tables.DELIVERIES} SELECT {columns} FROM delivery ORDER BY sequence"
+    query = """
+        SELECT sequence, delivery_key, type, received_at, signed_at, raw, work.state, work.queued,
+            work.attempts, ended.queued, ended.attempts
+        FROM arrival LEFT JOIN work USING (sequence) LEFT JOIN ended USING (sequence)
+        ORDER BY sequence
+    """
     before = list(connect(template / "inbox.db").execute(query))
     assert len(before) == DELIVERIES
     assert list(inbox.execute(query)) == before

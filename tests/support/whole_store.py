@@ -17,6 +17,7 @@ from sdk_trio.records.tenants import (
     Transition,
 )
 from sdk_trio.records.upgrades import UpgradeMarker, UpgradeState
+from sdk_trio.storage.sql import arrivals
 from sdk_trio.storage.sqlite import SqliteInbox
 
 from .postgres import PostgresServer, running_server
@@ -71,7 +72,10 @@ def delivery(name: str, at: float = 5000.0, **fields) -> NewDelivery:
 
 
 async def fill(inbox, rounds: int = 1) -> None:
-    """Add something of everything; each round has 7 deliveries in 6 states."""
+    """Add something of everything; each round has 7 deliveries in 6 states.
+
+    The last delivery of all is removed again, and its sequence is given to no other one.
+    """
     for number in range(rounds):
         for name, outcome in (
             ("done", Done()),
@@ -91,6 +95,9 @@ async def fill(inbox, rounds: int = 1) -> None:
         told = NewDelivery(name, ODD, b"\0\xff{}", 7, 5000.5, ODD, ordered, tenant_id="t1")
         await inbox.accept(told, leased=name == "odd")
     await inbox.start("odd", now=5001.25)
+    await inbox.accept(delivery("gone"), leased=False)
+    gone = await inbox.get("gone")
+    await inbox._commits.submit(lambda tx: arrivals.remove(tx, [gone.sequence]))
     tenant = Tenant(
         id="t1",
         identifier="acme",
