@@ -82,7 +82,7 @@ async def _dial_allowed(
     allowed: Callable[[str], bool],
     kind: str,
     resolve: Resolve = resolve,
-    connect: Dial = trio.open_tcp_stream,
+    connect: Dial = opener.dial_tcp,
 ) -> trio.SocketStream:
     """Connect to the first address of a host that is ``allowed`` and answers.
 

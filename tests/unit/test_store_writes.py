@@ -121,7 +121,8 @@ class Writes(RuleBasedStateMachine):
         before = self.row(key)
         if before is None:
             return
-        token = before["lease_token"] if ours and before["lease_token"] else self.new_token()
+        mine = ours and before["lease_owner"] == terms.owner
+        token = (before["lease_token"] if mine else None) or self.new_token()
         start = RunStart(before["sequence"], token, self.now)
         (began,) = deliveries.start_all(self.tx, terms, [start])
         after = self.row(key)
@@ -424,17 +425,18 @@ def test_a_token_that_nobody_renews_is_claimed_again_after_its_end() -> None:
     assert reads.counts(tx)[DeliveryState.DONE] == 1
 
 
-def test_of_a_lane_an_earlier_one_that_is_put_back_can_be_claimed_beside_a_later_one() -> None:
-    """Otherwise no delivery at all would be claimed until the later run has ended."""
+def test_of_a_lane_an_earlier_one_that_is_put_back_waits_for_the_later_one_alone() -> None:
     tx = new_store()
-    told = [NewDelivery(key, "t", b"{}", 1, 1.0, "s", True) for key in ("a", "b")]
-    for each in told:
-        accept(tx, each)
+    for key in ("a", "b"):
+        accept(tx, NewDelivery(key, "t", b"{}", 1, 1.0, "s", True))
     (first,) = claim(tx, HERE, 2.0).leases.values()
     deliveries.finish(tx, HERE, first, Dead("E"), 3.0)
-    assert set(claim(tx, HERE, 4.0).leases) == {"b"}
+    (later,) = claim(tx, HERE, 4.0).leases.values()
     assert deliveries.replay(tx, ["a"]) == ["a"]
-    assert set(claim(tx, HERE, 5.0).leases) == {"a"}
+    accept(tx, NewDelivery("c", "t", b"{}", 1, 1.0, "another", True))
+    assert set(claim(tx, HERE, 5.0).leases) == {"c"}
+    deliveries.finish(tx, HERE, later, Done(), 6.0)
+    assert set(claim(tx, HERE, 7.0).leases) == {"a"}
 
 
 def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -> None:
