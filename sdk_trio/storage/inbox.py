@@ -134,7 +134,7 @@ class SqlInbox:
 
     def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
         """See :meth:`Inbox.accept`."""
-        token = new_token() if leased else None
+        token = new_token() if leased and not delivery.ordered else None
         return self._admit(self._accepting, delivery.key, token, Arriving(delivery, token))
 
     async def claim(self, delivery: NewDelivery) -> Admitted:

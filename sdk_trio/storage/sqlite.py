@@ -182,7 +182,7 @@ class SqliteInbox(SqlInbox):
             keys.begin()
         if not keys.note_new(delivery):
             return super().accept(delivery, leased=leased)
-        token = new_token() if leased else None
+        token = new_token() if leased and not delivery.ordered else None
         item = (Arriving(delivery, token), keys.version)
         return self._admit(self._accepting_new, delivery.key, token, item)
 

@@ -390,7 +390,8 @@ class StoreMachine(RuleBasedStateMachine):
         known = self.model.rows.get(id_)
         first = None if known is None else known.raw or getattr(known, "gone", None)
         options = {"leased": leased} if verb == "accept" else {}
-        leased = leased and verb == "accept"
+        # An ordered one is claimed in its order.
+        leased = leased and verb == "accept" and not ordered
         admitted = self.loop(lambda: getattr(self.inboxes[by], verb)(delivery, **options))
         expected = self.model.admit(verb, delivery, self.owners[by], leased)
         assert (admitted.admission, admitted.attempts) == expected

@@ -185,6 +185,7 @@ class MemoryInbox(MemoryBackend):
     async def accept(self, delivery: NewDelivery, *, leased: bool) -> Admitted:
         """See :meth:`Inbox.accept`."""
         await self._begin()
+        leased = leased and not delivery.ordered
         return self._admit(delivery, ACCEPTING, DeliveryState.RECEIVED, leased)
 
     async def claim(self, delivery: NewDelivery) -> Admitted:

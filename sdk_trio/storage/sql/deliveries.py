@@ -374,6 +374,9 @@ UPDATE work SET state = 'running', attempts = attempts
 WHERE sequence = :sequence AND {UNFINISHED}
     AND (lease_token = :token OR NOT CAST(:brought AS boolean)
     AND (lease_owner IS NULL OR lease_owner = :owner OR lease_until <= clock()))
+    AND (lane IS NULL OR NOT EXISTS (
+        SELECT 1 FROM work AS other WHERE other.lane = work.lane AND other.queued
+            AND other.lease_owner IS NOT NULL AND other.sequence <> work.sequence))
 RETURNING sequence
 """
 
