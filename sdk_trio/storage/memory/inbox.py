@@ -527,18 +527,20 @@ class MemoryInbox(MemoryBackend):
             at = row.next_attempt_at
             if row.owner is None and at is not None and at > now:
                 next_due_at = at if next_due_at is None else min(at, next_due_at)
-            elif row.owner is None:
-                if rows.is_first_in_line(row):
-                    due.append(row)
-            elif overdue and row.owner != self._terms.owner:
-                if self._held_until(row, now) is None:
-                    due.append(row)
+            elif self._can_be_taken(row, now, overdue):
+                due.append(row)
         for row in due[:limit]:
             if row.state is DeliveryState.RUNNING:
                 self._cut_short(row, sole=False)
             self._write(row, row.state, lease_from=now)
         records = [row.record() for row in due[:limit]]
         return Due(records, more=len(due) > limit, next_due_at=next_due_at)
+
+    def _can_be_taken(self, row: MemoryRow, now: float, overdue: bool) -> bool:
+        if row.owner is None:
+            return self._rows.is_first_in_line(row)
+        # Of a line at most one is leased, so whoever takes that lease has the line.
+        return overdue and row.owner != self._terms.owner and self._held_until(row, now) is None
 
     async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
         """See :meth:`Inbox.take_suspects`."""
