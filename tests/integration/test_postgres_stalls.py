@@ -354,16 +354,23 @@ async def test_a_store_whose_connections_are_half_open_is_closed_all_the_same(
     database: Database, proxy: SilentProxy
 ) -> None:
     dsn = f"host=127.0.0.1 port={proxy.port} user=owner dbname={database.name}"
-    with pytest.raises(StoreUnavailableError, match="did not close within"):
+
+    async def use() -> None:
         async with database.open(dsn=dsn) as inbox:
             await inbox.accept(delivery("before"), leased=False)
             await inbox.counts()
             proxy.fall_silent(new=True)
+            opened.append(inbox)
             async with trio.open_nursery() as nursery:
                 for call in (partial(inbox.accept, delivery(), leased=False), inbox.counts):
                     nursery.start_soon(call)
                 await trio.sleep(0.2)
                 nursery.cancel_scope.cancel()
+
+    opened: list[Any] = []
+    with pytest.raises(StoreUnavailableError, match="did not close within"):
+        await use()
+    (inbox,) = opened
     # No thread of Trio's is left waiting for the server; the one that commits is a daemon.
     assert not inbox._readers._limiter.borrowed_tokens
 
