@@ -532,7 +532,7 @@ class MemoryInbox(MemoryBackend):
             elif self._is_free(row, now, overdue):
                 if not rows.is_first_in_line(row):
                     blocking += [row] if row.owner is not None else []
-                elif not rows.waits_for_later(row):
+                elif row.owner is not None or not rows.waits_for_later(row):
                     due.append(row)
         for row in (*due[:limit], *blocking):
             if row.state is DeliveryState.RUNNING:
