@@ -415,6 +415,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(by=who, id_=ids, stray=strays, alone=st.booleans())
     def start(self, by: int, id_: str, stray: int, alone: bool) -> None:
         by, id_ = self.aim(by, id_, stray)
+        row = self.model.rows.get(id_)
+        if row is not None and self.model.holds_up(row):
+            return  # nothing is started that was not taken before
         started = self.loop(lambda: self.inboxes[by].start(id_, now=self.now, alone=alone))
         assert started == self.model.start(id_, self.owners[by], self.now, alone)
         if started:
