@@ -110,8 +110,9 @@ class Inbox(Protocol):
         had failed inline and waited for a redelivery: then it is ``received``, queued, its
         attempts back at 0 if it had been done, dead or parked. One that is dead and in whose runs a
         process ended is ``DONE``: only :meth:`replay` runs it again. With ``leased`` the caller
-        runs it itself, unless it is ordered; otherwise the next ``take_due`` does. Everything else changes nothing:
-        ``DONE``, or ``QUEUED``, or ``RUNNING`` (inline, under the live lease of another owner).
+        runs it itself, unless it is ordered; otherwise the next ``take_due`` does. Everything else
+        changes nothing: ``DONE``, or ``QUEUED``, or ``RUNNING`` (inline, under the live lease of
+        another owner).
         """
         ...
 

@@ -171,7 +171,10 @@ def find(
     conditions = [*_BETWEEN, *(_CONDITIONS[name] for name in given)]
     letter = next((name for name in _LETTERS if name in given), None)
     if letter is not None:
-        text = given[letter] if letter == "tenant" else given[letter][:INDEXED_CHARACTERS]
+        text = given[letter]
+        if letter != "tenant":
+            # SQLite's substr() ends at a NUL.
+            text = text[:INDEXED_CHARACTERS].partition("\0")[0]
         given["term"] = _LETTERS[letter] + text
     if state is DeliveryState.DONE:
         conditions.append(_IN_ENDED)
