@@ -39,7 +39,7 @@ from .copying import (
 )
 from .open import LEASE_SECONDS
 from .sql import leases
-from .sql.dialect import Transaction
+from .sql.dialect import SqlTransaction
 from .sql.reads import other_tables
 from .sql.schema import APPLICATION_ID, DATABASE_NAME, VERSION, version_of_file
 
@@ -292,7 +292,7 @@ def _blocks(tar: tarfile.TarFile, manifest: Manifest, name: Path) -> Iterator[by
 # -- restore -------------------------------------------------------------------------------------
 
 #: Puts a verified file of a store to its place: takes its path, the last step, and the report.
-Put = Callable[[Path, Callable[[Transaction], None], Report], None]
+Put = Callable[[Path, Callable[[SqlTransaction], None], Report], None]
 
 
 def restore(file: Path, directory: Path, put: Put, *, report: Report) -> Manifest:
@@ -340,7 +340,7 @@ def _write(file: Path, blocks: Iterator[bytes]) -> None:
             content.write(block)
 
 
-def _give_up_leases(tx: Transaction) -> None:
+def _give_up_leases(tx: SqlTransaction) -> None:
     terms = LeaseTerms(
         owner="storage restore",
         lease_seconds=LEASE_SECONDS,
@@ -352,7 +352,7 @@ def _give_up_leases(tx: Transaction) -> None:
 
 
 def put_file(
-    target: Path, file: Path, finish: Callable[[Transaction], None], report: Report
+    target: Path, file: Path, finish: Callable[[SqlTransaction], None], report: Report
 ) -> None:
     """Make the unpacked store in ``file`` the database ``target``; blocks.
 

@@ -24,16 +24,16 @@ from ..base import clock
 from ..base.executor import start_worker
 from ..base.logs import Outage, get_logger
 from ..errors import StoreLostError, StoreUnavailableError
-from .sql.dialect import Dialect, Transaction
+from .sql.dialect import Dialect, SqlTransaction
 
 T = TypeVar("T")
 
 #: A unit of work: runs in the thread of the engine, within a transaction that it neither begins nor
 #: ends. It may run again after a rollback.
-Work = Callable[[Transaction], T]
+Work = Callable[[SqlTransaction], T]
 
 #: Does the work for many items of different keys by few statements; returns their results in order.
-Kind = Callable[[Transaction, Sequence[Any]], Sequence[Any]]
+Kind = Callable[[SqlTransaction, Sequence[Any]], Sequence[Any]]
 
 #: The most units in one transaction. It bounds the work that is repeated when one of them fails,
 #: and the time that the first unit waits for the last.
@@ -95,7 +95,7 @@ class Engine(Protocol):
         """Wait until this process may write; what is asked for meanwhile joins the batch."""
         ...
 
-    def transact(self, work: Callable[[Transaction], None], *, durable: bool) -> bool:
+    def transact(self, work: Callable[[SqlTransaction], None], *, durable: bool) -> bool:
         """Run ``work`` in one transaction and commit it; it may run ``work`` again.
 
         Args:
@@ -540,7 +540,7 @@ class GroupCommit(trio.abc.Instrument):
         """Run ``batch`` in one transaction, or each unit in its own when one of them raises."""
         in_work = False
 
-        def work(transaction: Transaction) -> None:
+        def work(transaction: SqlTransaction) -> None:
             nonlocal in_work
             in_work = True
             self._perform(batch, transaction)
@@ -559,7 +559,7 @@ class GroupCommit(trio.abc.Instrument):
             _fail(batch, error)
             return False
 
-    def _perform(self, batch: Sequence[_Unit], transaction: Transaction) -> None:
+    def _perform(self, batch: Sequence[_Unit], transaction: SqlTransaction) -> None:
         """Do the units; those of one kind together, as long as their keys are different ones."""
         gathered: dict[Kind, list[_Unit]] = {}
         keys: set[str | None] = set()
@@ -591,7 +591,7 @@ class GroupCommit(trio.abc.Instrument):
             self._crash(result.error)
 
 
-def _perform_kinds(gathered: dict[Kind, list[_Unit]], transaction: Transaction) -> None:
+def _perform_kinds(gathered: dict[Kind, list[_Unit]], transaction: SqlTransaction) -> None:
     for kind, units in gathered.items():
         values = kind(transaction, [unit.item for unit in units])
         for unit, value in zip(units, values, strict=True):

@@ -19,7 +19,7 @@ from ..base.opener import open_database, open_file, sync_path
 from ..errors import StorageError
 from .engines.sqlite import MARK_AS_WIPED, PAGE_BYTES, SqliteTransaction, describe_failure
 from .sql import arrivals
-from .sql.dialect import Row, Transaction
+from .sql.dialect import Row, SqlTransaction
 from .sql.schema import FILLING, MOVED, TABLES, Table, prepare_sqlite, version_of_file
 
 #: Rows between two calls of the report.
@@ -56,7 +56,7 @@ class Side(Protocol):
         ...
 
     @property
-    def tx(self) -> Transaction:
+    def tx(self) -> SqlTransaction:
         """The transaction."""
         ...
 
@@ -188,7 +188,7 @@ FROM (SELECT greatest(:last, (SELECT coalesce(max({column}), 0) FROM {table})) A
 """
 
 
-def _derive(tx: Transaction, last: int) -> None:
+def _derive(tx: SqlTransaction, last: int) -> None:
     """Make what the engine derives from the rows; ``last`` is the highest sequence ever given."""
     if tx.dialect.is_sqlite:
         arrivals.index(tx, last)
@@ -206,7 +206,7 @@ def _derive(tx: Transaction, last: int) -> None:
     tx.run("UPDATE node SET done = (SELECT count(*) FROM ended) WHERE id = ''")
 
 
-def filled_table(tx: Transaction) -> str | None:
+def filled_table(tx: SqlTransaction) -> str | None:
     """Return the name of a table whose rows show that the store is in use, or None."""
     for name in (table.name for table in TABLES if table.name not in _WRITTEN_BY_STARTS):
         if tx.one(f"SELECT 1 FROM {name} LIMIT 1") is not None:
@@ -214,7 +214,7 @@ def filled_table(tx: Transaction) -> str | None:
     return None
 
 
-def count_rows(tx: Transaction) -> dict[str, int]:
+def count_rows(tx: SqlTransaction) -> dict[str, int]:
     """Return the number of rows that a copy brings, by table."""
     counts = {}
     for table in TABLES:

@@ -20,7 +20,7 @@ from .admission import TAKEN_OVER_SECONDS
 from .engines.sqlite import SqliteTransaction, connect_reader, describe_failure
 from .sql.arrivals import INDEXED, SEGMENT_BITS
 from .sql.deliveries import lane_of
-from .sql.dialect import Transaction
+from .sql.dialect import SqlTransaction
 from .sql.reads import expired_leases
 from .sql.schema import (
     APPLICATION_ID,
@@ -159,7 +159,7 @@ WHERE sequence IN (SELECT sequence FROM work WHERE {UNFINISHED})
 """
 
 
-def contents_of(tx: Transaction, *, before: float) -> Contents:
+def contents_of(tx: SqlTransaction, *, before: float) -> Contents:
     """Return what needs attention; finished deliveries may be millions and are not counted.
 
     Args:
@@ -181,7 +181,7 @@ def contents_of(tx: Transaction, *, before: float) -> Contents:
     )
 
 
-def _growth(tx: Transaction, size: int, now: float) -> float | None:
+def _growth(tx: SqlTransaction, size: int, now: float) -> float | None:
     """Estimate the growth in bytes a day from the arrival times of the last events."""
     # Each is a statement of its own, which one step in the index answers.
     (first,) = tx.one("SELECT min(sequence) FROM arrival") or (None,)
@@ -267,7 +267,7 @@ def status_of_file(file: Path) -> StoreStatus:
         )
 
 
-def _number(tx: Transaction, statement: str) -> int:
+def _number(tx: SqlTransaction, statement: str) -> int:
     (number,) = tx.one(statement) or (0,)
     return int(number or 0)
 
@@ -340,7 +340,7 @@ WHERE work.sequence > :after ORDER BY work.sequence LIMIT :limit
 """
 
 
-def check_rules(tx: Transaction, tell: Callable[[str], None]) -> list[CheckResult]:
+def check_rules(tx: SqlTransaction, tell: Callable[[str], None]) -> list[CheckResult]:
     """Check the rules between the rows; every row is read once or twice.
 
     Args:
@@ -364,7 +364,7 @@ def _result(rule: str, count: int) -> CheckResult:
     return CheckResult(rule, f"{count} rows break it" if count else None)
 
 
-def _count_outside_lanes(tx: Transaction) -> int:
+def _count_outside_lanes(tx: SqlTransaction) -> int:
     count = last = 0
     while rows := tx.all(_IN_LANES, after=last, limit=_LANES):
         for _, lane, ordered, tenant_id, subject in rows:

@@ -36,7 +36,7 @@ from .effects import Effects
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, reads
 from .sql.deliveries import Arriving, Lease, RunEnd, RunStart
-from .sql.dialect import Transaction
+from .sql.dialect import SqlTransaction
 from .sql.leases import BacklogWalk, Claimed, new_token
 
 if TYPE_CHECKING:
@@ -126,10 +126,10 @@ class SqlInbox:
 
     # -- admission -------------------------------------------------------------------------------
 
-    def _accept_all(self, tx: Transaction, arriving: Sequence[Arriving]) -> Sequence[Any]:
+    def _accept_all(self, tx: SqlTransaction, arriving: Sequence[Arriving]) -> Sequence[Any]:
         return deliveries.accept_all(tx, self._terms, arriving)
 
-    def _claim_all(self, tx: Transaction, arriving: Sequence[Arriving]) -> Sequence[Any]:
+    def _claim_all(self, tx: SqlTransaction, arriving: Sequence[Arriving]) -> Sequence[Any]:
         return deliveries.claim_all(tx, self._terms, arriving)
 
     def accept(self, delivery: NewDelivery, *, leased: bool) -> Coroutine[Any, Any, Admitted]:
@@ -173,10 +173,10 @@ class SqlInbox:
 
     # -- runs ------------------------------------------------------------------------------------
 
-    def _start_all(self, tx: Transaction, starts: Sequence[RunStart]) -> Sequence[Any]:
+    def _start_all(self, tx: SqlTransaction, starts: Sequence[RunStart]) -> Sequence[Any]:
         return deliveries.start_all(tx, self._terms, starts)
 
-    def _end_all(self, tx: Transaction, runs: Sequence[RunEnd]) -> Sequence[Any]:
+    def _end_all(self, tx: SqlTransaction, runs: Sequence[RunEnd]) -> Sequence[Any]:
         return deliveries.end_all(tx, self._terms, runs)
 
     async def start(self, key: str, *, now: float, alone: bool = False) -> bool:
@@ -195,7 +195,7 @@ class SqlInbox:
     async def _start_unleased(self, key: str, now: float, alone: bool) -> bool:
         terms, token = self._terms, new_token()
 
-        def work(tx: Transaction) -> Lease | None:
+        def work(tx: SqlTransaction) -> Lease | None:
             sequence = arrivals.find_one(tx, key)
             if sequence is None:
                 return None
@@ -239,7 +239,7 @@ class SqlInbox:
         begun = self._begun.pop(key, None)
         commits, terms = self._commits, self._terms
 
-        def work(tx: Transaction) -> None:
+        def work(tx: SqlTransaction) -> None:
             if begun is not None:
                 start = RunStart(lease.sequence, lease.token, begun[1], brought=True)
                 deliveries.start_all(tx, terms, [start])
@@ -293,7 +293,7 @@ class SqlInbox:
         terms, walk = self._terms, self._walk
         asked_at = clock.monotonic()
 
-        def work(tx: Transaction) -> Claimed:
+        def work(tx: SqlTransaction) -> Claimed:
             late = clock.monotonic() - asked_at > LATE_SECONDS and not tx.dialect.server_clock
             return leases.claim_due(
                 tx, terms, walk, limit=limit, now=now, overdue=overdue and not late
@@ -346,7 +346,7 @@ class SqlInbox:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    async def _read(self, query: Callable[[Transaction], T]) -> T:
+    async def _read(self, query: Callable[[SqlTransaction], T]) -> T:
         return await self._readers.run(query)
 
     async def get(self, key: str) -> DeliveryRecord | None:
@@ -401,7 +401,7 @@ class SqlInbox:
         """See :meth:`Inbox.write_checkpoint`."""
         owner = self._terms.owner
 
-        def work(tx: Transaction) -> None:
+        def work(tx: SqlTransaction) -> None:
             if term is not None:
                 leases.require_term(tx, owner, term)
             deliveries.write_checkpoint(tx, name, value, once=once)
@@ -427,7 +427,7 @@ class SqlInbox:
         self,
         state: DeliveryState,
         before: float,
-        delete: Callable[[Transaction, Sequence[int], float], int],
+        delete: Callable[[SqlTransaction, Sequence[int], float], int],
         *,
         with_body: bool = False,
     ) -> int:
@@ -475,7 +475,7 @@ class SqlInbox:
             pass
         return erased
 
-    def _erase(self, tx: Transaction, sequences: Sequence[int], tenant_id: str) -> int:
+    def _erase(self, tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
         return deliveries.erase(tx, sequences, tenant_id)
 
     async def close(self) -> None:
@@ -489,9 +489,9 @@ class SqlInbox:
 
 
 def _with(
-    delete: Callable[[Transaction, Sequence[int], float], int],
+    delete: Callable[[SqlTransaction, Sequence[int], float], int],
     sequences: Sequence[int],
     before: float,
-    tx: Transaction,
+    tx: SqlTransaction,
 ) -> int:
     return delete(tx, sequences, before)

@@ -14,7 +14,7 @@ from ..errors import StoreLostError, StoreUnavailableError
 from ..records.deliveries import NewDelivery
 from .commit import GroupCommit
 from .readers import ReaderPool
-from .sql.dialect import Transaction
+from .sql.dialect import SqlTransaction
 
 #: Keys that the first generation of a filter is made for; each further one is twice as large.
 FIRST_GENERATION = 1 << 16
@@ -103,11 +103,11 @@ SELECT sequence, delivery_key FROM arrival WHERE sequence > :after ORDER BY sequ
 """
 
 
-def _read_keys(tx: Transaction, after: int) -> Sequence[tuple[int, str]]:
+def _read_keys(tx: SqlTransaction, after: int) -> Sequence[tuple[int, str]]:
     return tx.all(_KEYS, after=after, limit=LEARNED_AT_ONCE)
 
 
-def _count_keys(tx: Transaction, after: int) -> int:
+def _count_keys(tx: SqlTransaction, after: int) -> int:
     ((last,),) = tx.all("SELECT coalesce(max(sequence), 0) FROM arrival")
     return int(last) - after
 
@@ -116,7 +116,7 @@ def _count_keys(tx: Transaction, after: int) -> int:
 Version = tuple[int, int]
 
 
-def version_of(tx: Transaction) -> Version:
+def version_of(tx: SqlTransaction) -> Version:
     """Return a number that changes when another connection writes; SQLite only."""
     version: Version = tx.version  # type: ignore[attr-defined]
     return version
@@ -179,12 +179,12 @@ class StoreKeys:
             return False
         return self._complete and not self._behind
 
-    def check(self, tx: Transaction) -> None:
+    def check(self, tx: SqlTransaction) -> None:
         """Notice in the committing thread, within a transaction, that others have written."""
         if version_of(tx) != self.version:
             self._behind = True
 
-    def is_still(self, tx: Transaction, version: Version) -> bool:
+    def is_still(self, tx: SqlTransaction, version: Version) -> bool:
         """Say in the committing thread, within a transaction, that no other has written since.
 
         Then a key that was surely new when ``version`` was read is not in the store.

@@ -19,7 +19,7 @@ from .engines.postgres_migration import migrate_postgres
 from .inbox import SqlInbox
 from .readers import ReaderPool
 from .sql import deliveries, reads
-from .sql.dialect import Dialect, Transaction
+from .sql.dialect import Dialect, SqlTransaction
 from .sql.schema import LATER_POSTGRESQL, statements
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ class PostgresInbox(SqlInbox):
         await super().close()
 
 
-def _forget_nodes(tx: Transaction) -> None:
+def _forget_nodes(tx: SqlTransaction) -> None:
     tx.run(_LEFT_LONG_AGO)
 
 

@@ -10,7 +10,7 @@ import trio
 
 from ..base.executor import run_in_thread
 from ..errors import StoreUnavailableError
-from .sql.dialect import Transaction
+from .sql.dialect import SqlTransaction
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Reader(Protocol):
         """Whether a further query can use it."""
         ...
 
-    def transaction(self) -> AbstractContextManager[Transaction]:
+    def transaction(self) -> AbstractContextManager[SqlTransaction]:
         """Read in one transaction, which sees every change that was committed before it began.
 
         Raises:
@@ -79,7 +79,7 @@ class ReaderPool:
         self._readings: set[_Reading] = set()
         self._closed = False
 
-    async def run(self, query: Callable[[Transaction], T], *, seconds: float = math.inf) -> T:
+    async def run(self, query: Callable[[SqlTransaction], T], *, seconds: float = math.inf) -> T:
         """Run ``query`` in a thread and return its result; if it is cancelled, it is interrupted.
 
         Args:
@@ -108,7 +108,7 @@ class ReaderPool:
             "long listing holds it up; try again"
         )
 
-    def _read(self, reading: _Reading, query: Callable[[Transaction], T]) -> T:
+    def _read(self, reading: _Reading, query: Callable[[SqlTransaction], T]) -> T:
         while True:
             self._require_wanted(reading)
             reader = reading.reader = self._take()

@@ -49,7 +49,7 @@ from .keys import StoreKeys, Version
 from .readers import ReaderPool
 from .sql import deliveries, reads
 from .sql.deliveries import Answer, Arriving, Lease, Ran, RunEnd
-from .sql.dialect import Transaction
+from .sql.dialect import SqlTransaction
 from .sql.leases import new_token
 from .sql.schema import prepare_sqlite
 
@@ -245,17 +245,17 @@ class SqliteInbox(SqlInbox):
         self._pending.add(token)
         return True
 
-    def _accept_new(self, tx: Transaction, items: Sequence[_New]) -> Sequence[Answer]:
+    def _accept_new(self, tx: SqlTransaction, items: Sequence[_New]) -> Sequence[Answer]:
         arriving = [each for each, _ in items]
         new = self._are_new(tx, items)
         return deliveries.accept_all(tx, self._terms, arriving, surely_new=new)
 
-    def _claim_new(self, tx: Transaction, items: Sequence[_New]) -> Sequence[Answer]:
+    def _claim_new(self, tx: SqlTransaction, items: Sequence[_New]) -> Sequence[Answer]:
         arriving = [each for each, _ in items]
         new = self._are_new(tx, items)
         return deliveries.claim_all(tx, self._terms, arriving, surely_new=new)
 
-    def _are_new(self, tx: Transaction, items: Sequence[Any]) -> bool:
+    def _are_new(self, tx: SqlTransaction, items: Sequence[Any]) -> bool:
         """Return whether no other process has written since the keys were found to be new."""
         keys = self._keys
         return all(keys.is_still(tx, version) for version in {version for _, version in items})
@@ -290,7 +290,7 @@ class SqliteInbox(SqlInbox):
         withdrawn = commits.withdraw(claim)
         lease = None if withdrawn else _lease_of(claimed)
 
-        def work(tx: Transaction) -> None:
+        def work(tx: SqlTransaction) -> None:
             self._keys.check(tx)
             lease = None if withdrawn else _lease_of(claimed)
             if lease is None:
@@ -308,7 +308,7 @@ class SqliteInbox(SqlInbox):
         finally:
             self._give_back(claimed)
 
-    def _record(self, tx: Transaction, items: Sequence[_Run]) -> Sequence[None]:
+    def _record(self, tx: SqlTransaction, items: Sequence[_Run]) -> Sequence[None]:
         runs = [run for run, _ in items]
         return deliveries.add_done(tx, self._terms, runs, surely_new=self._are_new(tx, items))
 
@@ -327,7 +327,7 @@ class SqliteInbox(SqlInbox):
         claimed, begun = self._claimed.get(key), self._begun.pop(key, None)
         inside = in_this_context(effects)
 
-        def work(tx: Transaction) -> T:
+        def work(tx: SqlTransaction) -> T:
             lease = self._leases.get(key) if claimed is None else _lease_of(claimed)
             if begun is not None and lease is not None:
                 start = deliveries.RunStart(lease.sequence, lease.token, begun[1], brought=True)
@@ -359,7 +359,7 @@ class SqliteInbox(SqlInbox):
 
     # -- reading ---------------------------------------------------------------------------------
 
-    async def _read(self, query: Callable[[Transaction], T]) -> T:
+    async def _read(self, query: Callable[[SqlTransaction], T]) -> T:
         """Run ``query`` after the claims that nobody has waited for."""
         if any(not claimed.claim.finished for claimed in self._claimed.values()):
             await self._commits.submit(lambda _: None, durable=False)
@@ -400,7 +400,7 @@ class SqliteInbox(SqlInbox):
             await self._clear_log(SHORT_SECONDS)
         return purged
 
-    def _erase(self, tx: Transaction, sequences: Sequence[int], tenant_id: str) -> int:
+    def _erase(self, tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
         deliveries.write_checkpoint(tx, "storage.wiped", None)
         return super()._erase(tx, sequences, tenant_id)
 
@@ -465,7 +465,7 @@ def _lease_of(claimed: _Unawaited) -> Lease | None:
     return Lease(sequence, claimed.token) if is_new else None
 
 
-def _connection_of(transaction: Transaction) -> apsw.Connection:
+def _connection_of(transaction: SqlTransaction) -> apsw.Connection:
     return cast("SqliteTransaction", transaction).connection
 
 
@@ -498,7 +498,7 @@ SELECT 1 FROM work WHERE sequence = :sequence AND lease_token = :token AND state
 
 
 def _apply_within_budget(
-    transaction: Transaction,
+    transaction: SqlTransaction,
     key: str,
     lease: Lease | None,
     attempt: int,

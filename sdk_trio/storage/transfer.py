@@ -37,7 +37,7 @@ from .engines.postgres_connection import StoreConnection
 from .engines.postgres_migration import read_version
 from .engines.sqlite import connect_writer, describe_failure
 from .postgres import migrate
-from .sql.dialect import Transaction
+from .sql.dialect import SqlTransaction
 from .sql.reads import other_tables
 from .sql.schema import APPLICATION_ID, FILLING, MOVED, VERSION
 
@@ -319,7 +319,7 @@ def copy_database(address: PostgresAddress, file: Path, report: Report) -> None:
 
 
 def restore_database(
-    address: PostgresAddress, file: Path, finish: Callable[[Transaction], None], report: Report
+    address: PostgresAddress, file: Path, finish: Callable[[SqlTransaction], None], report: Report
 ) -> None:
     """Copy the store in ``file`` into the empty store at ``address``; blocks.
 

@@ -20,7 +20,7 @@ from sdk_trio.storage.commit import BATCH_LIMIT, GroupCommit
 from sdk_trio.storage.engines import sqlite as sqlite_module
 from sdk_trio.storage.engines.sqlite import SqliteEngine, SqliteReader
 from sdk_trio.storage.readers import ReaderPool
-from sdk_trio.storage.sql.dialect import Insert, Transaction
+from sdk_trio.storage.sql.dialect import Insert, SqlTransaction
 
 ROW = Insert("row", {"key": "text", "value": "bigint"}, "RETURNING id")
 
@@ -32,19 +32,19 @@ def prepare(connection: apsw.Connection) -> None:
 
 
 def write(key: str, value: int = 0):  # type: ignore[no-untyped-def] # a unit of work
-    def work(transaction: Transaction) -> int:
+    def work(transaction: SqlTransaction) -> int:
         ((number,),) = transaction.insert(ROW, [(key, value)])
         return int(number)
 
     return work
 
 
-def write_all(transaction: Transaction, items: Sequence[tuple[str, int]]) -> list[int]:
+def write_all(transaction: SqlTransaction, items: Sequence[tuple[str, int]]) -> list[int]:
     """A kind of work: items are rows."""
     return [number for (number,) in transaction.insert(ROW, items)]
 
 
-def keys(transaction: Transaction) -> list[str]:
+def keys(transaction: SqlTransaction) -> list[str]:
     return [key for (key,) in transaction.all("SELECT key FROM row ORDER BY id")]
 
 
@@ -77,7 +77,7 @@ class Gate:
     async def hold(self, *, name: str | None = None, task_status: trio.TaskStatus[None]) -> None:
         """Started when the thread has taken it: nothing later gets into its batch."""
 
-        def wait(_transaction: Transaction) -> None:
+        def wait(_transaction: SqlTransaction) -> None:
             self.token.run_sync_soon(task_status.started)
             self.opened.wait(60)
 
@@ -164,11 +164,11 @@ async def test_items_of_a_kind_are_done_by_one_call_and_those_of_a_key_in_order(
 ) -> None:
     calls = []
 
-    def first(_transaction: Transaction, items: Sequence[str]) -> Sequence[str]:
+    def first(_transaction: SqlTransaction, items: Sequence[str]) -> Sequence[str]:
         calls.append(("first", list(items)))
         return items
 
-    def second(_transaction: Transaction, items: Sequence[str]) -> Sequence[str]:
+    def second(_transaction: SqlTransaction, items: Sequence[str]) -> Sequence[str]:
         calls.append(("second", list(items)))
         return items
 
@@ -234,7 +234,7 @@ async def test_work_alone_runs_outside_of_any_transaction(store: GroupCommit) ->
 
 
 async def test_a_unit_that_raises_fails_alone(store: GroupCommit) -> None:
-    def fail(transaction: Transaction) -> None:
+    def fail(transaction: SqlTransaction) -> None:
         transaction.insert(ROW, [("undone", 0)])
         raise LookupError("mine")
 
@@ -309,7 +309,7 @@ async def test_a_commit_that_may_have_been_made_is_not_made_again(store: GroupCo
     runs = []
 
     async def one(key: str) -> None:
-        def work(_transaction: Transaction) -> None:
+        def work(_transaction: SqlTransaction) -> None:
             runs.append(key)
             if len(runs) == 2:
                 raise commit_module.CommitUnknownError("the answer was lost")
@@ -326,7 +326,7 @@ async def test_a_commit_that_may_have_been_made_is_not_made_again(store: GroupCo
 async def test_a_crashed_thread_leaves_no_caller_waiting(
     store: GroupCommit, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def crash(_transaction: Transaction) -> None:
+    def crash(_transaction: SqlTransaction) -> None:
         raise SystemExit("a bug")
 
     async def refused(work: Any) -> None:
@@ -375,7 +375,7 @@ async def test_posted_work_is_withdrawn_only_before_it_is_handed_over(store: Gro
 async def test_the_error_of_posted_work_is_logged(
     store: GroupCommit, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_transaction: Transaction, _items: Sequence[object]) -> Sequence[object]:
+    def fail(_transaction: SqlTransaction, _items: Sequence[object]) -> Sequence[object]:
         raise StoreUnavailableError("what was posted has failed")
 
     posted = store.post(fail, "k", None)
@@ -568,7 +568,7 @@ async def test_a_log_is_written_again_after_a_failed_sync(
 ) -> None:
     caplog.set_level("INFO")
 
-    def fail(_transaction: Transaction) -> None:
+    def fail(_transaction: SqlTransaction) -> None:
         raise apsw.IOError("a sync")
 
     with pytest.raises(StoreUnavailableError, match="the disk reported an error"):
@@ -722,7 +722,7 @@ async def test_closing_the_pool_ends_its_queries(pool: ReaderPool) -> None:
     began = trio.Event()
     token = trio.lowlevel.current_trio_token()
 
-    def endless(transaction: Transaction) -> object:
+    def endless(transaction: SqlTransaction) -> object:
         token.run_sync_soon(began.set)
         return transaction.all(_ENDLESS)
 

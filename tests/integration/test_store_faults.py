@@ -20,7 +20,7 @@ from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.files import StoreFile
 from sdk_trio.storage.inbox import PURGE_CHUNK
 from sdk_trio.storage.sql import deliveries
-from sdk_trio.storage.sql.dialect import Transaction
+from sdk_trio.storage.sql.dialect import SqlTransaction
 from sdk_trio.storage.sql.schema import APPLICATION_ID, VERSION
 from sdk_trio.storage.sqlite import SqliteInbox
 
@@ -65,7 +65,7 @@ async def hold_up(
     """
     token = trio.lowlevel.current_trio_token()
 
-    def wait(_tx: Transaction) -> None:
+    def wait(_tx: SqlTransaction) -> None:
         token.run_sync_soon(task_status.started)
         gate.wait(60)
 
@@ -138,7 +138,7 @@ async def test_one_failing_job_does_not_harm_its_neighbours(inbox: SqliteInbox) 
     gate = threading.Event()
     outcomes: dict[str, object] = {}
 
-    def poison(tx: Transaction) -> None:
+    def poison(tx: SqlTransaction) -> None:
         tx.run("INSERT INTO checkpoint VALUES ('poison', '')")
         raise ZeroDivisionError("poisoned")
 
@@ -305,7 +305,7 @@ async def test_a_crashed_thread_leaves_nobody_waiting(inbox: SqliteInbox) -> Non
     gate = threading.Event()
     failed = []
 
-    def crash(_tx: Transaction) -> None:
+    def crash(_tx: SqlTransaction) -> None:
         gate.wait(60)
         raise _Crash
 
@@ -393,7 +393,7 @@ async def test_many_finished_deliveries_do_not_slow_the_search_for_due_ones(
         await inbox.recover()
         return steps
 
-    def fill(tx: Transaction) -> None:
+    def fill(tx: SqlTransaction) -> None:
         for first in range(0, 20_000, 100):
             done = [
                 NewDelivery(f"done-{n}", "t", b"{}", 1, 1.0, subject="s", ordered=True)
@@ -506,7 +506,7 @@ async def test_deliveries_wait_for_a_short_log_to_be_copied_during_the_retention
     log = file.with_name(f"{file.name}-wal")
     events = 2500
 
-    def fill(tx: Transaction) -> None:
+    def fill(tx: SqlTransaction) -> None:
         for number in range(events):
             told = NewDelivery(f"m{number}", "order.paid", bytes(4000), 7, 1000.0)
             deliveries.add_done(tx, FILLING, [deliveries.Ran(told, 1, 1001.0)])

@@ -80,7 +80,7 @@ def _insert_text(dialect: Dialect, insert: Insert) -> str:
 
 
 class PostgresTransaction:
-    """An open transaction; see :class:`storage.sql.dialect.Transaction`."""
+    """An open transaction; see :class:`storage.sql.dialect.SqlTransaction`."""
 
     __slots__ = ("_connection", "changes", "dialect", "done")
 

@@ -34,7 +34,7 @@ from ...base.logs import get_logger
 from ...base.opener import open_database, open_file
 from ...errors import StoreLostError, StoreUnavailableError
 from ..readers import ReadAgainError
-from ..sql.dialect import ROWS_AT_ONCE, Dialect, Insert, Row, Transaction
+from ..sql.dialect import ROWS_AT_ONCE, Dialect, Insert, Row, SqlTransaction
 from .files import DAMAGE, StoreFile, has_log, may_pass, report_cut_index
 from .rewrite import rewrite_log, rewrite_pages
 
@@ -286,7 +286,7 @@ class SqliteEngine:
 
     # -- transactions ------------------------------------------------------------------------------
 
-    def transact(self, work: Callable[[Transaction], None], *, durable: bool) -> bool:
+    def transact(self, work: Callable[[SqlTransaction], None], *, durable: bool) -> bool:
         """Run ``work`` in one transaction and commit it; return whether it has written anything.
 
         SQLite reports a page that the disk refuses to read as damage. So damage is believed only if
@@ -316,7 +316,7 @@ class SqliteEngine:
             except (apsw.Error, StoreLostError) as error:
                 raise self._translate(error) from error
 
-    def _transact(self, work: Callable[[Transaction], None], durable: bool) -> bool:
+    def _transact(self, work: Callable[[SqlTransaction], None], durable: bool) -> bool:
         try:
             connection = self._connected()
             self._set_synced(connection, durable)
@@ -579,7 +579,7 @@ class SqliteReader:
         self._connection.set_progress_handler(lambda: self._interrupted, _STEPS)
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self) -> Iterator[SqlTransaction]:
         """Read in one transaction, which sees every change that was committed before it began.
 
         Raises:

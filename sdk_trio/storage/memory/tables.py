@@ -13,7 +13,7 @@ from ...errors import StoreUnavailableError
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker
 from ..admission import LeaseTerms
 from ..engines.sqlite import SQLITE, SqliteTransaction
-from ..sql.dialect import Transaction
+from ..sql.dialect import SqlTransaction
 from ..sql.schema import statements
 from ..sql.upgrade import SqlUpgrade
 from .rows import Deliveries
@@ -28,7 +28,7 @@ class MemoryTables:
     """
 
     def __init__(self) -> None:
-        self.fence: Callable[[Transaction], None] | None = None
+        self.fence: Callable[[SqlTransaction], None] | None = None
         self._connection = open_database(
             ":memory:", flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         )
@@ -37,7 +37,7 @@ class MemoryTables:
         self._transaction = SqliteTransaction(self._connection)
         self._closed = False
 
-    async def submit(self, work: Callable[[Transaction], T], /) -> T:
+    async def submit(self, work: Callable[[SqlTransaction], T], /) -> T:
         """Run ``work`` in a transaction and return its result."""
         await self._begin()
         self._connection.execute("BEGIN")
@@ -51,7 +51,7 @@ class MemoryTables:
         self._connection.execute("COMMIT")
         return value
 
-    async def run(self, query: Callable[[Transaction], T], /, *, seconds: float = math.inf) -> T:
+    async def run(self, query: Callable[[SqlTransaction], T], /, *, seconds: float = math.inf) -> T:
         """Run ``query`` and return its result; it takes no time."""
         await self._begin()
         return query(self._transaction)

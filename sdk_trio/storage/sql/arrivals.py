@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ...records.deliveries import NewDelivery
-from .dialect import Insert, Transaction
+from .dialect import Insert, SqlTransaction
 
 #: Arrivals of one segment, as a power of two.
 SEGMENT_BITS = 14
@@ -63,7 +63,7 @@ def _values_of(delivery: NewDelivery) -> tuple[Any, ...]:
 
 
 def add(
-    tx: Transaction, deliveries: Sequence[NewDelivery], *, surely_new: bool = False
+    tx: SqlTransaction, deliveries: Sequence[NewDelivery], *, surely_new: bool = False
 ) -> list[int | None]:
     """Add those deliveries whose keys are not known; return their sequences, None for the others.
 
@@ -109,7 +109,7 @@ WHERE lookup.segment = segment.number AND lookup.term = wanted.value
 """
 
 
-def find(tx: Transaction, keys: Collection[str]) -> dict[str, int]:
+def find(tx: SqlTransaction, keys: Collection[str]) -> dict[str, int]:
     """Return the sequences of those of ``keys`` that are known."""
     if not tx.dialect.is_sqlite:
         return dict(tx.all(_FIND, keys=list(keys)))
@@ -121,7 +121,7 @@ def find(tx: Transaction, keys: Collection[str]) -> dict[str, int]:
     return found
 
 
-def find_one(tx: Transaction, key: str) -> int | None:
+def find_one(tx: SqlTransaction, key: str) -> int | None:
     """Return the sequence of the delivery with this key, or None."""
     return find(tx, (key,)).get(key)
 
@@ -146,7 +146,7 @@ WHERE lookup.segment = segment.number AND (lookup.term = 'k' || :id
 """
 
 
-def of_id(tx: Transaction, webhook_id: str) -> list[int]:
+def of_id(tx: SqlTransaction, webhook_id: str) -> list[int]:
     """Return the sequences of the deliveries of one id, whoever signed them."""
     if not tx.dialect.is_sqlite:
         rows = tx.all(_OF_ID.format(newest=""), id=webhook_id)
@@ -167,7 +167,7 @@ SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
 _LAST = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM arrival_sequence_seq"
 
 
-def last_sequence(tx: Transaction) -> int:
+def last_sequence(tx: SqlTransaction) -> int:
     """Return the highest sequence that was ever given, 0 before the first one."""
     row = tx.one(_LAST_ON_SQLITE if tx.dialect.is_sqlite else _LAST)
     return 0 if row is None else int(row[0])
@@ -205,7 +205,7 @@ INSERT INTO lookup (segment, term, sequence)
 _INDEXED_NOW = "UPDATE tally SET number = :last WHERE name = 'indexed'"
 
 
-def index(tx: Transaction, last: int) -> None:
+def index(tx: SqlTransaction, last: int) -> None:
     """Add the newest arrivals, up to ``last``, to ``segment`` and ``lookup`` on SQLite."""
     tx.run(_ADD_SEGMENTS)
     tx.run(_ADD_TERMS)
@@ -224,7 +224,7 @@ UPDATE arrival SET tenant_id = :tenant_id WHERE sequence IN ints(:sequences) AND
 """
 
 
-def assign(tx: Transaction, sequences: Sequence[int], tenant_id: str) -> int:
+def assign(tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
     """Give a tenant to those of the deliveries that have none; return their number."""
     if tx.dialect.is_sqlite:
         tx.run(_ASSIGN_TERM, sequences=list(sequences), tenant_id=tenant_id)
@@ -252,7 +252,7 @@ DELETE FROM segment WHERE number IN ints(:segments)
 """
 
 
-def remove(tx: Transaction, sequences: Sequence[int]) -> int:
+def remove(tx: SqlTransaction, sequences: Sequence[int]) -> int:
     """Remove deliveries with all that belongs to them; return how many there were."""
     if not sequences:
         return 0

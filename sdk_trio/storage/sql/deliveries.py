@@ -40,7 +40,7 @@ from ..admission import (
     standing_of,
 )
 from . import arrivals
-from .dialect import Insert, Transaction
+from .dialect import Insert, SqlTransaction
 from .schema import UNFINISHED
 
 
@@ -134,20 +134,22 @@ _TRIES = 10
 
 
 def accept_all(
-    tx: Transaction, terms: LeaseTerms, arriving: Sequence[Arriving], *, surely_new: bool = False
+    tx: SqlTransaction, terms: LeaseTerms, arriving: Sequence[Arriving], *, surely_new: bool = False
 ) -> list[Answer]:
     """Keep deliveries of different keys for our own workers."""
     return _admit_all(tx, terms, arriving, ACCEPTING, DeliveryState.RECEIVED, surely_new)
 
 
 def claim_all(
-    tx: Transaction, terms: LeaseTerms, arriving: Sequence[Arriving], *, surely_new: bool = False
+    tx: SqlTransaction, terms: LeaseTerms, arriving: Sequence[Arriving], *, surely_new: bool = False
 ) -> list[Answer]:
     """Claim deliveries of different keys for inline runs."""
     return _admit_all(tx, terms, arriving, CLAIMING, DeliveryState.RUNNING, surely_new)
 
 
-def park(tx: Transaction, terms: LeaseTerms, delivery: NewDelivery, reason: str | None) -> Admitted:
+def park(
+    tx: SqlTransaction, terms: LeaseTerms, delivery: NewDelivery, reason: str | None
+) -> Admitted:
     """Keep ``delivery`` without running it, and why."""
     arriving = [Arriving(delivery, None)]
     ((admitted, _),) = _admit_all(
@@ -157,7 +159,7 @@ def park(tx: Transaction, terms: LeaseTerms, delivery: NewDelivery, reason: str 
 
 
 def _admit_all(
-    tx: Transaction,
+    tx: SqlTransaction,
     terms: LeaseTerms,
     arriving: Sequence[Arriving],
     rules: Mapping[ExistingState, AdmissionRule],
@@ -178,7 +180,7 @@ def _admit_all(
 
 
 def _open(
-    tx: Transaction,
+    tx: SqlTransaction,
     terms: LeaseTerms,
     arriving: Sequence[Arriving],
     sequences: Sequence[int | None],
@@ -216,7 +218,7 @@ def _open(
         tx.note_change()
 
 
-def _clock(tx: Transaction, now: float) -> float | None:
+def _clock(tx: SqlTransaction, now: float) -> float | None:
     """Return the server's time; None: the store goes by the time of each delivery."""
     if not tx.dialect.server_clock:
         return None
@@ -225,7 +227,7 @@ def _clock(tx: Transaction, now: float) -> float | None:
 
 
 def _admit_known(
-    tx: Transaction,
+    tx: SqlTransaction,
     terms: LeaseTerms,
     arriving: Arriving,
     rules: Mapping[ExistingState, AdmissionRule],
@@ -290,7 +292,7 @@ def _read_known(terms: LeaseTerms, row: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _readmit(
-    tx: Transaction,
+    tx: SqlTransaction,
     terms: LeaseTerms,
     arriving: Arriving,
     sequence: int,
@@ -342,7 +344,7 @@ ON CONFLICT DO NOTHING
 _FIRST_BODY = "SELECT raw FROM arrival WHERE sequence = :sequence AND raw IS NOT NULL"
 
 
-def keep_other(tx: Transaction, delivery: NewDelivery) -> None:
+def keep_other(tx: SqlTransaction, delivery: NewDelivery) -> None:
     """Keep the body of ``delivery`` beside the first one of its key, if it is another one."""
     sequence = arrivals.find_one(tx, delivery.key) or 0
     row = tx.one(_FIRST_BODY, sequence=sequence)
@@ -350,7 +352,7 @@ def keep_other(tx: Transaction, delivery: NewDelivery) -> None:
         _keep_other(tx, sequence, delivery)
 
 
-def _keep_other(tx: Transaction, sequence: int, delivery: NewDelivery) -> None:
+def _keep_other(tx: SqlTransaction, sequence: int, delivery: NewDelivery) -> None:
     tx.run(
         _KEEP_OTHER,
         sequence=sequence,
@@ -395,7 +397,7 @@ class RunStart(msgspec.Struct, frozen=True, gc=False):
     brought: bool = False
 
 
-def start_all(tx: Transaction, terms: LeaseTerms, starts: Sequence[RunStart]) -> list[bool]:
+def start_all(tx: SqlTransaction, terms: LeaseTerms, starts: Sequence[RunStart]) -> list[bool]:
     """Begin runs: one more attempt. False: nothing has changed, the run is not ours."""
     values = [
         {
@@ -458,7 +460,7 @@ _ADD_FIRST_END = Insert(
 )
 
 
-def end_all(tx: Transaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> list[bool]:
+def end_all(tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> list[bool]:
     """Record runs that ended well. False: nothing has changed, the run is not ours."""
     ends = {run.sequence: run for run in runs}
     taken_out = tx.all(_TAKE_OUT, sequences=list(ends), tokens=[run.token for run in runs])
@@ -500,7 +502,7 @@ class Ran(msgspec.Struct, frozen=True, gc=False):
 
 
 def add_done(
-    tx: Transaction, terms: LeaseTerms, runs: Sequence[Ran], *, surely_new: bool = False
+    tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[Ran], *, surely_new: bool = False
 ) -> list[None]:
     """Record deliveries of different keys together with their inline runs.
 
@@ -523,7 +525,7 @@ def add_done(
 
 
 def record_run(
-    tx: Transaction,
+    tx: SqlTransaction,
     terms: LeaseTerms,
     delivery: NewDelivery,
     token: int,
@@ -582,12 +584,14 @@ VALUES (:sequence, :number, :started_at, :finished_at, :error, :place, :tracebac
 """
 
 
-def join(tx: Transaction, lease: Lease) -> None:
+def join(tx: SqlTransaction, lease: Lease) -> None:
     """Note that a run is not alone any more."""
     tx.run(_JOIN, sequence=lease.sequence, token=lease.token)
 
 
-def finish(tx: Transaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, now: float) -> None:
+def finish(
+    tx: SqlTransaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, now: float
+) -> None:
     """Record the outcome of a run; nothing if its lease is not ours any more."""
     ours = {"sequence": lease.sequence, "token": lease.token, "now": now}
     match outcome:
@@ -623,7 +627,7 @@ def finish(tx: Transaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, n
 
 
 def _record_failure(
-    tx: Transaction,
+    tx: SqlTransaction,
     sequence: int,
     row: tuple[Any, ...] | None,
     outcome: Retry | Dead,
@@ -638,7 +642,7 @@ def _record_failure(
 
 
 def _add_attempt(
-    tx: Transaction,
+    tx: SqlTransaction,
     sequence: int,
     attempts: int,
     started_at: float | None,
@@ -667,7 +671,7 @@ WHERE sequence = :sequence AND process_ends < :ends RETURNING sequence
 
 
 def count_ends(
-    tx: Transaction, sequence: int, ends: int, begun: float, now: float, error: str
+    tx: SqlTransaction, sequence: int, ends: int, begun: float, now: float, error: str
 ) -> int:
     """Count runs during which a process ended before the store knew of them; return how many.
 
@@ -724,7 +728,7 @@ _ADD_REPEATED = Insert(
 )
 
 
-def replay(tx: Transaction, keys: Sequence[str]) -> list[str]:
+def replay(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
     """Put dead, parked and waiting deliveries back; return the keys that were."""
     sequences = arrivals.find(tx, keys)
     found = {sequence for (sequence,) in tx.all(_REPLAY, sequences=list(sequences.values()))}
@@ -732,7 +736,7 @@ def replay(tx: Transaction, keys: Sequence[str]) -> list[str]:
     return [key for key in keys if sequences.get(key) in found]
 
 
-def repeat(tx: Transaction, keys: Sequence[str]) -> list[str]:
+def repeat(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
     """Put done deliveries back, each as its next generation; return the keys that were."""
     sequences = arrivals.find(tx, keys)
     locked = [row[0] for row in tx.all(_LOCK_ALL, sequences=list(sequences.values()))]
@@ -769,7 +773,7 @@ UPDATE arrival SET raw = NULL WHERE sequence IN ints(:sequences) AND raw IS NOT 
 """
 
 
-def delete_bodies(tx: Transaction, sequences: Sequence[int], before: float) -> int:
+def delete_bodies(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
     """Delete the bodies of those that are still done, and were before that time; count them.
 
     A reader found them outside of this transaction: one may have been put back meanwhile. Other
@@ -781,14 +785,14 @@ def delete_bodies(tx: Transaction, sequences: Sequence[int], before: float) -> i
     return dropped
 
 
-def delete_done(tx: Transaction, sequences: Sequence[int], before: float) -> int:
+def delete_done(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
     """Delete those that are still done, and were before that time; count them."""
     return arrivals.remove(
         tx, [row[0] for row in tx.all(_STILL_DONE, sequences=list(sequences), before=before)]
     )
 
 
-def delete_parked(tx: Transaction, sequences: Sequence[int], before: float) -> int:
+def delete_parked(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
     """Delete those that are still parked; count them."""
     return arrivals.remove(tx, [row[0] for row in tx.all(_STILL_PARKED, sequences=list(sequences))])
 
@@ -803,13 +807,13 @@ DELETE FROM evidence WHERE id IN (SELECT id FROM evidence WHERE tenant_id = :ten
 """
 
 
-def erase(tx: Transaction, sequences: Sequence[int], tenant_id: str) -> int:
+def erase(tx: SqlTransaction, sequences: Sequence[int], tenant_id: str) -> int:
     """Delete those that are the tenant's, whatever their state; count them."""
     rows = tx.all(_STILL_OWNED, sequences=list(sequences), tenant_id=tenant_id)
     return arrivals.remove(tx, [sequence for (sequence,) in rows])
 
 
-def erase_evidence(tx: Transaction, tenant_id: str, limit: int) -> int:
+def erase_evidence(tx: SqlTransaction, tenant_id: str, limit: int) -> int:
     """Delete up to ``limit`` bodies of the tenant's that came under others' keys; count them."""
     return tx.run(_EVIDENCE_OF, tenant_id=tenant_id, limit=limit)
 
@@ -828,7 +832,9 @@ INSERT INTO checkpoint (name, value) VALUES (:name, :value) ON CONFLICT (name) D
 _FORGET = "DELETE FROM checkpoint WHERE name = :name"
 
 
-def write_checkpoint(tx: Transaction, name: str, value: str | None, *, once: bool = False) -> None:
+def write_checkpoint(
+    tx: SqlTransaction, name: str, value: str | None, *, once: bool = False
+) -> None:
     """Keep ``value`` under ``name``, with ``once`` unless one is kept there; None forgets it."""
     if value is None:
         tx.run(_FORGET, name=name)

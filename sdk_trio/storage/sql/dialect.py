@@ -57,7 +57,7 @@ class Insert:
         self.end: str = end
 
 
-class Transaction(Protocol):
+class SqlTransaction(Protocol):
     """An open transaction; its methods block, and run in the thread of the engine.
 
     They raise the errors of the engine's driver, which the engine translates.
@@ -103,9 +103,9 @@ class Writes(Protocol):
     """Commits what changes the store; :class:`~sdk_trio.storage.commit.GroupCommit` is one."""
 
     #: Runs before the work of each call, and raises if it must not be done.
-    fence: Callable[[Transaction], None] | None
+    fence: Callable[[SqlTransaction], None] | None
 
-    async def submit(self, work: Callable[[Transaction], T], /) -> T:
+    async def submit(self, work: Callable[[SqlTransaction], T], /) -> T:
         """Run ``work`` in a transaction and return its result when that is committed."""
         ...
 
@@ -113,7 +113,7 @@ class Writes(Protocol):
 class Reads(Protocol):
     """Runs queries; :class:`~sdk_trio.storage.readers.ReaderPool` is one."""
 
-    async def run(self, query: Callable[[Transaction], T], /, *, seconds: float = math.inf) -> T:
+    async def run(self, query: Callable[[SqlTransaction], T], /, *, seconds: float = math.inf) -> T:
         """Run ``query`` and return its result, within so many seconds."""
         ...
 

@@ -23,7 +23,7 @@ from ...records.deliveries import PROCESS_ENDED, DeliveryState, Due, Renewed
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..term import TermEndedError
 from .deliveries import Lease
-from .dialect import Transaction
+from .dialect import SqlTransaction
 from .reads import by_sequence
 from .schema import UNFINISHED
 
@@ -197,7 +197,7 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 def claim_due(
-    tx: Transaction,
+    tx: SqlTransaction,
     terms: LeaseTerms,
     walk: BacklogWalk,
     *,
@@ -244,7 +244,7 @@ def claim_due(
     return Claimed(due, claimed.leases)
 
 
-def _firsts(tx: Transaction, walk: BacklogWalk) -> list[int]:
+def _firsts(tx: SqlTransaction, walk: BacklogWalk) -> list[int]:
     """Return the first deliveries of the next lanes, as far as the walk has passed them."""
     if walk.passed == 0:
         return []
@@ -263,7 +263,7 @@ def _firsts(tx: Transaction, walk: BacklogWalk) -> list[int]:
 
 
 def _claim(
-    tx: Transaction, terms: LeaseTerms, sequences: list[int], expired: list[int], now: float
+    tx: SqlTransaction, terms: LeaseTerms, sequences: list[int], expired: list[int], now: float
 ) -> Claimed:
     if not sequences:
         return Claimed(Due([], False, None), {})
@@ -289,7 +289,7 @@ def _claim(
     return Claimed(Due(records, False, None, unbegun), leases)
 
 
-def claim_suspects(tx: Transaction, terms: LeaseTerms, *, limit: int, now: float) -> Claimed:
+def claim_suspects(tx: SqlTransaction, terms: LeaseTerms, *, limit: int, now: float) -> Claimed:
     """Claim deliveries that ran when a process ended, oldest arrival first."""
     found = tx.all(_SUSPECTS, limit=limit, owner=terms.owner)
     return _claim(tx, terms, [sequence for (sequence,) in found], [], now)
@@ -329,7 +329,7 @@ RETURNING sequence
 
 
 def renew(
-    tx: Transaction,
+    tx: SqlTransaction,
     terms: LeaseTerms,
     tokens: Collection[int],
     leases: Mapping[str, Lease],
@@ -358,7 +358,7 @@ def renew(
     return Renewed(frozenset(lost), given_up=len(stray))
 
 
-def release(tx: Transaction, leases: Sequence[Lease]) -> frozenset[int]:
+def release(tx: SqlTransaction, leases: Sequence[Lease]) -> frozenset[int]:
     """Give up those leases whose run was never started; return the sequences of these."""
     sequences, tokens = [each.sequence for each in leases], [each.token for each in leases]
     released = tx.all(_RELEASE, sequences=sequences, tokens=tokens)
@@ -418,7 +418,7 @@ WHERE sequence IN ints(:sequences)
 
 
 def _cut_short(
-    tx: Transaction, terms: LeaseTerms, sequences: list[int], *, sole: bool, now: float
+    tx: SqlTransaction, terms: LeaseTerms, sequences: list[int], *, sole: bool, now: float
 ) -> None:
     """Put runs of other owners back to ``received``, because their processes have ended."""
     if sequences:
@@ -426,7 +426,7 @@ def _cut_short(
         tx.run(_CUT_SHORT, sequences=sequences, error=PROCESS_ENDED, sole=sole)
 
 
-def recover(tx: Transaction, terms: LeaseTerms, *, dead: str | None) -> int:
+def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None) -> int:
     """Take away the leases of other owners; return how many.
 
     In a shared store those that have expired, and those of ``dead`` and of its processes.
@@ -449,7 +449,7 @@ def recover(tx: Transaction, terms: LeaseTerms, *, dead: str | None) -> int:
     return len(held)
 
 
-def take_over(tx: Transaction, terms: LeaseTerms, owner: str, *, heir: str, now: float) -> int:
+def take_over(tx: SqlTransaction, terms: LeaseTerms, owner: str, *, heir: str, now: float) -> int:
     """Take away the leases of ``owner``; its runs are left to ``heir``. Return how many."""
     held = tx.all(_OF_OWNER, owner=owner)
     running = [sequence for sequence, state, _ in held if state == "running"]
@@ -476,7 +476,7 @@ WHERE state = 'retrying' AND queued AND next_attempt_at > clock()
 """
 
 
-def reschedule(tx: Transaction, *, now: float) -> int:
+def reschedule(tx: SqlTransaction, *, now: float) -> int:
     """Make due the retries that were decided in the future; return their number."""
     all_of_them = now == 0 and tx.dialect.server_clock
     changed = tx.run(_RESCHEDULE, now=now, all=all_of_them, slack=CLOCK_SLACK_SECONDS)
@@ -505,14 +505,14 @@ UPGRADER = "upgrade.lease"
 
 
 def lead(
-    tx: Transaction, owner: str, *, seconds: float, now: float, name: str = LEADER
+    tx: SqlTransaction, owner: str, *, seconds: float, now: float, name: str = LEADER
 ) -> int | None:
     """Take or renew a lease of the whole store; return its term, None while another holds it."""
     row = tx.one(_LEAD, name=name, owner=owner, seconds=float(seconds), now=now)
     return None if row is None else int(row[0])
 
 
-def require_term(tx: Transaction, owner: str, term: int, *, name: str = LEADER) -> None:
+def require_term(tx: SqlTransaction, owner: str, term: int, *, name: str = LEADER) -> None:
     """Raise TermEndedError unless ``owner`` still holds that lease in this term."""
     if tx.one(_TERM, name=name) != (owner, term):
         did = "led the others" if name == LEADER else "ran the upgrade"
@@ -522,4 +522,4 @@ def require_term(tx: Transaction, owner: str, term: int, *, name: str = LEADER) 
 
 
 #: Refuses the transaction that it runs in, or does nothing.
-Fence = Callable[[Transaction], None]
+Fence = Callable[[SqlTransaction], None]

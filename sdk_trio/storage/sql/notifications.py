@@ -25,7 +25,7 @@ from ...records.notifications import (
 )
 from ..admission import LeaseTerms
 from .deliveries import write_checkpoint
-from .dialect import Insert, Reads, Transaction, Writes
+from .dialect import Insert, Reads, SqlTransaction, Writes
 from .schema import NOTIFICATION_OPEN
 from .tenants import TRANSITION_COLUMNS, transition_of
 
@@ -64,33 +64,33 @@ SELECT EXISTS (SELECT 1 FROM notification
 """
 
 
-def position(tx: Transaction, *, lock: bool = False) -> int | None:
+def position(tx: SqlTransaction, *, lock: bool = False) -> int | None:
     """Return the sequence of the last enlisted transition; None: not set, or switched off."""
     query = "SELECT value FROM checkpoint WHERE name = :name"
     row = tx.one(f"{query} FOR UPDATE" if lock else query, name=POSITION)
     return None if row is None or row[0] == SILENT else int(row[0])
 
 
-def _newest(tx: Transaction) -> int:
+def _newest(tx: SqlTransaction) -> int:
     (newest,) = tx.one("SELECT max(sequence) FROM outbox") or (None,)
     return newest or 0
 
 
-def look(tx: Transaction, channels: Sequence[str], now: float) -> Lookout:
+def look(tx: SqlTransaction, channels: Sequence[str], now: float) -> Lookout:
     """Return whether there are new transitions, and the channels with due messages."""
     reached = position(tx)
     due = [channel for channel in channels if tx.all(_HAS_DUE, channel=channel, now=now)[0][0]]
     return Lookout(reached is None or _newest(tx) > reached, frozenset(due))
 
 
-def get(tx: Transaction, id: NotificationId) -> NotificationRecord | None:
+def get(tx: SqlTransaction, id: NotificationId) -> NotificationRecord | None:
     """Return one message with its transition."""
     row = tx.one(f"{_SELECT} WHERE notification.{_ONE}", **_key(id))
     return None if row is None else _record_of(row)
 
 
 def find(
-    tx: Transaction,
+    tx: SqlTransaction,
     *,
     state: NotificationState | None,
     channel: str | None,
@@ -119,7 +119,7 @@ def find(
     return [_record_of(row) for row in rows]
 
 
-def counts(tx: Transaction) -> dict[NotificationState, int]:
+def counts(tx: SqlTransaction) -> dict[NotificationState, int]:
     """Return how many messages are in each state."""
     found = dict.fromkeys(NotificationState, 0)
     for state, number in tx.all("SELECT state, count(*) FROM notification GROUP BY state"):
@@ -167,7 +167,7 @@ WHERE {NOTIFICATION_OPEN} AND state IN ('pending', 'retrying') AND lease_owner I
 
 
 def enlist(
-    tx: Transaction, channels: Mapping[str, bool], now: float, oldest: float, limit: int
+    tx: SqlTransaction, channels: Mapping[str, bool], now: float, oldest: float, limit: int
 ) -> Enlisted:
     """Give the next transitions their messages, and skip messages that wait on other channels."""
     skipped = tx.run(_SKIP_OTHERS, reason=SWITCHED_OFF, now=now, channels=list(channels))
@@ -197,7 +197,7 @@ def enlist(
     return Enlisted(pending, skipped, more=len(transitions) == limit)
 
 
-def switch_off(tx: Transaction) -> None:
+def switch_off(tx: SqlTransaction) -> None:
     """Replace the position by the mark that notifications are off."""
     write_checkpoint(tx, POSITION, SILENT)
 
@@ -258,7 +258,7 @@ WHERE {NOTIFICATION_OPEN} AND lease_owner = :owner AND {_IS_HELD}
 
 
 def take_due(
-    tx: Transaction, terms: LeaseTerms, channel: str, limit: int, now: float
+    tx: SqlTransaction, terms: LeaseTerms, channel: str, limit: int, now: float
 ) -> DueNotifications:
     """Lease due messages of one channel, oldest transition first."""
     values: dict[str, Any] = {"channel": channel, "owner": terms.owner, "now": now}
@@ -272,7 +272,7 @@ def take_due(
     return DueNotifications(records, lost, len(found) > limit, next_due_at)
 
 
-def _free(tx: Transaction, which: str, **values: Any) -> Recovered:
+def _free(tx: SqlTransaction, which: str, **values: Any) -> Recovered:
     rows = tx.all(_FREE.format(which=which), **values, reason=CUT_OFF)
     lost = [
         _record(tx, NotificationId(sequence, channel))
@@ -284,20 +284,20 @@ def _free(tx: Transaction, which: str, **values: Any) -> Recovered:
     return Recovered(len(rows) - len(lost), lost)
 
 
-def _record(tx: Transaction, id: NotificationId) -> NotificationRecord:
+def _record(tx: SqlTransaction, id: NotificationId) -> NotificationRecord:
     record = get(tx, id)
     if record is None:
         raise AssertionError("a message is removed together with its transition")
     return record
 
 
-def release(tx: Transaction, terms: LeaseTerms) -> None:
+def release(tx: SqlTransaction, terms: LeaseTerms) -> None:
     """Give up leases of ours whose sending has not begun."""
     if tx.run(_RELEASE, owner=terms.owner):
         tx.note_change()
 
 
-def recover(tx: Transaction, terms: LeaseTerms, now: float) -> Recovered:
+def recover(tx: SqlTransaction, terms: LeaseTerms, now: float) -> Recovered:
     """Take away the leases of other owners, in a shared store the expired ones."""
     return _free(tx, _FOREIGN, owner=terms.owner, shared=terms.shared, now=now)
 
@@ -306,7 +306,7 @@ _NOT_HELD = f"lease_owner = :owner AND NOT ({_IS_HELD})"
 
 
 def renew(
-    tx: Transaction, terms: LeaseTerms, held: Collection[NotificationId], now: float
+    tx: SqlTransaction, terms: LeaseTerms, held: Collection[NotificationId], now: float
 ) -> Recovered:
     """Extend the leases of ours that are ``held``, and give up all others."""
     names = [f"{id.sequence} {id.channel}" for id in held]
@@ -353,14 +353,14 @@ def _key(id: NotificationId) -> dict[str, object]:
     return {"sequence": id.sequence, "channel": id.channel}
 
 
-def start(tx: Transaction, terms: LeaseTerms, id: NotificationId, now: float) -> bool:
+def start(tx: SqlTransaction, terms: LeaseTerms, id: NotificationId, now: float) -> bool:
     """Mark a message of ours as being sent."""
     values = {"owner": terms.owner, "seconds": terms.lease_seconds, "now": now}
     return tx.run(_START, **values, **_key(id)) == 1
 
 
 def finish(
-    tx: Transaction, terms: LeaseTerms, id: NotificationId, ending: SendResult, now: float
+    tx: SqlTransaction, terms: LeaseTerms, id: NotificationId, ending: SendResult, now: float
 ) -> bool:
     """Record the end of an attempt."""
     tx.note_change()
@@ -380,13 +380,13 @@ def finish(
     return changed == 1
 
 
-def retry(tx: Transaction, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
+def retry(tx: SqlTransaction, ids: Sequence[NotificationId]) -> Sequence[NotificationId]:
     """Put messages back that were not sent."""
     tx.note_change()
     return [id for id in ids if tx.run(_RETRY, **_key(id))]
 
 
-def purge(tx: Transaction, before: float, limit: int) -> int:
+def purge(tx: SqlTransaction, before: float, limit: int) -> int:
     """Remove up to ``limit`` messages that were finished before that time."""
     return tx.run(_PURGE, before=before, limit=limit)
 

@@ -7,7 +7,7 @@ from ...base import clock
 from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
 from . import arrivals
 from .arrivals import INDEXED, INDEXED_CHARACTERS, SEGMENT_BITS
-from .dialect import Row, Transaction
+from .dialect import Row, SqlTransaction
 from .schema import OWN_TABLES, UNFINISHED
 
 # The columns of a record, with the body or without.
@@ -42,23 +42,23 @@ def _record_of(row: Row) -> DeliveryRecord:
     return DeliveryRecord(*values)
 
 
-def by_sequence(tx: Transaction, sequences: Iterable[int]) -> list[DeliveryRecord]:
+def by_sequence(tx: SqlTransaction, sequences: Iterable[int]) -> list[DeliveryRecord]:
     """Return the deliveries with these numbers with their bodies, oldest first."""
     return [_record_of(row) for row in tx.all(_BY_SEQUENCE, sequences=list(sequences))]
 
 
-def get(tx: Transaction, key: str) -> DeliveryRecord | None:
+def get(tx: SqlTransaction, key: str) -> DeliveryRecord | None:
     """Return one delivery with its body, or None."""
     return next(iter(by_sequence(tx, arrivals.find(tx, (key,)).values())), None)
 
 
-def find_by_id(tx: Transaction, webhook_id: str, limit: int) -> Sequence[DeliveryRecord]:
+def find_by_id(tx: SqlTransaction, webhook_id: str, limit: int) -> Sequence[DeliveryRecord]:
     """Return the deliveries of one id, whoever signed them, the host's first."""
     records = by_sequence(tx, arrivals.of_id(tx, webhook_id))
     return sorted(records, key=lambda record: record.key)[:limit]
 
 
-def known(tx: Transaction, keys: Sequence[str]) -> frozenset[str]:
+def known(tx: SqlTransaction, keys: Sequence[str]) -> frozenset[str]:
     """Return those of ``keys`` that have a record."""
     return frozenset(arrivals.find(tx, keys))
 
@@ -73,19 +73,19 @@ SELECT received_at, address, raw, tenant_id FROM evidence WHERE sequence = :sequ
 """
 
 
-def attempts(tx: Transaction, key: str) -> Sequence[AttemptRecord]:
+def attempts(tx: SqlTransaction, key: str) -> Sequence[AttemptRecord]:
     """Return the failed runs of one delivery, oldest first."""
     rows = tx.all(_ATTEMPTS, sequence=arrivals.find_one(tx, key))
     return [AttemptRecord(*row) for row in rows]
 
 
-def evidence(tx: Transaction, key: str) -> Sequence[EvidenceRecord]:
+def evidence(tx: SqlTransaction, key: str) -> Sequence[EvidenceRecord]:
     """Return the other bodies that came under a key, oldest first."""
     rows = tx.all(_EVIDENCE, sequence=arrivals.find_one(tx, key))
     return [EvidenceRecord(*row) for row in rows]
 
 
-def read_checkpoint(tx: Transaction, name: str) -> str | None:
+def read_checkpoint(tx: SqlTransaction, name: str) -> str | None:
     """Return the value under ``name``, or None."""
     row = tx.one("SELECT value FROM checkpoint WHERE name = :name", name=name)
     return None if row is None else str(row[0])
@@ -144,7 +144,7 @@ class _Part(NamedTuple):
 
 
 def find(
-    tx: Transaction,
+    tx: SqlTransaction,
     *,
     type: str | None = None,
     state: DeliveryState | None = None,
@@ -220,7 +220,7 @@ _HIGHEST = 2**62
 
 
 def _parts_on_sqlite(
-    tx: Transaction, since: float | None, until: float | None, *, by_term: bool
+    tx: SqlTransaction, since: float | None, until: float | None, *, by_term: bool
 ) -> list[_Part]:
     """Return the arrivals that are indexed, as far as their times may fit, and the newest ones."""
     ((indexed,),) = tx.all(_LAST_INDEXED)
@@ -238,7 +238,7 @@ def _parts_on_sqlite(
 
 
 def _sequences_between(
-    tx: Transaction, since: float | None, until: float | None
+    tx: SqlTransaction, since: float | None, until: float | None
 ) -> tuple[int, int]:
     """Return two sequences between which, both excluded, all arrivals of a time lie."""
     first, last = 0, _HIGHEST
@@ -263,7 +263,7 @@ SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
 """
 
 
-def counts(tx: Transaction) -> dict[DeliveryState, int]:
+def counts(tx: SqlTransaction) -> dict[DeliveryState, int]:
     """Return how many deliveries are in each state."""
     found = dict.fromkeys(DeliveryState, 0)
     for state, number in tx.all(_COUNTS):
@@ -282,7 +282,7 @@ SELECT min(received_at) FROM arrival WHERE sequence IN (
 """
 
 
-def oldest_waiting(tx: Transaction) -> float | None:
+def oldest_waiting(tx: SqlTransaction) -> float | None:
     """Return the arrival time of the oldest queued delivery that waits or runs, or None."""
     row = tx.one(_OLDEST_WAITING)
     return None if row is None or row[0] is None else float(row[0])
@@ -294,13 +294,13 @@ WHERE lease_owner IS NOT NULL AND queued AND {UNFINISHED} AND lease_until <= due
 """
 
 
-def expired_leases(tx: Transaction, *, before: float) -> int:
+def expired_leases(tx: SqlTransaction, *, before: float) -> int:
     """Return how many leases expired before that time of the caller's clock."""
     row = tx.one(_EXPIRED_LEASES, before=before, now=clock.wall())
     return 0 if row is None else int(row[0])
 
 
-def clock_offset(tx: Transaction) -> float:
+def clock_offset(tx: SqlTransaction) -> float:
     """Return the seconds by which this host's clock is ahead of the server's.
 
     What may be the answer's way is not counted as an offset.
@@ -321,7 +321,7 @@ FROM node WHERE id <> :node
 
 
 def changes_of_others(
-    tx: Transaction, *, node: str, owner: str, shared: bool
+    tx: SqlTransaction, *, node: str, owner: str, shared: bool
 ) -> tuple[tuple[int, int], bool]:
     """Return numbers of which one changes with every transaction of another node.
 
@@ -351,7 +351,7 @@ ORDER BY work.sequence LIMIT :limit
 
 
 def find_old(
-    tx: Transaction,
+    tx: SqlTransaction,
     state: DeliveryState,
     before: float,
     *,
@@ -374,7 +374,7 @@ def find_old(
     return [sequence for (sequence,) in rows]
 
 
-def _first_arrival_after(tx: Transaction, at: float) -> int:
+def _first_arrival_after(tx: SqlTransaction, at: float) -> int:
     if tx.dialect.is_sqlite:
         ((segment,),) = tx.all(_LAST_SEGMENT, until=at)
         ((last,),) = tx.all("SELECT max(number) FROM segment")
@@ -397,7 +397,7 @@ ORDER BY segment.number, lookup.sequence LIMIT :limit
 """
 
 
-def of_tenant(tx: Transaction, tenant_id: str, *, after: int, limit: int) -> list[int]:
+def of_tenant(tx: SqlTransaction, tenant_id: str, *, after: int, limit: int) -> list[int]:
     """Return the next sequences above ``after`` of a tenant's deliveries."""
     rows: list[Row] = []
     if tx.dialect.is_sqlite:
@@ -427,7 +427,7 @@ SELECT (SELECT count(*) FROM ({of_tenant}) AS own),
 """
 
 
-def holdings(tx: Transaction, tenant_id: str) -> Mapping[str, int]:
+def holdings(tx: SqlTransaction, tenant_id: str) -> Mapping[str, int]:
     """Count the records of a tenant beside its own row."""
     names = ("deliveries", "bodies", "attempts", "evidence", "messages", "outbox", "audit")
     own = _ALL_OF_TENANT_ON_SQLITE if tx.dialect.is_sqlite else _ALL_OF_TENANT
@@ -462,7 +462,7 @@ WHERE tenant_id IS NOT NULL AND tenant_id NOT IN (SELECT id FROM tenant)
 """
 
 
-def unowned(tx: Transaction) -> Sequence[str]:
+def unowned(tx: SqlTransaction) -> Sequence[str]:
     """Return the ids of tenants that deliveries or evidence name and that no tenant has."""
     named = _NAMED_ON_SQLITE if tx.dialect.is_sqlite else _NAMED
     return [tenant_id for (tenant_id,) in tx.all(_UNOWNED.format(named=named))]
@@ -473,6 +473,6 @@ SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'
 """
 
 
-def other_tables(tx: Transaction) -> Sequence[str]:
+def other_tables(tx: SqlTransaction) -> Sequence[str]:
     """Return the names of the tables in a SQLite file that are not the store's."""
     return [name for (name,) in tx.all(_TABLES) if name not in OWN_TABLES]

@@ -29,7 +29,7 @@ from ...records.tenants import (
     taken,
 )
 from . import deliveries, reads
-from .dialect import Reads, Transaction, Writes
+from .dialect import Reads, SqlTransaction, Writes
 
 _TENANT = tuple(field.name for field in attrs.fields(Tenant))
 _AUDIT = tuple(field.name for field in attrs.fields(AuditRecord))
@@ -83,7 +83,7 @@ WHERE source.text = :text AND source.tenant_id <> :but ORDER BY identifier
 # -- changes -----------------------------------------------------------------------------------
 
 
-def add(tx: Transaction, tenant: Tenant, audit: AuditRecord) -> None:
+def add(tx: SqlTransaction, tenant: Tenant, audit: AuditRecord) -> None:
     """Insert a tenant and its first audit row."""
     number = _next(tx, "audit")
     # Looked up before the insert: the message names the holder, which the server's does not.
@@ -94,7 +94,7 @@ def add(tx: Transaction, tenant: Tenant, audit: AuditRecord) -> None:
 
 
 def change(
-    tx: Transaction,
+    tx: SqlTransaction,
     tenant: Tenant,
     audit: AuditRecord,
     transition: OutboxRecord | None,
@@ -114,12 +114,14 @@ def change(
         tx.run(_INSERT_TRANSITION, **values)
 
 
-def note(tx: Transaction, audit: AuditRecord) -> None:
+def note(tx: SqlTransaction, audit: AuditRecord) -> None:
     """Insert an audit row alone."""
     _keep_audit(tx, audit, _next(tx, "audit"))
 
 
-def purge(tx: Transaction, tenant: Tenant, audit: AuditRecord, forget_audit: bool) -> TenantPurged:
+def purge(
+    tx: SqlTransaction, tenant: Tenant, audit: AuditRecord, forget_audit: bool
+) -> TenantPurged:
     """Delete all records of a tenant, and write that into the audit trail."""
     number = _next(tx, "audit")
     require_version(_version_of(tx, tenant.id), tenant, expected=tenant.version)
@@ -143,28 +145,28 @@ def purge(tx: Transaction, tenant: Tenant, audit: AuditRecord, forget_audit: boo
     return TenantPurged(removed, audits)
 
 
-def _next(tx: Transaction, name: str) -> int:
+def _next(tx: SqlTransaction, name: str) -> int:
     (value,) = tx.one(_NEXT, name=name) or (0,)
     return int(value)
 
 
-def _keep_audit(tx: Transaction, audit: AuditRecord, number: int) -> None:
+def _keep_audit(tx: SqlTransaction, audit: AuditRecord, number: int) -> None:
     tx.run(_INSERT_AUDIT, **{**attrs.asdict(audit), "sequence": number})
 
 
-def _keep_sources(tx: Transaction, tenant: Tenant) -> None:
+def _keep_sources(tx: SqlTransaction, tenant: Tenant) -> None:
     texts = sorted({source_to_text(source) for source in tenant.credentials.sources})
     tx.run("DELETE FROM source WHERE tenant_id = :tenant_id", tenant_id=tenant.id)
     for text in texts:
         tx.run(_ADD_SOURCE, tenant_id=tenant.id, text=text)
 
 
-def _version_of(tx: Transaction, tenant_id: str) -> int | None:
+def _version_of(tx: SqlTransaction, tenant_id: str) -> int | None:
     row = tx.one("SELECT version FROM tenant WHERE id = :id", id=tenant_id)
     return None if row is None else int(row[0])
 
 
-def _refuse_taken(tx: Transaction, tenant: Tenant, *, but: str) -> None:
+def _refuse_taken(tx: SqlTransaction, tenant: Tenant, *, but: str) -> None:
     for column, value in (
         ("id", tenant.id),
         ("identifier", tenant.identifier),
@@ -182,20 +184,20 @@ def _refuse_taken(tx: Transaction, tenant: Tenant, *, but: str) -> None:
 # -- queries -----------------------------------------------------------------------------------
 
 
-def get(tx: Transaction, column: str, value: str) -> Tenant | None:
+def get(tx: SqlTransaction, column: str, value: str) -> Tenant | None:
     """Return the tenant with that value in ``column``, which is a unique one."""
     row = tx.one(f"{_SELECT_TENANT} WHERE {column} = :value", value=value)
     return None if row is None else _tenant_of(row)
 
 
-def owner_of(tx: Transaction, organization_id: str) -> Tenant | str | None:
+def owner_of(tx: SqlTransaction, organization_id: str) -> Tenant | str | None:
     """Return the tenant of an organization, or the id of the one that had it and was purged."""
     tenant = get(tx, "organization_id", organization_id)
     return tenant or reads.read_checkpoint(tx, erasure_mark(organization_id))
 
 
 def holders(
-    tx: Transaction, sources: Sequence[CredentialSource], but: str
+    tx: SqlTransaction, sources: Sequence[CredentialSource], but: str
 ) -> Mapping[CredentialSource, Sequence[str]]:
     """Return the identifiers of the tenants that name each source."""
     return {
@@ -204,7 +206,9 @@ def holders(
     }
 
 
-def page(tx: Transaction, status: TenantStatus | None, after: str, limit: int) -> Sequence[Tenant]:
+def page(
+    tx: SqlTransaction, status: TenantStatus | None, after: str, limit: int
+) -> Sequence[Tenant]:
     """List tenants by identifier."""
     chosen = "" if status is None else "status = :status AND "
     rows = tx.all(
@@ -216,7 +220,7 @@ def page(tx: Transaction, status: TenantStatus | None, after: str, limit: int) -
     return [_tenant_of(row) for row in rows]
 
 
-def counts(tx: Transaction) -> dict[TenantStatus, int]:
+def counts(tx: SqlTransaction) -> dict[TenantStatus, int]:
     """Return how many tenants are in each status."""
     found = dict.fromkeys(TenantStatus, 0)
     for status, number in tx.all("SELECT status, count(*) FROM tenant GROUP BY status"):
@@ -225,7 +229,7 @@ def counts(tx: Transaction) -> dict[TenantStatus, int]:
 
 
 def audit_rows(
-    tx: Transaction, tenant_id: str | None, after_sequence: int, limit: int
+    tx: SqlTransaction, tenant_id: str | None, after_sequence: int, limit: int
 ) -> Sequence[AuditRecord]:
     """List audit rows, oldest first."""
     chosen = "" if tenant_id is None else "tenant_id = :tenant_id AND "
@@ -238,7 +242,7 @@ def audit_rows(
     return [_audit_of(row) for row in rows]
 
 
-def transitions(tx: Transaction, after_sequence: int, limit: int) -> Sequence[OutboxRecord]:
+def transitions(tx: SqlTransaction, after_sequence: int, limit: int) -> Sequence[OutboxRecord]:
     """List transitions, oldest first."""
     rows = tx.all(
         f"{_SELECT_TRANSITION} WHERE sequence > :after ORDER BY sequence LIMIT :limit",
@@ -248,7 +252,7 @@ def transitions(tx: Transaction, after_sequence: int, limit: int) -> Sequence[Ou
     return [transition_of(row) for row in rows]
 
 
-def revision(tx: Transaction) -> int:
+def revision(tx: SqlTransaction) -> int:
     """Return the number of the last audit row: every change writes one."""
     row = tx.one("SELECT value FROM counter WHERE name = 'audit'")
     return 0 if row is None else int(row[0])

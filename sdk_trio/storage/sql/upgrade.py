@@ -11,7 +11,7 @@ from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeStat
 from ..admission import LeaseTerms
 from . import arrivals, leases
 from .deliveries import lane_of, write_checkpoint
-from .dialect import Reads, Transaction, Writes
+from .dialect import Reads, SqlTransaction, Writes
 
 _SAVE = """
 INSERT INTO upgrade (id, state, tenant_id, step, position, started_at, finished_at)
@@ -104,12 +104,12 @@ class SqlUpgrade:
         return await self._commits.submit(lambda tx: _assign(tx, marker, limit))
 
 
-def _count_unassigned(tx: Transaction) -> int:
+def _count_unassigned(tx: SqlTransaction) -> int:
     (count,) = tx.one("SELECT count(*) FROM arrival WHERE tenant_id IS NULL") or (0,)
     return int(count)
 
 
-def _save(tx: Transaction, marker: UpgradeMarker) -> None:
+def _save(tx: SqlTransaction, marker: UpgradeMarker) -> None:
     tx.run(
         _SAVE,
         state=marker.state,
@@ -123,7 +123,7 @@ def _save(tx: Transaction, marker: UpgradeMarker) -> None:
     write_checkpoint(tx, _FINISHED, finished)
 
 
-def _marker(tx: Transaction) -> UpgradeMarker | None:
+def _marker(tx: SqlTransaction) -> UpgradeMarker | None:
     row = tx.one(_MARKER, name=_FINISHED)
     if row is None:
         return None
@@ -139,7 +139,7 @@ def _marker(tx: Transaction) -> UpgradeMarker | None:
     )
 
 
-def _assign(tx: Transaction, marker: UpgradeMarker, limit: int) -> Assigned:
+def _assign(tx: SqlTransaction, marker: UpgradeMarker, limit: int) -> Assigned:
     batch = tx.all(_BATCH, after=int(marker.position or 0), limit=limit)
     if not batch:
         return Assigned(0, marker, last=True)
