@@ -31,7 +31,7 @@ from ..records.deliveries import (
     Renewed,
 )
 from .admission import LeaseTerms
-from .commit import GroupCommit, PostedWork
+from .commit import CLOSE_SECONDS, GroupCommit, PostedWork
 from .effects import Effects
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, reads
@@ -485,7 +485,9 @@ class SqlInbox:
         try:
             await self._readers.close()
         finally:
-            await self._commits.close()
+            # It has a limit of its own, which is shorter.
+            with trio.move_on_after(2 * CLOSE_SECONDS, shield=True):
+                await self._commits.close()
 
 
 def _with(

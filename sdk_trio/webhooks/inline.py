@@ -172,23 +172,20 @@ class InlineRuns:
             finished = self._unrecorded.pop(key, None) if self._unrecorded else None
             if finished is not None and finished.earlier_attempts == arrival.earlier_attempts:
                 # The handler has run, and only the store did not know: its outcome is recorded now.
-                outcome, seconds, is_concluded = finished.outcome, finished.seconds, False
+                outcome, seconds = finished.outcome, finished.seconds
+                await self._record(key, arrival, outcome, seconds)
             else:
                 ended = await self._invocations.run(
                     arrival, handler, tenant, attempt, self._seconds, expiry
                 )
-                seconds, is_concluded = ended.seconds, ended.is_concluded
-                failure = None if is_concluded else ended.failure
+                seconds = ended.seconds
+                failure = None if ended.is_concluded else ended.failure
                 if failure is not None:
                     outcome = after_inline_failure(
                         failure, attempts=attempt, max_attempts=self._max_attempts
                     )
-            if not is_concluded:
-                try:
-                    await self._recorder.record(key, outcome)
-                except BaseException:
-                    self._remember(key, outcome, seconds, arrival.earlier_attempts)
-                    raise
+                if not ended.is_concluded:
+                    await self._record(key, arrival, outcome, seconds)
             self._recorder.report(delivery, attempt, outcome, handler, seconds)
             in_flight.answer = answers.OK
             if failure is not None and type(outcome) is Retry:
@@ -198,6 +195,16 @@ class InlineRuns:
             del self._in_flight[key]
             if in_flight.ended is not None:
                 in_flight.ended.set()
+
+    async def _record(
+        self, key: str, arrival: VerifiedDelivery, outcome: Done | Dead | Retry, seconds: float
+    ) -> None:
+        """Record an outcome; one that the store did not confirm is remembered."""
+        try:
+            await self._recorder.record(key, outcome)
+        except BaseException:
+            self._remember(key, outcome, seconds, arrival.earlier_attempts)
+            raise
 
     def _remember(
         self, key: str, outcome: Done | Dead | Retry, seconds: float, earlier_attempts: int

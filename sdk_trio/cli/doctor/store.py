@@ -80,10 +80,11 @@ async def check_file(settings: Settings, report: Report) -> Contents | None:
             lambda: examine(file, now=time.time(), check_seconds=CHECK_SECONDS),
             abandon_on_cancel=True,
         )
+    else:
+        await trio.lowlevel.checkpoint()
     _compare_with_receiver(settings, report)
     if found is None:
         report.note(STORAGE_PATH, "there is no inbox yet: the first start makes it")
-        await trio.lowlevel.checkpoint()
         return None
     _describe_file(found, report)
     if found.contents is not None:

@@ -168,14 +168,16 @@ class PostgresAddress:
             watch(connection)
             self._prepare(connection, settings, plans)
             connection.limit = float(settings["statement_timeout"]) / 1000
-        except BaseException as error:
+        except (psycopg.Error, OSError, RuntimeError) as error:
             if connection is not None:
                 connection.close()
             if isinstance(error, psycopg.Error):
                 raise self.describe(error) from error
             # The system gives no further descriptor or thread.
-            if isinstance(error, OSError | RuntimeError):
-                raise self.describe(psycopg.OperationalError(str(error))) from error
+            raise self.describe(psycopg.OperationalError(str(error))) from error
+        except BaseException:
+            if connection is not None:
+                connection.close()
             raise
         return connection
 
@@ -236,14 +238,16 @@ class PostgresAddress:
             connection.warned = False
             committing = not reading
             connection.execute(b";".join((*last, b"COMMIT")))
-        except BaseException as error:
+        except psycopg.Error as error:
             connection.roll_back(error)
-            refused = isinstance(error, psycopg.Error) and error.sqlstate in _REFUSED
-            if committing and connection.useless and not refused:
+            if committing and connection.useless and error.sqlstate not in _REFUSED:
                 raise CommitUnknownError(
                     f"the connection to {self.place} broke during a commit; it goes on by itself "
                     "when the server answers"
                 ) from error
+            raise
+        except BaseException as error:
+            connection.roll_back(error)
             raise
         if committing and connection.warned:
             # The server says so when its wait for the standby is cancelled (by an operator, by a
