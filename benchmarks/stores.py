@@ -30,7 +30,7 @@ from sdk_trio.storage.admission import LeaseTerms
 from sdk_trio.storage.engines.sqlite import SqliteTransaction, connect_writer
 from sdk_trio.storage.sql import deliveries
 from sdk_trio.storage.sql.deliveries import Arriving, RunEnd
-from sdk_trio.storage.sql.dialect import Transaction
+from sdk_trio.storage.sql.dialect import SqlTransaction
 from sdk_trio.storage.sql.leases import new_token
 from sdk_trio.storage.sql.schema import DATABASE_NAME, prepare_sqlite
 from sdk_trio.storage.sql.tenants import add
@@ -71,7 +71,7 @@ def issue_certificate(directory: Path) -> Certificate:
     return certificate
 
 
-_Insert = Callable[[Transaction, NewDelivery, int], None]
+_Insert = Callable[[SqlTransaction, NewDelivery, int], None]
 
 
 def finished_store(directory: Path, count: int) -> Path:
@@ -89,11 +89,11 @@ def waiting_store(directory: Path, count: int) -> Path:
     return _stored(directory, "waiting", count, time.time() - 3600.0, _insert_waiting)
 
 
-def _insert_waiting(tx: Transaction, delivery: NewDelivery, _: int) -> None:
+def _insert_waiting(tx: SqlTransaction, delivery: NewDelivery, _: int) -> None:
     deliveries.accept_all(tx, _TERMS, [Arriving(delivery, None)], surely_new=True)
 
 
-def _insert_done(tx: Transaction, delivery: NewDelivery, _: int) -> None:
+def _insert_done(tx: SqlTransaction, delivery: NewDelivery, _: int) -> None:
     now, token = delivery.received_at, new_token()
     arriving = [Arriving(delivery, token)]
     ((_, sequence),) = deliveries.accept_all(tx, _TERMS, arriving, surely_new=True)
@@ -101,7 +101,7 @@ def _insert_done(tx: Transaction, delivery: NewDelivery, _: int) -> None:
     deliveries.end_all(tx, _TERMS, [RunEnd(sequence, token, now, begun=now)])
 
 
-def _insert_finished(tx: Transaction, delivery: NewDelivery, number: int) -> None:
+def _insert_finished(tx: SqlTransaction, delivery: NewDelivery, number: int) -> None:
     if number % (10 * _OTHERS) == 0:
         deliveries.park(tx, _TERMS, delivery, None)
     elif number % (10 * _OTHERS) == 1:

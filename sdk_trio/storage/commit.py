@@ -50,6 +50,9 @@ STALL_SECONDS = 2.0
 #: Time for ``close`` to finish the queued units, in seconds.
 CLOSE_SECONDS = 4.0
 
+#: Further time for it to end once the engine was abandoned, in seconds.
+ABANDON_SECONDS = 1.0
+
 #: Time between two checks of the waiting callers, in seconds.
 WATCH_SECONDS = 0.5
 
@@ -78,7 +81,7 @@ class CommitUnknownError(StoreUnavailableError):
 
 
 class Engine(Protocol):
-    """A connection that writes. Every method but the properties runs in the commit thread."""
+    """A connection that writes; the commit thread runs all but the properties and ``abandon``."""
 
     #: Its name for people: the file, or database and host.
     place: str
@@ -127,6 +130,14 @@ class Engine(Protocol):
 
     def upkeep(self) -> None:
         """Do what is due after a commit, when its callers were answered; then :meth:`release`."""
+        ...
+
+    def abandon(self) -> bool:
+        """End what it waits for, from any thread; it can do nothing afterwards but close.
+
+        Returns:
+            False: that is impossible, and what it waits for may still change the store.
+        """
         ...
 
     def close(self) -> None:
@@ -322,12 +333,12 @@ class GroupCommit(trio.abc.Instrument):
     async def close(self) -> None:
         """Finish the queued units, close the engine and end the thread.
 
-        Shielded from cancellation for at most :data:`CLOSE_SECONDS`. A second call waits for the
-        end of the first.
+        Shielded from cancellation for at most :data:`CLOSE_SECONDS`, and :data:`ABANDON_SECONDS`
+        for an engine that is abandoned then. A second call waits for the end of the first.
 
         Raises:
-            StoreUnavailableError: the store did not answer in that time; the thread ends when it
-                does.
+            StoreUnavailableError: the store did not answer in that time, and its engine cannot be
+                abandoned; the thread ends when the store answers.
         """
         if self._refusal is None:
             self._refusal = "the store is closed"
@@ -338,8 +349,12 @@ class GroupCommit(trio.abc.Instrument):
         patience = WATCH_SECONDS if self._silent_since is not None else CLOSE_SECONDS
         with trio.move_on_after(patience, shield=True):
             await self._ended.wait()
+        abandoned = not self._ended.is_set() and self._engine.abandon()
+        if abandoned:
+            with trio.move_on_after(ABANDON_SECONDS, shield=True):
+                await self._ended.wait()
         await trio.lowlevel.checkpoint()
-        if not self._ended.is_set():
+        if not self._ended.is_set() and not abandoned:
             raise StoreUnavailableError(
                 f"the store {self._engine.place} did not close within {patience:g} s: it does not "
                 "answer; what was not committed by then was not acknowledged to any sender either"

@@ -216,7 +216,7 @@ def test_tables_of_the_application_come_back_with_the_file(
 
 def test_it_replaces_nothing(command_line: CommandLine, saved: Path) -> None:
     none = command_line("storage", "backup", str(saved))
-    assert (none.status, "there is no inbox" in none.err) == (69, True)
+    assert (none.status, "there is no store" in none.err) == (69, True)
     command_line.seed(("msg_1", DeliveryState.DONE))
     assert command_line("storage", "backup", str(saved)).status == 0
     again = command_line("storage", "backup", str(saved))

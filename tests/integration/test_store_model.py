@@ -205,6 +205,18 @@ class Model:
             self.rows[id_].owner = self.rows[id_].until = None
         return due[:limit], len(due) > limit or bool(blocking), min(later, default=None)
 
+    def holds_up(self, row: SimpleNamespace) -> bool:
+        """Whether another one of the subject was begun before."""
+        return row.ordered and any(
+            other.state in OPEN
+            and other.queued
+            and other.owner is not None
+            and other.ordered
+            and other.subject == row.subject is not None
+            for other in self.rows.values()
+            if other is not row
+        )
+
     def cut_short(self, row: SimpleNamespace, sole: bool) -> None:
         if row.state != "running":
             return

@@ -447,7 +447,7 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     def count(tx: Any) -> None:
         tx.connection.set_progress_handler(lambda: bool(steps.append(1)), 1)  # type: ignore[func-returns-value] # False lets it go on
 
-    await store._readers.run(lambda tx: count(tx.connection))
+    await store._readers.run(count)
     await service.counts()  # the first query reads the schema
     for look in (
         lambda: service.get("n9999"),
@@ -466,13 +466,13 @@ async def test_ten_thousand_tenants_are_found_without_reading_them_all(
     sources = [EnvironmentVariable("SECRET_7")]
     assert await store.tenants.holders(sources, but="id1") == {sources[0]: ["n7"]}
     # The same of those that write: they read and touch a few rows, however many there are.
-    await store._commits.run_alone(count)
+    await store._commits.submit(count)
     secret = TenantCredentials(webhook_secrets=(EnvironmentVariable("SECRET_7"),))
     await add(service, "first-statements-are-prepared")
     for change in (
         lambda: add(service, "one-more", organization_id="o-more", credentials=secret),
         lambda: service.change("one-more", name="Other"),
-        lambda: service.set_credentials("one-more", TenantCredentials()),
+        lambda: service.change("one-more", credentials=TenantCredentials()),
         lambda: service.suspend("one-more"),
         lambda: service.reactivate("one-more"),
         lambda: service.delete("n9998"),

@@ -236,6 +236,7 @@ class PostgresEngine:
         self._node = node
         self._connection = _Dialled(address.outage, self._dial)
         self._hurried = False
+        self._abandoned = False
         # The connection that has the statement of the counts.
         self._prepared: StoreConnection | None = None
         self._count = sql.SQL(_COUNT).format(node).as_bytes(None)
@@ -303,6 +304,8 @@ class PostgresEngine:
         return [statement % (transaction.changes, transaction.done)]
 
     def _dial(self) -> StoreConnection:
+        if self._abandoned:
+            raise StoreUnavailableError(f"the store {self.place} is closed: it did not answer")
         connection = self._address.connect(writer=True)
         try:
             try:
@@ -333,6 +336,13 @@ class PostgresEngine:
 
     def upkeep(self) -> None:
         """Do nothing: the server does its own."""
+
+    def abandon(self) -> bool:
+        """Cut the connection and dial no other one; return True."""
+        self._abandoned = True
+        if (connection := self._connection.current) is not None:
+            connection.cut()
+        return True
 
     def close(self) -> None:
         """Leave the counts to the other hosts and close the connection."""

@@ -259,6 +259,10 @@ class SqliteEngine:
                 self._note_failed_sync(error)
         self._end_turn()
 
+    def abandon(self) -> bool:
+        """Return False: no call ends a write of a file that the disk does not answer."""
+        return False
+
     def turn_holder(self) -> int | None:
         """Return the id of the process that holds the lock of ``turn``.
 
