@@ -715,6 +715,9 @@ class WebhookReceiver:
 
     async def _write_report(self, inbox: Inbox, running: "_Running") -> None:
         drained = self.counters.values.get("handled", 0) - running.handled_before_drain
+        if inbox.failing:  # to ask it would take more time than a stop has
+            await trio.lowlevel.checkpoint()
+            return
         try:
             left, ids = await _unfinished(inbox)
         except StoreUnavailableError as error:
