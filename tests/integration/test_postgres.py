@@ -607,25 +607,6 @@ async def test_a_database_that_only_reads_is_away_until_it_writes_again(
                     await trio.sleep(0.05)
 
 
-def test_each_outage_is_told_of_also_by_a_part_that_has_not_dialled_since_the_one_before(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    from sdk_trio.storage.engines.postgres import Redial
-    from sdk_trio.storage.engines.postgres_address import PostgresAddress
-
-    outage = PostgresAddress(dsn="host=/nowhere").outage
-    commits, effects = Redial(outage), Redial(outage)
-    with caplog.at_level("INFO", logger="sdk_trio"):
-        commits.failed(StoreUnavailableError("restart"))
-        effects.failed(StoreUnavailableError("restart"))
-        commits.succeeded()
-        effects.failed(StoreUnavailableError("no room for another connection"))
-        effects.succeeded()
-    told = [record.getMessage().split()[0] for record in caplog.records]
-    away, answers = "store.unavailable", "store.answers"
-    assert told == [away, away, answers, away, answers]
-
-
 @pytest.mark.parametrize("call", ["accept", "claim"])
 async def test_a_lease_whose_commit_was_not_confirmed_is_given_up_at_the_next_renewal(
     database: Database, call: str
