@@ -8,6 +8,7 @@ claimed anew.
 from collections.abc import Iterable, Iterator
 
 import msgspec
+import trio
 
 
 class HeldLease(msgspec.Struct, eq=False):
@@ -35,6 +36,8 @@ class HeldLeases:
 
     def __init__(self) -> None:
         self._by_key: dict[str, HeldLease] = {}
+        #: Held while leases are claimed or renewed, so that a renewal knows every claimed one.
+        self.lock: trio.Lock = trio.Lock()
 
     def hold(self, key: str, *, since: float) -> HeldLease | None:
         """Hold the lease of an event that is about to be claimed; None: a run holds one already.

@@ -98,13 +98,14 @@ class DeliveryRunner:
     async def renew(self) -> Renewed:
         """Renew the leases of the events that wait in memory or run, and give up all others.
 
-        No call that fetches events is in progress meanwhile: nothing names its events yet.
+        It waits for claims in progress, whose leases are not held yet.
 
         Raises:
             StoreUnavailableError: the store cannot do it at present.
         """
-        keys = [*self.inline.keys, *self.leases]
-        renewed = await self._inbox.renew(keys, now=self._clock())
+        async with self.leases.lock:
+            keys = [*self.inline.keys, *self.leases]
+            renewed = await self._inbox.renew(keys, now=self._clock())
         lost = self.leases.lose(renewed.lost)
         if lost:
             self.recorder.report_lost(lost)
