@@ -48,7 +48,7 @@ class RunWatch:
     def _runs(self) -> Iterator[tuple[trio.Nursery, Run]]:
         """Yield the handlers of queued events that run, each with its cell."""
         for cell, arrival in [*self._running.items()]:
-            run = self._invocations.at_work.get(arrival.delivery.key)
+            run = self._invocations.running.get(arrival.delivery.key)
             if run is not None:
                 yield cell, run
 

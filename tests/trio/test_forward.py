@@ -136,9 +136,9 @@ async def test_a_backlog_costs_a_bounded_number_of_looks_a_second(autojump_clock
         await bench.begin(nursery)
         await bench.accept(*(f"m{number}" for number in range(600)))
         await trio.sleep(12)
-        before = handler.counts["put_off"]
+        before = handler.counts["postponed"]
         await trio.sleep(12)
-        assert handler.counts["put_off"] - before <= 12 * forward.RETURNS_PER_SECOND * 1.1
+        assert handler.counts["postponed"] - before <= 12 * forward.RETURNS_PER_SECOND * 1.1
         nursery.cancel_scope.cancel()
 
 

@@ -102,7 +102,7 @@ def test_the_causes_are_a_closed_set() -> None:
         (
             headers(signature=b"v1," + base64.b64encode(b"s" * 32)),
             "no_match",
-            "signature made with another secret, or the body was changed on the way: a proxy that "
+            "signature made with another secret, or the body was changed in transit: a proxy that "
             "re-encodes JSON does that.",
         ),
         (
@@ -163,15 +163,15 @@ def test_milliseconds_are_pointed_out(timestamp: bytes, milliseconds: bool) -> N
     ("age", "tolerance", "cause", "detail"),
     [
         (301, 300, "too_old", "301 s behind this machine's clock, and 300 s are tolerated: it was "
-         "held up on the way, replayed, or a clock is wrong."),
-        (1, 0, "too_old", "1 s behind this machine's clock, and 0 s are tolerated: it was held up "
-         "on the way, replayed, or a clock is wrong."),
+         "delayed, replayed, or a clock is wrong."),
+        (1, 0, "too_old", "1 s behind this machine's clock, and 0 s are tolerated: it was "
+         "delayed, replayed, or a clock is wrong."),
         (-301, 300, "too_new", "301 s ahead of this machine's clock, and 300 s are tolerated: one "
          "of the two clocks is wrong."),
         (-1, 0, "too_new", "1 s ahead of this machine's clock, and 0 s are tolerated: one of the "
          "two clocks is wrong."),
         (float("nan"), 300, "too_old", "nan s behind this machine's clock, and 300 s are "
-         "tolerated: it was held up on the way, replayed, or a clock is wrong."),
+         "tolerated: it was delayed, replayed, or a clock is wrong."),
     ],
 )  # fmt: skip
 def test_the_age_is_told(age: float, tolerance: int, cause: str, detail: str) -> None:
