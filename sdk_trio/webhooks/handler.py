@@ -70,7 +70,7 @@ Handler: TypeAlias = WebhookHandlerBase[E] | HandlerFunction[E] | HandlerFactory
 
 
 class Kind(Enum):
-    """How a registered object is used."""
+    """The use of a registered object."""
 
     INSTANCE = "instance"
     FACTORY = "factory"

@@ -192,9 +192,9 @@ def test_the_age_is_told(age: float, tolerance: int, cause: str, detail: str) ->
          "webhook-signature missing: svix-* headers are not read, have the sender use webhook-* "
          "ones."),
         ([(b"webhook_timestamp", b"x")], "webhook-id, webhook-timestamp, webhook-signature "
-         "missing: it came with an underscore, which is another name; look for what renames it."),
+         "missing: it came with an underscore, which is another name; find what renames it."),
         ([(b"webhook_id", b"x"), *headers(id=None)[1:]], "webhook-id, webhook-timestamp missing: "
-         "it came with an underscore, which is another name; look for what renames it."),
+         "it came with an underscore, which is another name; find what renames it."),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_told(sent: Headers, detail: str) -> None:
