@@ -313,6 +313,23 @@ def test_a_complete_statement_is_committed_and_counted_once(
     assert database.execute(counts) == [(3, 3)]
 
 
+@pytest.mark.parametrize("lone", [True, False])
+def test_a_complete_insert_of_what_is_known_changes_nothing(
+    database: Database, path: str, lone: bool
+) -> None:
+    engine = database.engine(dsn=path)
+    row = ("a", b"body", 1.0, 2, None)
+    made: list[Any] = []
+    for _ in range(2):
+        engine.transact(
+            lambda transaction: made.append(transaction.insert(ITEM, [row], complete=True)),
+            durable=True,
+            lone=lone,
+        )
+    assert [len(rows) for rows in made] == [1, 0]
+    assert database.keys() == ["a"]
+
+
 def test_a_lone_unit_that_raises_before_its_statement_changes_nothing(database: Database) -> None:
     engine = database.engine()
     for work in (lambda _: 1 // 0, lambda transaction: (transaction.run(PUT, key="a"), 1 // 0)):

@@ -79,6 +79,15 @@ def _insert_text(dialect: Dialect, insert: Insert) -> str:
     return dialect.insert_text(insert, 1)
 
 
+def _insert(
+    connection: StoreConnection, dialect: Dialect, insert: Insert, rows: Sequence[Sequence[Any]]
+) -> list[Row]:
+    columns = map(list, zip(*rows, strict=True))
+    values = dict(zip(insert.columns, columns, strict=True))
+    cursor = connection.execute(_insert_text(dialect, insert), values)
+    return [] if cursor.description is None else cursor.fetchall()
+
+
 class PostgresTransaction:
     """An open transaction; see :class:`storage.sql.dialect.SqlTransaction`."""
 
@@ -126,14 +135,11 @@ class PostgresTransaction:
 
     complete = all
 
-    def insert(self, insert: Insert, rows: Sequence[Sequence[Any]], /) -> list[Row]:
+    def insert(
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+    ) -> list[Row]:
         """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
-        if not rows:
-            return []
-        columns = map(list, zip(*rows, strict=True))
-        values = dict(zip(insert.columns, columns, strict=True))
-        cursor = self._connection.execute(_insert_text(self.dialect, insert), values)
-        return [] if cursor.description is None else cursor.fetchall()
+        return _insert(self._connection, self.dialect, insert, rows) if rows else []
 
     def note_change(self, *, done: int = 0) -> None:
         """Note that other processes have to look for work; ``done``: deliveries that were ended."""
@@ -167,6 +173,17 @@ class _LoneStatement:
         self._has_changed, self._counted = bool(rows), counting is not None
         return rows
 
+    def insert(
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+    ) -> list[Row]:
+        """Insert ``rows`` and commit that, if it is ``complete``."""
+        if not complete:
+            self._need_transaction()
+        self._require_unchanged()
+        made = _insert(self._connection, self.dialect, insert, rows)
+        self._has_changed = bool(made)
+        return made
+
     def note_change(self, *, done: int = 0) -> None:
         """Do nothing: the statement has counted its change."""
         if not (self._has_changed and self._counted):
@@ -179,7 +196,7 @@ class _LoneStatement:
     def _require_unchanged(self) -> None:
         assert not self._has_changed, "a complete statement does the whole work of its unit"
 
-    all = one = run = each = insert = _need_transaction
+    all = one = run = each = _need_transaction
 
 
 class Redial:

@@ -146,7 +146,9 @@ class SqliteTransaction:
 
     complete = all
 
-    def insert(self, insert: Insert, rows: Sequence[Sequence[Any]], /) -> list[Row]:
+    def insert(
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+    ) -> list[Row]:
         """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
         returned: list[Row] = []
         begin = 0

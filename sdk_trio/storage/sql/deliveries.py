@@ -434,23 +434,7 @@ RETURNING sequence, state, queued, attempts, earlier_attempts, process_ends, ran
     generation, started_at, last_error
 """
 
-_ADD_ENDED = Insert(
-    "ended",
-    {
-        "sequence": "bigint",
-        "queued": "boolean",
-        "attempts": "integer",
-        "earlier_attempts": "integer",
-        "process_ends": "integer",
-        "ran_alone": "boolean",
-        "generation": "integer",
-        "started_at": "float8",
-        "finished_at": "float8",
-        "last_error": "text",
-    },
-)
-
-# PostgreSQL does both in one statement.
+# On PostgreSQL, this and the insert are one statement.
 _END = f"""
 WITH brought AS (
     SELECT * FROM unnest(CAST(:sequences AS bigint[]), CAST(:tokens AS bigint[]),
@@ -470,6 +454,22 @@ WITH brought AS (
 ), counted(taken, 1)
 SELECT sequence FROM taken
 """
+
+_ADD_ENDED = Insert(
+    "ended",
+    {
+        "sequence": "bigint",
+        "queued": "boolean",
+        "attempts": "integer",
+        "earlier_attempts": "integer",
+        "process_ends": "integer",
+        "ran_alone": "boolean",
+        "generation": "integer",
+        "started_at": "float8",
+        "finished_at": "float8",
+        "last_error": "text",
+    },
+)
 
 _ADD_FIRST_END = Insert(
     "ended",

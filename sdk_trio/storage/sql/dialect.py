@@ -103,8 +103,13 @@ class SqlTransaction(Protocol):
         """
         ...
 
-    def insert(self, insert: Insert, rows: Sequence[Sequence[Any]], /) -> list[Row]:
-        """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
+    def insert(
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+    ) -> list[Row]:
+        """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names.
+
+        ``complete``: it is all that the kind does if it returns a row; see :meth:`complete`.
+        """
         ...
 
     def note_change(self, *, done: int = 0) -> None:
