@@ -152,7 +152,7 @@ class _NotAloneError(Exception):
 
 
 class _LoneStatement:
-    """What a lone unit gets whose work may be one statement, which commits itself.
+    """The transaction of a lone unit that may be one statement, which commits itself.
 
     Everything else that it asks for raises :class:`_NotAloneError`, before anything was changed.
     """
