@@ -1,5 +1,6 @@
 """Settings of the whole suite."""
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import reaper
 from support.command_line import CommandLine, clear_environment
-from support.postgres import remove_server, running_server
+from support.postgres import PostgresServer, remove_server, running_server
 
 from sdk_trio.base.logs import Outage
 
@@ -72,6 +73,19 @@ def the_server_of_the_session():
     """End the PostgreSQL server that a test of this process has started."""
     yield
     remove_server()
+
+
+@pytest.fixture
+def standby():
+    """A PostgreSQL server that follows a server of its own, its ``primary``, asynchronously."""
+    with contextlib.ExitStack() as stack:
+        primary = PostgresServer(running_server().programs)
+        stack.callback(primary.remove)
+        primary.start()
+        standby = PostgresServer(primary.programs, primary=primary)
+        stack.callback(standby.remove)
+        standby.start()
+        yield standby
 
 
 @pytest.fixture
