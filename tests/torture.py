@@ -1,10 +1,12 @@
 """Kill the daemon and break its disk, again and again, and count what became of every event.
 
     python tests/torture.py [--kills 200] [--faults 200] [--seed 1] [--rate 100] [--keep DIRECTORY]
+    python tests/torture.py --postgres [--kills 200]
     python tests/torture.py --crash-loops [--starts 12]
 
-The daemon is ``python -m sdk_trio run`` with a store in SQLite; several tasks send it signed
-deliveries for handlers of every kind. At random moments it is killed (SIGKILL) and started again,
+The daemon is ``python -m sdk_trio run`` with a store in SQLite, or with ``--postgres`` on a server
+of its own, whose disk does not fail. Several tasks send it signed deliveries for handlers of every
+kind. At random moments it is killed (SIGKILL) and started again,
 its disk fails for a while, or both. Sender and handlers write down what they promised and did (see
 support/ledger.py). At the end the daemon drains, is stopped, and both are compared with its store.
 
@@ -389,15 +391,26 @@ class Report:
 
 
 async def torture(
-    directory: Path, *, kills: int, faults: int, seed: int, rate: float, seconds: float
+    directory: Path,
+    *,
+    kills: int,
+    faults: int,
+    seed: int,
+    rate: float,
+    seconds: float,
+    dsn: str | None = None,
 ) -> Report:
-    """Do it all in ``directory``; TooSlowError after ``seconds``."""
+    """Do it all in ``directory``; TooSlowError after ``seconds``. ``dsn``: on PostgreSQL."""
     dice = random.Random(seed)
     (directory / "scratch").mkdir()
     disk = DiskFaults(directory / "scratch")
     ran, acknowledged = directory / "ran", directory / "acknowledged"
     environment = {**disk.environment, "LEDGER": str(ran)}
-    daemon = Respawned(directory, APPLICATION, SETTINGS, environment)
+    settings = dict(SETTINGS)
+    if dsn is not None:
+        environment["SDK_POSTGRES_DSN"] = dsn
+        settings["Storage:Backend"] = "Postgres"
+    daemon = Respawned(directory, APPLICATION, settings, environment)
     senders = Senders(daemon.url, acknowledged, dice, rate)
     blows = Torture(daemon, disk, senders)
     started = time.monotonic()
@@ -409,9 +422,9 @@ async def torture(
                 sending.start_soon(senders.run)
                 await blows.strike(schedule(kills, faults, random.Random(seed)))
                 senders.stopped = True
-            await _drained(daemon)
+            await drained(daemon)
             daemon.stop()
-    states = await _states(daemon)
+    states = await states_of(daemon)
     deaths = {death.pid: death.at_ns for death in daemon.deaths}
     own: dict[int, int] = {}
     for death in daemon.deaths:
@@ -435,7 +448,7 @@ async def torture(
     )
 
 
-async def _drained(daemon: Respawned) -> None:
+async def drained(daemon: Respawned) -> None:
     """Wait until the store holds nothing that is still to be done."""
     with trio.fail_after(PATIENCE_SECONDS):
         async with httpx.AsyncClient() as client:
@@ -454,13 +467,13 @@ async def _drained(daemon: Respawned) -> None:
                 await trio.sleep(0.2)
 
 
-async def _states(daemon: Respawned) -> dict[str, str]:
+async def states_of(daemon: Respawned) -> dict[str, str]:
     """The state of each id, as the command line lists them."""
     command = [sys.executable, "-m", "sdk_trio", "events", "list", "--format", "json"]
     command += ["--limit", "1000000", "--set", f"Sdk:Storage:Path={daemon.data}"]
-    listed = await trio.run_process(
-        command, capture_stdout=True, env={**os.environ, "SDK__WEBHOOKS__SECRET": SECRET}
-    )
+    command += ["--set", f"Sdk:Storage:Backend={daemon.settings.get('Storage:Backend', 'Sqlite')}"]
+    environment = {**os.environ, **daemon.environment, "SDK__WEBHOOKS__SECRET": SECRET}
+    listed = await trio.run_process(command, capture_stdout=True, env=environment)
     return {record["webhook_id"]: record["state"] for record in json.loads(listed.stdout)}
 
 
@@ -475,14 +488,21 @@ async def _main(options: argparse.Namespace) -> int:
             rows = await crash_loops(directory, starts=options.starts)
             print(*("| " + " | ".join(map(str, row)) + " |" for row in rows), sep="\n")
             return 0
+        dsn = None
+        if options.postgres:
+            from support.postgres import remove_server, running_server
+
+            dsn = running_server().fresh()
+            stack.callback(remove_server)
         try:
             report = await torture(
                 directory,
                 kills=options.kills,
-                faults=options.faults,
+                faults=0 if options.postgres else options.faults,
                 seed=options.seed,
                 rate=options.rate,
                 seconds=options.limit or 300 + 10 * (options.kills + options.faults),
+                dsn=dsn,
             )
         except trio.TooSlowError:
             print((directory / "log").read_text(errors="replace")[-3000:], file=sys.stderr)
@@ -496,6 +516,7 @@ def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     made.add_argument("--kills", type=int, default=200)
     made.add_argument("--faults", type=int, default=200)
+    made.add_argument("--postgres", action="store_true", help="kills alone, on PostgreSQL")
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--rate", type=float, default=100.0, help="deliveries a second, about")
     made.add_argument("--limit", type=float, help="seconds until it is given up")
