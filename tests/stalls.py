@@ -122,12 +122,15 @@ class Ledger:
     acknowledged: dict[str, int] = attrs.Factory(dict)
     answers: dict[str, int] = attrs.Factory(dict)
     stalls: list[tuple[int, int]] = attrs.Factory(list)
+    #: The last moment of processes that did not outlive their stall, by their pid.
+    deaths: dict[int, int] = attrs.Factory(dict)
 
     def count(self, answer: str) -> None:
         self.answers[answer] = self.answers.get(answer, 0) + 1
 
     def runs(self) -> list[Run]:
-        return runs_of(self.handled.read_text().splitlines(), {}, time.monotonic_ns())
+        lines = self.handled.read_text().splitlines()
+        return runs_of(lines, self.deaths, time.monotonic_ns())
 
     def first_runs(self) -> Mapping[str, int]:
         """Return when each event was handled first."""
@@ -145,7 +148,7 @@ class Ledger:
         runs = self.runs()
         if states is None:
             states = {run.webhook_id: "done" for run in runs if run.finished}
-        return account(self.acknowledged, runs, states, deaths={}, faults=self.stalls)
+        return account(self.acknowledged, runs, states, deaths=self.deaths, faults=self.stalls)
 
     def unhandled(self) -> list[str]:
         handled = self.first_runs()
@@ -248,6 +251,16 @@ def stopped(pids: Sequence[int]) -> Iterator[None]:
 
 
 @contextmanager
+def _stopped_worker(pid: int, deaths: dict[int, int]) -> Iterator[None]:
+    """Hold a worker process; its supervisor may kill it meanwhile, as it says nothing."""
+    with stopped([pid]):
+        begin = time.monotonic_ns()
+        yield
+    if not Path(f"/proc/{pid}").exists():
+        deaths[pid] = begin
+
+
+@contextmanager
 def _hung(disk: DiskFaults, data: Path) -> Iterator[None]:
     disk.set(hanging("sync", data))
     try:
@@ -328,9 +341,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def _bench(directory: Path, options: "Options") -> AsyncIterator[Bench]:
+async def _bench(directory: Path, options: "Options", ledger: Ledger) -> AsyncIterator[Bench]:
     """Start the daemons of an experiment; they end with the block."""
-    environment = {"LEDGER": str(directory / "handled")}
+    environment = {"LEDGER": str(ledger.handled)}
     if options.lease:
         environment["STALLS_LEASE"] = str(options.lease)
     settings: dict[str, object] = dict(SETTINGS)
@@ -368,7 +381,7 @@ async def _bench(directory: Path, options: "Options") -> AsyncIterator[Bench]:
         def of_a_worker() -> contextlib.AbstractContextManager[None]:
             process = daemons[0].process
             assert process is not None
-            return stopped([options.dice.choice(_descendants(process.pid))])
+            return _stopped_worker(options.dice.choice(_descendants(process.pid)), ledger.deaths)
 
         freezes |= {"sigstop": of_a_daemon, "worker": of_a_worker}
         async with trio.open_nursery() as nursery:
@@ -476,7 +489,7 @@ async def experiment(directory: Path, options: Options) -> Report:
     begun = time.monotonic()
     ledger = Ledger(directory / "handled")
     ledger.handled.write_text("")
-    async with _bench(directory, options) as bench:
+    async with _bench(directory, options, ledger) as bench:
         urls = [daemon.url for daemon in bench.daemons]
         senders = Senders(urls, ledger, options.dice, options.rate)
         lengths = itertools.islice(itertools.cycle(options.seconds), options.times)
