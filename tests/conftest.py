@@ -47,7 +47,17 @@ def pytest_runtest_makereport(item, call):
     repository, and its comparison is only possible beside it.
     """
     report = yield
-    if report.skipped and os.environ.get(REQUIRE_ALL) and not item.get_closest_marker("may_skip"):
+    return report if item.get_closest_marker("may_skip") else _required(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """The same for a file that skips itself as a whole."""
+    return _required((yield))
+
+
+def _required(report):
+    if report.skipped and os.environ.get(REQUIRE_ALL):
         report.outcome = "failed"
         report.longrepr = f"{REQUIRE_ALL} is set, and this was skipped: {report.longrepr}"
     return report
