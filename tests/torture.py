@@ -37,7 +37,7 @@ import trio
 from support.crash_loops import crash_loops
 from support.deliveries import SECRET
 from support.disk_faults import DiskFaults, Fault, broken, full, hanging, slow
-from support.ledger import Account, account, runs_of
+from support.ledger import Account, account, by_process, runs_of
 from support.respawned import Respawned
 from support.wire import Wire
 
@@ -426,12 +426,14 @@ async def torture(
             await drained(daemon)
             daemon.stop()
     states = await states_of(daemon)
-    deaths = {death.pid: death.at_ns for death in daemon.deaths}
     own: dict[int, int] = {}
     for death in daemon.deaths:
         if death.status != -9:
             own[death.status] = own.get(death.status, 0) + 1
-    runs = runs_of(ran.read_text().splitlines(), deaths, time.monotonic_ns())
+    lines, deaths = by_process(
+        ran.read_text().splitlines(), [(death.pid, death.at_ns) for death in daemon.deaths]
+    )
+    runs = runs_of(lines, deaths, time.monotonic_ns())
     ids = set(acknowledged.read_text().split())
     hopeless = ("dead_", "deadInline_")
     return Report(
