@@ -102,6 +102,7 @@ async def fail_over(
         async with trio.open_nursery() as sending:
             sending.start_soon(senders.run)
             for what in kills:
+                await trio.to_thread.run_sync(cluster.wait_until, cluster.is_complete)
                 await acknowledges(ledger)
                 await trio.sleep(dice.uniform(1.0, 3.0))
                 stops[what].append(await _kill(cluster, ledger, what))
@@ -128,7 +129,6 @@ async def _kill(cluster: Cluster, ledger: Ledger, what: str) -> float:
     ledger.stalls.append((begin, end))
     if what == HOST:
         leader.start()
-    await trio.to_thread.run_sync(wait, cluster.is_complete)
     within = sorted(at for at in ledger.acknowledged.values() if begin <= at <= end)
     pairs = itertools.pairwise([begin, *within])
     return max(after - before for before, after in pairs) / 1e9
