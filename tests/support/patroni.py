@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import attrs
 
+from . import reaper
 from .ports import free_port
 from .postgres import give_to_server, required_binaries, server_user
 from .programs import program
@@ -101,7 +102,11 @@ class Cluster:
     def is_complete(self) -> bool:
         """Whether every node runs, one of them leads, and another confirms its commits."""
         roles = sorted(self.members().values())
-        return len(roles) == len(self.nodes) and {"leader", "sync_standby"} <= set(roles)
+        found = len(roles) == len(self.nodes) and {"leader", "sync_standby"} <= set(roles)
+        if found:
+            for node in self.nodes:
+                reaper.register(node.server_pid())  # Patroni makes daemons of them
+        return found
 
     def execute(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
         """Run a statement on the leader."""
