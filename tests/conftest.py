@@ -1,5 +1,6 @@
 """Settings of the whole suite."""
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import reaper
 from support.command_line import CommandLine, clear_environment
-from support.postgres import remove_server, running_server
+from support.postgres import PostgresServer, remove_server, running_server
 
 from sdk_trio.base.logs import Outage
 
@@ -46,7 +47,17 @@ def pytest_runtest_makereport(item, call):
     repository, and its comparison is only possible beside it.
     """
     report = yield
-    if report.skipped and os.environ.get(REQUIRE_ALL) and not item.get_closest_marker("may_skip"):
+    return report if item.get_closest_marker("may_skip") else _required(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """The same for a file that skips itself as a whole."""
+    return _required((yield))
+
+
+def _required(report):
+    if report.skipped and os.environ.get(REQUIRE_ALL):
         report.outcome = "failed"
         report.longrepr = f"{REQUIRE_ALL} is set, and this was skipped: {report.longrepr}"
     return report
@@ -72,6 +83,19 @@ def the_server_of_the_session():
     """End the PostgreSQL server that a test of this process has started."""
     yield
     remove_server()
+
+
+@pytest.fixture
+def standby():
+    """A PostgreSQL server that follows a server of its own, its ``primary``, asynchronously."""
+    with contextlib.ExitStack() as stack:
+        primary = PostgresServer(running_server().programs)
+        stack.callback(primary.remove)
+        primary.start()
+        standby = PostgresServer(primary.programs, primary=primary)
+        stack.callback(standby.remove)
+        standby.start()
+        yield standby
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
     python tests/postgres_proof.py plans [--finished 1000000]
     python tests/postgres_proof.py cancel [--seconds 60]
     python tests/postgres_proof.py bloat [--seconds 20]
-    python tests/postgres_proof.py failover [--rounds 5]
     python tests/postgres_proof.py rates [--events 4000] [--rounds 4]
     python tests/postgres_proof.py wal [--finished 400000] [--events 4000]
 
@@ -14,7 +13,6 @@ itself, and ends with 1 if something is not as it should be.
 import argparse
 import random
 import re
-import statistics
 import sys
 import tempfile
 import time
@@ -26,10 +24,9 @@ from typing import Any
 
 import attrs
 import trio
-from support.postgres import PostgresServer, binaries, remove_server, running_server
+from support.postgres import PostgresServer, remove_server, running_server
 from support.postgres_work import add_finished, blocks, forget_blocks, work
 
-from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Done, NewDelivery, Retry
 from sdk_trio.storage.engines.postgres_address import PostgresAddress
 from sdk_trio.storage.ports import Inbox
@@ -203,89 +200,13 @@ def bloat(seconds: float) -> bool:
     return dead < 1000
 
 
-def failover(rounds: int) -> bool:
-    """Kill the primary under load, promote its standby, and tell how long nothing is taken."""
-    programs = binaries()
-    if programs is None:
-        raise SystemExit("no PostgreSQL server is installed: apt-get install postgresql")
-    noticed, recovered = [], []
-    lost = 0
-    for _ in range(rounds):
-        primary = PostgresServer(programs)
-        primary.start()
-        standby = PostgresServer(programs, primary=primary)
-        standby.start()
-        primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        primary.execute("SELECT pg_reload_conf()")
-        name = primary.empty().rpartition("=")[2]
-        dsn = f"host={primary.directory},{standby.directory} user=owner dbname={name}"
-        first, again, missing = trio.run(_fail_over, dsn, primary, standby)
-        noticed.append(first)
-        recovered.append(again)
-        lost += missing
-        standby.remove()
-        primary.remove()
-    print(f"{rounds} failovers; acknowledged and lost: {lost}")
-    for what, each in (("first error", noticed), ("taken again, after the promotion", recovered)):
-        print(f"{what}: median {statistics.median(each):.2f} s, longest {max(each):.2f} s")
-    return not lost
-
-
-async def _fail_over(
-    dsn: str, primary: PostgresServer, standby: PostgresServer
-) -> tuple[float, float, int]:
-    acknowledged: set[str] = set()
-    first_error = trio.Event()
-    taken_again = trio.Event()
-    times: dict[str, float] = {}
-    async with opened(dsn, "one") as inbox:
-
-        async def send(number: int) -> None:
-            for each in range(1_000_000):
-                key = f"m{number}-{each}"
-                try:
-                    await inbox.accept(told(key), leased=False)
-                except StoreUnavailableError:
-                    times.setdefault("error", time.monotonic())
-                    first_error.set()
-                    await trio.sleep(0.05)
-                else:
-                    acknowledged.add(key)
-                    if "promoted" in times:
-                        times.setdefault("again", time.monotonic())
-                        taken_again.set()
-
-        async with trio.open_nursery() as nursery:
-            for number in range(8):
-                nursery.start_soon(send, number)
-            await trio.sleep(1.0)
-            killed = time.monotonic()
-            await trio.to_thread.run_sync(primary.kill)
-            await first_error.wait()
-            await trio.to_thread.run_sync(standby.promote)
-            times["promoted"] = time.monotonic()
-            with trio.fail_after(60):
-                await taken_again.wait()
-            await trio.sleep(0.5)
-            nursery.cancel_scope.cancel()
-        known: set[str] = set()
-        wanted = sorted(acknowledged)
-        for begin in range(0, len(wanted), 1000):
-            known |= await inbox.known(wanted[begin : begin + 1000])
-    missing = len(acknowledged - known)
-    return times["error"] - killed, times["again"] - times["promoted"], missing
-
-
 def wal(finished: int, events: int) -> bool:
     """Measure the log (WAL) of a delivery on an empty store and on a full one.
 
     After a checkpoint the first change of each page is logged with an image of the page.
     """
-    programs = binaries()
-    if programs is None:
-        raise SystemExit("no PostgreSQL server is installed: apt-get install postgresql")
     for compression in ("off", "on"):
-        server = PostgresServer(programs)
+        server = PostgresServer(running_server().programs)
         server.start(
             full_page_writes="on",
             shared_buffers="256MB",
@@ -472,7 +393,6 @@ def main() -> int:
     commands.add_parser("plans").add_argument("--finished", type=int, default=1_000_000)
     commands.add_parser("cancel").add_argument("--seconds", type=float, default=60.0)
     commands.add_parser("bloat").add_argument("--seconds", type=float, default=20.0)
-    commands.add_parser("failover").add_argument("--rounds", type=int, default=5)
     costs = commands.add_parser("rates")
     costs.add_argument("--events", type=int, default=4000)
     costs.add_argument("--rounds", type=int, default=4)
@@ -484,7 +404,6 @@ def main() -> int:
         "plans": plans,
         "cancel": cancel,
         "bloat": bloat,
-        "failover": failover,
         "rates": rates,
         "wal": wal,
     }

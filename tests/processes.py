@@ -30,7 +30,7 @@ import attrs
 import trio
 from support.daemon import clean_environment
 from support.deliveries import SECRET
-from support.ledger import Account, account, runs_of
+from support.ledger import Account, account, by_process, runs_of
 from support.ports import free_port
 from support.wire import Wire
 
@@ -312,7 +312,8 @@ async def kill_processes(
         supervisor.kill()
         supervisor.wait()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    runs = runs_of((directory / "ran").read_text().splitlines(), deaths, time.monotonic_ns())
+    lines, died = by_process((directory / "ran").read_text().splitlines(), deaths.items())
+    runs = runs_of(lines, died, time.monotonic_ns())
     acknowledged = (directory / "acknowledged").read_text().split()
     return Killed(
         seconds=took,
@@ -323,7 +324,7 @@ async def kill_processes(
         processes=len({run.pid for run in runs}),
         status=status,
         cpu_seconds=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        account=account(set(acknowledged), runs, states, deaths=deaths, faults=()),
+        account=account(set(acknowledged), runs, states, deaths=died, faults=()),
     )
 
 

@@ -15,7 +15,8 @@ event until it is answered 200. Meanwhile the chosen part stands still again and
 
 With PostgreSQL, --processes is the number of daemons on one database. Nothing is restarted. At the
 end the ledgers of senders and handlers are compared. The exit status is 1 if an event that was
-answered 200 has not been handled within --wait seconds after the last answer and the last stall.
+answered 200 has not been handled within --wait seconds after the last answer and the last stall,
+ran beside itself, or ran out of the order of its lane.
 """
 
 import argparse
@@ -40,6 +41,7 @@ import attrs
 import trio
 from support.deliveries import SECRET
 from support.disk_faults import DiskFaults, hanging
+from support.ledger import Account, Run, account, runs_of
 from support.ports import free_port
 from support.respawned import Respawned
 from support.wire import Wire
@@ -61,11 +63,21 @@ handlers = sdk_trio.HandlerRegistry()
 ledger = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
+def note(what, event):
+    line = f"{time.monotonic_ns()} {what} {event.webhook_id} {os.getpid()}\\n"
+    os.write(ledger, line.encode())
+
+
 async def run(event):
-    await trio.sleep(0.005)
-    if event.webhook_id.startswith("fails") and event.attempt == 1:
-        raise RuntimeError("every such event fails once")
-    os.write(ledger, f"{time.monotonic_ns()} {event.webhook_id}\\n".encode())
+    note("start", event)
+    try:
+        await trio.sleep(0.005)
+        if event.webhook_id.startswith("fails") and event.attempt == 1:
+            raise RuntimeError("every such event fails once")
+    except BaseException:
+        note("stop", event)
+        raise
+    note("finish", event)
 
 
 handlers.register(OrderCreatedEvent, run)
@@ -110,22 +122,33 @@ class Ledger:
     acknowledged: dict[str, int] = attrs.Factory(dict)
     answers: dict[str, int] = attrs.Factory(dict)
     stalls: list[tuple[int, int]] = attrs.Factory(list)
+    #: The last moment of processes that did not outlive their stall, by their pid.
+    deaths: dict[int, int] = attrs.Factory(dict)
 
     def count(self, answer: str) -> None:
         self.answers[answer] = self.answers.get(answer, 0) + 1
 
+    def runs(self) -> list[Run]:
+        lines = self.handled.read_text().splitlines()
+        return runs_of(lines, self.deaths, time.monotonic_ns())
+
     def first_runs(self) -> Mapping[str, int]:
         """Return when each event was handled first."""
         first: dict[str, int] = {}
-        for line in self.handled.read_text().splitlines():
-            stamp, webhook_id = line.split()
-            first.setdefault(webhook_id, int(stamp))
+        for run in self.runs():
+            if run.finished:
+                first.setdefault(run.webhook_id, run.end)
         return first
 
-    def repeated(self) -> list[str]:
-        """Return what was handled more than once, as it may be where an outcome was not stored."""
-        ran = collections.Counter(line.split()[1] for line in self.handled.read_text().splitlines())
-        return sorted(one for one, times in ran.items() if times > 1)
+    def account(self, states: Mapping[str, str] | None = None) -> Account:
+        """Compare both ledgers; the stalls are the faults.
+
+        ``states`` are those of the store; None: what ran is done.
+        """
+        runs = self.runs()
+        if states is None:
+            states = {run.webhook_id: "done" for run in runs if run.finished}
+        return account(self.acknowledged, runs, states, deaths=self.deaths, faults=self.stalls)
 
     def unhandled(self) -> list[str]:
         handled = self.first_runs()
@@ -154,7 +177,10 @@ class Senders:
     dice: random.Random
     rate: float
     stopped: bool = False
-    numbers: Iterator[int] = attrs.Factory(itertools.count)
+    #: The next number of each lane, and under None that of all other events.
+    numbers: Mapping[str | None, Iterator[int]] = attrs.field(
+        factory=lambda: collections.defaultdict(itertools.count)
+    )
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -165,7 +191,7 @@ class Senders:
     async def _send(self, lane: str | None) -> None:
         while not self.stopped:
             kind = lane or self.dice.choice(["inline", "queued", "queued", "fails"])
-            webhook_id = f"{kind}_{next(self.numbers)}"
+            webhook_id = f"{kind}_{next(self.numbers[lane])}"
             while not await self._deliver(webhook_id, lane):
                 await trio.sleep(self.dice.uniform(0.2, 0.8))
             await trio.sleep(self.dice.uniform(0.5, 1.5) * TASKS / self.rate)
@@ -222,6 +248,16 @@ def stopped(pids: Sequence[int]) -> Iterator[None]:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def _stopped_worker(pid: int, deaths: dict[int, int]) -> Iterator[None]:
+    """Hold a worker process; its supervisor may kill it meanwhile, as it says nothing."""
+    with stopped([pid]):
+        begin = time.monotonic_ns()
+        yield
+    if not Path(f"/proc/{pid}").exists():
+        deaths[pid] = begin
 
 
 @contextmanager
@@ -305,9 +341,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def _bench(directory: Path, options: "Options") -> AsyncIterator[Bench]:
+async def _bench(directory: Path, options: "Options", ledger: Ledger) -> AsyncIterator[Bench]:
     """Start the daemons of an experiment; they end with the block."""
-    environment = {"LEDGER": str(directory / "handled")}
+    environment = {"LEDGER": str(ledger.handled)}
     if options.lease:
         environment["STALLS_LEASE"] = str(options.lease)
     settings: dict[str, object] = dict(SETTINGS)
@@ -345,7 +381,7 @@ async def _bench(directory: Path, options: "Options") -> AsyncIterator[Bench]:
         def of_a_worker() -> contextlib.AbstractContextManager[None]:
             process = daemons[0].process
             assert process is not None
-            return stopped([options.dice.choice(_descendants(process.pid))])
+            return _stopped_worker(options.dice.choice(_descendants(process.pid)), ledger.deaths)
 
         freezes |= {"sigstop": of_a_daemon, "worker": of_a_worker}
         async with trio.open_nursery() as nursery:
@@ -416,10 +452,8 @@ class Report:
     """What came out of one experiment."""
 
     options: Options
-    acknowledged: int
-    repeated: Sequence[str]
     answers: Mapping[str, int]
-    stranded: Sequence[str]
+    account: Account
     longest: Sequence[float]
     took: float
 
@@ -432,9 +466,11 @@ class Report:
             f"{kind.store} {kind.processes}",
             kind.kind,
             f"{kind.times} x {'/'.join(f'{each:g}' for each in kind.seconds)} s",
-            self.acknowledged,
-            len(self.stranded),
-            len(self.repeated),
+            self.account.acknowledged,
+            len(self.account.lost),
+            len(self.account.again),
+            len(self.account.overlapping),
+            len(self.account.out_of_order),
             longest,
             answers,
             f"{self.took:.0f} s",
@@ -443,8 +479,9 @@ class Report:
 
 
 HEAD = """\
-| store, processes | stall | times | 200 | not run | run twice | longest waits (s) | answers | |
-|---|---|---|---|---|---|---|---|---|"""
+| store, processes | stall | times | 200 | not run | ran again | beside itself | out of order | \
+longest waits (s) | answers | |
+|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 async def experiment(directory: Path, options: Options) -> Report:
@@ -452,7 +489,7 @@ async def experiment(directory: Path, options: Options) -> Report:
     begun = time.monotonic()
     ledger = Ledger(directory / "handled")
     ledger.handled.write_text("")
-    async with _bench(directory, options) as bench:
+    async with _bench(directory, options, ledger) as bench:
         urls = [daemon.url for daemon in bench.daemons]
         senders = Senders(urls, ledger, options.dice, options.rate)
         lengths = itertools.islice(itertools.cycle(options.seconds), options.times)
@@ -465,19 +502,16 @@ async def experiment(directory: Path, options: Options) -> Report:
                     await trio.sleep(seconds)
                     ledger.stalls.append((begin, time.monotonic_ns()))
                     stall.close()
-                await _acknowledges(ledger)
+                await acknowledges(ledger)
             senders.stopped = True
             sending.cancel_scope.deadline = trio.current_time() + ANSWER_SECONDS
         with trio.move_on_after(options.wait):
             while ledger.unhandled():
                 await trio.sleep(0.1)
-        stranded = ledger.unhandled()
         return Report(
             options,
-            len(ledger.acknowledged),
-            ledger.repeated(),
             ledger.answers,
-            stranded,
+            ledger.account(),
             sorted(ledger.waits(), reverse=True)[:4],
             time.monotonic() - begun,
         )
@@ -490,7 +524,7 @@ def _entered(stall: Stall) -> contextlib.ExitStack:
     return stack
 
 
-async def _acknowledges(ledger: Ledger) -> None:
+async def acknowledges(ledger: Ledger) -> None:
     """Wait until deliveries are answered 200 again."""
     wanted = len(ledger.acknowledged) + 5
     with trio.fail_after(ANSWER_SECONDS):
@@ -511,11 +545,17 @@ async def _main(options: Options, keep: Path | None) -> int:
             stack.callback(remove_server)
         report = await experiment(directory, options)
         print(HEAD, report.row(), sep="\n")
-        if report.stranded:
-            print("not handled:", " ".join(report.stranded[:20]))
-        if report.repeated:
-            print("run twice:", " ".join(report.repeated[:20]))
-        return 1 if report.stranded else 0
+        found = report.account
+        again = [each.webhook_id for each in found.again]
+        for what, ids in (
+            ("not handled", found.lost),
+            ("ran again", again),
+            ("beside itself", found.overlapping),
+            ("out of order", found.out_of_order),
+        ):
+            if ids:
+                print(f"{what}:", " ".join(ids[:20]))
+        return 1 if found.lost or found.overlapping or found.out_of_order else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -141,6 +141,27 @@ METRICS: Final = (
         "0 only for a moment.",
     ),
     Metric(
+        "sdk_leases_held",
+        "gauge",
+        "Events that wait or run in a process that holds their leases in the store.",
+    ),
+    Metric(
+        "sdk_leases_renewed_total",
+        "counter",
+        "Renewals of such leases; those that were lost or given up are results of deliveries.",
+    ),
+    Metric(
+        "sdk_store_commit_seconds",
+        "histogram",
+        "Time of each transaction that the store has committed: its statements and its sync.",
+    ),
+    Metric(
+        "sdk_store_readers",
+        "gauge",
+        "Queries of the store that have a connection, and those that wait for one.",
+        ("state",),
+    ),
+    Metric(
         "sdk_certificate_end_time_seconds",
         "gauge",
         "When the certificate that the receiver shows ends, in seconds since 1970; of several "

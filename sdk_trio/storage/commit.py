@@ -13,7 +13,7 @@ store answers. Until then, the store is *silent*, and further callers are refuse
 import math
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ import trio
 from ..base import clock
 from ..base.executor import start_worker
 from ..base.logs import Outage, get_logger
+from ..base.telemetry import Histogram, Sample
 from ..errors import StoreLostError, StoreUnavailableError
 from .sql.dialect import Dialect, SqlTransaction
 
@@ -58,6 +59,9 @@ WATCH_SECONDS = 0.5
 
 #: A store whose callers have waited for longer, in seconds, is not prompt.
 PROMPT_SECONDS = 0.1
+
+#: Upper ends of the buckets of ``sdk_store_commit_seconds``, in seconds.
+COMMIT_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 _log = get_logger("storage")
 
@@ -227,6 +231,8 @@ class GroupCommit(trio.abc.Instrument):
         self._failing = False
         # The key of the event whose effects run; set by the thread.
         self._effects_key: str | None = None
+        # Written by the thread alone.
+        self._seconds = Histogram(COMMIT_BOUNDS)
         self._ended = trio.Event()
         self._watching = trio.CancelScope()
         trio.lowlevel.add_instrument(self)
@@ -310,6 +316,10 @@ class GroupCommit(trio.abc.Instrument):
     def withdraw(self, posted: PostedWork) -> bool:
         """Take back posted work; return False if it was handed over to the thread already."""
         return self._asked.pop(posted, posted) is None  # type: ignore[call-overload]
+
+    def samples(self) -> Iterator[Sample]:
+        """Return the metrics of the transactions."""
+        return self._seconds.samples("sdk_store_commit_seconds")
 
     @property
     def lost(self) -> str | None:
@@ -572,12 +582,21 @@ class GroupCommit(trio.abc.Instrument):
                 return True
             durable = any(unit.durable for unit in batch)
             lone = len(batch) == 1 and batch[0].kind is not None
-            return self._engine.transact(work, durable=durable, lone=lone)
+            return self._transact(work, durable=durable, lone=lone)
         except Exception as error:  # each caller of the batch gets it
             if in_work and len(batch) > 1 and not isinstance(error, CommitUnknownError):
                 return sum(self._commit((unit,)) for unit in batch) > 0
             _fail(batch, error)
             return False
+
+    def _transact(
+        self, work: Callable[[SqlTransaction], None], *, durable: bool, lone: bool
+    ) -> bool:
+        begun = self._now()
+        wrote = self._engine.transact(work, durable=durable, lone=lone)
+        if wrote:
+            self._seconds.observe(self._now() - begun)
+        return wrote
 
     def _perform(self, batch: Sequence[_Unit], transaction: SqlTransaction) -> None:
         """Do the units; those of one kind together, as long as their keys are different ones."""

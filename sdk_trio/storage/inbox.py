@@ -9,13 +9,14 @@ among them, so the next renewal gives it up.
 Cancellation: a write that has begun is finished, see ``storage.commit``; a read is interrupted.
 """
 
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
 from ..base import clock
+from ..base.telemetry import Sample
 from ..errors import StoreUnavailableError
 from ..records.deliveries import (
     Admitted,
@@ -75,6 +76,7 @@ class SqlInbox:
         self._readers = readers
         self._walk = BacklogWalk()
         self._leases: dict[str, Lease] = {}
+        self._renewals = 0
         # Tokens of claims whose callers wait, which a renewal must not give up.
         self._pending: set[int] = set()
         self._begun: dict[str, Begun] = {}
@@ -123,6 +125,13 @@ class SqlInbox:
     def failing(self) -> bool:
         """See :attr:`Inbox.failing`."""
         return self._commits.failing
+
+    def samples(self) -> Iterator[Sample]:
+        """See :meth:`Inbox.samples`."""
+        yield Sample("sdk_leases_held", (), len(self._leases))
+        yield Sample("sdk_leases_renewed_total", (), self._renewals)
+        yield from self._readers.samples()
+        yield from self._commits.samples()
 
     # -- admission -------------------------------------------------------------------------------
 
@@ -335,7 +344,11 @@ class SqlInbox:
         for key in [key for key in self._leases if key not in held]:
             del self._leases[key]
         tokens = {lease.token for lease in held.values()} | self._pending
-        return await self._commits.submit(lambda tx: leases.renew(tx, terms, tokens, held, now=now))
+        renewed = await self._commits.submit(
+            lambda tx: leases.renew(tx, terms, tokens, held, now=now)
+        )
+        self._renewals += len(held) - len(renewed.lost)
+        return renewed
 
     async def lead(self, *, seconds: float) -> int | None:
         """See :meth:`Inbox.lead`."""

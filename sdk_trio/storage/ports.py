@@ -8,9 +8,10 @@ does not know of. The next ``renew`` gives them up, or they expire. Every ``asyn
 :class:`~sdk_trio.errors.StoreUnavailableError` when the store cannot do it at present.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ..base.telemetry import Sample
 from ..records.deliveries import (
     Admitted,
     AttemptRecord,
@@ -79,6 +80,10 @@ class Inbox(Protocol):
     @property
     def failing(self) -> bool:
         """Whether the last writes have failed, or wait for a store that does not answer."""
+        ...
+
+    def samples(self) -> Iterable[Sample]:
+        """Return the metrics of this process's leases, queries and commits, without waiting."""
         ...
 
     def writing_process(self) -> int | None:

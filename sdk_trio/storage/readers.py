@@ -2,13 +2,14 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import Protocol, TypeVar
 
 import trio
 
 from ..base.executor import run_in_thread
+from ..base.telemetry import Sample
 from ..errors import StoreUnavailableError
 from .sql.dialect import SqlTransaction
 
@@ -107,6 +108,12 @@ class ReaderPool:
             f"the store {self._place} was not read within {seconds:g} s: it does not answer, or a "
             "long listing holds it up; try again"
         )
+
+    def samples(self) -> Iterator[Sample]:
+        """Return how many queries have a connection, and how many wait for one."""
+        now = self._limiter.statistics()
+        yield Sample("sdk_store_readers", (("state", "in_use"),), now.borrowed_tokens)
+        yield Sample("sdk_store_readers", (("state", "waiting"),), now.tasks_waiting)
 
     def _read(self, reading: _Reading, query: Callable[[SqlTransaction], T]) -> T:
         while True:

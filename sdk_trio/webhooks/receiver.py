@@ -9,7 +9,7 @@ end.
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -354,7 +354,7 @@ class WebhookReceiver:
             self._running.queue.wake()
 
     def samples(self) -> Iterator[Sample]:
-        """Return the metrics of deliveries, secrets and the queue."""
+        """Return the metrics of deliveries, secrets, the queue and the open store."""
         yield from self.counters.samples()
         for index, matches in enumerate(self._endpoint.secret_usage.matches):
             labels = (("index", str(index)),)
@@ -364,6 +364,8 @@ class WebhookReceiver:
         if self._share.deliveries:
             yield Sample("sdk_queue_depth", (), self.queue_depth)
             yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
+        with suppress(NotRunningError):
+            yield from self.store.samples()
 
     def source_of(self, host: str | None) -> Hashable:
         """Return the key that connections from ``host`` count by; None for a trusted proxy."""

@@ -107,7 +107,7 @@ async def test_term_ends_a_daemon_whose_disk_hangs(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             for number in range(3):
                 nursery.start_soon(deliver_until_the_end, f"hanging-{number}")
-            await trio.sleep(0.2)
+            await until(lambda: faults.has_hung)
             # The disk hangs on: nothing but the bounds of the drain and of the grace ends it.
             await manager.stop(daemon)
             nursery.cancel_scope.cancel()

@@ -31,8 +31,10 @@ async def test_acknowledged_events_run_after_a_stall(
 ) -> None:
     options = Options(store=store, processes=processes, kind=kind, seconds=[seconds], times=2)
     report = await experiment(tmp_path, options)
-    assert report.acknowledged > 0
-    assert report.stranded == []
+    assert report.account.acknowledged > 0
+    assert report.account.lost == []
+    assert report.account.overlapping == []
+    assert report.account.out_of_order == []
 
 
 @pytest.mark.parametrize(("store", "kind"), [("sqlite", "worker"), ("postgres", "sigstop")])
@@ -42,4 +44,4 @@ async def test_events_of_a_process_that_stands_still_run_in_another_one(
     """It stands still for longer than its leases, which are shorter than usual here."""
     options = Options(store=store, processes=2, kind=kind, seconds=[8.0], times=1, lease=3.0)
     report = await experiment(tmp_path, options)
-    assert report.stranded == []
+    assert report.account.lost == []

@@ -84,7 +84,12 @@ def promtool(*words, text=""):
 
 async def test_promtool_finds_nothing_wrong_with_the_live_metrics(tmp_path, monkeypatch):
     monkeypatch.setenv("SDK_FORWARD_SECRET", SECRET)
-    keys = {"MultiTenant__Enabled": True, "Forward__Routes": [{"Url": "http://127.0.0.1:9/"}]}
+    keys = {
+        "MultiTenant__Enabled": True,
+        "Forward__Routes": [{"Url": "http://127.0.0.1:9/"}],
+        "Storage__Backend": "Sqlite",
+        "Storage__Path": str(tmp_path / "data"),
+    }
     async with administered(registry(works, enqueue=True), **keys) as admin:
         sources = admin.runtime.administrator.sources
         sources.samples.append(lambda: [Sample(name, OF_PARTS[name], 3.5) for name in OF_PARTS])

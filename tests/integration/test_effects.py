@@ -527,10 +527,7 @@ async def test_connections_from_before_a_restart_are_replaced(
         await inbox.start(name, now=1000)
         effects = partial(place.apply, key=name)
         await inbox.conclude(name, effects, attempt=1, now=1001)
-        place.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+        running_server().end_sessions(place.dsn.rpartition("=")[2])
     assert place.applied == ["m1", "m2"]
     await inbox.close()
 

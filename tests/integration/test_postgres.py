@@ -51,10 +51,7 @@ class Database:
         )
 
     def end_connections(self) -> None:
-        self.server.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            f"WHERE datname = '{self.name}'"
-        )
+        self.server.end_sessions(self.name)
 
     async def cut_commit(self, by: str = "pg_terminate_backend") -> None:
         """Wait for a commit that waits for a standby, and end it."""
@@ -92,18 +89,6 @@ def database() -> Database:
 def empty() -> Database:
     server = running_server()
     return Database(server, server.empty())
-
-
-@pytest.fixture
-def standby() -> Iterator[PostgresServer]:
-    """A standby that follows a server of its own, asynchronously."""
-    primary = PostgresServer(running_server().programs)
-    primary.start()
-    standby = PostgresServer(primary.programs, primary=primary)
-    standby.start()
-    yield standby
-    standby.remove()
-    primary.remove()
 
 
 def delivery(webhook_id: str = "m1", *, at: float = 1000.0, **fields: Any) -> NewDelivery:
@@ -588,22 +573,31 @@ async def test_connections_that_the_server_has_ended_are_replaced_unnoticed(
         assert (await inbox.counts())[DeliveryState.RECEIVED] == 3
 
 
-async def test_a_database_that_only_reads_is_away_until_it_writes_again(
-    empty: Database,
+async def test_metrics_show_queries_that_have_a_connection_and_those_that_wait_for_one(
+    database: Database,
 ) -> None:
-    async with empty.open() as inbox:
-        empty.execute(f"ALTER DATABASE {empty.name} SET default_transaction_read_only = on")
-        empty.end_connections()
-        with pytest.raises(StoreUnavailableError, match="read-only"):
-            await inbox.accept(delivery(), leased=True)
-        empty.server.execute(f"ALTER DATABASE {empty.name} RESET default_transaction_read_only")
-        with trio.fail_after(30):
-            while True:
-                try:
-                    await inbox.accept(delivery(), leased=True)
-                    break
-                except StoreUnavailableError:
-                    await trio.sleep(0.05)
+    import psycopg
+
+    from sdk_trio.storage.postgres import READERS
+
+    async with database.open() as inbox:
+
+        def readers() -> dict[str, float]:
+            return {
+                sample.labels[0][1]: sample.value
+                for sample in inbox.samples()
+                if sample.name == "sdk_store_readers"
+            }
+
+        assert readers() == {"in_use": 0, "waiting": 0}
+        with psycopg.connect(database.dsn) as other:
+            other.execute("LOCK TABLE sdk_trio.work")
+            async with trio.open_nursery() as nursery:
+                for _ in range(READERS + 2):
+                    nursery.start_soon(inbox.counts)
+                await until(lambda: readers() == {"in_use": READERS, "waiting": 2})
+                nursery.cancel_scope.cancel()
+        await until(lambda: readers() == {"in_use": 0, "waiting": 0})
 
 
 @pytest.mark.parametrize("call", ["accept", "claim"])

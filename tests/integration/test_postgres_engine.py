@@ -73,10 +73,7 @@ class Database:
         return [key for (key,) in self.execute("SELECT key FROM sdk_trio.item ORDER BY number")]
 
     def end_connections(self) -> None:
-        self.server.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            f"WHERE datname = '{self.name}'"
-        )
+        self.server.end_sessions(self.name)
 
     def end(self, which: str, by: str = "pg_terminate_backend") -> None:
         """Wait for a session of which ``which`` is true, and end it or its statement."""
@@ -896,42 +893,3 @@ def test_a_user_without_privileges_gets_the_statements_that_grant_them(database:
     finally:
         database.execute(f"DROP OWNED BY {user}")
         database.execute(f"DROP ROLE {user}")
-
-
-# -- a failover ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def standby() -> Iterator[PostgresServer]:
-    """A standby that follows a server of its own, asynchronously."""
-    primary = PostgresServer(running_server().programs)
-    primary.start()
-    standby = PostgresServer(primary.programs, primary=primary)
-    standby.start()
-    yield standby
-    standby.remove()
-    primary.remove()
-
-
-def test_a_failover_that_may_have_lost_deliveries_is_reported(
-    standby: PostgresServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    primary = standby.primary
-    assert primary is not None
-    name = primary.empty().rpartition("=")[2]
-    both = f"host={primary.directory},{standby.directory} user=owner dbname={name}"
-    with ExitStack() as opened:
-        database = Database(primary, both, opened)
-        migrate(both)
-        engine = database.engine()
-        put(engine, "early")
-        reached = "SELECT pg_current_wal_lsn() <= replay_lsn FROM pg_stat_replication"
-        wait_until(lambda: primary.execute(reached) == [(True,)])
-        primary.kill()
-        standby.promote()
-        wait_until(lambda: _succeeds(lambda: put(engine, "late")))
-        kept = standby.execute("SELECT key FROM sdk_trio.item ORDER BY number", name)
-        assert kept == [("early",), ("late",)]
-        messages = [each.getMessage() for each in caplog.records if "failed_over" in each.msg]
-        assert len(messages) == 1
-        assert "may be missing" in messages[0]

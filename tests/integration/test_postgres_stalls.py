@@ -474,43 +474,7 @@ async def test_effects_whose_commit_is_unknown_are_reported_as_such(
     database.execute("DROP TABLE public.effect")
 
 
-# -- privileges ----------------------------------------------------------------------------------
-
-
-async def test_a_schema_that_the_user_may_not_use_is_not_called_another_programs(
-    database: Database,
-) -> None:
-    user = f"user_of_{database.name}"
-    database.execute(f"CREATE ROLE {user} LOGIN")
-    try:
-        dsn = database.dsn.replace("user=owner", f"user={user}")
-        for grant, said in (
-            ("SELECT 1", f"GRANT USAGE ON SCHEMA sdk_trio TO {user}"),
-            (f"GRANT USAGE ON SCHEMA sdk_trio TO {user}", "GRANT SELECT, INSERT, UPDATE, DELETE"),
-        ):
-            database.execute(grant)
-            with pytest.raises(StoreUnavailableError) as caught:
-                async with database.open(dsn=dsn):
-                    pass
-            assert said in str(caught.value)
-    finally:
-        database.execute(f"DROP OWNED BY {user}")
-        database.execute(f"DROP ROLE {user}")
-
-
 # -- a failover ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def standby() -> Iterator[PostgresServer]:
-    """A standby that follows a server of its own, asynchronously."""
-    primary = PostgresServer(running_server().programs)
-    primary.start()
-    standby = PostgresServer(primary.programs, primary=primary)
-    standby.start()
-    yield standby
-    standby.remove()
-    primary.remove()
 
 
 async def test_a_failover_that_may_have_lost_deliveries_is_reported(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 from msgspec.structs import asdict, replace
-from support.postgres import open_inbox
+from support.postgres import FURTHER_VERSIONS, open_inbox
 
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import (
@@ -45,14 +45,18 @@ class Stores:
         if self.kind == "memory":
             shared = self.opened[0] if self.opened else None
             self.opened.append(MemoryInbox(owner=owner, shares=shared, **terms))
-        elif self.kind == "postgres":
-            self.opened.append(await open_inbox(self.file, owner=owner, **terms))
+        elif self.kind.startswith("postgres"):
+            version = self.kind.removeprefix("postgres")
+            inbox = await open_inbox(self.file, owner=owner, version=version, **terms)
+            self.opened.append(inbox)
         else:
             self.opened.append(await SqliteInbox.open(self.file, owner=owner, **terms))
         return self.opened[-1]  # type: ignore[no-any-return] # all kinds are inboxes
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgres"])
+@pytest.fixture(
+    params=["sqlite", "memory", "postgres", *(f"postgres{each}" for each in FURTHER_VERSIONS)]
+)
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
     stores = Stores(request.param, tmp_path)
     yield stores
@@ -188,6 +192,28 @@ async def test_recovery_hands_crashed_runs_to_our_own_workers(stores: Stores) ->
     # The one that was only thought to be dead has lost its lease: it changes nothing any more.
     await crashed.finish("started", Dead("late"), now=1003)
     assert (await inbox.get("started")).state is received  # type: ignore[union-attr] # it exists
+
+
+async def test_metrics_count_leases_that_are_held_and_renewed_and_commits(stores: Stores) -> None:
+    inbox = await stores.open()
+    if stores.kind == "memory":
+        assert not list(inbox.samples())
+        return
+
+    def shown(name: str) -> float:
+        return next(each.value for each in inbox.samples() if each.name == name)
+
+    assert (shown("sdk_leases_held"), shown("sdk_leases_renewed_total")) == (0, 0)
+    before = shown("sdk_store_commit_seconds_count")
+    for key in ("ended", "kept", "let go"):
+        await inbox.claim(delivery(key))
+    assert shown("sdk_leases_held") == 3
+    await inbox.finish("ended", Done(), now=1001)
+    assert shown("sdk_leases_held") == 2
+    await inbox.renew(["kept"], now=1001)
+    assert (shown("sdk_leases_held"), shown("sdk_leases_renewed_total")) == (1, 1)
+    assert shown("sdk_store_commit_seconds_count") >= before + 4
+    assert shown("sdk_store_commit_seconds_sum") > 0
 
 
 async def test_the_runs_of_one_dead_owner_are_left_to_its_heir(stores: Stores) -> None:

@@ -66,10 +66,17 @@ class DiskFaults:
     def __init__(self, directory: Path) -> None:
         self._rules = directory / "disk-faults"
         self._rules.write_text("")
+        self._hung = directory / "disk-faults.hung"
         self.environment = {"LD_PRELOAD": compiled(_SOURCE), "SDK_DISK_FAULTS": str(self._rules)}
+
+    @property
+    def has_hung(self) -> bool:
+        """Whether a call has met a fault that hangs since the last :meth:`set`."""
+        return self._hung.exists()
 
     def set(self, *faults: Fault) -> None:
         """Let ``faults``, the first that fits first, take the place of those before."""
+        self._hung.unlink(missing_ok=True)
         partial = self._rules.with_suffix(".partial")
         partial.write_text("".join(fault.line() for fault in faults))
         partial.replace(self._rules)

@@ -6,6 +6,7 @@ there although its writer is killed at once. Times are nanoseconds of the monoto
 the same in all processes of a machine.
 """
 
+import bisect
 import collections
 import itertools
 import re
@@ -74,6 +75,35 @@ class Account:
             or self.overlapping
             or self.again_without_reason
         )
+
+
+def by_process(
+    lines: Iterable[str], deaths: Iterable[tuple[int, int]]
+) -> tuple[list[str], dict[int, int]]:
+    """Put a number of its own in the place of each pid, as the system uses those of the dead again.
+
+    Args:
+        lines: those of handlers, as in :func:`runs_of`.
+        deaths: pid and moment of each death.
+
+    Returns:
+        the lines with those numbers, and the moments of the deaths by them.
+    """
+    moments: dict[int, list[int]] = collections.defaultdict(list)
+    for pid, moment in deaths:
+        bisect.insort(moments[pid], moment)
+    numbers: dict[tuple[int, int], int] = {}
+    died: dict[int, int] = {}
+    numbered = []
+    for line in lines:
+        stamp, what, webhook_id, pid = line.split()
+        of_pid = moments[int(pid)]
+        dead_before = bisect.bisect_left(of_pid, int(stamp))
+        number = numbers.setdefault((int(pid), dead_before), len(numbers))
+        if dead_before < len(of_pid):
+            died[number] = of_pid[dead_before]
+        numbered.append(f"{stamp} {what} {webhook_id} {number}")
+    return numbered, died
 
 
 def runs_of(lines: Iterable[str], deaths: Mapping[int, int], last: int) -> list[Run]:

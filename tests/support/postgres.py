@@ -1,9 +1,9 @@
 """A PostgreSQL server of the tests' own, and a database for each test."""
 
 import contextlib
-import functools
 import itertools
 import os
+import platform
 import pwd
 import shutil
 import signal
@@ -21,12 +21,20 @@ import pytest
 
 from . import reaper
 from .ports import free_port
+from .programs import node_package
 from .waiting import wait_until
 
 _NUMBERS = itertools.count()
 
 #: For tests with the fixture ``store`` that are worth a server, too.
 on_every_store = pytest.mark.parametrize("store", ["Memory", "Sqlite", "Postgres"], indirect=True)
+
+#: Major versions beside the machine's own that `make emulators` installs: the oldest supported one,
+#: and the newest ones.
+FURTHER_VERSIONS = ("13", "17", "18")
+
+#: The names of a processor in packages of npm.
+_NPM_PROCESSORS = {"x86_64": "x64", "aarch64": "arm64"}
 
 #: Databases that are used in turn; no test needs as many at once.
 _KEPT = 8
@@ -64,12 +72,39 @@ _SETTINGS = {
 }
 
 
-def binaries() -> Path | None:
-    """The directory of the server's programs; None if there is none on this machine."""
+def binaries(version: str = "") -> Path | None:
+    """The directory of the server's programs; None if there is none on this machine.
+
+    With one of :data:`FURTHER_VERSIONS` those of `make emulators`, which can make no standby.
+    """
+    if version:
+        processor = _NPM_PROCESSORS.get(platform.machine(), platform.machine())
+        return node_package(f"postgresql-{version}-{processor}") / "native" / "bin"
     candidates = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
     if found := shutil.which("initdb"):
         candidates.append(Path(found).parent)
     return next((each for each in candidates if (each / "initdb").exists()), None)
+
+
+def required_binaries(version: str = "") -> Path:
+    """As :func:`binaries`; without a server, the test is skipped."""
+    pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
+    found = binaries(version)
+    if found is None:
+        pytest.skip("no PostgreSQL server is installed: apt-get install postgresql")
+    return found
+
+
+def server_user() -> str | None:
+    """Return the user of servers, which refuse to run as root; None: that of this process."""
+    return "postgres" if os.geteuid() == 0 else None
+
+
+def give_to_server(directory: Path) -> None:
+    """Make the user that servers run as the owner of a directory."""
+    if (user := server_user()) is not None:
+        known = pwd.getpwnam(user)
+        os.chown(directory, known.pw_uid, known.pw_gid)
 
 
 class PostgresServer:
@@ -80,11 +115,8 @@ class PostgresServer:
         self.programs = programs
         self.primary = primary
         self.directory = Path(tempfile.mkdtemp(prefix="sdk-pg-"))
-        # The server refuses to run as root.
-        self.user = "postgres" if os.geteuid() == 0 else None
-        if self.user is not None:
-            known = pwd.getpwnam(self.user)
-            os.chown(self.directory, known.pw_uid, known.pw_gid)
+        self.user = server_user()
+        give_to_server(self.directory)
         self.data = self.directory / "data"
         self._template: str | None = None
         self._created: list[str] = []
@@ -200,13 +232,15 @@ class PostgresServer:
         else:
             # Emptied in a tenth of the time in which a new one is made.
             name = self._created.pop(0)
-            self.execute(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-                f"WHERE datname = '{name}'"
-            )
+            self.end_sessions(name)
             self.execute(_EMPTY, name)
         self._created.append(name)
         return self.dsn(name)
+
+    def end_sessions(self, database: str) -> None:
+        """End all sessions in a database, and wait until there is none."""
+        end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
+        wait_until(lambda: not self.execute(end))
 
     def database_of(self, place: Path) -> str:
         """The connection string of the database that stands for a file: always the same one."""
@@ -220,22 +254,27 @@ class PostgresServer:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-@functools.cache
-def running_server() -> PostgresServer:
-    """The one server of this process; it is started at the first call."""
-    pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
-    programs = binaries()
-    if programs is None:
-        pytest.skip("no PostgreSQL server is installed: apt-get install postgresql")
-    server = PostgresServer(programs)
-    server.start()
-    return server
+#: The servers of this process, by their version.
+_running: dict[str, PostgresServer] = {}
+
+
+def running_server(version: str = "") -> PostgresServer:
+    """The one server of a version in this process; it is started at the first call.
+
+    Without a version it is that of ``SDK_TEST_POSTGRES``, and without that the machine's own.
+    """
+    version = version or os.environ.get("SDK_TEST_POSTGRES", "")
+    if version not in _running:
+        server = PostgresServer(required_binaries(version))
+        server.start()
+        _running[version] = server
+    return _running[version]
 
 
 def remove_server() -> None:
     """Remove what :func:`running_server` has started."""
-    if running_server.cache_info().currsize:
-        running_server().remove()
+    while _running:
+        _running.popitem()[1].remove()
 
 
 @contextmanager
@@ -273,12 +312,14 @@ def _listens(port: int) -> bool:
     return False
 
 
-async def open_inbox(place: Path, *, owner: str, **terms: float) -> Any:
+async def open_inbox(place: Path, *, owner: str, version: str = "", **terms: float) -> Any:
     """Open the inbox that stands for a file, as the contracts of the stores expect it: with the
     clock of its callers, and as the only one that is alive.
+
+    ``version``: that of the server, as in :func:`running_server`.
     """
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
     from sdk_trio.storage.postgres import PostgresInbox
 
-    address = PostgresAddress(dsn=running_server().database_of(place))
+    address = PostgresAddress(dsn=running_server(version).database_of(place))
     return await PostgresInbox.open(address, owner=owner, server_clock=False, shared=False, **terms)

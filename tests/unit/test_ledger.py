@@ -1,7 +1,7 @@
 """The account of the long run finds what it is there to find."""
 
 import attrs
-from support.ledger import Account, Again, account, runs_of
+from support.ledger import Account, Again, account, by_process, runs_of
 
 DEATHS = {1: 1000}
 
@@ -51,6 +51,15 @@ def test_a_run_after_a_finished_one_without_a_death_needs_a_fault():
     assert found.again_without_reason == [Again("a", None, faulty=False)]
     assert found.broken
     assert not kept(*lines, faults=[(5, 25)]).broken
+
+
+def test_a_pid_that_the_system_gives_to_a_later_process_is_another_process():
+    lines = ["10 start a 7", "2000 start a 8", "2010 finish a 8", "3000 start b 7"]
+    numbered, deaths = by_process(lines, [(7, 1000), (8, 2500), (7, 4000)])
+    assert deaths == {0: 1000, 1: 2500, 2: 4000}
+    assert not kept(*numbered, states={"a": "done"}, deaths=deaths).broken
+    # By the pid alone, the first run of a would have ended with the second process of that pid.
+    assert kept(*lines, states={"a": "done"}, deaths={7: 4000, 8: 2500}).overlapping == ["a"]
 
 
 def test_two_runs_of_one_id_at_a_time_overlap():

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ...base.logs import get_logger
+from ...base.telemetry import Sample
 from ...errors import NotSupportedError, StoreUnavailableError
 from ...records.deliveries import (
     PROCESS_ENDED,
@@ -165,6 +166,10 @@ class MemoryInbox(MemoryBackend):
     def lost(self) -> str | None:
         """See :attr:`Inbox.lost`: memory has no files that could be lost."""
         return None
+
+    def samples(self) -> Sequence[Sample]:
+        """See :meth:`Inbox.samples`: there are no connections, and leases are of no other use."""
+        return ()
 
     async def clock_offset(self) -> float | None:
         """See :meth:`Inbox.clock_offset`: the host's clock is the only one."""
