@@ -29,7 +29,6 @@ CHECKED = (
     "docs/reference",
     "docs/tutorial",
     "examples",
-    "generate",
 )
 
 #: Regular expressions of whole words, and what to write instead. A space stands for any white
