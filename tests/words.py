@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 CHECKED = (
     "README.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
     "SECURITY.md",
     "benchmarks/README.md",
     "docs/README.md",
