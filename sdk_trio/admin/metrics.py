@@ -113,9 +113,9 @@ METRICS: Final = (
         ("route", "result"),
     ),
     Metric(
-        "sdk_forward_put_off_total",
+        "sdk_forward_postponed_total",
         "counter",
-        "How often an event went back to the store, as its route could not take it.",
+        "How often an event was postponed because its route could not take it.",
         ("route",),
     ),
     Metric(

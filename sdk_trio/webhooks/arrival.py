@@ -11,13 +11,13 @@ from ..events import Envelope, decode_envelope, plain_envelope
 from ..events.decoding import Outline
 from ..records.deliveries import Admitted, DeliveryRecord, NewDelivery
 
-#: Bodies above this are looked at closely in a thread: at half a second for a megabyte, it would
-#: hold up the event loop.
+#: Bodies above this are fully decoded in a thread: at half a second for a megabyte, decoding would
+#: block the event loop.
 LARGE_BYTES: Final = 256 * 1024
 
 
 class VerifiedDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A verified, decoded delivery on its way to its handler.
+    """A verified and decoded delivery that a handler will get.
 
     ``earlier_attempts`` counts the runs that it had before it was replayed, ``generation`` how
     often it was put back after it had been done.
@@ -34,8 +34,8 @@ def resumed(arrival: VerifiedDelivery, admitted: Admitted) -> VerifiedDelivery:
     return replace(arrival, earlier_attempts=admitted.earlier, generation=admitted.generation)
 
 
-async def look_closer(body: bytes) -> Envelope:
-    """Return the envelope of a verified body with surprises; see :func:`plain_envelope`.
+async def decode_in_full(body: bytes) -> Envelope:
+    """Return the envelope of a verified body that :func:`plain_envelope` did not decode.
 
     Cancelled, it waits for the thread, if there is one, which ends within a second.
 
@@ -69,7 +69,7 @@ async def arrival_of(record: DeliveryRecord) -> VerifiedDelivery:
     )
     envelope = plain_envelope(raw)
     if envelope is None:
-        envelope = await look_closer(raw)
+        envelope = await decode_in_full(raw)
     else:
         await trio.lowlevel.checkpoint()
     return VerifiedDelivery(delivery, envelope, record.earlier_attempts, record.generation)

@@ -1,4 +1,4 @@
-"""Requests of any ASGI server, in the form in which our own server hands them over."""
+"""Requests of any ASGI server, in the form that our own server uses."""
 
 from typing import Any
 

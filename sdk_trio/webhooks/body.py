@@ -10,14 +10,15 @@ from . import answers
 from .answers import Answer, RequestRefusal
 
 #: The seconds that a sender may take for its body. The upstream gives up on a delivery after 10
-#: seconds itself, so waiting longer serves nobody but a client that means to hold a connection.
+#: seconds itself; only a client that wants to hold a connection takes longer.
 BODY_SECONDS: Final = 10.0
 
-#: Pieces below this size are copied together: kept apart, small ones take ten times their size.
+#: Pieces below this size are copied into one buffer: as separate objects, small ones take ten times
+#: their size.
 _SMALL_BYTES: Final = 16 * 1024
 
-#: The buffer that they are copied into is closed at this size: buffers that grow further and
-#: further leave gaps behind that nothing fits into, as much again as they hold.
+#: The buffer is closed at this size. A buffer that grows without bound leaves gaps in the heap
+#: which take as much memory again.
 _BLOCK_BYTES: Final = 64 * 1024
 
 #: The Retry-After, in seconds, when too many bodies are in flight.
@@ -58,15 +59,15 @@ class _InFlight(msgspec.Struct, eq=False):
     scope: trio.CancelScope
     pieces: _Pieces = msgspec.field(default_factory=_Pieces)
     size: int = 0
-    gave_way: bool = False
+    is_refused: bool = False
 
 
 class Bodies:
     """Reads bodies, and bounds the memory of those that have not arrived whole.
 
-    When their bytes exceed ``together``, the largest body gives way, not the one that came last:
-    otherwise 64 connections with unfinished bodies would have every delivery refused that arrives
-    in two parts.
+    When their bytes exceed ``together``, the largest body is refused, not the newest. Otherwise 64
+    connections with unfinished bodies would cause every delivery that arrives in two parts to be
+    refused.
 
     Args:
         largest: the most bytes of one body.
@@ -75,8 +76,8 @@ class Bodies:
 
     def __init__(self, *, largest: int, together: int) -> None:
         self._largest = largest
-        # A body that MaxPayloadBytes allows has to fit even if MaxBodyBytesInFlight is smaller; it
-        # is alone in flight then.
+        # A body that MaxPayloadBytes allows has to fit even if MaxBodyBytesInFlight is smaller; no
+        # other body is in flight then.
         self._together = max(largest, together)
         self._bytes = 0
         self._in_flight: set[_InFlight] = set()
@@ -93,10 +94,10 @@ class Bodies:
                 received = await self._receive(receive, body)
             finally:
                 self._in_flight.remove(body)
-                self._bytes -= 0 if body.gave_way else body.size
-            if not body.gave_way:
+                self._bytes -= 0 if body.is_refused else body.size
+            if not body.is_refused:
                 return received
-        if body.gave_way:
+        if body.is_refused:
             return _unread("crowded", answers.unavailable(CROWDED_RETRY_SECONDS), body)
         return _unread("slow", answers.TOO_SLOW, body)
 
@@ -105,9 +106,8 @@ class Bodies:
     ) -> bytes | RequestRefusal | None:
         while True:
             message = await receive()
-            # A body that gave way may have had a piece on its way all the same, which nobody
-            # counts.
-            if body.gave_way or message["type"] != "http.request":
+            # A piece of a refused body may still arrive; it is not counted.
+            if body.is_refused or message["type"] != "http.request":
                 return None
             chunk: bytes = message.get("body", b"")
             more = bool(message.get("more_body", False))
@@ -118,19 +118,19 @@ class Bodies:
             if not more:
                 return body.pieces.whole(chunk)
             body.pieces.add(chunk)
-            # While it waits it holds what it counts, and not the last piece once more.
+            # Otherwise the last piece would be held twice while the next one is awaited.
             del message, chunk
             if self._bytes > self._together:
                 self._free_the_largest()
 
     def _free_the_largest(self) -> None:
         largest = max(
-            (body for body in self._in_flight if not body.gave_way), key=lambda body: body.size
+            (body for body in self._in_flight if not body.is_refused), key=lambda body: body.size
         )
-        # Its bytes are subtracted now and not when its task has noticed: until then further pieces
-        # would make other bodies give way for the same excess.
-        largest.gave_way = True
-        largest.pieces = _Pieces()  # now, and not when its task has its turn: others go on reading
+        # Its bytes are freed and subtracted now, not when its task runs next: until then, pieces of
+        # other bodies would cause further refusals for the same excess.
+        largest.is_refused = True
+        largest.pieces = _Pieces()
         self._bytes -= largest.size
         largest.scope.cancel()
 

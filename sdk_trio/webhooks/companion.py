@@ -27,10 +27,10 @@ async def keep(  # noqa: ASYNC128 - the part calls it
     may_end: Callable[[], bool],
     task_status: "trio.TaskStatus[Any]",
 ) -> None:
-    """Run a part, and raise an error if it returns before ``may_end`` says that it may.
+    """Run a part, and raise an error if it returns while ``may_end`` returns False.
 
-    A process of which one part has silently ended is worse than one that has crashed: deliveries
-    would be refused for ever, and no service manager would see a reason to restart it.
+    A process with a part that ended silently is worse than a crashed one: it refuses deliveries for
+    ever, and no service manager restarts it.
 
     Raises:
         PartEndedError: it returned too early; the message names it.
@@ -38,8 +38,8 @@ async def keep(  # noqa: ASYNC128 - the part calls it
     await part(task_status=task_status)
     if not may_end():
         raise PartEndedError(
-            f"{name} ended without having been asked to, so nothing can go on; this is an error of "
-            "sdk_trio: please report it with the last lines of the log"
+            f"{name} ended unexpectedly, so the runtime stops; this is a bug in sdk_trio: please "
+            "report it with the last lines of the log"
         )
 
 

@@ -11,8 +11,8 @@ from typing import Final
 from ..base.telemetry import Histogram, Sample
 from .verdict import Cause
 
-#: Every result that is counted. The set is closed, because each label value is a time series for
-#: ever, and senders must not be able to make new ones.
+#: Every result that is counted. The set is closed: each label value is a permanent time series, and
+#: senders must not be able to create new ones.
 RESULTS: Final = (
     "accepted",
     "handled",
@@ -32,7 +32,7 @@ RESULTS: Final = (
 
 #: Every cause of an answer other than 200, also a closed set. In the order of the lines: failed
 #: verifications; requests that get the same answer as these; the receiver's screening; verified
-#: deliveries that failed or were put off; requests that the HTTP server itself refuses.
+#: deliveries that failed or were postponed; requests that the HTTP server itself refuses.
 CAUSES: Final = (
     *(str(cause) for cause in Cause),
     *("not_https", "not_an_event", "own_secrets"),
@@ -42,8 +42,8 @@ CAUSES: Final = (
     *("no_answer", "not_implemented", "no_slot", "http_version"),
 )
 
-#: Upper ends, in seconds, of the histogram of handlers' time: from a look-up in memory up to work
-#: that only an enqueued handler has the time for.
+#: Upper ends, in seconds, of the histogram of handlers' time: from a lookup in memory to work
+#: that only an enqueued handler has time for.
 HANDLER_SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 #: The label of every event type that is not in the catalogue: senders choose types, and each would
@@ -74,7 +74,7 @@ class Counters:
         self._refusals[cause] += 1
 
     def observe(self, event_type: str, seconds: float, queued: bool = False) -> None:
-        """Count one run of a handler, which took so long; ``queued``: no sender waited for it."""
+        """Count one run of a handler and its duration; ``queued``: no sender waited for it."""
         histograms = self._queued if queued else self._inline
         try:
             histograms[event_type].observe(seconds)

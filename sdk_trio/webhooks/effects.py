@@ -1,8 +1,8 @@
 """Handlers that end their event themselves, together with the effects that they apply.
 
 ``services.finish`` does so in the middle of a handler; a handler that was registered with
-``transaction=True`` does nothing else. Whatever such a handler does afterwards changes nothing: the
-event is done.
+``transaction=True`` does nothing else. The rest of the handler cannot change the outcome: the event
+is done.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Conclusions:
-    """Ends events for their handlers, and tells the runner which ones.
+    """Ends events for their handlers, and knows which ones.
 
     Args:
         inbox: the open store.
@@ -35,7 +35,7 @@ class Conclusions:
         self._begun: set[str] = set()
         #: The keys of events that are done while their handlers still run.
         self.ended: set[str] = set()
-        #: The handlers at work, by the key of their event; the runner gives it.
+        #: The running handlers, by the key of their event; set by :class:`.invocation.Invocations`.
         self.runs: Mapping[str, object] = {}
 
     async def conclude(self, event: Event[Any], effects: Effects[T]) -> T:
@@ -47,10 +47,10 @@ class Conclusions:
         key = event.key
         if iscoroutinefunction(effects):
             raise EffectError(
-                "finish takes a plain function: write `def save(tx)`, and await what has to be "
-                "awaited before"
+                "finish takes a plain function: write `def save(tx)`, and await everything else "
+                "before calling finish"
             )
-        # Before the event is done: afterwards the failure of the run would change nothing.
+        # Checked before the event is done, because afterwards the run can no longer fail.
         require_awaited("the handler", None)
         if key not in self.runs:
             raise EffectError(
@@ -69,8 +69,8 @@ class Conclusions:
         self.ended.add(key)
         return value
 
-    def is_under_way(self, key: str) -> bool:
-        """Say whether the effects of an event are being written at the moment."""
+    def is_concluding(self, key: str) -> bool:
+        """Say whether the effects of an event are being written now."""
         return key in self._begun and key not in self.ended
 
     def forget(self, key: str) -> bool:

@@ -94,10 +94,10 @@ class Rules(msgspec.Struct, frozen=True, eq=False):
         return [places.get(secret) for secret in self.secrets]
 
 
-class Ways(NamedTuple):
-    """The runner and the queue, which exist while the store is open.
+class DeliveryPaths(NamedTuple):
+    """The inline path (``runner``) and the queued path (``queue``), while the store is open.
 
-    ``documents`` are the types that an inline handler takes: their payload is wanted at once.
+    ``documents`` are the types with an inline handler, whose payload is decoded at once.
     """
 
     runner: DeliveryRunner
@@ -135,17 +135,17 @@ class Endpoint:
         self._rules = Rules.of(settings)
         self.secret_usage: SecretUsage = SecretUsage(len(options.all_secrets), clock())
         self.verification: WebhookVerification = WebhookVerification(settings, self.secret_usage)
-        #: None while the receiver does not run: deliveries are answered 503.
-        self.ways: Ways | None = None
-        #: True from the beginning of the drain on: deliveries are answered 503.
+        #: None while the receiver is stopped: deliveries are answered 503.
+        self.paths: DeliveryPaths | None = None
+        #: True once the drain has begun: deliveries are answered 503.
         self.draining = False
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Check the rules of ``settings`` and return a function that puts them into force.
 
         They are the keys of :data:`LIVE_KEYS`. Nothing changes until the function is called, and
-        calling it cannot fail. A delivery that is being judged at that moment is judged by the old
-        rules to its end.
+        calling it cannot fail. A delivery that is being verified at that moment keeps the old
+        rules.
 
         Raises:
             OptionsValidationError: a secret, range or rate cannot be used.
@@ -172,7 +172,7 @@ class Endpoint:
         if refusal is not None:
             await trio.lowlevel.checkpoint()
             return self._refuse(refusal, request.headers, screened)
-        # A body that has arrived needs no deadline, which would cost a tenth of a delivery.
+        # A complete body needs no deadline, which would cost a tenth of a delivery.
         body = request.take_body(self._limit)
         if body is None:
             read = await self._read_body(request)
@@ -184,17 +184,17 @@ class Endpoint:
         return await self._deliver(request, screened, body)
 
     def source_of(self, host: str | None) -> Hashable:
-        """Return the key that connections from ``host`` count by; None for no limit.
+        """Return the key by which connections from ``host`` are counted; None for no limit.
 
-        Trusted proxies have no limit, because everybody comes from them; nor has a unix socket,
-        which has no addresses to tell apart.
+        Trusted proxies have no limit, because all senders use them; nor has a unix socket, whose
+        peers have no addresses.
         """
         if not host or self._rules.screen.proxies.trusts(host):
             return None
         return source_of(host)
 
     async def _read_body(self, request: DirectRequest) -> bytes | RequestRefusal | None:
-        """Wait for the body; return it, or why it was not read, or None if the sender has left."""
+        """Wait for the body; return it, or a refusal, or None if the sender has left."""
         size = declared_size(request.headers)
         if size is not None and size > self._limit:
             await trio.lowlevel.checkpoint()
@@ -217,7 +217,7 @@ class Endpoint:
                 rules.keyring,
                 tolerance=rules.tolerance,
                 now=self._clock(),
-                documents=None if self.ways is None else self.ways.documents,
+                documents=None if self.paths is None else self.paths.documents,
             )
             if isinstance(verified, RequestRefusal):
                 await trio.lowlevel.checkpoint()
@@ -232,7 +232,7 @@ class Endpoint:
             await trio.lowlevel.checkpoint()
             answer = answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
         if answer.status != answers.OK.status:
-            # The cause has been logged where it arose. This line says that the sender was asked to
+            # The cause is logged where it arose. This log line notes that the sender was asked to
             # deliver again.
             cause = "handler" if answer.status == answers.HANDLER_FAILED.status else "later"
             self._note(RequestRefusal(cause, answer), request.headers, screened, body)
@@ -241,11 +241,11 @@ class Endpoint:
     async def _route(self, arrival: VerifiedDelivery, expiry: Expiry | None) -> Answer:
         """Run, enqueue or park a verified delivery, and return the answer for its sender.
 
-        Handler and tenant are looked up here, once: an inline run takes both from here. Cancelled
-        in the middle of an inline run, the delivery is released and the attempt does not count; a
-        commit to the inbox is not undone.
+        Handler and tenant are looked up here, and an inline run uses both. Cancelled during an
+        inline run, the delivery is released and the attempt does not count; a commit to the inbox
+        is not undone.
         """
-        if self.ways is None or self.draining:
+        if self.paths is None or self.draining:
             self._counters.count("refused")
             cause = "draining" if self.draining else "not_running"
             extra = self._throttle.fields(cause)
@@ -253,7 +253,7 @@ class Endpoint:
                 _log.warning("webhook.refused", cause=cause, hint=_HINTS[cause], **extra)
             await trio.lowlevel.checkpoint()
             return answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
-        runner, queue, _ = self.ways
+        runner, queue, _ = self.paths
         delivery = arrival.delivery
         handler = runner.handlers.find(delivery.type, delivery.raw)
         # Nearly all deliveries have no tenant, so that is checked without a call.
@@ -303,7 +303,7 @@ def _report_contradiction(peer: str | None) -> None:
     _log.warning(
         "webhook.forwarding_contradiction",
         peer=peer,
-        hint="Forwarded and X-Forwarded-* do not say the same, so such requests count as not "
-        "secure: let the proxy remove what it does not set, and name the family that it sets in "
-        "Sdk:Server:ForwardedHeaders; logged once",
+        hint="Forwarded and X-Forwarded-* disagree, so such requests count as not secure: "
+        "configure the proxy to remove the headers that it does not set, and set "
+        "Sdk:Server:ForwardedHeaders to the family that it sets; logged once",
     )

@@ -1,12 +1,12 @@
-"""Forwarding: handlers that post events to applications, and hold back what these cannot take.
+"""Forwarding: handlers that post events to applications, at the rate that these can take.
 
-Each route is one handler. An event waits in the store, and never in a worker, while its route is
-paused, its breaker is open, an answer has asked to wait, or too many of its posts are in progress:
-it is *put off*, which uses up no attempt. What was put off comes back one by one, at
-:data:`RETURNS_PER_SECOND`, so that a backlog of any size costs the store little while it waits, and
-does not run over an application that has just come back.
+Each route is one handler. An event is *postponed* while its route is paused, its breaker is open,
+an answer has asked to wait, or too many of its posts are in progress. It then waits in the store,
+not in a worker, and no attempt is used. Postponed events return one by one, at
+:data:`RETURNS_PER_SECOND`: a waiting backlog of any size costs the store little, and does not
+overload an application that has just recovered.
 
-A pause is a record in the store: commands write it, and this process looks for it every second.
+A pause is a record in the store: commands write it, and this process polls it every second.
 """
 
 import os
@@ -66,27 +66,26 @@ from .signed_request import sign_body
 
 _log = get_logger("webhooks")
 
-#: The rate at which put off events of one route come back.
+#: The rate at which the postponed events of one route return.
 RETURNS_PER_SECOND = 100.0
 
-#: The seconds between two looks for a pause in the store, which is how late one is noticed.
+#: The interval in seconds at which the store is polled for pauses; the longest delay of a pause.
 POLL_SECONDS = 1.0
 
-#: The seconds after which an event of a paused route is looked at again, at the earliest.
+#: The seconds until an event of a paused route is tried again, at the earliest.
 PAUSED_SECONDS = 2.0
 
-#: The seconds after which an event looks again for a place among a route's posts.
+#: The seconds until an event is tried again that found no free post slot of its route.
 CROWDED_SECONDS = 0.1
 
-#: The breaker of a route. An application is restarted in seconds, and one probe each ten seconds
-#: costs it nothing. The failures may lie far apart: a route with an event an hour has a breaker,
-#: too.
+#: The breaker of a route. An application restarts in seconds, and one probe every ten seconds costs
+#: it nothing. The sampling time is long, so that a route with one event an hour has a breaker too.
 POLICY = BreakerPolicy(failure_threshold=5, sampling_seconds=3600.0, break_seconds=10.0)
 
 #: Upper ends, in seconds, of the histogram of posts.
 _POST_SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
-#: The results that are counted: a closed set, because each is a time series for ever.
+#: The results that are counted: a closed set, because each is a permanent time series.
 RESULTS = ("done", "refused", "failed", "unavailable", "gone", "lost", "unreachable")
 
 #: Values of ``sdk_forward_route_state``.
@@ -123,10 +122,10 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         options, queue = route.options, settings.webhooks.queue
         self.route = route
         self.breaker: CircuitBreaker = CircuitBreaker(
-            POLICY, clock=trio.current_time, on_change=self._tell_breaker
+            POLICY, clock=trio.current_time, on_change=self._log_breaker
         )
         self.paused: Pause | None = None
-        self.counts: dict[str, int] = dict.fromkeys((*RESULTS, "put_off"), 0)
+        self.counts: dict[str, int] = dict.fromkeys((*RESULTS, "postponed"), 0)
         self.seconds: Histogram = Histogram(_POST_SECONDS)
         self._secrets = tuple(secrets)
         self._queue = queue
@@ -139,11 +138,11 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         path = rest.partition(":")[2] or "/"
         self._url = f"http://localhost{path}" if scheme == "unix" else options.url
         self._most = options.concurrency or queue.workers
-        self._places = trio.CapacityLimiter(self._most)
+        self._slots = trio.CapacityLimiter(self._most)
         self._waiting = 0
-        # Counts the begins and the ends of telling the store of a pause of ours: odd while it is
-        # told. A look into the store that overlaps this may not find the pause.
-        self._tellings = 0
+        # Counts the begins and ends of writing our own pause to the store: odd while it is being
+        # written. A poll that overlaps the write may not find the pause.
+        self._writes = 0
         self._held_until = 0.0
         self._returns = TokenBucket(per_second=RETURNS_PER_SECOND, burst=1.0)
         self._reason = ""
@@ -151,19 +150,19 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         self._answers: dict[str, str] = {}
 
     def take_answer(self, key: str) -> str | None:
-        """Return what was answered to the event of ``key``, once."""
+        """Return the application's answer to the event of ``key``, once."""
         return self._answers.pop(key, None)
 
-    # -- holding back ------------------------------------------------------------------------
+    # -- postponing --------------------------------------------------------------------------
 
     def hold(self) -> Postponed | None:
-        """Return when an event is due again, if the route cannot take it now; it is counted."""
-        reason, seconds = self._why_not()
+        """Return when an event is due again if the route cannot take it now; count that."""
+        reason, seconds = self._obstacle()
         if reason is None:
             return None
-        return self._put_off(reason, seconds)
+        return self._postpone(reason, seconds)
 
-    def _why_not(self) -> tuple[str | None, float]:
+    def _obstacle(self) -> tuple[str | None, float]:
         name = self.route.name
         if self.paused is not None:
             resume = f"resume it with 'routes resume {name}'"
@@ -172,29 +171,29 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         if asked > 0:
             return f"the application of the route {name} asked to wait", asked
         if self.breaker.state is BreakerState.OPEN or self.breaker.probe_is_out:
-            return self._why_broken(), POLICY.break_seconds / 2
-        if self._places.available_tokens == 0 and self._waiting >= self._most:
+            return self._outage(), POLICY.break_seconds / 2
+        if self._slots.available_tokens == 0 and self._waiting >= self._most:
             return f"the route {name} has {self._most} posts in progress", CROWDED_SECONDS
         return None, 0.0
 
-    def _why_broken(self) -> str:
+    def _outage(self) -> str:
         return f"the route {self.route.name} waits, as its application {self._reason}"
 
-    def _put_off(self, reason: str, seconds: float) -> Postponed:
-        self.counts["put_off"] += 1
+    def _postpone(self, reason: str, seconds: float) -> Postponed:
+        self.counts["postponed"] += 1
         now = self._clock()
-        # Each has its own time, the last one behind all others.
+        # Each event gets its own due time, after those of all others.
         return Postponed(max(now + seconds, self._returns.book(now)), reason)
 
-    async def look(self) -> None:
-        """Take over what the store says of a pause.
+    async def poll(self) -> None:
+        """Read the pause of the route from the store.
 
         Raises:
-            StoreUnavailableError: it does not answer.
+            StoreUnavailableError: the store does not answer.
         """
-        before = self._tellings
+        before = self._writes
         pause = pause_of(await self._inbox.read_checkpoint(checkpoint_of(self.route.name)))
-        overlapped = before % 2 == 1 or self._tellings != before
+        overlapped = before % 2 == 1 or self._writes != before
         if overlapped or (pause is None) == (self.paused is None):
             return
         self.paused = pause
@@ -202,13 +201,13 @@ class ForwardHandler(WebhookHandlerBase[Any]):
             _log.warning("forward.paused", route=self.route.name, reason=pause.reason)
             return
         _log.info("forward.resumed", route=self.route.name)
-        # Whoever resumes a route has mended its application.
+        # A route is resumed once its application works again.
         self.breaker.close()
         self._held_until = 0.0
         self._returns = TokenBucket(per_second=RETURNS_PER_SECOND, burst=1.0)
 
     async def _pause(self, reason: str) -> None:
-        """Pause the route by itself: at once here, and in the store as soon as it answers."""
+        """Pause the route without an operator: in this process at once, then in the store."""
         if self.paused is not None:
             return
         pause = self.paused = Pause(reason, self._clock(), "the application")
@@ -216,19 +215,20 @@ class ForwardHandler(WebhookHandlerBase[Any]):
             "forward.paused",
             route=self.route.name,
             reason=reason,
-            hint=f"its events wait in the store: mend the application, then 'routes resume "
+            hint=f"its events wait in the store: fix the application, then run 'routes resume "
             f"{self.route.name}'",
         )
-        self._tellings += 1
+        self._writes += 1
         try:
             await self._inbox.write_checkpoint(checkpoint_of(self.route.name), pause.as_text())
         except StoreUnavailableError as error:
-            # Then it holds for this process alone, and the next post is answered 410 again.
+            # The pause then applies to this process only; after a restart, the next post is
+            # answered 410 again.
             _log.store_unavailable(error, route=self.route.name)
         finally:
-            self._tellings += 1
+            self._writes += 1
 
-    def _tell_breaker(self, state: BreakerState) -> None:
+    def _log_breaker(self, state: BreakerState) -> None:
         name = self.route.name
         if state is BreakerState.OPEN:
             _log.warning(
@@ -247,23 +247,23 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         """Post one event; returning means that the application has it.
 
         Raises:
-            PostFailedError: it does not, or it was put off.
+            PostFailedError: it does not have it, or the event is postponed.
         """
         self._waiting += 1
         try:
-            await self._places.acquire()
+            await self._slots.acquire()
         finally:
             self._waiting -= 1
         try:
             await self._post_if_allowed(event)
         finally:
-            self._places.release()
+            self._slots.release()
 
     async def _post_if_allowed(self, event: Event[Any]) -> None:
         permit = self._permit()
         if isinstance(permit, Postponed):
             await trio.lowlevel.checkpoint()
-            raise PostFailedError("put off", Ruling(put_off=permit))
+            raise PostFailedError("postponed", Ruling(postponed=permit))
         evidence = AttemptOutcome.NEUTRAL
         try:
             evidence, failure = await self._post(event, is_probe=permit.is_probe)
@@ -274,19 +274,19 @@ class ForwardHandler(WebhookHandlerBase[Any]):
 
     def _permit(self) -> Permit | Postponed:
         """Return the breaker's permit for one post now, or when the event is due again."""
-        # Things may have changed while it waited for its place.
-        held = self.hold()
-        if held is not None:
-            return held
+        # The route may have changed while the event waited for its slot.
+        postponed = self.hold()
+        if postponed is not None:
+            return postponed
         permit = self.breaker.acquire()
         if isinstance(permit, CircuitRefusal):
-            return self._put_off(self._why_broken(), POLICY.break_seconds / 2)
+            return self._postpone(self._outage(), POLICY.break_seconds / 2)
         return permit
 
     async def _post(
         self, event: Event[Any], *, is_probe: bool
     ) -> tuple[AttemptOutcome, PostFailedError | None]:
-        """Post an event; return what that says of the application, and the failure if it is one."""
+        """Post an event; return the evidence for the breaker, and the failure if there is one."""
         begun = trio.current_time()
         try:
             answer = await self._poster.post(
@@ -297,13 +297,13 @@ class ForwardHandler(WebhookHandlerBase[Any]):
                 head_counts=True,
             )
         except (AddressRefusedError, AddressInvalidError) as error:
-            hint = ": a route of its own needs AllowPublicAddresses, if this is meant"
+            hint = ": set the route's AllowPublicAddresses if this is intended"
             return self._unreachable(f"has no allowed address: {error}{hint}")
         except NotSentError as error:
             return self._unreachable(f"cannot be reached: {error}")
         except AnswerLostError as error:
             self.counts["lost"] += 1
-            text = f"gave no whole answer: {error}"
+            text = f"gave no complete answer: {error}"
             return self._failed(event, Judgement(text, at_fault=True), None, is_probe)
         finally:
             self.seconds.observe(trio.current_time() - begun)
@@ -323,8 +323,8 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         if judgement.pauses:
             self.counts["gone"] += 1
             await self._pause(judgement.text)
-            held = self._put_off(self._why_not()[0] or judgement.text, PAUSED_SECONDS)
-            return AttemptOutcome.NEUTRAL, PostFailedError(text, Ruling(put_off=held))
+            held = self._postpone(self._obstacle()[0] or judgement.text, PAUSED_SECONDS)
+            return AttemptOutcome.NEUTRAL, PostFailedError(text, Ruling(postponed=held))
         if judgement.holds:
             self._held_until = self._clock() + (judgement.retry_after or 0.0)
         failed = judgement.at_fault or judgement.unavailable
@@ -333,25 +333,25 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         return self._failed(event, judgement, text, is_probe)
 
     def _unreachable(self, text: str) -> tuple[AttemptOutcome, PostFailedError]:
-        """Put an event off of which nothing has left: the application has not had its chance."""
+        """Postpone an event of which nothing was sent."""
         self.counts["unreachable"] += 1
         self._reason = text
-        held = self._put_off(self._why_broken(), 1.0)
-        return AttemptOutcome.FAILURE, PostFailedError(text, Ruling(put_off=held))
+        held = self._postpone(self._outage(), 1.0)
+        return AttemptOutcome.FAILURE, PostFailedError(text, Ruling(postponed=held))
 
     def _failed(
         self, event: Event[Any], judgement: Judgement, answer: str | None, is_probe: bool
     ) -> tuple[AttemptOutcome, PostFailedError]:
         ruling = Ruling(judgement.retry_after, judgement.most_attempts, answer=answer)
         if not (judgement.at_fault or judgement.unavailable):
-            # It answers: whatever it has against this event, it is there.
+            # It rejects this event, but it answers, so it is available.
             return AttemptOutcome.SUCCESS, PostFailedError(judgement.text, ruling)
         self._reason = judgement.text
         if is_probe:
-            # The application was known to be away, so this is no fault of the event.
-            ruling = Ruling(put_off=self._put_off(self._why_broken(), POLICY.break_seconds))
-        # One event that makes its application fail must not stop all others: only failures of
-        # different events, one after the other, tell of the application.
+            # The application was known to be unavailable: no attempt of the event is used.
+            ruling = Ruling(postponed=self._postpone(self._outage(), POLICY.break_seconds))
+        # One event that makes its application fail must not stop all others: repeated failures of
+        # one event are no evidence against the application.
         is_repeated = judgement.at_fault and self._failed_last == event.key and not is_probe
         self._failed_last = event.key
         evidence = AttemptOutcome.NEUTRAL if is_repeated else AttemptOutcome.FAILURE
@@ -393,17 +393,17 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         """Return the metrics of the route."""
         label = ("route", self.route.name)
         for result, count in self.counts.items():
-            if result != "put_off":
+            if result != "postponed":
                 labels = (label, ("result", result))
                 yield Sample("sdk_forward_attempts_total", labels, count)
-        yield Sample("sdk_forward_put_off_total", (label,), self.counts["put_off"])
+        yield Sample("sdk_forward_postponed_total", (label,), self.counts["postponed"])
         state = _PAUSED if self.paused is not None else _STATES.get(self.breaker.state, WAITING)
         yield Sample("sdk_forward_route_state", (label,), state)
         yield from self.seconds.samples("sdk_forward_seconds", (label,))
 
 
 class Forwarder:
-    """The routes of a receiver, and the look for pauses beside its queue.
+    """The routes of a receiver, and the task that polls for pauses.
 
     Raises:
         OptionsValidationError: a secret is missing, or nothing can be signed with it.
@@ -449,24 +449,24 @@ class Forwarder:
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look for pauses until cancelled; report the start once they are known.
+        """Poll for pauses until cancelled; report the start once they are known.
 
         Raises:
-            StoreUnavailableError: at the start alone; later it is tried again.
+            StoreUnavailableError: only at the start; later polls are retried.
         """
-        await self._look()
+        await self._poll()
         task_status.started()
         while True:
             await trio.sleep(POLL_SECONDS)
             try:
-                await self._look()
+                await self._poll()
             except StoreUnavailableError as error:
                 _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         await trio.lowlevel.checkpoint()
         for handler in self.handlers:
-            await handler.look()
+            await handler.poll()
 
     def samples(self) -> Iterator[Sample]:
         """Return the metrics of all routes."""

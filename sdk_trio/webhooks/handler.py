@@ -1,8 +1,7 @@
-"""Handlers: their base class, and functions in its place.
+"""Handlers: their base class, and the functions that can be registered instead.
 
-A coroutine function runs in the event loop. A plain function runs in a thread, because nobody can
-know whether it waits, and what waits in the loop stops everything else. A factory is called once,
-at the start.
+A coroutine function runs in the event loop. A plain function runs in a thread: it may block, and a
+call that blocks in the loop stops everything else. A factory is called once, at the start.
 """
 
 import functools
@@ -71,7 +70,7 @@ Handler: TypeAlias = WebhookHandlerBase[E] | HandlerFunction[E] | HandlerFactory
 
 
 class Kind(Enum):
-    """The ways in which a registered object is used."""
+    """The use of a registered object."""
 
     INSTANCE = "instance"
     FACTORY = "factory"
@@ -101,8 +100,7 @@ def kind_of(handler: object) -> Kind:
         return Kind.FACTORY
     if _is(handler, inspect.isgeneratorfunction) or _is(handler, inspect.isasyncgenfunction):
         raise HandlerRegistrationError(
-            f"{name} is a generator function, and nobody would iterate over what it returns: "
-            "write it without yield."
+            f"{name} is a generator function, which is never iterated over: write it without yield."
         )
     if _is(handler, inspect.iscoroutinefunction):
         return Kind.COROUTINE
@@ -276,8 +274,8 @@ class ThreadHandler(WebhookHandlerBase[Any]):
         event is neither recorded as failed nor run a second time while the first run goes on. A
         function that calls ``trio.from_thread.check_cancelled()`` ends at a cancellation.
         """
-        # No limiter here: the runner has taken a place before the event was claimed.
-        raised = await run_in_thread(self._run, event, limiter=_PLACE_TAKEN, name=self._name)
+        # No limiter here: the runner acquired a thread slot before it claimed the event.
+        raised = await run_in_thread(self._run, event, limiter=_NO_LIMIT, name=self._name)
         if raised is not None:
             raise raised
 
@@ -294,7 +292,7 @@ class ThreadHandler(WebhookHandlerBase[Any]):
             for surrounding in self._around:
                 stack.enter_context(surrounding(event))
             returned: object = self._function(event, *self._arguments)
-            # Within them: a transaction around a run that is refused must not commit.
+            # Inside the blocks: a transaction around a refused run must not commit.
             if returned is not None:
                 refuse_result(self._name, returned, self._place)
             require_awaited(self._name, self._place)
@@ -326,7 +324,7 @@ class TransactionHandler(WebhookHandlerBase[Any]):
 
     def _apply(self, event: Event[Any], transaction: Transaction[Any]) -> None:
         returned = self._function(event, transaction)
-        # Within the transaction, which must not commit then.
+        # Inside the transaction, which must not commit if this raises.
         if returned is not None:
             refuse_result(self._name, returned, self._place)
         require_awaited(self._name, self._place)
@@ -385,8 +383,8 @@ def refuse_result(name: str, returned: object, place: str | None) -> None:
         )
 
 
-class _PlaceTaken:
-    """Limits nothing: the place among the threads has been taken already."""
+class _NoLimit:
+    """A capacity limiter without a limit: the runner has acquired a thread slot already."""
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
         """Return at once."""
@@ -396,5 +394,5 @@ class _PlaceTaken:
         """Do nothing."""
 
 
-# Trio takes whatever has these two methods, and its annotation says less.
-_PLACE_TAKEN = cast("trio.CapacityLimiter", _PlaceTaken())
+# Trio accepts any object with these two methods; its annotation is narrower.
+_NO_LIMIT = cast("trio.CapacityLimiter", _NoLimit())

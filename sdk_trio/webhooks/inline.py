@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _log = get_logger("webhooks")
 
-#: The most outcomes in memory that the store did not take. They are few: each belongs to a request
-#: that was being answered when the store failed.
+#: The most unrecorded outcomes in memory. They are few: each belongs to a request that was being
+#: answered when the store failed.
 MOST_UNRECORDED = 1000
 
 
@@ -43,14 +43,14 @@ class InFlight(msgspec.Struct):
     """An inline run in progress, and the deliveries of the same key that wait for it."""
 
     raw: bytes
-    ended: trio.Event | None = None  # made by the first delivery that waits: hardly any run does
+    ended: trio.Event | None = None  # made by the first delivery that waits; most runs have none
     answer: Answer | None = None
 
 
 class Unrecorded(msgspec.Struct, frozen=True):
     """The outcome of a finished run that the store did not confirm, and the run's seconds.
 
-    ``earlier_attempts`` is the event's. A replay changes it: the outcome is not the new run's.
+    ``earlier_attempts`` is the event's. A replay changes it, and the outcome is then obsolete.
     """
 
     outcome: Done | Dead
@@ -156,7 +156,7 @@ class InlineRuns:
         in_flight = self._in_flight[key] = InFlight(delivery.raw)
         try:
             attempt = 1
-            # A claim of a new key is not waited for; most handlers have ended before it is written.
+            # The claim of a new key is not awaited; most handlers have ended before it is written.
             if not self._inbox.claim_new(delivery):
                 admitted = await self._inbox.claim(delivery)
                 if admitted.admission is not Admission.NEW:
@@ -171,7 +171,7 @@ class InlineRuns:
             failure = None
             finished = self._unrecorded.pop(key, None) if self._unrecorded else None
             if finished is not None and finished.earlier_attempts == arrival.earlier_attempts:
-                # The handler has run, and only the store did not know: its outcome is recorded now.
+                # The handler has run, but its outcome could not be recorded: it is recorded now.
                 outcome, seconds = finished.outcome, finished.seconds
                 await self._record(key, arrival, outcome, seconds)
             else:
@@ -199,7 +199,7 @@ class InlineRuns:
     async def _record(
         self, key: str, arrival: VerifiedDelivery, outcome: Done | Dead | Retry, seconds: float
     ) -> None:
-        """Record an outcome; one that the store did not confirm is remembered."""
+        """Record an outcome; remember it if the store does not confirm it."""
         try:
             await self._recorder.record(key, outcome)
         except BaseException:
@@ -211,7 +211,7 @@ class InlineRuns:
     ) -> None:
         """Keep a final outcome, so that the redelivery does not run the handler again."""
         if isinstance(outcome, Retry):
-            return  # the redelivery is to run it again
+            return  # the redelivery runs it again
         self._unrecorded[key] = Unrecorded(outcome, seconds, earlier_attempts)
         if len(self._unrecorded) > MOST_UNRECORDED:
             self._unrecorded.popitem(last=False)
@@ -246,10 +246,10 @@ class InlineRuns:
     async def _run_threaded(
         self, key: str, arrival: VerifiedDelivery, handler: BoundHandler, tenant: "Tenant | None"
     ) -> Answer:
-        """Run a plain function in a task of its own, and wait for it as long as a sender does.
+        """Run a plain function in its own task, and wait for it as long as a sender does.
 
-        A thread cannot be stopped, so the run may outlast the request: its claim stands until it
-        ends, and its outcome is recorded then. Redeliveries find the one or the other.
+        A thread cannot be stopped, so the run may outlast the request. Its claim is held until it
+        ends and its outcome is recorded; redeliveries find the claim or the outcome.
         """
         if self.tasks is None:
             return await self._refuse("draining", arrival.delivery)
@@ -263,7 +263,7 @@ class InlineRuns:
         if run.error is not None:
             raise run.error
         if run.answer is None:
-            self._invocations.report_still_running(self._invocations.at_work.get(key))
+            self._invocations.report_still_running(self._invocations.running.get(key))
         return run.answer or BUSY
 
     async def _run_in_slot(  # noqa: ASYNC910 - taking a slot is a checkpoint, or it raises
@@ -274,14 +274,14 @@ class InlineRuns:
         handler: BoundHandler,
         tenant: "Tenant | None",
     ) -> None:
-        """Run once there is a slot among the threads; without one nothing is claimed."""
+        """Run once a thread slot is free; nothing is claimed before."""
         assert handler.threads is not None
         delivery = arrival.delivery
         try:
             with trio.move_on_after(self._seconds) as patience:
                 async with handler.threads:
                     patience.deadline = inf
-                    # Others may have come first while this one waited.
+                    # Another delivery of the key may have begun to run while this one waited.
                     in_flight = self._in_flight.get(key)
                     if in_flight is not None:
                         run.answer = await self._join(in_flight, delivery)
@@ -292,7 +292,7 @@ class InlineRuns:
             if patience.cancelled_caught:
                 run.answer = await self._refuse("threads", delivery)
         except Exception as error:
-            # The request answers for it, as it does for a run in its own task.
+            # Raised again in the request's task, if it still waits.
             run.error = error
             if not run.awaited:
                 if not isinstance(error, StoreUnavailableError):

@@ -1,7 +1,7 @@
 """Invocations of user code: a handler within its deadline, and its error hook once it has failed.
 
-Whatever user code raises of its own is a :class:`~sdk_trio.webhooks.outcomes.Failure` of its event.
-A cancellation of ours and an operator's Ctrl-C are not its own, and go on to whoever they are for.
+An exception of user code is a :class:`~sdk_trio.webhooks.outcomes.Failure` of its event. Our own
+cancellation and an operator's Ctrl-C are not, and propagate.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
 _log = get_logger("webhooks")
 
 _STILL_THREADED = (
-    "its thread cannot be stopped: the event stays claimed until it ends, and is not run beside it"
+    "its thread cannot be stopped: the event stays claimed until it ends, and does not run twice"
 )
 _STILL_RUNNING = "it holds a worker; set a timeout on each call that it makes"
 
-#: The error of a failure that no one could put into words.
+#: The error text of an exception that cannot be described.
 UNDESCRIBED = "an exception that could not be described"
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
-    """A handler at work: its name, its event, and when it began (``clock.monotonic``).
+    """A running handler: its name, its event, and when it began (``clock.monotonic``).
 
-    ``threaded`` says that it is a plain function in a thread, which nothing can stop.
+    ``threaded``: it is a plain function in a thread, which nothing can stop.
     """
 
     handler: str
@@ -93,17 +93,17 @@ class Ended(msgspec.Struct, frozen=True):
 def inline_deadline(seconds: float, expiry: Expiry | None) -> AbstractContextManager[Deadline]:
     """Limit a handler to ``seconds``, with the server's own deadline where it has one.
 
-    The server's deadline spares the run a cancel scope, which would cost more than the check of its
+    The server's deadline saves the run a cancel scope, which would cost more than checking its
     signature.
     """
     if expiry is None:
         return trio.CancelScope(relative_deadline=seconds)
-    # Until the outcome has been recorded, the answer is that nothing is known of it.
+    # The answer if the deadline passes before the outcome is recorded.
     return expiry.move_on_after(seconds, BUSY)
 
 
 class Invocations:
-    """Calls handlers with events that are claimed, and knows which ones are at work.
+    """Calls handlers with claimed events, and knows which handlers are running.
 
     Args:
         settings: their secrets are masked in the texts of errors; in Development a failure keeps
@@ -130,41 +130,41 @@ class Invocations:
         self._secrets: list[str] = []
         self.mask(settings)
         self._in_development = settings.is_development
-        #: The handlers at work by the key of their event, the oldest first. Other threads read it,
+        #: The running handlers by the key of their event, the oldest first. Other threads read it,
         #: to name those that keep a daemon from ending.
-        self.at_work: dict[str, Run] = {}
+        self.running: dict[str, Run] = {}
         self._conclusions = conclusions
-        conclusions.runs = self.at_work
+        conclusions.runs = self.running
         self._timed_out: dict[str, float] = {}
         self._drifted: set[str] = set()
 
     def mask(self, settings: Settings) -> None:
-        """Mask the secrets of ``settings``, besides the earlier ones, in handlers' error texts."""
+        """Mask the secrets of ``settings``, in addition to earlier ones, in handlers' errors."""
         known = (settings.access_token, *settings.webhooks.all_secrets)
-        # The version is dropped before use, so the rest alone may stand in an error.
+        # The version prefix is removed before use, so an error may quote the rest alone.
         revealed = {secret.reveal().removeprefix("v1,") for secret in known if secret is not None}
         found = {text for text in revealed if len(text) >= LEAST_MASKED}
-        # The longest first: a secret that contains another one would else keep its other half.
+        # The longest first: masking a shorter secret inside it would leave the rest visible.
         self._secrets = sorted(found.union(self._secrets), key=len, reverse=True)
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Return the handlers at work, the oldest first; any thread may ask."""
+        """Return the running handlers, the oldest first. Callable from any thread."""
         # One call into C copies the dictionary, so it cannot change in the middle.
-        return tuple(self.at_work.copy().values())
+        return tuple(self.running.copy().values())
 
     def seconds_of(self, run: Run) -> float:
-        """Return how long a handler has been at work."""
+        """Return how long a handler has been running."""
         return self._stopwatch() - run.begun
 
     def report_threads(self) -> None:
-        """Log each plain function that is at work; at the end of a drain nothing can stop it."""
+        """Log each running plain function; at the end of a drain nothing can stop it."""
         for run in self.runs:
             if run.threaded:
                 self.report_still_running(run)
 
     def report_still_running(self, run: Run | None) -> None:
-        """Log that a handler is still at work, and what follows from that."""
+        """Log that a handler is still running, with a hint."""
         if run is not None:
             _log.warning(
                 "webhook.still_running",
@@ -173,9 +173,9 @@ class Invocations:
             )
 
     def time_out(self, run: Run, cell: trio.Nursery, seconds: float) -> None:
-        """Cancel a run at work that has outlasted its limit of ``seconds``; ``cell`` holds it.
+        """Cancel a run in ``cell`` that has exceeded its limit of ``seconds``.
 
-        What nothing cancels goes on, and ends as it ends: a plain function in its thread.
+        A plain function goes on in its thread, since nothing can cancel it; its outcome counts.
         """
         self._timed_out[run.key] = seconds
         cell.cancel_scope.cancel()
@@ -298,7 +298,7 @@ class Invocations:
 
         ``begun`` is when it began, by ``clock.monotonic``. A cancellation of ours is raised.
         """
-        self.at_work[event.key] = Run(
+        self.running[event.key] = Run(
             handler.name, event.webhook_id, begun, event.key, handler.threads is not None
         )
         # A class may return what is no None, whatever its annotation.
@@ -322,7 +322,7 @@ class Invocations:
         finally:
             if self._timed_out:
                 self._timed_out.pop(event.key, None)
-            self.at_work.pop(event.key, None)
+            self.running.pop(event.key, None)
         return None
 
     def _failure_of(

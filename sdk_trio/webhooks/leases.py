@@ -1,13 +1,14 @@
 """The leases of queued events that this process holds in memory.
 
-If the store has leased an event to this process that is neither in here nor an inline run in
-flight, the call that claimed it was abandoned. The next renewal gives it up, and the event is
-claimed anew.
+If the store has leased an event to this process that is neither listed here nor an in-flight inline
+run, the call that claimed it was abandoned. The next renewal gives the lease up, and the event is
+claimed again.
 """
 
 from collections.abc import Iterable, Iterator
 
 import msgspec
+import trio
 
 
 class HeldLease(msgspec.Struct, eq=False):
@@ -35,6 +36,8 @@ class HeldLeases:
 
     def __init__(self) -> None:
         self._by_key: dict[str, HeldLease] = {}
+        #: Held while leases are claimed or renewed, so that a renewal knows every claimed one.
+        self.lock: trio.Lock = trio.Lock()
 
     def hold(self, key: str, *, since: float) -> HeldLease | None:
         """Hold the lease of an event that is about to be claimed; None: a run holds one already.
@@ -47,10 +50,11 @@ class HeldLeases:
         return lease
 
     def hold_claimed(self, key: str, *, since: float) -> HeldLease | None:
-        """Hold the lease of an event that the store has just given out; None: a run holds one.
+        """Hold the lease of an event that the store has just leased; None: a run holds one.
 
-        Where the outcome of a run is being recorded, the store has it already, since it has given
-        the event out again. Recorded once more, it would be the outcome of the next run.
+        If an outcome of the event is being recorded at the same time, the store must have it
+        already, or it would not have leased the event again. That recording ends: repeated, it
+        would become the outcome of the next run.
         """
         earlier = self._by_key.get(key)
         if earlier is not None:

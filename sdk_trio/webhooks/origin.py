@@ -120,7 +120,7 @@ class _GarbageError(ValueError):
 
 
 class _ContradictionError(_GarbageError):
-    """The two families of headers say different things: one of them may be the sender's own."""
+    """The two families of headers disagree: the sender may have set one of them."""
 
 
 class _Sender(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ class _Sender(msgspec.Struct, frozen=True):
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """The claims of one family of headers: ``sender`` and ``protocol``, None where it is silent."""
+    """The claims of one family of headers: ``sender`` and ``protocol``, None where absent."""
 
     sender: _Sender | None
     protocol: str | None
@@ -226,8 +226,8 @@ class TrustedProxies:
             readings.append(self._read_x_forwarded(senders, protocols))
         if not readings:
             return _Reading(None, None)
-        # Silence of one family contradicts a claim of the other, too: a proxy that sets only
-        # X-Forwarded-For would else vouch for a ``Forwarded: proto=https`` of the sender's.
+        # A missing claim contradicts a claim of the other family. Otherwise a proxy that sets only
+        # X-Forwarded-For would vouch for the sender's own ``Forwarded: proto=https``.
         if readings[0] != readings[-1]:
             raise _ContradictionError
         return readings[0]
@@ -370,7 +370,7 @@ def _vouched_protocol(entries: list[str], hops: int) -> str | None:
         return None
     protocols = [_parse_protocol(entry) for entry in entries[-hops:]]
     # A single entry was set for all hops. With fewer entries than proxies it is unknown which proxy
-    # added which, so the request is secure only if every one of them says so.
+    # added which, so the request is secure only if all of them agree on https.
     if len(protocols) in (1, hops):
         return protocols[0]
     return "https" if set(protocols) == {"https"} else "http"

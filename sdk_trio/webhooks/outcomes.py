@@ -62,10 +62,9 @@ _RUNNERS = tuple(str(Path("packages", name, "_"))[:-1] for name in ("trio", "out
 class Failure(msgspec.Struct, frozen=True):
     """The failure of one run: ``error`` for people, ``retry_after`` seconds if the handler asked.
 
-    ``asked`` says that it asked and did nothing else: then it is an answer, without a traceback.
+    ``asked``: the handler raised only ``RetryLater``, which is an answer and needs no traceback.
     ``error_type`` is the name of the exception's class, ``place`` the user's line that raised it.
-    ``cut_short`` says that it was caused by a cancellation of ours. ``ruling`` says what follows a
-    post that failed.
+    ``cut_short``: our own cancellation caused it. ``ruling`` is the consequence of a failed post.
     """
 
     error: str
@@ -97,8 +96,8 @@ class DeliveryRetries(msgspec.Struct, frozen=True):
     """The number and the delays of an enqueued event's runs.
 
     ``max_attempts`` counts all runs, the first included; ``base_seconds`` and ``cap_seconds``
-    bound the delay: full jitter, ``U(0, min(cap, base * 2**(attempts - 1)))``. Events that failed
-    together, because one service was away, so do not come back together.
+    bound the delay: full jitter, ``U(0, min(cap, base * 2**(attempts - 1)))``. Jitter keeps events
+    that failed together from retrying together.
     """
 
     max_attempts: int
@@ -112,12 +111,12 @@ def after_queued_failure(
     """Decide what follows the failed run number ``attempts`` of an enqueued event.
 
     ``fraction`` in [0, 1) is the caller's randomness, ``now`` Unix seconds. A delay that the
-    handler asked for is a lower bound: the jitter is added to it, so that many events that were
-    told the same delay do not return at once.
+    handler asked for is a lower bound: the jitter is added to it, so that many events with the same
+    delay do not return at once.
     """
     ruling = failure.ruling or Ruling()
-    if ruling.put_off is not None:
-        return ruling.put_off
+    if ruling.postponed is not None:
+        return ruling.postponed
     if attempts >= min(policy.max_attempts, ruling.most_attempts or policy.max_attempts):
         return Dead(failure.error, failure.place, failure.traceback, answer=ruling.answer)
     wait = jittered_wait(
@@ -198,7 +197,7 @@ def post_failure(error: PostFailedError) -> Failure:
     return Failure(str(error), error_type=type(error).__name__, ruling=error.ruling)
 
 
-#: The mistake of whoever comes from FastAPI: what asyncio says does not name the way out.
+#: A usual mistake of users of FastAPI: the message of asyncio does not name the remedy.
 _NOT_ASYNCIO = (
     " (handlers run on Trio, or in a thread; under sdk_trio.asgi.Threaded, asyncio=True runs one "
     "on the loop of the application)"
@@ -232,7 +231,7 @@ def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
 def parked_reason(tenant: "Tenant | None", gone: str | None = None) -> str:
     """Say why an event was parked, and what to do; ``gone`` is the id of a purged tenant."""
     if gone is not None:
-        return f"its tenant {gone} was purged, and nobody else may have its events"
+        return f"its tenant {gone} was purged, and no other tenant may get its events"
     if tenant is None or tenant.is_active:
         return "no handler for this type; register one, then replay the event"
     if tenant.is_deleted:
@@ -286,7 +285,7 @@ def place_of(error: BaseException) -> str | None:
     if is_a(error, NotAwaitedError):
         place = attribute_of(error, "place")
         return place if type(place) is str else None
-    # The place where a member of a group failed says more than that of the nursery around it.
+    # The line of a group's member is more useful than that of the nursery around it.
     while (members := members_of(error)) and any(frames_of(members[0])):
         error = members[0]
     return place_in(frames_of(error))

@@ -1,17 +1,17 @@
-"""The bounded queue between the inbox and its workers, and their drain.
+"""The bounded queue between the inbox and its workers, and its drain.
 
-Committed events go through a memory channel of ``Queue:Capacity`` places to ``Queue:Workers``
-tasks. The place is reserved *before* the commit, so an event that was committed always has one,
-and a sender that finds no place is answered 503 before anything is stored. Retries, replayed
-events, events of an earlier process, and ordered events wait in the store; the feeder fetches them
-when they are due and a place is free.
+Committed events go through a memory channel of ``Queue:Capacity`` slots to ``Queue:Workers`` tasks.
+A slot is reserved *before* the commit, so a committed event always has one, and a sender that finds
+none is answered 503 before anything is stored. Retries, replayed events, events of an earlier
+process and ordered events wait in the store. The feeder fetches them when they are due and a slot
+is free.
 
 Invariants: every event in the channel or in a worker has a lease of this process in the store, so
-nothing is lost by a crash; only these leases are renewed, so nothing else keeps one; and
-``_places_taken`` never exceeds the channel's size, so that ``send_nowait`` cannot fail.
+a crash loses nothing; only these leases are renewed, so no other one lasts; and ``_slots_used``
+never exceeds the channel's size, so ``send_nowait`` cannot fail.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from math import inf
 
 import trio
@@ -21,19 +21,23 @@ from ..base.cells import Cells, current_cell, run_in_cell
 from ..base.clock import wall
 from ..base.logs import Throttle, get_logger
 from ..config import Settings
-from ..errors import DeliveryDecodingError, StoreLostError, StoreUnavailableError
-from ..records.deliveries import Admission, Dead, DeliveryRecord, Postponed, Retry
+from ..errors import StoreLostError, StoreUnavailableError
+from ..records.deliveries import Admission, DeliveryRecord, Postponed, Retry
 from ..storage.open import LEASE_SECONDS
 from ..storage.ports import Inbox
 from . import answers
 from .answers import Answer
-from .arrival import VerifiedDelivery, arrival_of, resumed
+from .arrival import VerifiedDelivery, resumed
+from .claiming import Claimer
+from .clock_watch import ClockWatch
 from .counters import Counters
 from .invocation import Run
 from .leases import HeldLease
+from .quarantine import Quarantine
 from .recording import CLEANUP_SECONDS, STORE_RETRY_SECONDS
 from .rejections import LINES, SECONDS
 from .run import DeliveryRunner
+from .run_watch import RunWatch
 
 _log = get_logger("webhooks")
 
@@ -41,8 +45,8 @@ _log = get_logger("webhooks")
 #: seconds. It costs no disk access, because SQLite keeps a counter of changes in memory.
 POLL_SECONDS = 0.5
 
-#: The longest time between two fetches, in seconds: whatever is due is found without any sign of
-#: it. A lease that expires gives none, and a sign may be missed.
+#: The longest time between two fetches, in seconds. An expired lease gives no signal, and a signal
+#: may be missed, so the store is polled without one.
 FETCH_SECONDS = 5.0
 
 #: The most records that the feeder fetches at once, which bounds the memory of their bodies.
@@ -55,41 +59,12 @@ FULL_RETRY_SECONDS = 5.0
 #: ``LEASE_SECONDS`` less this before another process takes running events over.
 RENEW_SECONDS = 5.0
 
-#: The longest wait of a due event after a stall of the store or of this process, in seconds, where
-#: a worker is free: a lease without a run is given up, and its event fetched.
+#: The longest wait of a due event after a stall of the store or of this process, in seconds, if a
+#: worker is free: a lease without a run is given up, and its event fetched.
 PICK_UP_SECONDS = RENEW_SECONDS + FETCH_SECONDS
 
-#: The same where the process that had the lease does not come back.
+#: The same if the process that had the lease does not come back.
 TAKE_OVER_SECONDS = LEASE_SECONDS + FETCH_SECONDS
-
-#: The seconds that other runs wait for a suspect that runs alone. A handler that ends the process
-#: does so early as a rule, and one that never returns must not hold up all others for ever.
-ALONE_SECONDS = 30.0
-
-#: The seconds that suspects run alone altogether: inline deliveries are refused meanwhile, and
-#: senders disable an endpoint that refuses for long.
-QUARANTINE_SECONDS = 60.0
-
-#: The seconds that the remaining suspects wait for a suspect that takes longer than
-#: ``ALONE_SECONDS``: beside it they would be blamed if it ended the process. The wait is bounded,
-#: because that handler may never return.
-APART_SECONDS = 600.0
-
-#: The most suspects that run alone one after the other; further ones run like all other events.
-SUSPECTS_LIMIT = 100
-
-#: The seconds after which a run is reported as long, and its worker counts as held.
-LONG_RUN_SECONDS = 60.0
-
-#: The interval in seconds at which runs are compared with their limits.
-WATCH_SECONDS = 1.0
-
-#: The smallest step of the wall clock against the monotonic one, in seconds, that counts as a clock
-#: that was set; time services correct smaller ones all the time.
-STEP_SECONDS = 2.0
-
-#: Pause between two comparisons of this host's clock with the store's, in seconds.
-COMPARE_SECONDS = 20.0
 
 
 #: An event in the channel, the number of its next run, whether that is surely its first, its lease.
@@ -100,7 +75,7 @@ class WorkerPool:
     """Accepts events for later, runs them in workers, and drains until the channel is empty.
 
     Args:
-        settings: ``Webhooks:Queue`` gives the number of places and of workers.
+        settings: ``Webhooks:Queue`` gives the number of slots and of workers.
         runner: runs the events.
         inbox: the open store that keeps them.
         counters: counts accepted and refused events.
@@ -131,38 +106,39 @@ class WorkerPool:
         self._send: trio.MemorySendChannel[_Queued]
         self._receive: trio.MemoryReceiveChannel[_Queued]
         self._send, self._receive = trio.open_memory_channel(options.capacity)
-        self._places_taken = 0
-        self._running = 0
+        self._slots_used = 0
         # The event that each worker runs, by the nursery of its task.
-        self._held: dict[trio.Nursery, VerifiedDelivery] = {}
-        self._time_limit = options.handler_timeout_seconds
-        # When each long run is reported next, by its key.
-        self._next_report: dict[str, float] = {}
-        # True while events that are due may wait on disk. It begins as True, because the store of
-        # an earlier process has not been looked at yet.
-        self._behind = True
+        self._running: dict[trio.Nursery, VerifiedDelivery] = {}
+        # True while due events may wait in the store: also at the start, because the store of an
+        # earlier process has not been polled yet.
+        self._store_has_due = True
         self._next_due_at = inf
-        self._logged_offset = 0.0
-        # By how much the wall clock is ahead of the monotonic one, when it was set last, and
-        # whether leases and due times are right since.
-        self._offset = 0.0
-        self._stepped_at = -inf
-        self._corrected = True
         self._feed_wanted = trio.Event()
-        self._place_freed = Bell()
+        self._slot_freed = Bell()
         self._feeder_blocked = False
         self._closed = False
-        # No deadline: it ends with the workers, for which Trio waits in any case, and as long as a
-        # plain function is in its thread nobody else may take its event.
+        # No deadline: it ends with the workers, for which Trio waits in any case, and while a plain
+        # function runs in its thread no other process may claim its event.
         self._renewing = trio.CancelScope(shield=True)
         self.ended: trio.Event = trio.Event()
-        # Leases are taken from the store and compared with it one after the other.
-        self._taking = trio.Lock()
+        self._claimer = Claimer(runner, inbox, clock=clock)
+        self._quarantine = Quarantine(
+            runner,
+            inbox,
+            self._claimer,
+            self._running,
+            is_closed=lambda: self._closed,
+            wake=self.wake,
+        )
+        self._clock_watch = ClockWatch(inbox, clock=clock, renew=self._renew, wake=self.wake)
+        self._run_watch = RunWatch(
+            runner.invocations, self._running, options.handler_timeout_seconds
+        )
 
     @property
     def depth(self) -> int:
         """Return how many events wait in the memory channel (``sdk_queue_depth``)."""
-        return self._places_taken
+        return self._slots_used
 
     @property
     def capacity(self) -> int:
@@ -172,42 +148,40 @@ class WorkerPool:
     @property
     def unfinished(self) -> int:
         """Return how many events wait in memory or run in a worker."""
-        return self._places_taken + self._running
+        return self._slots_used + len(self._running)
 
     @property
     def long_runs(self) -> tuple[Run, ...]:
-        """Return the runs of the queue that have lasted :data:`LONG_RUN_SECONDS`, or more."""
-        seconds_of = self._runner.invocations.seconds_of
-        return tuple(run for _, run in self._runs() if seconds_of(run) >= LONG_RUN_SECONDS)
+        """Return the queued runs that have lasted :data:`~.run_watch.LONG_RUN_SECONDS` or more."""
+        return self._run_watch.long_runs
 
     @property
     def workers(self) -> int:
-        """Return how many events are run at once."""
+        """Return how many events run at once."""
         return self._workers
 
     @property
     def idle(self) -> bool:
         """Say whether no event waits in memory and no worker runs one."""
-        return self._places_taken == 0 and self._running == 0
+        return self._slots_used == 0 and not self._running
 
     # -- accepting ---------------------------------------------------------------------------
 
     async def accept(self, arrival: VerifiedDelivery) -> Answer:
-        """Commit an event to the inbox, then queue it; answer 200, or 503 when there is no room.
+        """Commit an event to the inbox, then queue it; answer 200, or 503 when the queue is full.
 
         A refused event is not in the store. Cancellation does not undo a commit.
         """
-        # While the feeder waits for a place, the older events on disk go first: otherwise a flood
-        # of new events would take each place that becomes free, and the store would grow without
-        # bound.
-        if self._closed or self._feeder_blocked or self._places_taken >= self._capacity:
+        # While the feeder waits for a slot, older events in the store go first. Otherwise a flood
+        # of new events would take every slot, and the store would grow without bound.
+        if self._closed or self._feeder_blocked or self._slots_used >= self._capacity:
             await trio.lowlevel.checkpoint()
             return self._refuse(arrival)
-        self._places_taken += 1
-        # An ordered event takes its turn in the store, which knows the order also after a restart
-        # (docs/adr/0003-lease-tokens.md). So does any event while older ones
-        # wait on disk: it would overtake them.
-        direct = not (arrival.delivery.ordered or self._behind)
+        self._slots_used += 1
+        # An ordered event is claimed from the store, which knows the order also after a restart
+        # (docs/adr/0003-lease-tokens.md). So is any event while older ones wait in the store: it
+        # would overtake them.
+        direct = not (arrival.delivery.ordered or self._store_has_due)
         delivery, queued = arrival.delivery, False
         # A plain field costs less than the property, for the host's own deliveries.
         key = delivery.key if delivery.signer else delivery.webhook_id
@@ -225,19 +199,19 @@ class WorkerPool:
                     arrival = resumed(arrival, admitted)
                 if lease is None:
                     lease = self._runner.leases.hold_claimed(key, since=self._clock())
-                fresh, queued = admitted.attempts == 0, lease is not None
+                is_first, queued = admitted.attempts == 0, lease is not None
                 if lease is not None:
-                    self._send.send_nowait((arrival, admitted.attempts + 1, fresh, lease))
+                    self._send.send_nowait((arrival, admitted.attempts + 1, is_first, lease))
             return answers.OK
         finally:
             # A commit that was cancelled, or not confirmed in time, may still succeed; the sender
-            # learns that from its redelivery. The next renewal gives our lease up then, and the
-            # feeder finds the event. The place goes back in any case.
+            # learns that from its redelivery. The next renewal gives the lease up then, and the
+            # feeder finds the event. The slot is freed in any case.
             if not queued:
                 if lease is not None:
                     self._runner.leases.drop(lease)
-                self._free_place()
-                self._want_feed()
+                self._free_slot()
+                self.wake()
 
     def _refuse(self, arrival: VerifiedDelivery) -> Answer:
         self._counters.count("full")
@@ -263,13 +237,11 @@ class WorkerPool:
         their events; those in the channel stay in the store. A plain function in its thread is
         waited for, also after a cancellation: ``webhook.still_running`` names it then.
         """
-        self._offset = self._clock() - trio.current_time()
         with self._receive, self._send:
             async with trio.open_nursery() as background:
                 background.start_soon(self._keep_leases)
-                background.start_soon(self._watch_clock)
-                background.start_soon(self._watch_threads)
-                background.start_soon(self._watch_runs)
+                background.start_soon(self._clock_watch.run)
+                background.start_soon(self._run_watch.run)
                 # Set before the start is reported, so that no inline delivery can run beside a
                 # suspect.
                 self._runner.inline.quarantined = self._after_crash
@@ -283,19 +255,20 @@ class WorkerPool:
     async def _run_workers(
         self, background: trio.Nursery, *, task_status: trio.TaskStatus[None]
     ) -> None:
-        async with trio.open_nursery() as apart:
-            tasks = Cells(apart)
+        async with trio.open_nursery() as lasting:
+            tasks = Cells(lasting)
             self._runner.use_tasks(tasks)
             try:
                 task_status.started()
                 async with trio.open_nursery() as workers:
                     if self._after_crash:
-                        await self._run_suspects(workers, background)
+                        await self._quarantine.run(workers, background)
                     background.start_soon(self._feed)
                     for _ in range(self._workers):
                         workers.start_soon(self._keep_working)
             finally:
-                # In the body of its nursery, which so cannot have closed: nobody finds it closed.
+                # Inside the nursery, which is still open here: no task can be started in a closed
+                # one.
                 self._runner.use_tasks(None)
                 tasks.close()
 
@@ -309,119 +282,6 @@ class WorkerPool:
         self._closed = True
         self._send.close()
 
-    # -- suspects ----------------------------------------------------------------------------
-
-    async def _run_suspects(self, workers: trio.Nursery, background: trio.Nursery) -> None:
-        """Run events that may have ended earlier processes, each alone, before all others.
-
-        If the process ends now, only one event can have done it. Events that merely ran beside it
-        earlier finish here, and are no suspects any more. If one takes too long, new events run
-        beside it, but the remaining suspects wait (``APART_SECONDS``): if it ends the process after
-        all, they must not have run beside it once more.
-        docs/adr/0023-quarantine.md says why one crash alone proves nothing.
-        """
-        waiting: dict[str, HeldLease] = {}
-        lasting: trio.Event | None = None
-        until = trio.current_time() + QUARANTINE_SECONDS
-        try:
-            async with self._taking:
-                with trio.CancelScope(shield=True):  # as for take_due
-                    suspects = await self._inbox.take_suspects(
-                        limit=SUSPECTS_LIMIT, now=self._clock()
-                    )
-                waiting = self._hold(suspects)
-            for record in suspects:
-                if self._closed or lasting is not None or trio.current_time() >= until:
-                    break
-                lease = waiting[record.key]
-                if await self._dead_letter(record):
-                    self._runner.leases.drop(lease)
-                elif self._runner.queued.must_run_alone(record):
-                    lasting = await self._isolate(record, lease, workers)
-                else:
-                    continue  # one crash proves little: it runs like all others
-                del waiting[record.key]
-        except StoreUnavailableError as error:
-            _log.store_unavailable(error)
-            await trio.lowlevel.checkpoint()
-        finally:
-            self._runner.inline.quarantined = False
-            if waiting and lasting is None:
-                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await self._release(waiting)
-        if waiting and lasting is not None:
-            background.start_soon(self._keep_apart, waiting, lasting)
-
-    async def _keep_apart(self, waiting: Mapping[str, HeldLease], lasting: trio.Event) -> None:
-        """Release ``waiting`` once the suspect before them has ended, or after the bound."""
-        try:
-            with trio.move_on_after(APART_SECONDS):
-                await lasting.wait()
-        finally:
-            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                await self._release(waiting)
-        self._want_feed()
-
-    async def _dead_letter(self, record: DeliveryRecord) -> bool:
-        """Dead-letter an event that must not run again; return whether it was one.
-
-        It must not run if it ended the process too often, or if its body cannot be decoded.
-        """
-        dead = self._runner.queued.dead_letter_of(record)
-        try:
-            delivery = (await arrival_of(record)).delivery
-        except DeliveryDecodingError as error:
-            # Only a damaged store holds such a body. Operators see a dead letter, but not an event
-            # that is fetched and fails again and again.
-            await self._inbox.finish(record.key, Dead(str(error)), now=self._clock())
-            return True
-        if dead is None:
-            await trio.lowlevel.checkpoint()
-            return False
-        await self._inbox.finish(record.key, dead, now=self._clock())
-        self._runner.recorder.report(delivery, record.attempts, dead)
-        return True
-
-    async def _isolate(
-        self, record: DeliveryRecord, lease: HeldLease, workers: trio.Nursery
-    ) -> trio.Event | None:
-        """Run one event alone, for ``ALONE_SECONDS`` at most.
-
-        Returns None when it has ended, else an event that is set when it ends.
-        """
-        _log.warning(
-            "webhook.quarantined",
-            webhook_id=record.webhook_id,
-            type=record.type,
-            process_ends=record.process_ends,
-            hint="it ran when the process ended; it runs alone now, to see whether it is the cause",
-        )
-        self._runner.inline.quarantined = True
-        ended = trio.Event()
-        workers.start_soon(run_in_cell, self._run_alone, record, lease, ended)
-        with trio.move_on_after(ALONE_SECONDS):
-            await ended.wait()
-        if ended.is_set():
-            return None
-        # From here on other events run beside it; the store no longer marks its run as alone.
-        await self._inbox.join(record.key)
-        return ended
-
-    async def _run_alone(self, record: DeliveryRecord, lease: HeldLease, ended: trio.Event) -> None:
-        cell = current_cell()
-        assert cell is not None
-        self._running += 1
-        lease.runs = True
-        try:
-            arrival = self._held[cell] = await arrival_of(record)
-            await self._runner.queued.run(arrival, lease, attempt=record.attempts + 1, alone=True)
-        finally:
-            self._running -= 1
-            self._held.pop(cell, None)
-            self._runner.leases.drop(lease)
-            ended.set()
-        self._want_feed()
-
     # -- workers -----------------------------------------------------------------------------
 
     async def _keep_working(self) -> None:
@@ -432,35 +292,38 @@ class WorkerPool:
     async def _work(self) -> None:  # noqa: ASYNC910 - an async for over a channel is a checkpoint
         cell = current_cell()
         assert cell is not None
-        async for arrival, attempt, fresh, lease in self._receive:
-            self._running += 1
-            self._held[cell] = arrival
-            self._free_place()
+        async for arrival, attempt, is_first, lease in self._receive:
+            self._running[cell] = arrival
+            self._free_slot()
             try:
                 if lease.lost:
                     continue
                 lease.runs = True
-                # A lease that may have ended is tried first, by a start that is waited for.
-                held = self._clock() - lease.since
-                first = fresh and -LEASE_SECONDS < held < LEASE_SECONDS
+                # The start of a run whose lease may have expired is awaited: it fails if another
+                # process has claimed the event.
+                age = self._clock() - lease.since
+                fresh = is_first and -LEASE_SECONDS < age < LEASE_SECONDS
                 outcome = await self._runner.queued.run(
-                    arrival, lease, attempt=attempt, fresh=first
+                    arrival, lease, attempt=attempt, fresh=fresh
                 )
             finally:
-                self._running -= 1
-                del self._held[cell]
+                del self._running[cell]
                 self._runner.leases.drop(lease)
-            # The next event of an ordered lane may run now, a retry has a due time that the feeder
-            # must know, and a free place is of use only while events wait on disk.
-            if arrival.delivery.ordered or self._behind or isinstance(outcome, Retry | Postponed):
-                self._want_feed()
+            # The next event of an ordered lane may run now, the feeder must know the due time of a
+            # retry, and a free slot matters only while events wait in the store.
+            if (
+                arrival.delivery.ordered
+                or self._store_has_due
+                or isinstance(outcome, Retry | Postponed)
+            ):
+                self.wake()
 
     # -- feeding -----------------------------------------------------------------------------
 
     async def _feed(self) -> None:
         while True:
             self._feed_wanted = trio.Event()
-            await self._wait_for_place()
+            await self._wait_for_slot()
             if self._closed:
                 return
             try:
@@ -472,82 +335,52 @@ class WorkerPool:
                 _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
                 await trio.sleep(STORE_RETRY_SECONDS)
 
-    async def _wait_for_place(self) -> None:
+    async def _wait_for_slot(self) -> None:
         await trio.lowlevel.checkpoint()
         try:
-            while self._places_taken >= self._capacity:
-                await self._place_freed.wait()
+            while self._slots_used >= self._capacity:
+                await self._slot_freed.wait()
         finally:
             self._feeder_blocked = False
 
     async def _fetch(self) -> None:
-        async with self._taking:
-            # Cancelled, it would leave leases behind. It ends by itself: the store has a limit of
-            # time for its callers.
-            with trio.CancelScope(shield=True):
-                self._look_at_clock()
-                # Other processes may not have seen yet that the clock was set.
-                overdue = trio.current_time() - self._stepped_at >= LEASE_SECONDS
-                due = await self._inbox.take_due(
-                    limit=FEED_LIMIT, now=self._clock(), overdue=overdue
-                )
-            waiting = self._hold(due.records)
+        # For a while after a step of the clock, leases of other processes only look expired: these
+        # processes may not have noticed the step yet.
+        overdue = self._clock_watch.check() >= LEASE_SECONDS
+        due, waiting = await self._claimer.claim_due(limit=FEED_LIMIT, overdue=overdue)
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
         try:
             for record in due.records:
                 lease = waiting.get(record.key)
                 if lease is None:
                     continue  # a run of it has its lease already
-                if not await self._queue(record, lease, fresh=record.key in due.unbegun):
+                if not await self._queue(record, lease, is_first=record.key in due.unbegun):
                     break
                 del waiting[record.key]
         finally:
             if waiting:
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
-                    await self._release(waiting)
-        self._behind = due.more
+                    await self._claimer.release(waiting)
+        self._store_has_due = due.more
         if due.more:
-            self._want_feed()
+            self.wake()
 
-    def _hold(self, records: Sequence[DeliveryRecord]) -> dict[str, HeldLease]:
-        """Hold the leases of fetched events, except of those of which a run has them already."""
-        leases, now = self._runner.leases, self._clock()
-        held = {record.key: leases.hold_claimed(record.key, since=now) for record in records}
-        return {key: lease for key, lease in held.items() if lease is not None}
-
-    async def _queue(self, record: DeliveryRecord, lease: HeldLease, *, fresh: bool) -> bool:
-        """Queue one fetched record when there is a place; False when the queue has closed."""
+    async def _queue(self, record: DeliveryRecord, lease: HeldLease, *, is_first: bool) -> bool:
+        """Queue one fetched record once a slot is free; return False if the queue has closed."""
         if self._closed:
             await trio.lowlevel.checkpoint()
             return False
-        try:
-            arrival = await arrival_of(record)
-        except DeliveryDecodingError:
-            await self._dead_letter(record)
-            self._runner.leases.drop(lease)
+        arrival = await self._claimer.decode(record, lease)
+        if arrival is None:
             return True
-        if record.process_ends and await self._dead_letter(record):
-            self._runner.leases.drop(lease)
-            return True
-        self._behind = self._feeder_blocked = self._places_taken >= self._capacity
-        await self._wait_for_place()
+        self._store_has_due = self._feeder_blocked = self._slots_used >= self._capacity
+        await self._wait_for_slot()
         if self._closed:
             return False
-        # No checkpoint from here on: the place would be somebody else's.
-        self._places_taken += 1
-        self._send.send_nowait((arrival, record.attempts + 1, fresh, lease))
+        # No checkpoint from here on, during which the slot could be used for another event.
+        self._slots_used += 1
+        self._send.send_nowait((arrival, record.attempts + 1, is_first, lease))
         return True
-
-    async def _release(self, leases: Mapping[str, HeldLease]) -> None:
-        """Give up leases of events that do not run."""
-        for lease in leases.values():
-            self._runner.leases.drop(lease)
-        try:
-            await self._inbox.release([*leases])
-        except StoreUnavailableError as error:
-            # The next renewal gives them up, or they expire.
-            _log.store_unavailable(error, ids=[*leases])
-            await trio.lowlevel.checkpoint()
 
     async def _wait_for_work(self) -> None:
         """Wait until the feeder is woken, a retry is due, or another process wrote.
@@ -567,71 +400,14 @@ class WorkerPool:
                 return
 
     def wake(self) -> None:
-        """Have the feeder look into the store at once, after this process has put events there."""
-        self._want_feed()
-
-    def _want_feed(self) -> None:
+        """Make the feeder poll the store at once, after this process has put events there."""
         self._feed_wanted.set()
 
-    def _free_place(self) -> None:
-        self._places_taken -= 1
-        self._place_freed.ring()
+    def _free_slot(self) -> None:
+        self._slots_used -= 1
+        self._slot_freed.ring()
 
-    async def _watch_clock(self) -> None:
-        """Correct leases and due times when the wall clock is set.
-
-        Due times are times of the wall clock. Set back by an hour, it would delay every retry by
-        that hour.
-        """
-        compare_at = trio.current_time()
-        while True:
-            await trio.sleep(POLL_SECONDS)
-            if trio.current_time() >= compare_at:
-                await self._compare_clocks()
-                compare_at = trio.current_time() + COMPARE_SECONDS
-            self._look_at_clock()
-            if self._corrected:
-                continue
-            self._corrected = True
-            try:
-                # Leases first: by the new time, ours may look expired, or as if they never ended.
-                await self._renew()
-                await self._inbox.reschedule(now=self._clock())
-            except StoreUnavailableError as error:
-                self._corrected = False
-                _log.store_unavailable(error)
-            else:
-                self._want_feed()
-
-    def _look_at_clock(self) -> None:
-        """Note whether the wall clock was set since the last look."""
-        step = self._clock() - trio.current_time() - self._offset
-        if abs(step) < STEP_SECONDS:
-            return
-        self._offset += step
-        self._stepped_at = trio.current_time()
-        self._corrected = False
-        _log.warning("runtime.clock_stepped", seconds=round(step, 3))
-
-    async def _compare_clocks(self) -> None:
-        """Log when this host's clock begins or ceases to differ from the store's."""
-        try:
-            offset = await self._inbox.clock_offset()
-        except StoreUnavailableError:
-            await trio.lowlevel.checkpoint()  # others report that
-            return
-        if offset is None or abs(offset - self._logged_offset) < STEP_SECONDS:
-            return
-        self._logged_offset = offset
-        if abs(offset) < STEP_SECONDS:
-            _log.info("runtime.clock_agrees", seconds=round(offset, 3))
-        else:
-            _log.warning(
-                "runtime.clock_differs",
-                seconds=round(offset, 3),
-                hint="this host's clock is ahead of the database's by so much (below 0: behind); "
-                "synchronize both (chrony, systemd-timesyncd)",
-            )
+    # -- leases ------------------------------------------------------------------------------
 
     async def _keep_leases(self) -> None:
         with self._renewing:
@@ -646,51 +422,6 @@ class WorkerPool:
                     _log.store_unavailable(error, retry_in=pause)
 
     async def _renew(self) -> None:
-        async with self._taking:
-            renewed = await self._runner.renew()
+        renewed = await self._runner.renew()
         if renewed.given_up:
-            self._want_feed()
-
-    async def _watch_threads(self) -> None:
-        """Name the plain functions that are still at work when the drain is cut short."""
-        try:
-            await trio.sleep_forever()
-        finally:
-            self._runner.invocations.report_threads()
-
-    # -- runs that take long -----------------------------------------------------------------
-
-    def _runs(self) -> list[tuple[trio.Nursery, Run]]:
-        """Return the handlers that workers run, with the nursery of each worker's task."""
-        at_work = self._runner.invocations.at_work
-        pairs = ((cell, at_work.get(held.delivery.key)) for cell, held in self._held.items())
-        return [(cell, run) for cell, run in pairs if run is not None]
-
-    async def _watch_runs(self) -> None:
-        """Cancel runs that outlast their limit, and log those that last long.
-
-        Looking once a second costs a run nothing; a cancel scope around each would cost as much as
-        checking its signature.
-        """
-        invocations = self._runner.invocations
-        limit = inf if self._time_limit is None else self._time_limit
-        while True:
-            await trio.sleep(min(WATCH_SECONDS, limit / 2))
-            for cell, run in self._runs():
-                if invocations.seconds_of(run) >= limit and not cell.cancel_scope.cancel_called:
-                    invocations.time_out(run, cell, limit)
-                    if run.threaded:
-                        invocations.report_still_running(run)
-            self._report_long_runs()
-
-    def _report_long_runs(self) -> None:
-        """Log each run that has lasted a minute; then again each time that it has doubled."""
-        reports: dict[str, float] = {}
-        for run in self._runner.invocations.runs:
-            due = self._next_report.get(run.key, LONG_RUN_SECONDS)
-            if self._runner.invocations.seconds_of(run) >= due:
-                self._runner.invocations.report_still_running(run)
-                due *= 2
-            if due > LONG_RUN_SECONDS:
-                reports[run.key] = due
-        self._next_report = reports
+            self.wake()

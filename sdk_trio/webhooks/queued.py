@@ -96,7 +96,7 @@ class QueuedRuns:
         """
         delivery = arrival.delivery
         handler = self._handlers.find(delivery.type, delivery.raw)
-        # A route that is paused is asked first, so that the store is written once.
+        # The route is asked first: if it is paused, the store is written only once.
         gate = None if handler is None else handler.gate
         postponed = None if gate is None else gate.hold()
         if postponed is not None:
@@ -114,11 +114,11 @@ class QueuedRuns:
                 return Released()
             tenant = None
             if delivery.tenant_id is not None:
-                # The tenant counts as it is now: time has passed since the event was accepted.
+                # The current state of the tenant counts: it may have changed since the acceptance.
                 tenant = await retry_until_stored(lambda: self._parking.tenant_of(delivery))
             has_started = True
             return await self._run_started(arrival, lease, handler, tenant, attempt)
-        except StoreLostError as error:  # it cannot be known whose event it is
+        except StoreLostError as error:  # the tenant cannot be looked up
             _log.store_unavailable(error, webhook_id=delivery.webhook_id)
             await trio.lowlevel.checkpoint()
             self._recorder.report(delivery, attempt, Released())
@@ -131,9 +131,9 @@ class QueuedRuns:
                 threads.release()
 
     async def _start(self, key: str, *, alone: bool) -> bool:
-        """Record that a run begins; return whether the event is still this process's.
+        """Record that a run begins; return whether this process still holds the lease.
 
-        A lost store has no later start that would find this event, so it runs nevertheless.
+        If the store is lost, the event runs all the same: no later start could find it.
         """
         try:
             is_ours = await retry_until_stored(
@@ -160,7 +160,7 @@ class QueuedRuns:
         if delivery.tenant_id is not None and self._parking.is_orphan(delivery, tenant):
             reason = (
                 f"its tenant {delivery.tenant_id} is not known here: it was purged, and "
-                "nobody else may have its events"
+                "no other tenant may get its events"
             )
             return await self._end(delivery, lease, attempt, Dead(reason))
         if handler is None or (
@@ -197,11 +197,11 @@ class QueuedRuns:
         return outcome
 
     async def _record_outside_cell(self, lease: HeldLease, outcome: Outcome) -> bool:
-        """Record the outcome of a run whose cell is cancelled: that was for the handler alone.
+        """Record the outcome of a run whose cell was cancelled to end the handler.
 
-        Within the cell, a failing store could not be asked again. A stop cancels the task that
-        records. Returns False if the store has failed for longer than a lease lasts: the event is
-        claimed anew then.
+        Inside the cell, a failing store could not be retried. A shutdown cancels the recording
+        task. Returns False if the store has failed for longer than a lease lasts; the event is then
+        claimed again.
         """
         assert self.tasks is not None  # a cell is within it
         recorded = trio.Event()

@@ -33,7 +33,7 @@ from .answers import Answer
 from .companion import BackgroundTask, Part, keep
 from .counters import Counters
 from .effects import Conclusions
-from .endpoint import Endpoint, Ways
+from .endpoint import DeliveryPaths, Endpoint
 from .invocation import Run
 from .queue import WorkerPool
 from .recording import CLEANUP_SECONDS
@@ -66,13 +66,13 @@ REPORTED_RUNS = 3
 
 
 class Share(msgspec.Struct, frozen=True):
-    """The share of one process in the work of a receiver; the default is all of it.
+    """The share of one process in the work of a receiver; by default it does all of it.
 
-    ``deliveries``: it accepts and runs deliveries. ``singletons``: it does what one process alone
-    may do: it holds the lock of the data directory, takes over what earlier processes have left,
-    upgrades, applies the retention, and sends notifications. ``owner`` names it in the store; None:
-    a name of its own. ``after_crash``: runs that ended a process are left to it, and it tries them
-    alone first. ``first``: of several processes it says what is the same for all.
+    ``deliveries``: it accepts and runs deliveries. ``singletons``: it does the work of which only
+    one process may be in charge: it holds the lock of the data directory, takes over events of
+    earlier processes, upgrades, applies the retention, and sends notifications. ``owner`` is its
+    name in the store; None: a random one. ``after_crash``: runs that ended a process are left to
+    it, and it runs them alone first. ``first``: it logs for all processes what concerns them all.
     """
 
     deliveries: bool = True
@@ -107,17 +107,17 @@ class WebhookReceiver:
         handlers: which handler runs for which event type.
         inbox: an open inbox to use, without tenants; None: it opens ``settings.storage`` itself
             and closes it.
-        client: the object that handlers find in ``services.client``, open for as long as this
-            runs; None: the receiver is standalone, and handlers get an error there.
+        client: ``services.client`` of the handlers, open while the receiver runs; None: the
+            receiver is standalone, and ``services.client`` raises.
         clock: returns Unix seconds; None: the clock of :mod:`sdk_trio.base.clock`.
-        client_factory: makes the client that ``services.client_for`` gives out for a tenant, out
-            of settings with the tenant's access token.
+        client_factory: makes the client that ``services.client_for`` returns for a tenant, from
+            settings with the tenant's access token.
         host_upgrade: the host's part of the upgrade from a single tenant: a resolver and steps.
         quiescence: the host's signal that nothing writes its data; with
             ``RequireGracefulQuiescence`` the upgrade is refused without it.
         companion: a part that runs beside the queue on the same store and tenants, such as
-            notifications; started only where there are tenants.
-        share: what this process does, where several are one receiver.
+            notifications; started only with tenants.
+        share: the work of this process, if several processes form one receiver.
 
     Its services need a nursery: the ASGI lifespan starts and drains it. Servers pass none to
     a mounted application: give :meth:`lifespan` to the application around it, or start it with
@@ -160,7 +160,7 @@ class WebhookReceiver:
         self._throttle = Throttle(lines=LINES, seconds=SECONDS)
         self._given_inbox = inbox
         self._client = client
-        # The function itself: each delivery asks it several times.
+        # The function itself: each delivery calls it several times.
         self._clock = clock or current_clock().wall
         self._client_factory = client_factory
         self._host_upgrade = host_upgrade
@@ -211,8 +211,8 @@ class WebhookReceiver:
 
         Only the keys of ``webhooks.endpoint.LIVE_KEYS`` can change while it runs; the others are
         taken over as given, so pass the running settings with these keys changed. Calling the
-        returned function cannot fail and changes everything at once; with tenants, their
-        credentials are looked up anew.
+        returned function cannot fail and changes everything at once; tenants' credentials are then
+        looked up again.
 
         Raises:
             OptionsValidationError: the settings cannot be used; nothing has changed.
@@ -238,10 +238,10 @@ class WebhookReceiver:
     async def _refuse_loop(  # noqa: ASYNC910 - another library's loop has no checkpoints of Trio
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Say in log and answer that this loop is not Trio's; nothing can be verified on it."""
+        """Log and answer that this loop is not Trio's; nothing can be verified on it."""
         hint = (
             "this receiver needs an ASGI server on Trio (hypercorn -k trio); on asyncio, as under "
-            "uvicorn, use sdk_trio.asgi.Threaded in its place"
+            "uvicorn, use sdk_trio.asgi.Threaded instead"
         )
         extra = self._throttle.fields("not_trio")
         if extra is not None:
@@ -256,9 +256,9 @@ class WebhookReceiver:
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
         """Start the receiver, and drain it at the end of the block; on a Trio server.
 
-        It takes the application, and ignores it, so that it is a ``lifespan`` of Starlette, FastAPI
-        and Litestar: ``Starlette(lifespan=receiver.lifespan)``. Cancelled, or when the drain's time
-        is over, running handlers are cancelled and their events released.
+        It ignores its argument, the application, so that it fits Starlette, FastAPI and Litestar:
+        ``Starlette(lifespan=receiver.lifespan)``. Cancelled, or when the drain times out, running
+        handlers are cancelled and their events released.
 
         Raises:
             NotRunningError: the loop is not Trio's.
@@ -340,7 +340,7 @@ class WebhookReceiver:
         return self._running.queue.depth if self._running else 0
 
     async def take_over(self, dead: str, heir: str) -> int:
-        """Take the leases of a dead process away, and leave its runs to ``heir``; count them.
+        """Release the leases of a dead process, and leave its runs to ``heir``; count them.
 
         Raises:
             NotRunningError: the store is not open.
@@ -349,7 +349,7 @@ class WebhookReceiver:
         return await self.store.take_over(dead, heir=heir, now=self._clock())
 
     def wake(self) -> None:
-        """Have the feeder look into the store at once, after this process has put events there."""
+        """Make the feeder poll the store at once, after this process has put events there."""
         if self._running is not None:
             self._running.queue.wake()
 
@@ -370,7 +370,7 @@ class WebhookReceiver:
         return self._endpoint.source_of(host)
 
     def note_refusal(self, status: int, reason: str, address: str | None) -> None:
-        """Note a request that the server refused before it came here."""
+        """Note a request that the server refused before the receiver saw it."""
         self._rejections.note_request(status, reason, address)
 
     def note_secret(self, index: int) -> None:
@@ -384,12 +384,12 @@ class WebhookReceiver:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Return the handlers at work, the oldest first; any thread may ask."""
+        """Return the running handlers, the oldest first. Callable from any thread."""
         return () if self._last is None else self._last.runner.invocations.runs
 
     @property
     def held_workers(self) -> str | None:
-        """Name the long runs that hold all workers of the queue; None while a worker is free."""
+        """Describe the long runs that hold all workers; None while a worker is free."""
         if self._running is None:
             return None
         queue = self._running.queue
@@ -405,14 +405,14 @@ class WebhookReceiver:
 
     @property
     def upgrade_step(self) -> str | None:
-        """The step of the upgrade from a single tenant that is being done; any thread may ask."""
+        """The current step of the upgrade from a single tenant. Callable from any thread."""
         return None if self._upgrader is None else self._upgrader.step
 
     async def leave(self) -> None:
         """Release the events of handlers that no cancellation ends, and write :attr:`report`.
 
-        Call it only when the process ends right afterwards: another process may take a released
-        event, and a run that still goes on here would be repeated beside itself.
+        Call it only right before the process ends: another process may claim a released event,
+        and a run that still goes on here would then run twice at once.
         """
         if self._last is None:
             await trio.lowlevel.checkpoint()
@@ -432,8 +432,8 @@ class WebhookReceiver:
         the upgrade's errors.
 
         Returns after :meth:`drain`. Cancelled, it cancels running handlers and releases their
-        events; :attr:`report` lists the unfinished ones. Inline runs belong to their requests: the
-        store stays open until they have ended, for 5 s at most once this is cancelled.
+        events; :attr:`report` lists the unfinished ones. The store stays open until the inline
+        runs of open requests have ended, for 5 s at most after a cancellation.
         """
         async with self.opened(), trio.open_nursery() as nursery:
             await self.start_services(nursery)
@@ -446,8 +446,8 @@ class WebhookReceiver:
     async def opened(self) -> AsyncIterator[None]:
         """Open the store for the block, in which :meth:`start_services` can be called.
 
-        At its end, inline runs may record their ends first, then :attr:`report` is written and the
-        store closed. Whoever calls this has ended the services by then.
+        At its end, it waits for inline runs to record their outcomes, writes :attr:`report`, and
+        closes the store. The caller ends the services before.
 
         Raises:
             StoreLockedError: another process uses the data directory.
@@ -458,9 +458,9 @@ class WebhookReceiver:
             inbox, tenancy, store = await self._open(stack)
             share = self._share
             if share.singletons:
-                # Before anything new is accepted: take over the events that an earlier process
-                # claimed and did not finish. ``reschedule`` then corrects due times that lie too
-                # far ahead, because the clock was set back since they were decided.
+                # Before anything new is accepted, the events are recovered that an earlier process
+                # claimed and did not finish. ``reschedule`` corrects due times that are too late
+                # because the clock was set back.
                 self.recovered = await inbox.recover(dead=self._dead)
                 await inbox.reschedule(now=self._clock())
             if self.recovered:
@@ -474,7 +474,7 @@ class WebhookReceiver:
                 yield
                 await running.runner.inline.wait_until_ended()
             finally:
-                self._running = self._endpoint.ways = None
+                self._running = self._endpoint.paths = None
                 # Two scopes, so that inline runs which do not end cannot take the report's time.
                 with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                     await running.runner.inline.wait_until_ended()
@@ -484,9 +484,9 @@ class WebhookReceiver:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the data directory for the block, where this process needs it.
+        """Hold the lock of the data directory for the block, if this process needs it.
 
-        :meth:`opened` takes it by itself, unless its caller wants it before that.
+        :meth:`opened` takes it unless its caller holds it already.
 
         Raises:
             StoreLockedError: another process uses the data directory.
@@ -524,14 +524,14 @@ class WebhookReceiver:
         )
         if not self.settings.multi_tenant.enabled:
             return store.inbox, None, store
-        # Imported here, so that receivers without tenants do not load SQLite for it.
+        # Imported here, so that receivers without tenants do not load these modules.
         from ..tenants.tenancy import TenantRuntime
 
         tenancy = TenantRuntime(
             self.settings, store.tenants, clock=self._clock, client_factory=self._client_factory
         )
-        # The upgrade concerns stores that were in use before tenants were enabled. A store in
-        # memory begins empty.
+        # The upgrade is for stores that were used before tenants were enabled. A store in memory
+        # begins empty.
         if share.singletons and self.settings.storage.backend is not StorageBackend.MEMORY:
             await self._upgrade(store, tenancy)
         return store.inbox, tenancy, store
@@ -556,9 +556,9 @@ class WebhookReceiver:
     async def start_services(self, nursery: trio.Nursery) -> None:
         """Start the tasks that work on the open store in ``nursery``, then accept deliveries.
 
-        Janitor, rejections, paused routes, tenants, notifications and queue become siblings there.
-        One that returns without having been asked to raises an error with its name. Cancel the
-        nursery once :meth:`finish` has returned.
+        Janitor, rejections, paused routes, tenants, notifications and queue become sibling tasks.
+        A part that returns too early raises an error with its name. Cancel the nursery once
+        :meth:`finish` has returned.
 
         Raises:
             NotRunningError: the store is not open.
@@ -581,7 +581,7 @@ class WebhookReceiver:
             )
         if self._share.deliveries:
             await start("the queue", running.queue.run)
-            self._endpoint.ways = Ways(
+            self._endpoint.paths = DeliveryPaths(
                 running.runner, running.queue, running.runner.handlers.documents
             )
         self._running = running
@@ -613,7 +613,8 @@ class WebhookReceiver:
     async def finish(self) -> None:
         """Accept nothing new, and wait until queue and notifications have finished.
 
-        For whoever has called :meth:`start_services`: nothing but their nursery ends the others.
+        The caller of :meth:`start_services` calls it, then ends the other parts by cancelling
+        their nursery.
         """
         self._begin_drain()
         if self._running is not None and self._share.deliveries:
@@ -624,7 +625,7 @@ class WebhookReceiver:
 
     def _begin_drain(self) -> None:
         self.stop_accepting()
-        # Also during the start: a receiver that accepts nothing must not run on.
+        # Set during the start too: a receiver that accepts nothing must end.
         self._drain_wanted.set()
         if self._running is not None:
             self._running.queue.close()
@@ -715,7 +716,7 @@ class WebhookReceiver:
 
     async def _write_report(self, inbox: Inbox, running: "_Running") -> None:
         drained = self.counters.values.get("handled", 0) - running.handled_before_drain
-        if inbox.failing:  # to ask it would take more time than a stop has
+        if inbox.failing:  # the query would take longer than a shutdown may
             await trio.lowlevel.checkpoint()
             return
         try:
@@ -738,7 +739,7 @@ async def _start(nursery: trio.Nursery, may_end: Callable[[], bool], name: str, 
 
 
 def _routed_types(settings: Settings, handlers: HandlerRegistry) -> tuple[str, ...]:
-    """Return the known types whose events a route of the gateway takes, whatever they hold."""
+    """Return the known types of which a route of the gateway takes every event."""
     routes = routes_of(settings)
     known = (row.wire_type for row in handlers.catalog.known)
     return tuple(each for each in known if first_match(routes, each, None) is not None)

@@ -32,10 +32,10 @@ _log = get_logger("webhooks")
 T = TypeVar("T")
 
 #: The seconds that a cancelled task may take to record an outcome: longer than a slow disk's sync.
-#: If the store does not answer by then, its lease ends, and the event is claimed anew.
+#: If the store does not answer by then, its lease expires, and the event is claimed again.
 CLEANUP_SECONDS = 5.0
 
-#: The seconds before a failing store is asked again.
+#: The seconds after which a failing store is tried again.
 STORE_RETRY_SECONDS = 1.0
 
 #: The Retry-After, in seconds, while another delivery of the same key is still being handled.
@@ -141,7 +141,7 @@ class OutcomeRecorder:
         await trio.lowlevel.checkpoint()
 
     async def release(self, key: str) -> None:
-        """Give an event back, so that this attempt does not count."""
+        """Release an event, so that this attempt does not count."""
         try:
             await self._inbox.finish(key, Released(), now=self._clock())
         except StoreUnavailableError as error:
@@ -180,7 +180,7 @@ class OutcomeRecorder:
             "webhook.lease_lost",
             keys=keys[:_NAMED],
             events=len(keys),
-            hint="another process has taken these events over, because this one stood still for "
+            hint="another process has taken these events over, because this one was stalled for "
             "longer than a lease; outcomes of their runs in this process are not recorded",
         )
 
@@ -196,8 +196,7 @@ class OutcomeRecorder:
         if type(outcome) is Done:
             self._counters.count("handled")
             if delivery.tenant_id is None and handler is not None:
-                # Nearly always: no dictionary is made, which would be thrown away by a log that is
-                # off.
+                # The usual case: no dictionary is built, which a disabled log would discard.
                 _log.info(
                     "webhook.handled",
                     webhook_id=delivery.webhook_id,

@@ -68,7 +68,7 @@ R = TypeVar("R", bound=Awaitable[Any] | WebhookHandlerBase[Any] | None)
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """One registered handler: the given object, and the way in which its events are run.
+    """One registered handler: the given object, and how its events run.
 
     ``event_class`` is the class that it was registered for, None for a fallback; ``place`` is the
     line that registered it.
@@ -97,22 +97,22 @@ class _ProbeHandler(WebhookHandlerBase[Event[Any]]):
 
 
 class Gate(Protocol):
-    """The part of a handler that says when it takes events; only forwarding has one."""
+    """Decides when a handler takes events; only forwarding has one."""
 
     def hold(self) -> Postponed | None:
         """Return when an event is due again, None if it can be run now."""
         ...
 
     def take_answer(self, key: str) -> str | None:
-        """Return what was answered to the event of ``key``, once."""
+        """Return the application's answer to the event of ``key``, once."""
         ...
 
 
 class BoundHandler(msgspec.Struct, frozen=True):
     """A handler that is ready to run.
 
-    ``threads`` limits how many plain functions run at once; a run takes a place before it begins.
-    None: it is no plain function. ``place`` is the line that defines it, None if that is unknown.
+    ``threads`` limits how many plain functions run at once; a run acquires a slot before it begins.
+    It is None for other handlers. ``place`` is the line that defines it, None if unknown.
     """
 
     name: str
@@ -153,14 +153,14 @@ class BoundHandlers(msgspec.Struct, frozen=True):
     def find(self, event_type: str, raw: bytes | None = None) -> BoundHandler | None:
         """Return the handler of ``event_type``, else of a route or the fallback, else None.
 
-        ``raw`` is the body, which the conditions of routes look into.
+        ``raw`` is the body, against which the conditions of routes are checked.
         """
         if not self.routed:
             return self.by_type.get(event_type, self.fallback)
         if (handler := self.by_type.get(event_type)) is not None:
             return handler
-        place = first_match([each.route for each in self.routed], event_type, raw)
-        return self.fallback if place is None else self.routed[place].handler
+        index = first_match([each.route for each in self.routed], event_type, raw)
+        return self.fallback if index is None else self.routed[index].handler
 
 
 #: A handler whose effects are one transaction with the event's end.
@@ -251,7 +251,7 @@ class HandlerRegistry:
                 What it writes by ``tx.connection`` is committed with the event's end, or neither
                 is, so it is applied once. See docs/how-to/exactly-once.md.
             asyncio: await the ``async`` handler on the asyncio loop of the server beside which
-                ``sdk_trio.asgi.Threaded`` runs. What belongs to Trio, as ``services.client``,
+                ``sdk_trio.asgi.Threaded`` runs. Objects of Trio, such as ``services.client``,
                 cannot be awaited there.
 
         Raises:
@@ -320,12 +320,12 @@ class HandlerRegistry:
         """Decorate a function or a handler class: :meth:`register` as a decorator.
 
         Raises:
-            HandlerRegistrationError: at once, if ``event_class`` is no class of the catalogue: as
-                where the decorator is written without it.
+            HandlerRegistrationError: ``event_class`` is no class of the catalogue, for instance
+                because the decorator was written without it.
         """
         if inspect.isfunction(cast("object", event_class)):
-            # Python calls a decorator without parentheses with what stands below it, which would
-            # register nothing and say nothing.
+            # Without parentheses Python passes the decorated function, and nothing would be
+            # registered.
             raise HandlerRegistrationError(
                 f"@handlers.on above {event_class.__name__} has no event class: write "
                 f"@handlers.on(OrderPaidEvent), or the class that {event_class.__name__} handles."
@@ -395,8 +395,8 @@ class HandlerRegistry:
     def around_threads(self, surrounding: Surrounding) -> Surrounding:
         """Enter a context manager around each run of a plain function, in its thread.
 
-        For what belongs to a thread or to one piece of work: connections, sessions, the locale. It
-        is a decorator, too.
+        Use it for resources of a thread or of one run: connections, sessions, the locale. It can
+        be used as a decorator.
 
         Args:
             surrounding: takes the event and returns a context manager, as a generator function

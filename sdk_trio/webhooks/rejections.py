@@ -1,11 +1,11 @@
-"""Counts, log lines and the last ones of requests that are not answered 200.
+"""Requests that are not answered 200: counted, logged, and the latest ones kept.
 
-Anybody can have requests refused, as often as they like, so each cause is logged a few times in a
-while, and one line at the end says how many were left out. A verified delivery that could not be
-taken is noted here as well, beside the log event that gives the reason.
+Anyone can cause any number of refusals, so each cause is logged at most :data:`LINES` times in
+:data:`SECONDS`, and one more line reports how many were left out. A verified delivery that could
+not be accepted is noted here too, in addition to the log event with the reason.
 
-The last ones are kept in a ring, so that the admin address can say why a sender gets its 400. It
-holds what the request claimed, bounded, and nothing of its body but the type.
+A ring keeps the latest ones, so that the admin address can show why a sender gets its 400. It holds
+the claims of the request, bounded, and nothing of its body but the type.
 """
 
 import re
@@ -67,7 +67,7 @@ KEPT: Final = 500
 #: The most characters of a detail that are kept.
 _DETAIL_CHARACTERS: Final = 300
 
-#: Fields of the log that tell what the tenant was said to be.
+#: Log fields with the tenant that a request claims.
 _TENANT_FIELDS: Final = ("tenant", "claimed_tenant")
 
 
@@ -85,7 +85,7 @@ class RejectionRing:
         self._total = 0
 
     def add(self, rejection: Rejection) -> None:
-        """Count a rejection, and keep it in place of the oldest one."""
+        """Count a rejection, and keep it; it replaces the oldest one."""
         self._causes[rejection.cause] += 1
         self._keep(self._clock(), rejection)
 
@@ -99,7 +99,7 @@ class RejectionRing:
             newest: those of them that it still had, each with its time, oldest first.
         """
         self._causes.update(causes)
-        # Those without a row came before the others, so the newest number is that of a row.
+        # Rejections without a row came before the others, so the last row has the highest number.
         self._total += sum(causes.values()) - len(newest)
         for at, rejection in newest:
             self._keep(at, rejection)
@@ -234,8 +234,8 @@ def claimed_id(headers: Headers) -> str | None:
     return None
 
 
-# Found without decoding: nothing of a stranger's body is decoded before its signature is verified.
-# The type stands at the beginning of what senders write, and further bytes are not looked at.
+# Found without decoding: no unverified body is decoded. Senders write the type first, so only the
+# beginning is searched.
 _find_type = re.compile(rb'"type"\s*+:\s*+"([\x20\x21\x23-\x5b\x5d-\x7e]{1,256})"').search
 _TYPE_WITHIN: Final = 1024
 

@@ -1,7 +1,7 @@
 """Routes of forwarding: which events one takes, and what follows an application's answer. Pure.
 
-The first route of the list that matches an event takes it. ``forward.py`` posts the events, and
-docs/how-to/forward-to-an-application.md tells both to people.
+The first route of the list that matches an event takes it. ``forward.py`` posts the events;
+docs/how-to/forward-to-an-application.md describes both.
 """
 
 import fnmatch
@@ -17,21 +17,21 @@ from ..config import Settings
 from ..config.options.forward import RouteOptions
 from ..records.deliveries import Postponed
 
-#: The runs of an event that an application refuses (4xx): one more or two, as a deployment may be
-#: under way, and not MaxAttempts, as the same request is refused again as a rule.
+#: The runs of an event that an application refuses (4xx). A deployment may be in progress, so it is
+#: tried again; the same request is usually refused again, so not as often as MaxAttempts.
 FEW_ATTEMPTS = 3
 
 GONE = 410
 
-#: Statuses of a request that did not arrive whole, came too early, or was one too many: they say
-#: nothing against the event.
+#: Statuses of a request that arrived incomplete, too early, or over a rate limit; the event itself
+#: is not refused.
 _TRY_AGAIN = frozenset({408, 425, 429})
 
-#: Statuses with which an application, or a proxy before it, says that it cannot answer at present.
+#: Statuses of an application, or of a proxy before it, that is temporarily unavailable.
 _UNAVAILABLE = frozenset({429, 502, 503, 504})
 
-#: The beginning of types that this program sends to itself, as ``doctor`` does to see whether a
-#: delivery goes through: they are nobody else's.
+#: The prefix of types that this program sends to itself, such as the probe of ``doctor``; they are
+#: never forwarded.
 _OUR_OWN = "sdk_trio."
 
 #: The most characters of an answer that are kept with an attempt.
@@ -58,7 +58,7 @@ class Condition(msgspec.Struct, frozen=True):
         return cls(path, text, value)
 
     def holds(self, document: Any) -> bool:
-        """Say whether the value stands at the place; where there is no such place, it does not."""
+        """Say whether the body has the value at the pointer."""
         for part in self.path:
             if isinstance(document, dict) and part in document:
                 document = document[part]
@@ -66,10 +66,10 @@ class Condition(msgspec.Struct, frozen=True):
                 document = document[int(part)]
             else:
                 return False
-        # 5 is meant by whoever wrote =5, whether the upstream sends a number or a text.
+        # "=5" matches the number and the text: the upstream may send either.
         if isinstance(document, str):
             return document in (self.value, self.text)
-        # Python holds True and 1 for equal, and JSON does not.
+        # True == 1 in Python, but not in JSON.
         same_kind = isinstance(document, bool) is isinstance(self.value, bool)
         return same_kind and bool(document == self.value)
 
@@ -105,7 +105,7 @@ def routes_of(settings: Settings) -> tuple[Route, ...]:
 
 
 def first_match(routes: Sequence[Route], event_type: str, raw: bytes | None) -> int | None:
-    """Return the place of the first route that takes an event, None if none does.
+    """Return the index of the first route that takes an event, None if none does.
 
     ``raw`` is the body; without one, routes with conditions take nothing.
     """
@@ -121,9 +121,9 @@ def first_match(routes: Sequence[Route], event_type: str, raw: bytes | None) -> 
                 read.append(None)
         return read[0]
 
-    for place, route in enumerate(routes):
+    for index, route in enumerate(routes):
         if route.takes(event_type, document):
-            return place
+            return index
     return None
 
 
@@ -131,20 +131,20 @@ def first_match(routes: Sequence[Route], event_type: str, raw: bytes | None) -> 
 
 
 class Ruling(msgspec.Struct, frozen=True):
-    """The consequence of a post that failed, where that is not the queue's usual way.
+    """The consequence of a failed post, where it differs from the queue's default.
 
     ``retry_after`` is the least wait in seconds. ``most_attempts``: dead after so many.
-    ``put_off``: the attempt does not count. ``answer`` is the beginning of what was answered.
+    ``postponed``: the attempt does not count. ``answer`` is the beginning of the response.
     """
 
     retry_after: float | None = None
     most_attempts: int | None = None
-    put_off: Postponed | None = None
+    postponed: Postponed | None = None
     answer: str | None = None
 
 
 class PostFailedError(Exception):
-    """An event was not taken by its application; ``ruling`` says what follows."""
+    """The application did not take an event; ``ruling`` has the consequence."""
 
     def __init__(self, text: str, ruling: Ruling) -> None:
         super().__init__(text)
@@ -171,7 +171,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 def judge(status: int, retry_after: float | None, *, longest: float) -> Judgement:
-    """Return what an answer says; a ``Retry-After`` of more than ``longest`` seconds is cut."""
+    """Return the meaning of a status; ``Retry-After`` is limited to ``longest`` seconds."""
     text = f"answered {status}"
     if 200 <= status < 300:
         return Judgement(text, done=True)
@@ -188,8 +188,8 @@ def judge(status: int, retry_after: float | None, *, longest: float) -> Judgemen
             holds=unavailable and wait is not None,
         )
     if 300 <= status < 400:
-        # To follow would post to an address that nobody has configured.
-        text += ", a redirect, which is not followed: give the route the last address"
+        # Following it would post to an address that is not configured.
+        text += ", a redirect, which is not followed: set the route's Url to its target"
     return Judgement(text, most_attempts=FEW_ATTEMPTS, retry_after=wait)
 
 
@@ -202,7 +202,7 @@ def answer_text(status: int, body: bytes) -> str:
 
 # -- pauses --------------------------------------------------------------------------------------
 
-#: The value of ``sdk_forward_route_state`` for a route whose application fails or is away.
+#: The value of ``sdk_forward_route_state`` for a route whose application fails or is unavailable.
 WAITING = 1
 
 
@@ -224,7 +224,7 @@ class Pause(msgspec.Struct, frozen=True):
 def pause_of(text: str | None) -> Pause | None:
     """Read the pause that the store keeps, None if there is none.
 
-    What cannot be read counts as a pause: to post events that somebody has stopped is worse.
+    An unreadable record counts as a pause: posting events that an operator has stopped is worse.
     """
     if text is None:
         return None

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _log = get_logger("webhooks")
 
-#: The hint of ``runtime.left_behind``. An inline event that was released is its sender's to repeat,
-#: as it is after any delivery without an answer.
+#: The hint of ``runtime.left_behind``. A released inline event is delivered again by its sender, as
+#: after any delivery without an answer.
 LEFT_BEHIND = (
     "nothing ends these handlers; enqueued events are run again at the next start, inline ones "
     "when the sender delivers them again"
@@ -47,7 +47,7 @@ class DeliveryRunner:
         jitter: returns a random number in [0, 1) that spreads retries.
         tenancy: knows the tenants; None without tenants.
         conclusions: know the events that their handlers end themselves.
-        make_recorder: makes the recorder; a class with spans takes its place.
+        make_recorder: makes the recorder; a class with spans when traces are configured.
         make_invocations: makes the invocations, likewise.
     """
 
@@ -98,13 +98,14 @@ class DeliveryRunner:
     async def renew(self) -> Renewed:
         """Renew the leases of the events that wait in memory or run, and give up all others.
 
-        No call that fetches events is in progress meanwhile: nothing names its events yet.
+        It waits for claims in progress, whose leases are not held yet.
 
         Raises:
             StoreUnavailableError: the store cannot do it at present.
         """
-        keys = [*self.inline.keys, *self.leases]
-        renewed = await self._inbox.renew(keys, now=self._clock())
+        async with self.leases.lock:
+            keys = [*self.inline.keys, *self.leases]
+            renewed = await self._inbox.renew(keys, now=self._clock())
         lost = self.leases.lose(renewed.lost)
         if lost:
             self.recorder.report_lost(lost)
@@ -119,12 +120,12 @@ class DeliveryRunner:
         return renewed
 
     async def leave(self) -> None:
-        """Release the events of all handlers at work, because the process ends without them.
+        """Release the events of all running handlers, because the process ends before them.
 
-        An event whose effects are being written is left to the end of its transaction: on
-        PostgreSQL its row is locked, and a release that waits for it would keep all others.
+        An event whose effects are being written is skipped: on PostgreSQL its row is locked until
+        the end of the transaction, and a release that waits for it would delay all others.
         """
         for run in self.invocations.runs:
-            if not self._conclusions.is_under_way(run.key):
+            if not self._conclusions.is_concluding(run.key):
                 await self.recorder.release(run.key)
         await trio.lowlevel.checkpoint()

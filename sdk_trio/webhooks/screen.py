@@ -1,15 +1,14 @@
 """Screening: every check of a request that needs neither its body nor its keys. Pure.
 
-All requests take this one path, whatever server they came to. :meth:`Screen.screen` decides what
-follows from connection and head: HTTPS, path, method, source, media type. Our own server says which
-requests of a connection have the same head, so the decision is remembered and used again. The rate
-is counted for each request; the size is checked where a body has to be waited for.
+All requests take this one path, whatever their server. :meth:`Screen.screen` checks connection and
+head: HTTPS, path, method, source, media type. Our own server knows which requests of a connection
+have the same head, so the result is remembered and reused. The rate is counted for each request;
+the size is checked where a body has to be awaited.
 
 The rate limit is a token bucket for each source address. Memory is bounded, so sources have to be
-forgotten, and forgetting one gives it a full bucket again. Therefore sources that have been refused
-are remembered separately: a flood of new addresses only displaces other new addresses. To displace
-an offender, an attacker has to get other addresses refused, each at the price of a whole minute's
-allowance.
+forgotten, and a forgotten source gets a full bucket again. Therefore sources that were refused are
+remembered separately: a flood of new addresses only displaces other new addresses. To displace an
+offender, an attacker has to get other addresses refused, which costs a minute's allowance each.
 """
 
 from collections import OrderedDict
@@ -26,7 +25,7 @@ from . import answers
 from .answers import RequestRefusal
 from .origin import ORIGIN_HEADERS, AllowedSources, RequestOrigin, TrustedProxies, source_of
 from .signed_request import SIMULATION_HEADER, simulation_mark
-from .verdict import signed_places
+from .verdict import signed_positions
 
 #: The most characters that are logged of a path or method that is not ours.
 SHOWN_PATH_CHARACTERS: Final = 200
@@ -37,7 +36,7 @@ MAX_SOURCES: Final = 10_000
 #: The number of them that are reserved for sources that have been refused.
 MAX_OFFENDERS: Final = 2_000
 
-#: Added to a wait, so that rounding never refuses a caller that waits exactly as long as told.
+#: Added to a wait, so that rounding never refuses a caller that waits exactly that long.
 _ROUNDING_SECONDS: Final = 0.001
 
 # Not a dict: it finds its first key by passing the holes that removed keys have left.
@@ -54,7 +53,7 @@ class RateLimit:
         ValueError: ``per_minute`` is below 1.
     """
 
-    __slots__ = ("_fresh", "_offenders", "_per_minute", "_per_second")
+    __slots__ = ("_new", "_offenders", "_per_minute", "_per_second")
 
     def __init__(self, per_minute: int) -> None:
         if per_minute < 1:
@@ -62,12 +61,12 @@ class RateLimit:
         self._per_minute = float(per_minute)
         self._per_second = per_minute / 60.0
         # In the order of insertion: the first key was seen the longest ago.
-        self._fresh: _Buckets = OrderedDict()
+        self._new: _Buckets = OrderedDict()
         self._offenders: _Buckets = OrderedDict()
 
     def __len__(self) -> int:
         """Return how many sources are remembered: at most ``MAX_SOURCES``."""
-        return len(self._fresh) + len(self._offenders)
+        return len(self._new) + len(self._offenders)
 
     def admit(self, address: str | None, now: float) -> float | None:
         """Count one delivery, unless its source has to wait.
@@ -85,29 +84,29 @@ class RateLimit:
         bucket = self._offenders.pop(source, None)
         offender = bucket is not None
         if bucket is None:
-            bucket = self._fresh.pop(source, None)
+            bucket = self._new.pop(source, None)
         if bucket is None:
             bucket = TokenBucket(per_second=self._per_second, burst=self._per_minute)
         if wait := bucket.admit(now):
             self._remember_offender(source, bucket)
             return wait + _ROUNDING_SECONDS
-        # An offender whose bucket has filled up again counts as a fresh source.
+        # An offender whose bucket is full again counts as a new source.
         if offender and bucket.missing(now) > 1.0:
             self._remember_offender(source, bucket)
         else:
-            self._remember_fresh(source, bucket)
+            self._remember_new(source, bucket)
         return None
 
-    def _remember_fresh(self, source: str | int | None, bucket: TokenBucket) -> None:
-        self._fresh[source] = bucket
-        if len(self._fresh) > MAX_SOURCES - MAX_OFFENDERS:
-            self._fresh.popitem(last=False)
+    def _remember_new(self, source: str | int | None, bucket: TokenBucket) -> None:
+        self._new[source] = bucket
+        if len(self._new) > MAX_SOURCES - MAX_OFFENDERS:
+            self._new.popitem(last=False)
 
     def _remember_offender(self, source: str | int | None, bucket: TokenBucket) -> None:
         self._offenders[source] = bucket
         if len(self._offenders) > MAX_OFFENDERS:
-            # The offender that was seen the longest ago becomes a fresh source again.
-            self._remember_fresh(*self._offenders.popitem(last=False))
+            # The offender that was seen the longest ago becomes a new source again.
+            self._remember_new(*self._offenders.popitem(last=False))
 
 
 _MEDIA: Final = RequestRefusal("media", answers.UNSUPPORTED_MEDIA)
@@ -123,18 +122,18 @@ _NOT_HTTPS: Final = RequestRefusal(
 
 
 class Screened(msgspec.Struct, frozen=True, gc=False):
-    """The decision about a request's connection and head: all that later steps know of them.
+    """The decision about a request's connection and head, for the later steps.
 
     ``identifier`` is the one in a tenant's address; None for the host's address. ``refusal`` is
-    None for a request that passed. ``signed_places`` are the positions of the three signed headers;
-    None unless each of them came once.
+    None for a request that passed. ``signed_positions`` are those of the three signed headers; None
+    unless each of them came once.
     """
 
     screen: "Screen"
     origin: RequestOrigin
     identifier: str | None
     refusal: RequestRefusal | None
-    signed_places: tuple[int, int, int] | None
+    signed_positions: tuple[int, int, int] | None
 
 
 class Screen:
@@ -181,7 +180,7 @@ class Screen:
             self.rate = RateLimit(self._per_minute)
 
     def screen(self, request: DirectRequest) -> Screened:
-        """Decide what follows from a request's connection and head."""
+        """Check a request's connection and head."""
         template = request.template
         known: Screened | None = None if template is None else template.memo
         if known is not None and known.screen is self:
@@ -191,7 +190,7 @@ class Screen:
         origin = self.proxies.resolve(peer, request.scheme, request.headers)
         identifier = self._identifier_in(request.path)
         refusal = self._check(request, origin, identifier, is_simulated=is_simulated)
-        screened = Screened(self, origin, identifier, refusal, signed_places(request.headers))
+        screened = Screened(self, origin, identifier, refusal, signed_positions(request.headers))
         if template is not None and not template.varying & _SCREENED_HEADERS:
             template.memo = screened
         return screened

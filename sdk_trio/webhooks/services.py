@@ -103,7 +103,7 @@ class Services(Generic[ClientType]):
         """Return a block with the client of an active tenant, which uses the tenant's own token.
 
         ``async with services.client_for(event.tenant) as client: ...``. The tenant is looked up
-        anew; a block that has begun goes on when the tenant is suspended meanwhile.
+        again; a block that has begun continues if the tenant is suspended meanwhile.
 
         Raises:
             TenantNotActiveError: the tenant is suspended, deactivated or deleted.

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 HMAC_VERSION: Final = b"v1"
 ED25519_VERSION: Final = b"v1a"
 
-#: A sender has one entry for each active secret. Both caps leave room for far more than any
-#: rotation needs, and bound the work that an unauthenticated caller can cause.
+#: A sender has one entry for each active secret. Both limits allow far more than a rotation needs,
+#: and bound the work that an unauthenticated caller can cause.
 MAX_HEADER_BYTES: Final = 8 * 1024
 MAX_ENTRIES: Final = 32
 #: Each different ``v1a`` entry costs a hash of the whole body for each ed25519 key, while all HMAC
@@ -50,8 +50,8 @@ _LETTER_V: Final = ord("v")
 _opens_entry = re.compile(rb"v\d+[a-z]?").fullmatch
 
 # The dot separates the signed parts, so an id that held one could move bytes into the timestamp.
-# The translation leaves what an id may hold as it is, and nothing else; deleting these characters
-# and looking for a rest would take twice as long.
+# The translation changes every other character; deleting the allowed ones and testing for a rest
+# would take twice as long.
 _ID_CHARACTERS: Final = frozenset(range(0x21, 0x7F)) - {ord(".")}
 _ONLY_ID_CHARACTERS: Final = bytes(
     code if code in _ID_CHARACTERS else ord("_") for code in range(256)
@@ -122,8 +122,8 @@ def parse_signature_header(value: bytes) -> tuple[SignatureEntry, ...]:
         raise VerificationError(
             "bad_signature_header", f"webhook-signature is longer than {MAX_HEADER_BYTES} bytes"
         )
-    # The shape of nearly all deliveries takes a short way. If it does not decode, the general way
-    # below decides, so both give the same result.
+    # Fast path for the form of nearly all deliveries. If it does not decode, the general path below
+    # decides, so both give the same result.
     if len(value) == _LONE_ENTRY_LENGTH and value.startswith(b"v1,"):
         lone = _decode_strictly(value[3:])
         if lone is not None and len(lone) == _SIGNATURE_BYTES[HMAC_VERSION]:
@@ -174,7 +174,7 @@ class Match(msgspec.Struct, frozen=True):
     """The configured secret that made a signature.
 
     ``index`` is its position in the configured order, ``version`` the scheme (``v1``, ``v1a``),
-    ``derivation`` how the secret became the key; None for ed25519, where there is one way only.
+    ``derivation`` how the secret became the key; None for ed25519.
     """
 
     index: int
@@ -303,10 +303,10 @@ class Keyring:
     ) -> Match | None:
         """Find the secret that made one of ``entries`` over this delivery.
 
-        Each comparison takes constant time, and a delivery that nothing matches is compared with
-        every key, so that the time does not tell a forger which bytes or which secret came close.
-        A match ends the search. Which of the secrets has made it can then be seen in the time, but
-        only of a delivery whose signature is valid: its sender knows that already.
+        Each comparison takes constant time, and a delivery without a match is compared with every
+        key: the time reveals to a forger neither matching bytes nor the secret. A match ends the
+        search, so the time of a valid delivery depends on the secret that made it; its sender knows
+        that already.
 
         Args:
             webhook_id: the header's bytes, already validated: without a dot.
@@ -415,8 +415,8 @@ def sign(
         body: the exact bytes that are sent.
         derivation: how the secret becomes the HMAC key; under ``Auto`` the decoded key if there is
             one. Without meaning for ``whsk_`` secrets.
-        signer: the tenant whose key of the delivery is signed in place of its id; see
-            :func:`~sdk_trio.records.deliveries.key_of`. Receivers of ours refuse such an id.
+        signer: a tenant's id: the delivery's key for that tenant is signed instead of its id; see
+            :func:`~sdk_trio.records.deliveries.key_of`. Our own receivers refuse such an id.
 
     Returns:
         ``v1,<base64>``, or ``v1a,<base64>`` for a ``whsk_`` secret.

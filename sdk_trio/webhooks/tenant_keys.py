@@ -1,8 +1,8 @@
 """The keys of a tenant's own webhook secrets.
 
-The address of a delivery chooses its keys: a tenant with secrets of its own has an address, where
-no other keys verify. At the host's address the host's own keys come first; where they fail, the
-organization in the unverified body chooses a tenant's keys, and nothing else.
+The address of a delivery chooses its keys: a tenant with its own secrets has an address at which no
+other keys verify. At the host's address the host's keys are tried first. If they fail, the
+organization in the unverified body selects a tenant's keys, and is used for nothing else.
 """
 
 from typing import TYPE_CHECKING

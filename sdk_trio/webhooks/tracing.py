@@ -1,8 +1,7 @@
 """Endpoint and runner with a span for each delivery and each run of a handler.
 
-They take the place of the plain ones when :func:`~sdk_trio.base.telemetry.find_tracer` finds a
-tracer, so that nothing is paid where it does not. Attributes follow the stable conventions of HTTP
-servers.
+They replace the plain classes when :func:`~sdk_trio.base.telemetry.find_tracer` finds a tracer, so
+that tracing costs nothing without one. Attributes follow the stable conventions of HTTP servers.
 """
 
 from functools import partial
@@ -37,8 +36,8 @@ _SERVER_ERROR = 500
 class TracedEndpoint(Endpoint):
     """An endpoint that makes a SERVER span for every request.
 
-    It ignores the ``traceparent`` of a request: anybody can send one, and it would decide which
-    requests are sampled here. The parent is the host's span, if the host mounts the receiver inside
+    It ignores the ``traceparent`` of a request: anyone can send one, and it would decide which
+    requests are sampled here. The parent is the host's span if the host mounts the receiver inside
     a traced application; otherwise the span is the root of its trace.
     """
 
@@ -50,8 +49,8 @@ class TracedEndpoint(Endpoint):
         self._tenant_route = f"{self._host_route.rstrip('/')}/{{identifier}}"
         self._tracer = tracer
         self._links = links
-        # Tasks of our own server inherit the span in which the host has started us; a delivery is
-        # no part of it, so that span is never taken as a parent.
+        # Tasks of our own server inherit the span in which the host has started the receiver. A
+        # delivery is not part of it, so it is never the parent.
         self._starting_span = get_current_span()
 
     async def respond(self, request: DirectRequest) -> Answer | None:

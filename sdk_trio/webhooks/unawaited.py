@@ -1,4 +1,4 @@
-"""Coroutines that a handler makes and never awaits.
+"""Coroutines that a handler creates and never awaits.
 
 ``services.client.refunds.create(...)`` without ``await`` sends nothing, and Python only warns. A
 run that leaves such a coroutine behind has failed: the event would count as done, and its effect be
@@ -9,9 +9,9 @@ Reference counting frees it within the run that made it, so a context variable t
 is, in child tasks and threads as well. A run costs one list and one write of the variable; a
 coroutine that is awaited costs nothing.
 
-Two kinds have only Python's warning, because the run that is found may be innocent, and a failure
-repeats it. What a reference cycle held may be from anywhere: the garbage collector frees it in the
-middle of whatever runs. And a library may drop a coroutine of its own.
+Two kinds cause only Python's warning, because the current run may not be their origin, and failing
+it would repeat it. A coroutine in a reference cycle is freed by the garbage collector during any
+run. And a library may drop a coroutine of its own.
 """
 
 import gc
@@ -32,8 +32,8 @@ _HOOK = "_warn_unawaited_coroutine"
 #: library that has both made and dropped it.
 Forgotten: TypeAlias = tuple[str, str | None, str | None]
 
-#: Those that the last run of this context has left. A run sets a new list, and reads it at its end;
-#: to reset the variable would cost as much again, and what comes later is not read.
+#: The coroutines that the last run of this context never awaited. A run sets a new list, and reads
+#: it at its end. The variable is not reset, which would cost as much again.
 LEFT: ContextVar[list[Forgotten] | None] = ContextVar("left", default=None)
 
 #: The most that are noted of one context.
@@ -42,7 +42,7 @@ _MOST = 10
 #: The code that starts runs; frames outside it are not the handler's.
 _boundaries: set[CodeType] = set()
 
-#: The threads in which the garbage collector is at work.
+#: The threads in which the garbage collector is running.
 _collecting: set[int] = set()
 
 

@@ -47,10 +47,10 @@ class Cause(enum.StrEnum):
 class Delivery(msgspec.Struct, frozen=True, gc=False):
     """A delivery as it arrived: the headers as ASGI gives them, the exact body, and the time.
 
-    ``headers`` are pairs of name and value in the order of arrival, repeated ones as they came.
+    ``headers`` are pairs of name and value in the order of arrival, repeated ones included.
     ``received_at`` is in Unix seconds, by the same clock as the senders' timestamps. ``signed`` are
-    the values of the three headers, where it is known already that each of them came once; None:
-    they are looked for in ``headers``.
+    the values of the three signed headers if each is known to have come once; None: they are read
+    from ``headers``.
     """
 
     headers: Headers
@@ -93,8 +93,8 @@ def verify_delivery(
     """Decide whether a delivery is authentic and recent.
 
     The cheap checks come first: the headers are read, the timestamp is checked, then the signature
-    is compared. Header names count without regard to case; ``svix-id``, ``webhook_id`` and the like
-    are other headers and change nothing. No headers and no body make it raise.
+    is compared. Header names are case-insensitive; ``svix-id``, ``webhook_id`` and the like are
+    other headers and change nothing. It never raises, whatever the headers and the body are.
 
     Args:
         delivery: what arrived.
@@ -126,8 +126,8 @@ def verify_delivery(
     return Accepted(webhook_id.decode("ascii"), seconds, match.index, match.derivation)
 
 
-def signed_places(headers: Headers) -> tuple[int, int, int] | None:
-    """Return where id, timestamp and signature stand; None unless each of them came once.
+def signed_positions(headers: Headers) -> tuple[int, int, int] | None:
+    """Return the positions of id, timestamp and signature; None unless each came once.
 
     Names are in lower case.
     """
@@ -148,7 +148,7 @@ def _signed_headers(headers: Headers) -> tuple[bytes, bytes, bytes] | Rejected:
         if len(name) not in _REQUIRED_LENGTHS or (name := name.lower()) not in _REQUIRED:
             continue
         # A repeated signature header is a longer list of entries. A repeated id or timestamp is
-        # refused: another program on the way might use the other one.
+        # refused: another program in between might use the other one.
         if name == SIGNATURE_HEADER:
             if signature is None:
                 signature = value
@@ -193,7 +193,7 @@ def _missing_header(headers: Headers) -> Rejected:
     if any(name.replace(b"webhook-", b"svix-") in names for name in missing):
         detail += ": svix-* headers are not read, have the sender use webhook-* ones"
     elif any(name.replace(b"-", b"_") in names for name in missing):
-        detail += ": it came with an underscore, which is another name; look for what renames it"
+        detail += ": it came with an underscore, which is another name; find what renames it"
     else:
         detail += ": not a signed webhook, or a proxy drops the header"
     return Rejected(Cause.MISSING_HEADER, f"{detail}.")
@@ -211,7 +211,7 @@ def _outside_tolerance(age: float, tolerance_seconds: int) -> Rejected:
     cause, side, reason = (
         (Cause.TOO_NEW, "ahead of", "one of the two clocks is wrong")
         if age < 0
-        else (Cause.TOO_OLD, "behind", "it was held up on the way, replayed, or a clock is wrong")
+        else (Cause.TOO_OLD, "behind", "it was delayed, replayed, or a clock is wrong")
     )
     return Rejected(
         cause,
@@ -236,6 +236,6 @@ def _no_match(entries: Sequence[SignatureEntry], keyring: Keyring) -> Rejected:
         )
     return Rejected(
         Cause.NO_MATCH,
-        "signature made with another secret, or the body was changed on the way: a proxy that "
+        "signature made with another secret, or the body was changed in transit: a proxy that "
         "re-encodes JSON does that.",
     )

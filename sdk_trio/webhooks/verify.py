@@ -1,7 +1,7 @@
-"""Verification of one delivery: whose keys are tried, and what the verified body says.
+"""Verification of one delivery: which keys are tried, and how the verified body is decoded.
 
-The judgement itself is pure (``verdict``). Here stands what has to be looked up for it: a tenant
-and its keys.
+The decision itself is pure (``verdict``). This module looks up what it needs: a tenant and its
+keys.
 """
 
 import base64
@@ -23,7 +23,7 @@ from ..events.decoding import Documents, Outline, plain_outline
 from ..records.deliveries import NewDelivery
 from . import answers
 from .answers import RequestRefusal
-from .arrival import VerifiedDelivery, look_closer
+from .arrival import VerifiedDelivery, decode_in_full
 from .screen import Screened
 from .secret_usage import SecretUsage
 from .signature import Keyring
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("webhooks")
 
-#: The most characters that are logged of a tenant's identifier, which may be made up.
+#: The most characters that are logged of a tenant's identifier, which may be invented.
 SHOWN_IDENTIFIER_CHARACTERS = 64
 
 
@@ -52,19 +52,19 @@ class WebhookVerification:
         self.tenant_keys: TenantKeys | None = None
         self._secret_usage = secret_usage
         self._own_secrets_only = settings.multi_tenant.own_secrets_only
-        # An unknown tenant's delivery is judged with a key that nobody has. The same work takes the
-        # same time, so the time of the answer does not tell which tenants exist.
-        self._nobodys = Keyring(())
+        # A delivery for an unknown tenant is verified with a random key. That takes the same time,
+        # so the time of the answer does not reveal which tenants exist.
+        self._dummy_keyring = Keyring(())
         if settings.multi_tenant.enabled:
             derivation = settings.webhooks.key_derivation
-            self._nobodys = Keyring.from_secrets([_random_secret()], derivation)
+            self._dummy_keyring = Keyring.from_secrets([_random_secret()], derivation)
 
     async def verify(
         self,
         headers: Headers,
         body: bytes,
         screened: Screened,
-        hosts: Keyring,
+        host_keyring: Keyring,
         *,
         tolerance: int,
         now: float,
@@ -83,7 +83,7 @@ class WebhookVerification:
             headers: those of the request.
             body: its bytes.
             screened: its origin, and the address that it came to.
-            hosts: the host's keys.
+            host_keyring: the host's keys.
             tolerance: how old or new it may be, in seconds.
             now: Unix seconds.
             documents: the types whose payload is wanted at once.
@@ -91,10 +91,10 @@ class WebhookVerification:
         Raises:
             StoreUnavailableError: the store cannot say whose it is.
         """
-        # As a rule it waits for nothing; taking or refusing the delivery is a checkpoint.
+        # This usually has no checkpoint; accepting or refusing the delivery is one.
         signed = None
-        if (places := screened.signed_places) is not None:
-            signed = headers[places[0]][1], headers[places[1]][1], headers[places[2]][1]
+        if (positions := screened.signed_positions) is not None:
+            signed = headers[positions[0]][1], headers[positions[1]][1], headers[positions[2]][1]
         delivery = Delivery(headers, body, now, signed)
         identifier = screened.identifier
         keys = self.tenant_keys
@@ -106,7 +106,8 @@ class WebhookVerification:
             verdict, tenant = await self._judge_at(identifier, delivery, tolerance)
             signer = "" if tenant is None else tenant.id
         elif isinstance(
-            verdict := verify_delivery(delivery, hosts, tolerance_seconds=tolerance), Accepted
+            verdict := verify_delivery(delivery, host_keyring, tolerance_seconds=tolerance),
+            Accepted,
         ):
             self._secret_usage.record(verdict.secret_index, now)
         elif keys is not None and verdict.cause is Cause.NO_MATCH:
@@ -121,12 +122,12 @@ class WebhookVerification:
                 claimed = {"tenant": identifier[:SHOWN_IDENTIFIER_CHARACTERS]}
             return _rejection(verdict.cause, verdict.detail, **claimed)  # noqa: ASYNC910 - answering is a checkpoint
         envelope: Envelope | Outline | None = None
-        # The tenant is looked for in the data, which an outline leaves out.
+        # The tenant is found by the data, which an outline leaves out.
         if keys is None or tenant is not None:
             envelope = plain_outline(body, documents)
         if envelope is None:
             try:
-                envelope = plain_envelope(body) or await look_closer(body)
+                envelope = plain_envelope(body) or await decode_in_full(body)
             except DeliveryDecodingError as error:
                 return _rejection("not_an_event", str(error))  # noqa: ASYNC910 - answering is a checkpoint
         if keys is not None and tenant is None and isinstance(envelope, Envelope):
@@ -169,9 +170,11 @@ class WebhookVerification:
             raise StoreUnavailableError("the tenants are not open: the receiver has not started")
         tenant = await self.tenant_keys.tenant_at(identifier)
         keyring = None if tenant is None else await self.tenant_keys.keyring(tenant)
-        # Without keys, a key that nobody has does the same work, so that neither the answer nor its
-        # time says whether the tenant exists.
-        verdict = verify_delivery(delivery, keyring or self._nobodys, tolerance_seconds=tolerance)
+        # Without keys, a random key does the same work, so that neither the answer nor its time
+        # reveals whether the tenant exists.
+        verdict = verify_delivery(
+            delivery, keyring or self._dummy_keyring, tolerance_seconds=tolerance
+        )
         if keyring is None and (isinstance(verdict, Accepted) or verdict.cause is Cause.NO_MATCH):
             return _NO_KEYS, None
         return verdict, tenant

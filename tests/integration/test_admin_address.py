@@ -156,7 +156,7 @@ async def test_a_full_queue_is_degraded_and_ready():
 
 async def test_workers_that_long_runs_hold_are_named_and_the_process_stays_ready(monkeypatch):
     """Deliveries are still stored, and inline handlers run."""
-    monkeypatch.setattr("sdk_trio.webhooks.queue.LONG_RUN_SECONDS", 0.0)
+    monkeypatch.setattr("sdk_trio.webhooks.run_watch.LONG_RUN_SECONDS", 0.0)
     release = trio.Event()
 
     async def waits(event):

@@ -141,7 +141,7 @@ async def test_a_connection_that_ends_before_the_answer_leads_to_another_attempt
         attempts = await app.store.attempts(delivered.webhook_id)
     assert record.state is DeliveryState.DONE
     assert [bool(attempt.error) for attempt in attempts] == [True, True, False]
-    assert attempts[0].error.startswith("gave no whole answer")
+    assert attempts[0].error.startswith("gave no complete answer")
     assert {one.headers["webhook-id"] for one in target.requests} == {delivered.webhook_id}
     assert [one.headers["sdk-attempt"] for one in target.requests] == ["1", "2", "3"]
 

@@ -136,9 +136,9 @@ async def test_a_backlog_costs_a_bounded_number_of_looks_a_second(autojump_clock
         await bench.begin(nursery)
         await bench.accept(*(f"m{number}" for number in range(600)))
         await trio.sleep(12)
-        before = handler.counts["put_off"]
+        before = handler.counts["postponed"]
         await trio.sleep(12)
-        assert handler.counts["put_off"] - before <= 12 * forward.RETURNS_PER_SECOND * 1.1
+        assert handler.counts["postponed"] - before <= 12 * forward.RETURNS_PER_SECOND * 1.1
         nursery.cancel_scope.cancel()
 
 
@@ -337,7 +337,7 @@ async def test_a_slow_route_leaves_room_for_the_others(autojump_clock, gateway):
     assert slow.most_together == 2
 
 
-async def test_a_run_that_is_cut_short_gives_its_place_and_its_attempt_back(
+async def test_a_cancelled_run_frees_its_slot_and_uses_no_attempt(
     autojump_clock, gateway
 ):
     application = Application(seconds=3600)
@@ -351,7 +351,7 @@ async def test_a_run_that_is_cut_short_gives_its_place_and_its_attempt_back(
     record = await inbox.get("a")
     assert (record.state, record.attempts) == (DeliveryState.RECEIVED, 0)
     (handler,) = bench.forwarder.handlers
-    assert handler._places.borrowed_tokens == 0
+    assert handler._slots.borrowed_tokens == 0
     assert handler.breaker.state == "closed"
 
 

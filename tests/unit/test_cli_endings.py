@@ -207,7 +207,7 @@ handlers = HandlerRegistry()
             "generator",
             "@handlers.on(OrderPaidEvent)\ndef grant(event):\n    yield\n",
             5,
-            "grant is a generator function, and nobody would iterate over what it returns",
+            "grant is a generator function, which is never iterated over",
         ),
         (
             "bare",

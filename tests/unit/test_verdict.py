@@ -14,7 +14,7 @@ from sdk_trio.webhooks.verdict import (
     Cause,
     Delivery,
     Rejected,
-    signed_places,
+    signed_positions,
     verify_delivery,
 )
 
@@ -62,7 +62,7 @@ class TestPlacesThatAreKnown:
     def test_headers_that_came_once_are_found_wherever_they_stand(self, turn: int) -> None:
         headers = [*signed(), (b"x", b"y")]
         headers = headers[turn:] + headers[:turn]
-        places = signed_places(headers)
+        places = signed_positions(headers)
         assert places is not None
         values = [headers[place] for place in places]
         assert values == signed()[1:]
@@ -70,9 +70,9 @@ class TestPlacesThatAreKnown:
     @pytest.mark.parametrize("name", [b"webhook-id", b"webhook-timestamp", b"webhook-signature"])
     def test_one_that_came_twice_or_not_at_all_has_no_place(self, name: bytes) -> None:
         others = [header for header in signed() if header[0] != name]
-        assert signed_places(others) is None
-        assert signed_places([*signed(), (name, b"x")]) is None
-        assert signed_places([*signed(), (name, b"x"), (name, b"y")]) is None
+        assert signed_positions(others) is None
+        assert signed_positions([*signed(), (name, b"x")]) is None
+        assert signed_positions([*signed(), (name, b"x"), (name, b"y")]) is None
 
     def test_values_that_are_known_are_not_looked_for(self) -> None:
         values = (ID.encode(), b"%d" % NOW, SIGNATURE)

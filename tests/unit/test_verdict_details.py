@@ -102,7 +102,7 @@ def test_the_causes_are_a_closed_set() -> None:
         (
             headers(signature=b"v1," + base64.b64encode(b"s" * 32)),
             "no_match",
-            "signature made with another secret, or the body was changed on the way: a proxy that "
+            "signature made with another secret, or the body was changed in transit: a proxy that "
             "re-encodes JSON does that.",
         ),
         (
@@ -163,15 +163,15 @@ def test_milliseconds_are_pointed_out(timestamp: bytes, milliseconds: bool) -> N
     ("age", "tolerance", "cause", "detail"),
     [
         (301, 300, "too_old", "301 s behind this machine's clock, and 300 s are tolerated: it was "
-         "held up on the way, replayed, or a clock is wrong."),
-        (1, 0, "too_old", "1 s behind this machine's clock, and 0 s are tolerated: it was held up "
-         "on the way, replayed, or a clock is wrong."),
+         "delayed, replayed, or a clock is wrong."),
+        (1, 0, "too_old", "1 s behind this machine's clock, and 0 s are tolerated: it was "
+         "delayed, replayed, or a clock is wrong."),
         (-301, 300, "too_new", "301 s ahead of this machine's clock, and 300 s are tolerated: one "
          "of the two clocks is wrong."),
         (-1, 0, "too_new", "1 s ahead of this machine's clock, and 0 s are tolerated: one of the "
          "two clocks is wrong."),
         (float("nan"), 300, "too_old", "nan s behind this machine's clock, and 300 s are "
-         "tolerated: it was held up on the way, replayed, or a clock is wrong."),
+         "tolerated: it was delayed, replayed, or a clock is wrong."),
     ],
 )  # fmt: skip
 def test_the_age_is_told(age: float, tolerance: int, cause: str, detail: str) -> None:
@@ -192,9 +192,9 @@ def test_the_age_is_told(age: float, tolerance: int, cause: str, detail: str) ->
          "webhook-signature missing: svix-* headers are not read, have the sender use webhook-* "
          "ones."),
         ([(b"webhook_timestamp", b"x")], "webhook-id, webhook-timestamp, webhook-signature "
-         "missing: it came with an underscore, which is another name; look for what renames it."),
+         "missing: it came with an underscore, which is another name; find what renames it."),
         ([(b"webhook_id", b"x"), *headers(id=None)[1:]], "webhook-id, webhook-timestamp missing: "
-         "it came with an underscore, which is another name; look for what renames it."),
+         "it came with an underscore, which is another name; find what renames it."),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_told(sent: Headers, detail: str) -> None:

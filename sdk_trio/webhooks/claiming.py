@@ -1,0 +1,97 @@
+"""Claiming queued events from the store: due ones and suspects, decoded or dead-lettered."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import trio
+
+from ..base.logs import get_logger
+from ..errors import DeliveryDecodingError, StoreUnavailableError
+from ..records.deliveries import Dead, DeliveryRecord, Due
+from ..storage.ports import Inbox
+from .arrival import VerifiedDelivery, arrival_of
+from .leases import HeldLease
+from .run import DeliveryRunner
+
+_log = get_logger("webhooks")
+
+
+class Claimer:
+    """Claims events for the queue of this process, and holds their leases.
+
+    Args:
+        runner: has the held leases, and decides about events that ended the process.
+        inbox: the open store.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(self, runner: DeliveryRunner, inbox: Inbox, *, clock: Callable[[], float]) -> None:
+        self._runner = runner
+        self._inbox = inbox
+        self._clock = clock
+
+    async def claim_due(self, *, limit: int, overdue: bool) -> tuple[Due, dict[str, HeldLease]]:
+        """Claim at most ``limit`` due events; return them with the leases held, by key.
+
+        An event without a held lease has a run in this process already. ``overdue``: also claim
+        events whose lease expired by a clock that was set.
+
+        A cancellation waits for the store, which has a time limit of its own: a claim that is
+        given up in the middle leaves leases behind until the next renewal.
+
+        Raises:
+            StoreUnavailableError: the store cannot be asked.
+        """
+        async with self._runner.leases.lock:
+            with trio.CancelScope(shield=True):
+                due = await self._inbox.take_due(limit=limit, now=self._clock(), overdue=overdue)
+            return due, self._hold(due.records)
+
+    async def claim_suspects(
+        self, *, limit: int
+    ) -> tuple[Sequence[DeliveryRecord], dict[str, HeldLease]]:
+        """Claim at most ``limit`` events that may have ended an earlier process.
+
+        Cancellation and errors are those of :meth:`claim_due`.
+        """
+        async with self._runner.leases.lock:
+            with trio.CancelScope(shield=True):
+                suspects = await self._inbox.take_suspects(limit=limit, now=self._clock())
+            return suspects, self._hold(suspects)
+
+    def _hold(self, records: Sequence[DeliveryRecord]) -> dict[str, HeldLease]:
+        leases, now = self._runner.leases, self._clock()
+        held = {record.key: leases.hold_claimed(record.key, since=now) for record in records}
+        return {key: lease for key, lease in held.items() if lease is not None}
+
+    async def decode(self, record: DeliveryRecord, lease: HeldLease) -> VerifiedDelivery | None:
+        """Return a claimed event ready to run; None if it was dead-lettered instead.
+
+        An event is dead-lettered if it ended the process too often, or if its body cannot be
+        decoded, which happens only in a damaged store: fetched again, it would fail for ever.
+
+        Raises:
+            StoreUnavailableError: the dead letter cannot be recorded.
+        """
+        try:
+            arrival = await arrival_of(record)
+        except DeliveryDecodingError as error:
+            await self._inbox.finish(record.key, Dead(str(error)), now=self._clock())
+        else:
+            dead = self._runner.queued.dead_letter_of(record) if record.process_ends else None
+            if dead is None:
+                return arrival
+            await self._inbox.finish(record.key, dead, now=self._clock())
+            self._runner.recorder.report(arrival.delivery, record.attempts, dead)
+        self._runner.leases.drop(lease)
+        return None
+
+    async def release(self, leases: Mapping[str, HeldLease]) -> None:
+        """Release claimed events that do not run; a store that fails is logged."""
+        for lease in leases.values():
+            self._runner.leases.drop(lease)
+        try:
+            await self._inbox.release([*leases])
+        except StoreUnavailableError as error:
+            # The next renewal gives them up, or they expire.
+            _log.store_unavailable(error, ids=[*leases])
+            await trio.lowlevel.checkpoint()

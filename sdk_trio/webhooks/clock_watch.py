@@ -1,0 +1,113 @@
+"""Steps of the wall clock: leases and due times are corrected when somebody sets it.
+
+Due times are times of the wall clock. If it is set back by an hour, every retry would otherwise
+come an hour late.
+"""
+
+from collections.abc import Awaitable, Callable
+from math import inf
+
+import trio
+
+from ..base.logs import get_logger
+from ..errors import StoreUnavailableError
+from ..storage.ports import Inbox
+
+_log = get_logger("webhooks")
+
+#: The interval at which the two clocks of this host are compared, in seconds.
+WATCH_SECONDS = 0.5
+
+#: The smallest step of the wall clock against the monotonic one, in seconds, that counts as a clock
+#: that was set. Time services correct smaller ones all the time.
+STEP_SECONDS = 2.0
+
+#: The interval at which this host's clock is compared with the store's, in seconds.
+COMPARE_SECONDS = 20.0
+
+
+class ClockWatch:
+    """Detects that the wall clock was set, and has leases and due times corrected.
+
+    Args:
+        inbox: the open store.
+        clock: returns Unix seconds.
+        renew: renews the leases of this process.
+        wake: makes the queue fetch events that are due by the new time.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        *,
+        clock: Callable[[], float],
+        renew: Callable[[], Awaitable[object]],
+        wake: Callable[[], None],
+    ) -> None:
+        self._inbox = inbox
+        self._clock = clock
+        self._renew = renew
+        self._wake = wake
+        # The seconds that the wall clock is ahead of the monotonic one; None before the start.
+        self._offset: float | None = None
+        self._stepped_at = -inf
+        self._is_corrected = True
+        self._logged_difference = 0.0
+
+    def check(self) -> float:
+        """Compare the clocks; return the seconds since the wall clock was set, inf if never."""
+        offset = self._clock() - trio.current_time()
+        if self._offset is None:
+            self._offset = offset
+        step = offset - self._offset
+        if abs(step) >= STEP_SECONDS:
+            self._offset = offset
+            self._stepped_at = trio.current_time()
+            self._is_corrected = False
+            _log.warning("runtime.clock_stepped", seconds=round(step, 3))
+        return trio.current_time() - self._stepped_at
+
+    async def run(self) -> None:
+        """Compare the clocks until it is cancelled, and correct the store after a step."""
+        self.check()
+        compare_at = trio.current_time()
+        while True:
+            await trio.sleep(WATCH_SECONDS)
+            if trio.current_time() >= compare_at:
+                await self._compare_with_store()
+                compare_at = trio.current_time() + COMPARE_SECONDS
+            self.check()
+            if not self._is_corrected:
+                await self._correct()
+
+    async def _correct(self) -> None:
+        self._is_corrected = True
+        try:
+            # Leases first: by the new time, ours may look expired, or as if they never ended.
+            await self._renew()
+            await self._inbox.reschedule(now=self._clock())
+        except StoreUnavailableError as error:
+            self._is_corrected = False
+            _log.store_unavailable(error)
+        else:
+            self._wake()
+
+    async def _compare_with_store(self) -> None:
+        """Log when this host's clock begins or ceases to differ from the store's."""
+        try:
+            difference = await self._inbox.clock_offset()
+        except StoreUnavailableError:
+            await trio.lowlevel.checkpoint()  # others report that
+            return
+        if difference is None or abs(difference - self._logged_difference) < STEP_SECONDS:
+            return
+        self._logged_difference = difference
+        if abs(difference) < STEP_SECONDS:
+            _log.info("runtime.clock_agrees", seconds=round(difference, 3))
+        else:
+            _log.warning(
+                "runtime.clock_differs",
+                seconds=round(difference, 3),
+                hint="this host's clock is ahead of the database's by so much (below 0: behind); "
+                "synchronize both (chrony, systemd-timesyncd)",
+            )

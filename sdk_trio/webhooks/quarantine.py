@@ -1,0 +1,161 @@
+"""Quarantine after a crash: events that may have ended the process run alone, before all others.
+
+If the process ends again, only one event can have caused it. Events that merely ran beside it in
+the earlier process end here, and are suspects no longer. docs/adr/0023-quarantine.md has the
+reasons, and why one crash alone proves nothing.
+"""
+
+from collections.abc import Callable, Mapping
+
+import trio
+
+from ..base.cells import current_cell, run_in_cell
+from ..base.logs import get_logger
+from ..errors import StoreUnavailableError
+from ..records.deliveries import DeliveryRecord
+from ..storage.ports import Inbox
+from .arrival import VerifiedDelivery
+from .claiming import Claimer
+from .leases import HeldLease
+from .recording import CLEANUP_SECONDS
+from .run import DeliveryRunner
+
+_log = get_logger("webhooks")
+
+#: The seconds that other runs wait for a suspect that runs alone. A handler that ends the process
+#: usually does so early, and one that never returns must not stop all others.
+ALONE_SECONDS = 30.0
+
+#: The seconds that all suspects together may run alone. Inline deliveries are refused meanwhile,
+#: and senders disable an endpoint that refuses for long.
+QUARANTINE_SECONDS = 60.0
+
+#: The seconds that the remaining suspects wait for one that exceeds ``ALONE_SECONDS``. If it ends
+#: the process, events that ran beside it would be blamed. Its handler may never return, so the wait
+#: is bounded.
+BLOCKED_SECONDS = 600.0
+
+#: The most suspects that run alone one after the other; further ones run like all other events.
+SUSPECTS_LIMIT = 100
+
+
+class Quarantine:
+    """Runs suspects alone at the start of a queue.
+
+    Args:
+        runner: runs the events; inline runs are refused while a suspect runs alone.
+        inbox: the open store.
+        claimer: claims the suspects.
+        running: gets the event of each run by its cell, for as long as it runs.
+        is_closed: tells whether the queue has been closed, so that nothing more is begun.
+        wake: makes the queue fetch events from the store.
+    """
+
+    def __init__(
+        self,
+        runner: DeliveryRunner,
+        inbox: Inbox,
+        claimer: Claimer,
+        running: dict[trio.Nursery, VerifiedDelivery],
+        *,
+        is_closed: Callable[[], bool],
+        wake: Callable[[], None],
+    ) -> None:
+        self._runner = runner
+        self._inbox = inbox
+        self._claimer = claimer
+        self._running = running
+        self._is_closed = is_closed
+        self._wake = wake
+
+    async def run(self, workers: trio.Nursery, background: trio.Nursery) -> None:
+        """Run suspects, one after the other, for ``QUARANTINE_SECONDS`` at most.
+
+        If one takes too long, it goes on in ``workers`` beside the new events, and a task in
+        ``background`` keeps the remaining suspects back for ``BLOCKED_SECONDS``: they must not run
+        beside it once more. A failing store is logged. Cancelled, it releases the suspects.
+        """
+        waiting: dict[str, HeldLease] = {}
+        blocking: trio.Event | None = None
+        until = trio.current_time() + QUARANTINE_SECONDS
+        try:
+            suspects, waiting = await self._claimer.claim_suspects(limit=SUSPECTS_LIMIT)
+            for record in suspects:
+                if self._is_closed() or blocking is not None or trio.current_time() >= until:
+                    break
+                lease = waiting[record.key]
+                arrival = await self._claimer.decode(record, lease)
+                if arrival is not None:
+                    if not self._runner.queued.must_run_alone(record):
+                        continue  # one crash proves little: it runs like all other events
+                    blocking = await self._isolate(record, arrival, lease, workers)
+                del waiting[record.key]
+        except StoreUnavailableError as error:
+            _log.store_unavailable(error)
+            await trio.lowlevel.checkpoint()
+        finally:
+            self._runner.inline.quarantined = False
+            if waiting and blocking is None:
+                with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                    await self._claimer.release(waiting)
+        if waiting and blocking is not None:
+            background.start_soon(self._release_after, blocking, waiting)
+
+    async def _release_after(self, blocking: trio.Event, waiting: Mapping[str, HeldLease]) -> None:
+        """Release suspects once the one before them has ended, or after ``BLOCKED_SECONDS``."""
+        try:
+            with trio.move_on_after(BLOCKED_SECONDS):
+                await blocking.wait()
+        finally:
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                await self._claimer.release(waiting)
+        self._wake()
+
+    async def _isolate(
+        self,
+        record: DeliveryRecord,
+        arrival: VerifiedDelivery,
+        lease: HeldLease,
+        workers: trio.Nursery,
+    ) -> trio.Event | None:
+        """Run one event alone, for ``ALONE_SECONDS`` at most.
+
+        Returns None if it has ended by then, otherwise an event that is set when it ends.
+        """
+        _log.warning(
+            "webhook.quarantined",
+            webhook_id=record.webhook_id,
+            type=record.type,
+            process_ends=record.process_ends,
+            hint="the process ended while this event ran; it now runs alone, to find out whether "
+            "it is the cause",
+        )
+        self._runner.inline.quarantined = True
+        ended = trio.Event()
+        workers.start_soon(run_in_cell, self._run, record, arrival, lease, ended)
+        with trio.move_on_after(ALONE_SECONDS):
+            await ended.wait()
+        if ended.is_set():
+            return None
+        # Other events run beside it from here on: the store must not mark its run as alone.
+        await self._inbox.join(record.key)
+        return ended
+
+    async def _run(
+        self,
+        record: DeliveryRecord,
+        arrival: VerifiedDelivery,
+        lease: HeldLease,
+        ended: trio.Event,
+    ) -> None:
+        cell = current_cell()
+        assert cell is not None
+        lease.runs = True
+        self._running[cell] = arrival
+        try:
+            await self._runner.queued.run(arrival, lease, attempt=record.attempts + 1, alone=True)
+        finally:
+            del self._running[cell]
+            self._runner.leases.drop(lease)
+            ended.set()
+        self._wake()
