@@ -98,12 +98,16 @@ class Engine(Protocol):
         """Wait until this process may write; what is asked for meanwhile joins the batch."""
         ...
 
-    def transact(self, work: Callable[[SqlTransaction], None], *, durable: bool) -> bool:
+    def transact(
+        self, work: Callable[[SqlTransaction], None], *, durable: bool, lone: bool = False
+    ) -> bool:
         """Run ``work`` in one transaction and commit it; it may run ``work`` again.
 
         Args:
             work: runs all units of a batch.
             durable: the commit must survive a power cut, not only the end of this process.
+            lone: the batch is one item of a kind, so a statement that does the whole work of the
+                kind may commit itself.
 
         Returns:
             False: it had nothing to write, so its success does not prove that the store can write.
@@ -567,7 +571,8 @@ class GroupCommit(trio.abc.Instrument):
                 batch[0].value = self._engine.run_alone(batch[0].work)
                 return True
             durable = any(unit.durable for unit in batch)
-            return self._engine.transact(work, durable=durable)
+            lone = len(batch) == 1 and batch[0].kind is not None
+            return self._engine.transact(work, durable=durable, lone=lone)
         except Exception as error:  # each caller of the batch gets it
             if in_work and len(batch) > 1 and not isinstance(error, CommitUnknownError):
                 return sum(self._commit((unit,)) for unit in batch) > 0

@@ -24,10 +24,13 @@ import attrs
 import pytest
 import trio
 from support.deliveries import settings
+from support.postgres import running_server
+from support.postgres_work import forget_blocks
 from support.serving import PATH, signed
 
 from sdk_trio.base import logs
 from sdk_trio.events import OrderPaidEvent
+from sdk_trio.records.deliveries import Done, NewDelivery, Retry
 from sdk_trio.server.deadline import RequestDeadline
 from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
 
@@ -238,3 +241,82 @@ async def test_a_delivery_costs_no_more_than_it_did(backend, enqueue, most, tmp_
         name: value for name, value in attrs.asdict(work).items() if value > getattr(most, name)
     }
     assert dearer == {}, f"{work}, at most {most}"
+
+
+#: Round trips, and statements beside BEGIN and COMMIT, of each step of a lone delivery.
+ON_POSTGRESQL = {
+    "accept": (5, 3),
+    "claim": (5, 3),
+    "start": (1, 1),
+    "finish": (1, 1),
+    "finish what was begun": (1, 1),
+    "finish with a retry": (4, 3),
+    "renew": (4, 2),
+    "poll": (4, 2),
+}
+
+
+async def test_a_lone_delivery_costs_no_more_round_trips_on_postgresql_than_it_did(monkeypatch):
+    from sdk_trio.storage.engines.postgres_address import PostgresAddress
+    from sdk_trio.storage.engines.postgres_connection import StoreConnection
+    from sdk_trio.storage.postgres import PostgresInbox
+
+    server = running_server()
+    dsn = server.fresh()
+    waits = 0
+    wait = StoreConnection.wait
+
+    def counting(connection: StoreConnection, *arguments: Any, **options: Any) -> Any:
+        nonlocal waits
+        waits += 1
+        return wait(connection, *arguments, **options)
+
+    async def count(step: Callable[[], Awaitable[Any]]) -> tuple[int, int]:
+        nonlocal waits
+        forget_blocks(server)
+        waits = 0
+        await step()
+        ((statements,),) = server.execute(
+            "SELECT sum(calls)::int FROM pg_stat_statements JOIN pg_database ON oid = dbid "
+            f"WHERE datname = '{dsn.rpartition('=')[2]}' AND query !~ '^(BEGIN|COMMIT)'"
+        )
+        return waits, statements
+
+    async def measure(inbox: PostgresInbox, number: int) -> dict[str, tuple[int, int]]:
+        def delivery(name: str) -> NewDelivery:
+            return NewDelivery(f"{name}-{number}", "order.paid", b"{}", 7, 1000.0)
+
+        accepted, claimed, failed = map(delivery, ("accepted", "claimed", "failed"))
+        counted = {
+            "accept": await count(partial(inbox.accept, accepted, leased=True)),
+            "claim": await count(partial(inbox.claim, claimed)),
+        }
+        finish = partial(inbox.finish, claimed.key, Done(), now=1002)
+        counted["finish"] = await count(finish)
+        inbox.begin(accepted.key, now=1001)
+        finish = partial(inbox.finish, accepted.key, Done(), now=1002)
+        counted["finish what was begun"] = await count(finish)
+        await inbox.accept(failed, leased=True)
+        counted |= {
+            "start": await count(partial(inbox.start, failed.key, now=1001)),
+            "renew": await count(partial(inbox.renew, [failed.key], now=1001)),
+            "finish with a retry": await count(
+                partial(inbox.finish, failed.key, Retry(1e9, "no"), now=1002)
+            ),
+            "poll": await count(partial(inbox.take_due, limit=9, now=1003)),
+        }
+        return counted
+
+    inbox = await PostgresInbox.open(
+        PostgresAddress(dsn=dsn), owner="one", lease_seconds=75, dedup_seconds=9, payload_seconds=9
+    )
+    monkeypatch.setattr(StoreConnection, "wait", counting)
+    monkeypatch.setattr("sdk_trio.storage.engines.postgres.PostgresEngine.linger", 30.0)
+    try:
+        # psycopg prepares what it has run five times.
+        for number in range(8):
+            counted = await measure(inbox, number)
+    finally:
+        with trio.move_on_after(30, shield=True):
+            await inbox.close()
+    assert counted == ON_POSTGRESQL

@@ -267,9 +267,9 @@ async def test_a_store_that_fails_gives_each_caller_an_error_of_its_own(
     asked = []
     transact = engine.transact
 
-    def count(work: Any, *, durable: bool) -> bool:
+    def count(work: Any, **options: Any) -> bool:
         asked.append(work)
-        return transact(work, durable=durable)
+        return transact(work, **options)
 
     monkeypatch.setattr(engine, "transact", count)
     async with trio.open_nursery() as nursery:

@@ -289,6 +289,55 @@ def test_changes_are_counted_for_the_other_hosts_and_outlive_the_engine(
     assert database.execute(counts) == [(False, 2, 2)]
 
 
+@pytest.mark.parametrize("lone", [True, False])
+def test_a_complete_statement_is_committed_and_counted_once(
+    database: Database, path: str, lone: bool
+) -> None:
+    engine = database.engine("mine", path)
+    text = f"WITH made AS ({PUT} ON CONFLICT DO NOTHING RETURNING key), counted(made, 1) "
+    text += "SELECT key FROM made"
+
+    def work(transaction: Any, key: str) -> None:
+        # What has changed nothing may go on with something else.
+        rows = transaction.complete(text, key=key) or transaction.all(
+            f"{PUT} RETURNING key", key=f"not {key}"
+        )
+        transaction.note_change(done=len(rows))
+
+    for key in ("a", "b", "a"):
+        engine.transact(
+            lambda transaction, key=key: work(transaction, key), durable=True, lone=lone
+        )
+    assert database.keys() == ["a", "b", "not a"]
+    counts = "SELECT changes, done FROM sdk_trio.node WHERE id = 'mine'"
+    assert database.execute(counts) == [(3, 3)]
+
+
+@pytest.mark.parametrize("lone", [True, False])
+def test_a_complete_insert_of_what_is_known_changes_nothing(
+    database: Database, path: str, lone: bool
+) -> None:
+    engine = database.engine(dsn=path)
+    row = ("a", b"body", 1.0, 2, None)
+    made: list[Any] = []
+    for _ in range(2):
+        engine.transact(
+            lambda transaction: made.append(transaction.insert(ITEM, [row], complete=True)),
+            durable=True,
+            lone=lone,
+        )
+    assert [len(rows) for rows in made] == [1, 0]
+    assert database.keys() == ["a"]
+
+
+def test_a_lone_unit_that_raises_before_its_statement_changes_nothing(database: Database) -> None:
+    engine = database.engine()
+    for work in (lambda _: 1 // 0, lambda transaction: (transaction.run(PUT, key="a"), 1 // 0)):
+        with pytest.raises(ZeroDivisionError):
+            engine.transact(work, durable=True, lone=True)
+    assert database.keys() == []
+
+
 @pytest.mark.parametrize("limit", ["within", "beyond"])
 def test_a_conflict_with_another_transaction_is_tried_again(
     database: Database, path: str, limit: str
@@ -367,12 +416,19 @@ def test_a_transaction_that_broke_before_its_commit_runs_again_once(
     assert database.keys() == ["before", "1-1"]
 
 
+@pytest.mark.parametrize("lone", [True, False])
 @pytest.mark.parametrize(
     ("by", "message"),
     [("pg_terminate_backend", "broke during a commit"), ("pg_cancel_backend", "no standby has")],
 )
 def test_a_commit_whose_end_is_unknown_is_reported_and_not_run_again(
-    database: Database, thread: ThreadPoolExecutor, path: str, by: str, message: str, role: Any
+    database: Database,
+    thread: ThreadPoolExecutor,
+    path: str,
+    by: str,
+    message: str,
+    role: Any,
+    lone: bool,
 ) -> None:
     role("client_min_messages", "error")  # which hides the warning
     engine = database.engine(dsn=path)
@@ -381,11 +437,12 @@ def test_a_commit_whose_end_is_unknown_is_reported_and_not_run_again(
 
     def work(transaction: Any) -> None:
         ran.append(1)
-        transaction.run(PUT, key="unknown")
-        transaction.note_change()
+        transaction.complete(f"{PUT} RETURNING key", key="unknown")
+        if not lone:
+            transaction.note_change()
 
     with database.server.without_its_standby():
-        committing = thread.submit(engine.transact, work, durable=True)
+        committing = thread.submit(engine.transact, work, durable=True, lone=lone)
         database.end("wait_event = 'SyncRep'", by)
         with pytest.raises(CommitUnknownError, match=message):
             committing.result(60)

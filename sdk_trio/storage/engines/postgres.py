@@ -20,7 +20,7 @@ from ...base.logs import Outage, get_logger
 from ...errors import StoreUnavailableError
 from ..commit import CommitUnknownError
 from ..readers import ReadAgainError
-from ..sql.dialect import Dialect, Insert, Row
+from ..sql.dialect import Dialect, Insert, Row, SqlTransaction
 from .postgres_address import PostgresAddress
 from .postgres_connection import StoreConnection
 from .postgres_failover import note_timeline
@@ -79,6 +79,15 @@ def _insert_text(dialect: Dialect, insert: Insert) -> str:
     return dialect.insert_text(insert, 1)
 
 
+def _insert(
+    connection: StoreConnection, dialect: Dialect, insert: Insert, rows: Sequence[Sequence[Any]]
+) -> list[Row]:
+    columns = map(list, zip(*rows, strict=True))
+    values = dict(zip(insert.columns, columns, strict=True))
+    cursor = connection.execute(_insert_text(dialect, insert), values)
+    return [] if cursor.description is None else cursor.fetchall()
+
+
 class PostgresTransaction:
     """An open transaction; see :class:`storage.sql.dialect.SqlTransaction`."""
 
@@ -124,19 +133,70 @@ class PostgresTransaction:
             raise failure
         return rows
 
-    def insert(self, insert: Insert, rows: Sequence[Sequence[Any]], /) -> list[Row]:
+    complete = all
+
+    def insert(
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+    ) -> list[Row]:
         """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
-        if not rows:
-            return []
-        columns = map(list, zip(*rows, strict=True))
-        values = dict(zip(insert.columns, columns, strict=True))
-        cursor = self._connection.execute(_insert_text(self.dialect, insert), values)
-        return [] if cursor.description is None else cursor.fetchall()
+        return _insert(self._connection, self.dialect, insert, rows) if rows else []
 
     def note_change(self, *, done: int = 0) -> None:
         """Note that other processes have to look for work; ``done``: deliveries that were ended."""
         self.changes += 1
         self.done += done
+
+
+class _NotAloneError(Exception):
+    """The unit needs a transaction."""
+
+
+class _LoneStatement:
+    """The transaction of a lone unit that may be one statement, which commits itself.
+
+    Everything else that it asks for raises :class:`_NotAloneError`, before anything was changed.
+    """
+
+    __slots__ = ("_connection", "_counted", "_has_changed", "_node", "dialect")
+
+    def __init__(self, connection: StoreConnection, dialect: Dialect, node: str) -> None:
+        self._connection = connection
+        self._node = node
+        self._has_changed = self._counted = False
+        self.dialect: Dialect = dialect
+
+    def complete(self, statement: str, /, **values: Any) -> list[Row]:
+        """Run the statement and commit it; return its rows."""
+        self._require_unchanged()
+        text, _, counting = self.dialect.translate(statement)
+        rows = self._connection.execute(counting or text, {**values, "node": self._node}).fetchall()
+        self._has_changed, self._counted = bool(rows), counting is not None
+        return rows
+
+    def insert(
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+    ) -> list[Row]:
+        """Insert ``rows`` and commit that, if it is ``complete``."""
+        if not complete:
+            self._need_transaction()
+        self._require_unchanged()
+        made = _insert(self._connection, self.dialect, insert, rows)
+        self._has_changed = bool(made)
+        return made
+
+    def note_change(self, *, done: int = 0) -> None:
+        """Do nothing: the statement has counted its change."""
+        if not (self._has_changed and self._counted):
+            self._need_transaction()
+
+    def _need_transaction(self, *_: Any, **__: Any) -> Any:
+        self._require_unchanged()
+        raise _NotAloneError
+
+    def _require_unchanged(self) -> None:
+        assert not self._has_changed, "a complete statement does the whole work of its unit"
+
+    all = one = run = each = _need_transaction
 
 
 class Redial:
@@ -245,7 +305,9 @@ class PostgresEngine:
         """Begin a batch: all hosts write at once, so there is nothing to wait for."""
         self._hurried = False
 
-    def transact(self, work: Callable[[PostgresTransaction], None], *, durable: bool) -> bool:
+    def transact(
+        self, work: Callable[[SqlTransaction], None], *, durable: bool, lone: bool = False
+    ) -> bool:
         """Run ``work`` in one transaction and commit it; see the protocol. Return True.
 
         After a lock was not free, later calls wait briefly for theirs, until :meth:`acquire`: they
@@ -256,7 +318,10 @@ class PostgresEngine:
         while True:
             connection = self._connection.get()
             try:
-                self._attempt(connection, work)
+                # Behind a pooler, and for a shorter wait, settings come first.
+                lone = lone and not connection.pooled and not self._hurried
+                if not lone or not self._attempt_alone(connection, work):
+                    self._attempt(connection, work)
             except psycopg.Error as error:
                 if is_conflict(error) and conflicts < CONFLICT_LIMIT:
                     conflicts += 1
@@ -272,9 +337,18 @@ class PostgresEngine:
             else:
                 return True
 
-    def _attempt(
-        self, connection: StoreConnection, work: Callable[[PostgresTransaction], None]
-    ) -> None:
+    def _attempt_alone(
+        self, connection: StoreConnection, work: Callable[[SqlTransaction], None]
+    ) -> bool:
+        """Run ``work`` if it is one statement, which commits itself; False: it is not."""
+        try:
+            with self._address.committing(connection):
+                work(_LoneStatement(connection, self.dialect, self._node))
+        except _NotAloneError:
+            return False
+        return True
+
+    def _attempt(self, connection: StoreConnection, work: Callable[[SqlTransaction], None]) -> None:
         transaction = PostgresTransaction(connection, self.dialect)
         if self._prepared is not connection and not connection.pooled:
             self._prepare(connection)

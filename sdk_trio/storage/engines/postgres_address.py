@@ -231,25 +231,39 @@ class PostgresAddress:
             begin = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
             settings = settings.replace(_COMMITTED, b"")
         last: list[bytes] = []
-        committing = False
         try:
             connection.execute(begin + settings)
             yield last
-            connection.warned = False
-            committing = not reading
-            connection.execute(b";".join((*last, b"COMMIT")))
+            commit = b";".join((*last, b"COMMIT"))
+            if reading:
+                connection.execute(commit)
+            else:
+                with self.committing(connection):
+                    connection.execute(commit)
+        except BaseException as error:
+            connection.roll_back(error)
+            raise
+
+    @contextmanager
+    def committing(self, connection: StoreConnection) -> Iterator[None]:
+        """Tell an unknown commit from a failed one; the block runs the statement that commits.
+
+        Raises:
+            CommitUnknownError: the statement may have been committed.
+            psycopg.Error: the server failed, and has committed nothing.
+        """
+        connection.warned = False
+        try:
+            yield
         except psycopg.Error as error:
             connection.roll_back(error)
-            if committing and connection.useless and error.sqlstate not in _REFUSED:
+            if connection.useless and error.sqlstate not in _REFUSED:
                 raise CommitUnknownError(
                     f"the connection to {self.place} broke during a commit; it goes on by itself "
                     "when the server answers"
                 ) from error
             raise
-        except BaseException as error:
-            connection.roll_back(error)
-            raise
-        if committing and connection.warned:
+        if connection.warned:
             # The server says so when its wait for the standby is cancelled (by an operator, by a
             # time limit, by its own shutdown). A failover would lose what was answered 200 then.
             raise CommitUnknownError(

@@ -121,7 +121,7 @@ class SqliteTransaction:
         return self._version
 
     def _execute(self, statement: str, values: Mapping[str, Any]) -> apsw.Cursor:
-        text, lists = SQLITE.translate(statement)
+        text, lists, _ = SQLITE.translate(statement)
         if lists:
             encoded = {name: msgspec.json.encode(values[name]).decode() for name in lists}
             values = {**values, **encoded}
@@ -144,7 +144,11 @@ class SqliteTransaction:
         """Run a statement with ``RETURNING`` once for each of ``values``; return the first rows."""
         return [cast("Row | None", self._execute(statement, one).fetchone()) for one in values]
 
-    def insert(self, insert: Insert, rows: Sequence[Sequence[Any]], /) -> list[Row]:
+    complete = all
+
+    def insert(
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+    ) -> list[Row]:
         """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
         returned: list[Row] = []
         begin = 0
@@ -290,7 +294,9 @@ class SqliteEngine:
 
     # -- transactions ------------------------------------------------------------------------------
 
-    def transact(self, work: Callable[[SqlTransaction], None], *, durable: bool) -> bool:
+    def transact(
+        self, work: Callable[[SqlTransaction], None], *, durable: bool, lone: bool = False
+    ) -> bool:
         """Run ``work`` in one transaction and commit it; return whether it has written anything.
 
         SQLite reports a page that the disk refuses to read as damage. So damage is believed only if
@@ -302,6 +308,7 @@ class SqliteEngine:
                 before that, SQLite reads the log up to the first frame whose checksum fails, so
                 what is lost is the end of the log (docs/adr/0071). This holds as long as no sync
                 has failed; see :meth:`_prove_log`.
+            lone: of no consequence, as a transaction takes no round trip.
 
         Raises:
             StoreUnavailableError: SQLite or the disk failed; nothing was changed.

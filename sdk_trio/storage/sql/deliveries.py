@@ -399,7 +399,7 @@ class RunStart(msgspec.Struct, frozen=True, gc=False):
 
 def start_all(tx: SqlTransaction, terms: LeaseTerms, starts: Sequence[RunStart]) -> list[bool]:
     """Begin runs: one more attempt. False: nothing has changed, the run is not ours."""
-    values = [
+    values: list[dict[str, Any]] = [
         {
             "sequence": each.sequence,
             "token": each.token,
@@ -411,6 +411,8 @@ def start_all(tx: SqlTransaction, terms: LeaseTerms, starts: Sequence[RunStart])
         }
         for each in starts
     ]
+    if len(values) == 1:
+        return [bool(tx.complete(_START, **values[0]))]
     return [row is not None for row in tx.each(_START, values)]
 
 
@@ -430,6 +432,27 @@ DELETE FROM work
 WHERE sequence IN ints(:sequences) AND lease_token IN ints(:tokens) AND {UNFINISHED}
 RETURNING sequence, state, queued, attempts, earlier_attempts, process_ends, ran_alone,
     generation, started_at, last_error
+"""
+
+# On PostgreSQL, this and the insert are one statement.
+_END = f"""
+WITH brought AS (
+    SELECT * FROM unnest(CAST(:sequences AS bigint[]), CAST(:tokens AS bigint[]),
+        CAST(:times AS float8[]), CAST(:begun AS float8[])) AS run (sequence, token, now, begun)
+), taken AS (
+    DELETE FROM work USING brought
+    WHERE work.sequence = brought.sequence AND lease_token = brought.token AND {UNFINISHED}
+    RETURNING work.*, now, begun,
+        CASE WHEN begun IS NULL OR state = 'running' THEN 0 ELSE 1 END AS uncounted
+), added AS (
+    INSERT INTO ended (sequence, queued, attempts, earlier_attempts, process_ends, ran_alone,
+        generation, started_at, finished_at, last_error)
+    SELECT sequence, queued, attempts + uncounted, earlier_attempts, process_ends, ran_alone,
+        generation, CASE WHEN uncounted = 1 THEN begun ELSE started_at END, now,
+        CASE WHEN attempts + uncounted > 1 THEN last_error END
+    FROM taken
+), counted(taken, 1)
+SELECT sequence FROM taken
 """
 
 _ADD_ENDED = Insert(
@@ -462,6 +485,11 @@ _ADD_FIRST_END = Insert(
 
 def end_all(tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> list[bool]:
     """Record runs that ended well. False: nothing has changed, the run is not ours."""
+    if not tx.dialect.is_sqlite:
+        ended = {row[0] for row in tx.complete(_END, **_columns_of(runs))}
+        if ended:
+            tx.note_change(done=len(ended))
+        return [run.sequence in ended for run in runs]
     ends = {run.sequence: run for run in runs}
     taken_out = tx.all(_TAKE_OUT, sequences=list(ends), tokens=[run.token for run in runs])
     rows = []
@@ -491,6 +519,15 @@ def end_all(tx: SqlTransaction, terms: LeaseTerms, runs: Sequence[RunEnd]) -> li
         tx.insert(_ADD_ENDED, rows)
         tx.note_change(done=len(rows))
     return [run.sequence not in ends for run in runs]
+
+
+def _columns_of(runs: Sequence[RunEnd]) -> dict[str, list[Any]]:
+    return {
+        "sequences": [run.sequence for run in runs],
+        "tokens": [run.token for run in runs],
+        "times": [run.finished_at for run in runs],
+        "begun": [run.begun for run in runs],
+    }
 
 
 class Ran(msgspec.Struct, frozen=True, gc=False):

@@ -13,6 +13,7 @@ written                      PostgreSQL                     SQLite
 ``due(:at)``                 ``:at`` by the server's time   ``:at``
 ``local(column)``            a time by the caller's clock   ``column``
 ``FOR UPDATE``, all forms    the same                       nothing: one transaction writes
+``, counted(rows, 1)``       see :meth:`.complete`          not allowed
 ===========================  =============================  =====================================
 
 All times are Unix seconds. A statement with ``clock()``, ``due()`` or ``local()`` has a parameter
@@ -34,10 +35,14 @@ ROWS_AT_ONCE = (32, 16, 8, 4, 2, 1)
 
 
 class Statement(NamedTuple):
-    """A translated statement, and the names of its parameters that are lists."""
+    """A translated statement, and the names of its parameters that are lists.
+
+    ``alone``: the text for a transaction of its own, if that one has to count a change.
+    """
 
     text: str
     lists: tuple[str, ...]
+    alone: str | None = None
 
 
 class Insert:
@@ -87,8 +92,24 @@ class SqlTransaction(Protocol):
         """
         ...
 
-    def insert(self, insert: Insert, rows: Sequence[Sequence[Any]], /) -> list[Row]:
-        """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names."""
+    def complete(self, statement: str, /, **values: Any) -> list[Row]:
+        """Run a statement that does the whole work of a kind, or changes nothing; return its rows.
+
+        It changes nothing if it returns no row; then the kind may go on with other statements. On
+        PostgreSQL it commits itself for a lone item, which saves the round trips of ``BEGIN`` and
+        ``COMMIT``. If :meth:`note_change` follows it, ``counted(rows, done)`` is the last part of
+        its ``WITH``: that notes the change if the part ``rows`` has any row. ``done`` is 1 if each
+        row is a delivery that was ended, else 0.
+        """
+        ...
+
+    def insert(
+        self, insert: Insert, rows: Sequence[Sequence[Any]], /, *, complete: bool = False
+    ) -> list[Row]:
+        """Insert ``rows``, in their order; return what the statement's ``RETURNING`` names.
+
+        ``complete``: it is all that the kind does if it returns a row; see :meth:`complete`.
+        """
         ...
 
     def note_change(self, *, done: int = 0) -> None:
@@ -124,6 +145,14 @@ _LOCK = re.compile(r"\s+FOR (?:NO KEY )?UPDATE(?: OF \w+)?(?: SKIP LOCKED)?")
 _DUE = re.compile(r"\bdue\(([^()]+)\)")
 _LOCAL = re.compile(r"\blocal\(([^()]+)\)")
 _CLOCK = re.compile(r"\bclock\(\)")
+_COUNTED = re.compile(r",\s*counted\((\w+), ([01])\)")
+
+# The row of this open store, by which the other ones notice a change.
+_COUNT = r""", counted AS (
+    INSERT INTO node (id, changes, done) SELECT :node, 1, \2 * count(*) FROM \1 HAVING count(*) > 0
+    ON CONFLICT (id) DO UPDATE SET changes = node.changes + 1, done = node.done + excluded.done,
+        seen_at = now()
+)"""
 
 _ARRAYS = {"ints": "bigint[]", "texts": "text[]"}
 
@@ -155,8 +184,10 @@ class Dialect:
         if translated is None:
             lists = tuple(name for _, name in _LIST.findall(statement))
             text = self._with_times(statement)
-            text = self._for_sqlite(text) if self.is_sqlite else self._for_postgresql(text)
-            translated = self._translated[statement] = Statement(text, lists)
+            read = self._for_sqlite if self.is_sqlite else self._for_postgresql
+            alone = read(_COUNTED.sub(_COUNT, text)) if _COUNTED.search(text) else None
+            translated = Statement(read(_COUNTED.sub("", text)), lists, alone)
+            self._translated[statement] = translated
         return translated
 
     def _with_times(self, statement: str) -> str:
