@@ -17,79 +17,87 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "configuration.md"
 _INTRODUCTION = f"""\
 # Configuration
 
-This page is made of the metadata of the settings: run `make generate` after changing them.
+This page is generated from the metadata of the settings: run `make generate` after changing them.
 
 Every setting is optional except `Sdk:AccessToken`, which the standalone receiver does not need,
 and one webhook secret, which the receiver does. All problems are reported at once, each with its
-full key and the place it came from, and end the program with exit code 78. Unknown keys under
-`Sdk` are a warning.
+full key and its source, and end the program with exit code 78. Unknown keys under `Sdk` are a
+warning.
 
 ## Where settings come from
 
 Later sources win:
 
-1. the defaults below; `Storage:Path` also from `STATE_DIRECTORY`, the first of its directories;
-2. the files that were named with `--config`, JSON or TOML, in their order; without any,
-   `appsettings.json` and then `sdk.toml` of the working directory, where they exist. Each file is
-   followed by its sibling for the environment: `appsettings.Production.json`. A file that nobody
-   named has to belong to this user or root, and nobody else may write it (a group of the owner's
-   own aside): else every command ends with 78 and says whose it is;
-3. `.env` of the working directory, in Development only, and only if it is this user's, too
-   (elsewhere one with settings that nothing else sets is a warning);
-4. directories with one file per key: `/run/secrets`, then `$CREDENTIALS_DIRECTORY`. A file is named
-   like `Sdk__Webhooks__Secret`; one line break at its end does not count;
-5. `SDK_ENVIRONMENT` (for `Environment` alone), then variables such as `SDK__WEBHOOKS__PATH`;
-6. arguments: `--set Sdk:Webhooks:Path=/hooks/sdk`.
+1. The defaults below; `Storage:Path` also from `STATE_DIRECTORY`, the first of its directories.
+2. The files that `--config` names, JSON or TOML, in their order. Without any, `appsettings.json`
+   and then `sdk.toml` of the working directory, if they exist. Each file is followed by the one
+   for the environment: `appsettings.Production.json`. A file that `--config` does not name must
+   belong to this user or root, and no other user may write it, except a group of the owner's own.
+   Otherwise every command ends with 78 and names the owner.
+3. `.env` of the working directory, only in Development, and only if it belongs to this user.
+   Elsewhere one with settings that nothing else sets is a warning.
+4. Directories with one file per key: `/run/secrets`, then `$CREDENTIALS_DIRECTORY`. A file is
+   named like `Sdk__Webhooks__Secret`; one line break at its end does not count.
+5. `SDK_ENVIRONMENT` (only for `Environment`), then variables such as `SDK__WEBHOOKS__PATH`.
+6. Arguments: `--set Sdk:Webhooks:Path=/hooks/sdk`.
 
 Keys are case-insensitive. `:` and `__` separate their parts, in files a dot does, too. In a file
 the settings are under the root key `Sdk`; other root keys are ignored. The same key twice in one
-source is a problem, also when only its case differs. A time span is written `90s`, `30m`, `2h` or
-`3d`, or `[d.]hh:mm:ss[.fffffff]`.
+source is a problem, even if its case differs. A time span is written `90s`, `30m`, `2h` or `3d`,
+or `[d.]hh:mm:ss[.fffffff]`.
 
-The column *Change* says when a changed value comes into force: at a reload (HUP, or
-`Runtime.reload`), or with the next start. [`run`](command-line.md#run) has the details.
+The column *Change* shows when a changed value comes into force: at a reload (HUP, or
+`Runtime.reload`), or with a restart. [`run`](command-line.md#run) has the details.
 
-**Lists** are set as a whole, and then replace the list of the sources before, or by index
+**Lists** are set as a whole, which replaces the list of earlier sources, or by index
 (`SDK__WEBHOOKS__SECRETS__0`), which replaces one item. In a variable or argument a list is a JSON
 array; addresses, CIDR blocks and secrets that all begin with `whsec_` or `whpk_` may be separated
 by commas.
 
-**Text** is converted wherever it comes from: `"30000"` is a number, `yes`, `on` and `1` are true.
-An empty text stands for null where null is allowed, except for secrets. Time spans are
-`[d.]hh:mm:ss[.fffffff]`.
+**Text** of every source is converted: `"30000"` is a number, `yes`, `on` and `1` are true. An
+empty text means null where null is allowed, except for secrets.
 
 ## Webhook secrets
 
 `Secret` and `Secrets` are combined, `Secret` first. A secret is `whsec_` and base64, `whpk_` and
-the base64 of an ed25519 public key, or any text that the upstream signs with. These end the
-start-up, with the key of the secret and never its text: empty or blank, white space or a line
-break at an end, a quote at both ends, a prefix alone or in capitals, two prefixes, a private key
-(`whsk_`), fewer than {MINIMUM_KEY_BYTES} bytes of key (without the prefix), a public key without
-its prefix or one that nobody can own (of small order), and under `KeyDerivation` `Standard` what
-is not base64. Under `Auto` such a text is used unchanged. These are warnings: fewer than
-{ISSUED_KEY_BYTES} bytes of key, the same secret twice, and, except under `Utf8`, no prefix.
+the base64 of an ed25519 public key, or any text that the upstream signs with.
 
-`v1,whsec_...`, as Supabase shows it, is read without `v1,`. Under `Utf8` it ends the start-up,
-since such a sender signs with the decoded key. So do several secrets in one text.
+These faults end the start, with the key of the secret and never its text:
 
-A secret that everybody can know ends the start-up, but for Development, where it is a warning: the
-examples of Standard Webhooks' documentation, and keys of equal, repeated or counting bytes.
+- empty or blank, white space or a line break at an end, a quote at both ends
+- a prefix alone or in capitals, two prefixes, a private key (`whsk_`)
+- fewer than {MINIMUM_KEY_BYTES} bytes of key (without the prefix)
+- a public key without its prefix, or one of small order, which no one can own
+- under `KeyDerivation` `Standard`, text that is not base64; under `Auto` it is used unchanged
+
+These are warnings: fewer than {ISSUED_KEY_BYTES} bytes of key, the same secret twice, and, except
+under `Utf8`, no prefix.
+
+`v1,whsec_...`, as Supabase shows it, is read without `v1,`. Under `Utf8` it ends the start,
+because such a sender signs with the decoded key. So do several secrets in one text.
+
+A public secret ends the start; in Development it is a warning. Public are the examples of Standard
+Webhooks' documentation, and keys of equal, repeated or counting bytes.
 
 A bare base64 text of 32 bytes may be a shared secret or a public key. If these bytes are a point
 that a public key can be (one random secret in sixteen is), it is refused: write `whsec_` or `whpk_`
 before it, or set `KeyDerivation` to `Utf8`.
 
-## What opens it to others
+## Settings that open it to others
 
-These are warnings, in the log of `run`, in `config check` and in `doctor`: `RequireHttps` false, or
-Development, on an address that is not of this machine alone; an admin address that is not, as it
-speaks plain HTTP; `TrustedProxies` with a block larger than /8 (IPv6: /32); a socket with
-`?mode=0666`; a configured webhook secret in Development; an `Environment` that is neither
-`Development` (`dev`) nor `Production` (`prod`), and so counts as the latter.
+These are warnings, in the log of `run`, in `config check` and in `doctor`:
 
-The value of `Admin:TokenEnvVar` has to have {LEAST_TOKEN_CHARACTERS} characters where the admin
-address can be reached from elsewhere: a shorter one ends the start-up, on this machine's own
-addresses it is a warning.
+- `RequireHttps` false, or Development, on an address that other machines can reach
+- an admin address that other machines can reach, because it speaks plain HTTP
+- `TrustedProxies` with a block larger than /8 (IPv6: /32)
+- a socket with `?mode=0666`
+- a configured webhook secret in Development
+- an `Environment` that is neither `Development` (`dev`) nor `Production` (`prod`), and so counts
+  as the latter
+
+The value of `Admin:TokenEnvVar` must have {LEAST_TOKEN_CHARACTERS} characters if the admin address
+can be reached from elsewhere. A shorter one ends the start; on this machine's own addresses it is
+a warning.
 
 The bundled API version is `{BUNDLED_API_VERSION}`.
 """

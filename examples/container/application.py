@@ -1,4 +1,4 @@
-"""The handlers of the example image: put your own application in the place of this file."""
+"""The handlers of the example image: replace this file with your own application."""
 
 import sdk_trio
 from sdk_trio.events import OrderPaidEvent

@@ -60,9 +60,9 @@ METRICS: Final = (
     Metric(
         "sdk_runtime_blocked_total",
         "counter",
-        "How often the event loop stood still for more than a second.",
+        "How often the event loop was blocked for more than a second.",
     ),
-    Metric("sdk_runtime_blocked_seconds_total", "counter", "For how long it did so, in all."),
+    Metric("sdk_runtime_blocked_seconds_total", "counter", "For how long it was blocked, in all."),
     Metric(
         "sdk_processes",
         "gauge",
@@ -77,7 +77,7 @@ METRICS: Final = (
     Metric(
         "sdk_log_dropped_total",
         "counter",
-        "Lines of the log that were dropped because nobody read them in time.",
+        "Lines of the log that were dropped because they were not read in time.",
         ("level",),
     ),
     Metric("sdk_draining", "gauge", "1 from the beginning of a graceful stop on, else 0."),
@@ -137,7 +137,7 @@ METRICS: Final = (
     Metric(
         "sdk_leases_expired",
         "gauge",
-        "Events whose process stands still or is gone, and that no other one has taken over; above "
+        "Events whose process hangs or is gone, and that no other one has taken over; above "
         "0 only for a moment.",
     ),
     Metric(
@@ -171,7 +171,7 @@ METRICS: Final = (
     Metric(
         "sdk_disk_free_bytes",
         "gauge",
-        "Room that is left on the file system of the data directory; there with SQLite.",
+        "Free space on the file system of the data directory; there with SQLite.",
     ),
     Metric(
         "sdk_disk_size_bytes",

@@ -9,7 +9,7 @@ from .payloads import CustomerSeat, Discount, Member, Organization, Subscription
 
 
 class CustomerSeatAssignedEvent(Event[CustomerSeat]):
-    """A seat was offered to somebody."""
+    """A seat was offered to a person."""
 
     __slots__ = ()
 
@@ -33,7 +33,7 @@ class CustomerSeatRevokedEvent(Event[CustomerSeat]):
 
 
 class MemberCreatedEvent(Event[Member]):
-    """Somebody joined a customer's team."""
+    """A person joined a customer's team."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class MemberUpdatedEvent(Event[Member]):
 
 
 class MemberDeletedEvent(Event[Member]):
-    """Somebody left a customer's team."""
+    """A person left a customer's team."""
 
     __slots__ = ()
 

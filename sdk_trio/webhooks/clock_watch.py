@@ -89,6 +89,7 @@ class ClockWatch:
         except StoreUnavailableError as error:
             self._is_corrected = False
             _log.store_unavailable(error)
+            await trio.lowlevel.checkpoint()
         else:
             self._wake()
 

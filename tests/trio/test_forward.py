@@ -337,9 +337,7 @@ async def test_a_slow_route_leaves_room_for_the_others(autojump_clock, gateway):
     assert slow.most_together == 2
 
 
-async def test_a_cancelled_run_frees_its_slot_and_uses_no_attempt(
-    autojump_clock, gateway
-):
+async def test_a_cancelled_run_frees_its_slot_and_uses_no_attempt(autojump_clock, gateway):
     application = Application(seconds=3600)
     inbox = memory_inbox()
     bench = gateway(application, inbox=inbox)

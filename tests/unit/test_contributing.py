@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md names files, rooms and functions that are there."""
+"""CONTRIBUTING.md names packages, files and functions that exist."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 PICTURE, WALK, OTHER_WALKS = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)[1:4]
 
 
-def test_the_files_that_it_names_are_there():
+def test_the_files_that_it_names_exist():
     named = set(re.findall(r"`((?:sdk_trio|tests|docs|generate)/[\w/.-]*)`", PAGE))
     links = set(re.findall(r"\]\(([\w/.-]+)", PAGE))
     places = {path for path in named | links if not re.search("NAME|GROUP", path)}
@@ -17,17 +17,17 @@ def test_the_files_that_it_names_are_there():
     assert [path for path in sorted(places) if not (ROOT / path).exists()] == []
 
 
-def test_the_picture_has_the_rooms_in_the_order_that_imports_may_take():
+def test_the_picture_has_the_packages_in_the_order_of_imports():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     layers = contracts["tool"]["importlinter"]["contracts"][0]["layers"]
     first = re.findall(r"[a-z]+", " ".join(layers))
-    places = [re.search(rf"\b{room}\b(?![./])", PICTURE) for room in first]
-    assert [room for room, place in zip(first, places, strict=True) if place is None] == []
+    places = [re.search(rf"\b{package}\b(?![./])", PICTURE) for package in first]
+    assert [package for package, place in zip(first, places, strict=True) if place is None] == []
     starts = [PICTURE.count("\n", 0, place.start()) for place in places]
     assert starts == sorted(starts)
 
 
-def test_the_way_of_a_delivery_leads_through_functions_that_are_there():
+def test_the_path_of_a_delivery_names_functions_that_exist():
     steps = re.findall(r"^\d +(\S+\.py) +(.*)$", WALK, re.MULTILINE)
     assert len(steps) == 9
     for path, text in steps:
@@ -38,11 +38,11 @@ def test_the_way_of_a_delivery_leads_through_functions_that_are_there():
     assert len({path for path, _ in steps}) <= 7
 
 
-def test_the_other_ways_lead_through_files_that_are_there():
+def test_the_other_paths_name_files_that_exist():
     steps = re.findall(r"^ +([a-z]+)/(\w+\.py) +(\w+)", OTHER_WALKS, re.MULTILINE)
     assert len(steps) == 9
-    for room, file, first in steps:
-        source = (ROOT / "sdk_trio" / room / file).read_text("utf-8")
+    for package, file, first in steps:
+        source = (ROOT / "sdk_trio" / package / file).read_text("utf-8")
         assert re.search(rf"\b(def|class) {first}\b", source), (file, first)
     names = set(re.findall(r"[\w/]+\.py", OTHER_WALKS))
     there = {str(path) for path in (ROOT / "sdk_trio").rglob("*.py")}

@@ -58,7 +58,7 @@ class RouteOptions(Section, frozen=True, kw_only=True):
     secret_env_var: Annotated[
         str | None,
         about(
-            "Variable with the whsec_ secret that events are signed with anew; two with a space "
+            "Variable with the local whsec_ secret that signs the posts; two with a space "
             "between them while it is rotated.",
             form=Form.ENV_VAR,
             default_note="that of Forward:SecretEnvVar",
@@ -100,7 +100,7 @@ class ForwardOptions(Section, frozen=True, kw_only=True):
     secret_env_var: Annotated[
         str,
         about(
-            "Variable with the whsec_ secret that events are signed with anew.",
+            "Variable with the local whsec_ secret that signs the posts.",
             form=Form.ENV_VAR,
             required=True,
         ),

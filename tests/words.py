@@ -1,0 +1,118 @@
+"""Finds retired words in texts and code: ``python tests/words.py [PATH ...]``.
+
+``docs/reference/glossary.md`` has one word for each concept; ``RETIRED`` has the words that it
+replaces, and what to write instead. Without arguments the script checks ``CHECKED``, as
+``tests/unit/test_words.py`` does in ``make check``. A name of Python is read as its words, so
+``_look_at_clock`` is found like "look at clock".
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+#: Files and folders that have none of the retired words, and keep it so. The list grows.
+CHECKED = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "benchmarks/README.md",
+    "docs/README.md",
+    "docs/adr",
+    "docs/explanation/delivery.md",
+    "docs/explanation/performance.md",
+    "docs/explanation/protocols.md",
+    "docs/explanation/threat-model.md",
+    "docs/how-to",
+    "docs/reference",
+    "docs/tutorial",
+    "examples",
+)
+
+#: Regular expressions of whole words, and what to write instead. A space stands for any white
+#: space, so a phrase is found across lines.
+RETIRED = {
+    r"a look|(each|every|first|next|last|one|two) looks?": "poll, or check",
+    r"looks at": "checks, reads or polls",
+    r"tells?|told|telling": "log, report, notify, raise; for a difference: distinguish",
+    r"(say|says|said|saying) so": "name the message: log, warn, report",
+    r"bury|buries|buried|condemns?|condemned": "dead-letter",
+    r"mend|mends|mended|mending": "fix",
+    r"anew|afresh": "again; for generated files: regenerate",
+    r"nobody|nobodys|nobody's": "no one, or name the subject",
+    r"somebody|somebody's|everybody|everybody's": "someone, everyone, or name the subject",
+    r"whoever|whomever": "name the subject",
+    r"so as": "to",
+    r"of before": "earlier, previous or stale",
+    r"(is|are|was|were) to be": "must be, or will be",
+    r"the house|rooms?": "package",
+    r"lands?|landed|landing": "end, arrive; for a run: in-flight run",
+    r"in the place of": "instead of",
+    r"puts? off|putting off": "postpone",
+    r"(gets|get|got) company": "name what runs beside it",
+    r"next to nothing": "name the amount",
+    r"stands? still|stood still|standing still": "hangs, is stopped or does not respond",
+    r"it was so already": "no change",
+    r"without a word": "without a log line",
+    r"errand|hereupon|whereupon|thereupon|henceforth|thereof|therein": "plain words",
+}
+
+#: Files that may use a retired word, the word, and why.
+ALLOWED: dict[tuple[str, str], str] = {}
+
+#: In a page: blocks and spans of code, and the addresses of links.
+_CODE = re.compile(r"```.*?```|^    .*?$|`[^`]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+_TEXT = {".md", ".py", ".toml", ".ts", ".js", ".yaml", ".yml", ".json", ".conf", ".service", ""}
+_SPACE = r"[\s#:>*|]+"
+_PATTERNS = [
+    (re.compile(rf"\b(?:{words})\b".replace(" ", _SPACE), re.IGNORECASE), instead)
+    for words, instead in RETIRED.items()
+]
+
+
+def findings(paths: Iterable[str]) -> Iterator[tuple[str, int, str, str]]:
+    """Yield the file, the line, the retired word and its replacement, for files below ``ROOT``."""
+    for path in paths:
+        place = ROOT / path
+        files = sorted(each for each in place.rglob("*")) if place.is_dir() else [place]
+        for file in files:
+            if file.suffix in _TEXT and file.is_file() and "node_modules" not in file.parts:
+                name = file.relative_to(ROOT).as_posix()
+                for line, word, instead in _in_text(file.read_text("utf-8"), file.suffix):
+                    yield name, line, word, instead
+
+
+def _in_text(text: str, suffix: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, the retired word and its replacement.
+
+    In Markdown, code and addresses of links do not count: they quote what other files have.
+    """
+    if suffix == ".md":
+        text = re.sub(_CODE, _blank, text)
+    else:
+        text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text.replace("_", " "))
+    for pattern, instead in _PATTERNS:
+        for found in pattern.finditer(text):
+            line = text.count("\n", 0, found.start()) + 1
+            yield line, re.sub(_SPACE, " ", found.group()).lower(), instead
+
+
+def _blank(found: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", found.group())
+
+
+def main() -> int:
+    """Print the retired words of the files named, or of ``CHECKED``; 1 if there are any."""
+    found = 0
+    for file, line, word, instead in findings(sys.argv[1:] or CHECKED):
+        if (file, word) not in ALLOWED:
+            found += 1
+            print(f"{file}:{line}: {word!r}: write {instead}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
