@@ -37,7 +37,7 @@ from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, reads
 from .sql.deliveries import Arriving, Lease, RunEnd, RunStart
 from .sql.dialect import SqlTransaction
-from .sql.leases import BacklogWalk, Claimed, new_token
+from .sql.leases import Claimed, Place, new_token
 
 if TYPE_CHECKING:
     # Most receivers have no tenants, and start without what is known of them.
@@ -73,7 +73,7 @@ class SqlInbox:
         self._terms = terms
         self._commits = commits
         self._readers = readers
-        self._walk = BacklogWalk()
+        self._place = Place()
         self._leases: dict[str, Lease] = {}
         # Tokens of claims whose callers wait, which a renewal must not give up.
         self._pending: set[int] = set()
@@ -290,16 +290,17 @@ class SqlInbox:
 
     async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
         """See :meth:`Inbox.take_due`."""
-        terms, walk = self._terms, self._walk
+        terms, place = self._terms, self._place
         asked_at = clock.monotonic()
 
         def work(tx: SqlTransaction) -> Claimed:
             late = clock.monotonic() - asked_at > LATE_SECONDS and not tx.dialect.server_clock
             return leases.claim_due(
-                tx, terms, walk, limit=limit, now=now, overdue=overdue and not late
+                tx, terms, place, limit=limit, now=now, overdue=overdue and not late
             )
 
         claimed = await self._commits.submit(work)
+        self._place = claimed.place
         self._leases.update(claimed.leases)
         return claimed.due
 
