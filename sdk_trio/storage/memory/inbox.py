@@ -98,7 +98,7 @@ class MemoryBackend:
         """The tenants."""
         from ..sql.tenants import SqlTenants
 
-        return SqlTenants(self._tables, self._tables)
+        return SqlTenants(self._terms, self._tables, self._tables)
 
     @cached_property
     def upgrade(self) -> "MemoryUpgrade":

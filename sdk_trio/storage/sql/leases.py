@@ -133,7 +133,7 @@ WHERE sequence IN ints(:sequences) RETURNING sequence, failed_at IS NULL
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a poll has ended, and the next one goes on.
+    """The place at which a poll has ended, and the next one goes on.
 
     ``lane`` is the last lane that was asked, empty after the last one of all. ``left``: a poll
     since the first lane has found more than it claimed.
