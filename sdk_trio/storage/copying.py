@@ -17,7 +17,12 @@ import msgspec
 
 from ..base.opener import open_database, open_file, sync_path
 from ..errors import StorageError
-from .engines.sqlite import MARK_AS_WIPED, PAGE_BYTES, SqliteTransaction, describe_failure
+from .engines.sqlite_connection import (
+    MARK_AS_WIPED,
+    PAGE_BYTES,
+    SqliteTransaction,
+    describe_failure,
+)
 from .sql import arrivals
 from .sql.dialect import Row, SqlTransaction
 from .sql.schema import FILLING, MOVED, TABLES, Table, prepare_sqlite, version_of_file

@@ -17,7 +17,7 @@ from ..base import clock
 from ..errors import StoreVersionError
 from ..records.deliveries import DeliveryState
 from .admission import TAKEN_OVER_SECONDS
-from .engines.sqlite import SqliteTransaction, connect_reader, describe_failure
+from .engines.sqlite_connection import SqliteTransaction, connect_reader, describe_failure
 from .sql.arrivals import INDEXED, SEGMENT_BITS
 from .sql.deliveries import lane_of
 from .sql.dialect import SqlTransaction

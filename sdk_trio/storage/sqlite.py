@@ -23,7 +23,7 @@ from ..records.deliveries import (
     Renewed,
 )
 from .admission import LeaseTerms
-from .claims import ClaimsFile, read_claims
+from .claims import ClaimsFile, StoreKeys, Version, read_claims
 from .commit import GroupCommit, PostedWork
 from .effects import (
     SAVEPOINT,
@@ -32,23 +32,20 @@ from .effects import (
     apply,
     in_this_context,
     refuse_commit,
-    taken_over,
+    require_ours,
 )
-from .engines.sqlite import (
+from .engines.sqlite import CHECKPOINT_BYTES, SqliteEngine, SqliteReader
+from .engines.sqlite_connection import (
     BUSY_SECONDS,
-    CHECKPOINT_BYTES,
-    SqliteEngine,
-    SqliteReader,
     SqliteTransaction,
     clear_log,
     overwrite_remnants,
     sync_log,
 )
 from .inbox import SqlInbox
-from .keys import StoreKeys, Version
 from .readers import ReaderPool
 from .sql import deliveries, reads
-from .sql.deliveries import Answer, Arriving, Lease, Ran, RunEnd
+from .sql.deliveries import Answer, Arriving, Lease, Ran
 from .sql.dialect import SqlTransaction
 from .sql.leases import new_token
 from .sql.schema import prepare_sqlite
@@ -278,33 +275,38 @@ class SqliteInbox(SqlInbox):
     async def _finish_unawaited(
         self, key: str, claimed: _Unawaited, outcome: Outcome, now: float
     ) -> None:
-        """Record the end of a run whose claim was not waited for.
-
-        Where the claim was not handed over yet, or has failed meanwhile, both are one transaction.
-        """
+        """Record the end of a run whose claim was not waited for."""
+        # Checked first: if it is cancelled here, the claim is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
         del self._claimed[key]
         delivery, claim, token, _, version = claimed
         commits, terms = self._commits, self._terms
-        plain = isinstance(outcome, Done) and outcome.answer is None
-        withdrawn = commits.withdraw(claim)
-        lease = None if withdrawn else _lease_of(claimed)
 
-        def work(tx: SqlTransaction) -> None:
+        def claim_and_finish(tx: SqlTransaction) -> None:
             self._keys.check(tx)
-            lease = None if withdrawn else _lease_of(claimed)
+            deliveries.record_run(tx, terms, delivery, token, outcome, now)
+
+        def finish(tx: SqlTransaction) -> None:
+            # The claim was handed over before: it is committed by now, or has failed.
+            lease = _lease_of(claimed)
             if lease is None:
-                deliveries.record_run(tx, terms, delivery, token, outcome, now)
+                claim_and_finish(tx)
             else:
                 deliveries.finish(tx, terms, lease, outcome, now)
 
         try:
-            if plain and withdrawn:
-                await commits.gather(self._recording, key, (Ran(delivery, token, now), version))
-            elif plain and lease is not None:
-                await commits.gather(self._ending, key, RunEnd(lease.sequence, lease.token, now))
+            if commits.withdraw(claim):
+                # Most handlers end before their claim is handed over: both are one record then.
+                if isinstance(outcome, Done) and outcome.answer is None:
+                    run = Ran(delivery, token, now)
+                    await commits.gather(self._recording, key, (run, version))
+                else:
+                    await commits.submit(claim_and_finish)
+            elif (lease := _lease_of(claimed)) is not None:
+                self._leases[key] = lease
+                await super().finish(key, outcome, now=now)
             else:
-                await commits.submit(work)
+                await commits.submit(finish)
         finally:
             self._give_back(claimed)
 
@@ -491,11 +493,6 @@ _FAULTS = (
     apsw.ReadOnlyError,
 )
 
-_IS_OURS = """
-SELECT 1 FROM work WHERE sequence = :sequence AND lease_token = :token AND state = 'running'
-    AND earlier_attempts + attempts = :attempt
-"""
-
 
 def _apply_within_budget(
     transaction: SqlTransaction,
@@ -510,10 +507,7 @@ def _apply_within_budget(
         EventTakenOverError: the run is not ours.
         EffectsFailedError: the effects have failed; its ``error`` says why.
     """
-    if lease is None or not transaction.one(
-        _IS_OURS, sequence=lease.sequence, token=lease.token, attempt=attempt
-    ):
-        raise taken_over(key)
+    require_ours(transaction, key, lease, attempt)
     connection = _connection_of(transaction)
     connection.execute(f"SAVEPOINT {SAVEPOINT}")
     value = _within_budget(connection, effects)

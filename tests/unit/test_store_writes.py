@@ -26,7 +26,7 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.engines.sqlite import SqliteTransaction
+from sdk_trio.storage.engines.sqlite_connection import SqliteTransaction
 from sdk_trio.storage.sql import arrivals, deliveries, leases, reads
 from sdk_trio.storage.sql.deliveries import Arriving, Lease, Ran, RunEnd, RunStart
 
