@@ -9,6 +9,7 @@ among them, so the next renewal gives it up.
 Cancellation: a write that has begun is finished, see ``storage.commit``; a read is interrupted.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,7 +59,7 @@ LATE_SECONDS = 1.0
 Begun = tuple[PostedWork, float]
 
 
-class SqlInbox(SqlPart):
+class SqlInbox(SqlPart, ABC):
     """:class:`Inbox` on an engine; the classes of the engines add what differs.
 
     Args:
@@ -248,9 +249,9 @@ class SqlInbox(SqlPart):
         if self._leases.get(key) is lease:
             del self._leases[key]
 
+    @abstractmethod
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`."""
-        raise NotImplementedError
 
     replay = committed(deliveries.replay)
     repeat = committed(deliveries.repeat)

@@ -341,8 +341,8 @@ class SqliteInbox(SqlInbox):
             return value
 
         try:
-            # Whoever is cancelled has to know nevertheless whether the event is done. It ends by
-            # itself, because there is a limit of time for callers.
+            # Whoever is cancelled has to know nevertheless whether the event is done. The bound is
+            # that of every caller: storage.commit.ANSWER_SECONDS, in real time.
             with trio.CancelScope(shield=True):
                 value = await self._commits.submit(work, single=True, name=key)
         except EffectsFailedError as failed:

@@ -482,8 +482,8 @@ class WorkerPool:
 
     async def _fetch(self) -> None:
         async with self._taking:
-            # Cancelled, it would leave leases behind. It ends by itself: the store has a limit of
-            # time for its callers.
+            # Cancelled, it would leave leases behind. The bound is the store's for every caller:
+            # storage.commit.ANSWER_SECONDS, in real time.
             with trio.CancelScope(shield=True):
                 self._look_at_clock()
                 # Other processes may not have seen yet that the clock was set.

@@ -7,8 +7,8 @@ committed write could vanish. Other processes are fine.
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import apsw
@@ -161,6 +161,24 @@ def connect_reader(file: str) -> apsw.Connection:
     connection = open_database(file, flags=apsw.SQLITE_OPEN_READONLY)
     connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
     return connection
+
+
+@contextmanager
+def opened(file: str, flags: int = apsw.SQLITE_OPEN_READONLY) -> Iterator[apsw.Connection]:
+    """Open the existing ``file`` for the block.
+
+    Raises:
+        StoreUnavailableError: SQLite or the disk failed, here or in the block.
+    """
+    try:
+        connection = open_database(file, flags=flags)
+        try:
+            connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
+            yield connection
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise describe_failure(error, file) from error
 
 
 def _use_log(connection: apsw.Connection) -> None:

@@ -34,7 +34,7 @@ from ...records.tenants import (
 )
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
 from . import arrivals, deliveries, leases, reads
-from .dialect import SqlTransaction
+from .dialect import Row, SqlTransaction
 from .methods import SqlPart, committed, on_reader
 
 T = TypeVar("T")
@@ -219,14 +219,17 @@ def page(
     tx: SqlTransaction, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
 ) -> Sequence[Tenant]:
     """List tenants by identifier."""
-    chosen = "" if status is None else "status = :status AND "
-    rows = tx.all(
-        f"{_SELECT_TENANT} WHERE {chosen}identifier > :after ORDER BY identifier LIMIT :limit",
-        status=status,
-        after=after,
-        limit=limit,
-    )
+    rows = _after(tx, _SELECT_TENANT, "identifier", after, limit, status=status)
     return [_tenant_of(row) for row in rows]
+
+
+def _after(
+    tx: SqlTransaction, select: str, order: str, after: str | int, limit: int, **wanted: Any
+) -> list[Row]:
+    """Return the next rows by ``order`` whose columns have the ``wanted`` values, None: any."""
+    chosen = "".join(f"{name} = :{name} AND " for name in wanted if wanted[name] is not None)
+    statement = f"{select} WHERE {chosen}{order} > :after ORDER BY {order} LIMIT :limit"
+    return tx.all(statement, after=after, limit=limit, **wanted)
 
 
 def counts(tx: SqlTransaction) -> dict[TenantStatus, int]:
@@ -241,13 +244,7 @@ def audit_rows(
     tx: SqlTransaction, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
 ) -> Sequence[AuditRecord]:
     """List audit rows, oldest first."""
-    chosen = "" if tenant_id is None else "tenant_id = :tenant_id AND "
-    rows = tx.all(
-        f"{_SELECT_AUDIT} WHERE {chosen}sequence > :after ORDER BY sequence LIMIT :limit",
-        tenant_id=tenant_id,
-        after=after_sequence,
-        limit=limit,
-    )
+    rows = _after(tx, _SELECT_AUDIT, "sequence", after_sequence, limit, tenant_id=tenant_id)
     return [_audit_of(row) for row in rows]
 
 
@@ -255,11 +252,7 @@ def transitions(
     tx: SqlTransaction, *, after_sequence: int = 0, limit: int = 100
 ) -> Sequence[OutboxRecord]:
     """List transitions, oldest first."""
-    rows = tx.all(
-        f"{_SELECT_TRANSITION} WHERE sequence > :after ORDER BY sequence LIMIT :limit",
-        after=after_sequence,
-        limit=limit,
-    )
+    rows = _after(tx, _SELECT_TRANSITION, "sequence", after_sequence, limit)
     return [transition_of(row) for row in rows]
 
 
