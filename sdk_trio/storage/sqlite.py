@@ -1,4 +1,10 @@
-"""The inbox in one SQLite file: durable, and the default."""
+"""The inbox in one SQLite file: durable, and the default.
+
+A claim that is not waited for (``storage.claims`` says when and why): :meth:`SqliteInbox.claim_new`
+writes the key into the claims file and posts the claim. The end of the run takes back a claim that
+was not handed over to the committing thread yet, and records both as one; otherwise it is an
+ordinary end, under the lease of the claim.
+"""
 
 import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -6,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import apsw
+import msgspec
 import trio
 
 from ..base import clock
@@ -23,7 +30,7 @@ from ..records.deliveries import (
     Renewed,
 )
 from .admission import LeaseTerms
-from .claims import ClaimsFile, StoreKeys, Version, read_claims
+from .claims import ClaimsFile, EndedRun, StoreKeys, Version, read_claims
 from .commit import GroupCommit, PostedWork
 from .effects import (
     SAVEPOINT,
@@ -196,29 +203,27 @@ class SqliteInbox(SqlInbox):
         # But one whose other body was kept is told that now, and is not run, which would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:
             await self._commits.submit(lambda tx: sync_log(_connection_of(tx)))
-        if ended is None or self._claims is None:
-            return admitted
-        lease = self._leases.get(key)
+        return admitted if ended is None else await self._count_end(delivery, admitted, ended)
+
+    async def _count_end(
+        self, delivery: NewDelivery, admitted: Admitted, ended: EndedRun
+    ) -> Admitted:
+        """Count a run of the key that has ended an earlier process, unless that was done."""
+        lease = self._leases.get(delivery.key)
         if admitted.admission is Admission.NEW and lease is not None:
             counted = await self._commits.submit(
-                lambda tx: deliveries.count_ends(
-                    tx,
-                    lease.sequence,
-                    ended.ends,
-                    ended.begun,
-                    delivery.received_at,
-                    PROCESS_ENDED,
+                partial(
+                    deliveries.count_ends,
+                    sequence=lease.sequence,
+                    ends=ended.ends,
+                    begun=ended.begun,
+                    now=delivery.received_at,
+                    error=PROCESS_ENDED,
                 ),
                 durable=False,
             )
-            admitted = Admitted(
-                admitted.admission,
-                admitted.attempts + counted,
-                admitted.same_body,
-                admitted.earlier,
-                admitted.generation,
-            )
-        self._claims.counted(key)
+            admitted = msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
+        cast("ClaimsFile", self._claims).counted(delivery.key)
         return admitted
 
     def claim_new(self, delivery: NewDelivery) -> bool:
