@@ -284,36 +284,32 @@ class SqliteInbox(SqlInbox):
         # Checked first: if it is cancelled here, the claim is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
         del self._claimed[key]
-        delivery, claim, token, _, version = claimed
-        commits, terms = self._commits, self._terms
-
-        def claim_and_finish(tx: SqlTransaction) -> None:
-            self._keys.check(tx)
-            deliveries.record_run(tx, terms, delivery, token, outcome, now)
-
-        def finish(tx: SqlTransaction) -> None:
-            # The claim was handed over before: it is committed by now, or has failed.
-            lease = _lease_of(claimed)
-            if lease is None:
-                claim_and_finish(tx)
-            else:
-                deliveries.finish(tx, terms, lease, outcome, now)
-
+        commits = self._commits
+        withdrawn = commits.withdraw(claimed.claim)
         try:
-            if commits.withdraw(claim):
+            if withdrawn and isinstance(outcome, Done) and outcome.answer is None:
                 # Most handlers end before their claim is handed over: both are one record then.
-                if isinstance(outcome, Done) and outcome.answer is None:
-                    run = Ran(delivery, token, now)
-                    await commits.gather(self._recording, key, (run, version))
-                else:
-                    await commits.submit(claim_and_finish)
-            elif (lease := _lease_of(claimed)) is not None:
+                run = Ran(claimed.delivery, claimed.token, now)
+                await commits.gather(self._recording, key, (run, claimed.version))
+            elif not withdrawn and (lease := _lease_of(claimed)) is not None:
                 self._leases[key] = lease
                 await super().finish(key, outcome, now=now)
             else:
-                await commits.submit(finish)
+                await commits.submit(partial(self._end_unawaited, claimed, outcome, now))
         finally:
             self._give_back(claimed)
+
+    def _end_unawaited(
+        self, claimed: _Unawaited, outcome: Outcome, now: float, tx: SqlTransaction
+    ) -> None:
+        # A claim that was handed over before is committed by now, or has failed.
+        lease = _lease_of(claimed)
+        if lease is not None:
+            deliveries.finish(tx, self._terms, lease, outcome, now)
+        else:
+            self._keys.check(tx)
+            delivery, token = claimed.delivery, claimed.token
+            deliveries.record_run(tx, self._terms, delivery, token, outcome, now)
 
     def _record(self, tx: SqlTransaction, items: Sequence[_Run]) -> Sequence[None]:
         runs = [run for run, _ in items]

@@ -84,7 +84,11 @@ _SORTED = "sequence + 0"
 _WAITING = f"""
 SELECT sequence FROM work WHERE {_IS_WAITING} AND lane IS NULL {_in_order("lane, sequence")}
 """
-_IN_LANES = _first(f"sequence IN ints(:firsts) AND {_IS_WAITING}")
+# Not in the words of the index of the waiting ones: PostgreSQL would read all of that rather than to
+# look for each by the primary key.
+_IN_LANES = _first(
+    "sequence IN ints(:firsts) AND queued AND state = 'received' AND coalesce(lease_owner, '') = ''"
+)
 _RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()", order=_SORTED)
 # Also those that are not first: their leases keep the first one waiting, and no one renews them.
 _EXPIRED = f"""

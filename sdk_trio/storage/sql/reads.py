@@ -273,12 +273,13 @@ def counts(tx: SqlTransaction) -> dict[DeliveryState, int]:
     return found
 
 
-# An index answers each; that of the waiting ones in lanes is read to its end.
+# An index answers each. That of the waiting ones in lanes is read to its end: by the primary key,
+# which "+ 0" rules out, PostgreSQL would pass all that is dead or parked.
 _OLDEST_WAITING = """
 SELECT min(received_at) FROM arrival WHERE sequence IN (
     (SELECT sequence FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL
         AND lane IS NULL ORDER BY lane, sequence LIMIT 1),
-    (SELECT min(sequence) FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL
+    (SELECT min(sequence + 0) FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL
         AND lane IS NOT NULL),
     (SELECT min(sequence) FROM work
         WHERE queued AND state IN ('received', 'running') AND lease_owner IS NOT NULL))
