@@ -52,7 +52,7 @@ from .engines.sqlite_connection import (
 from .inbox import SqlInbox
 from .readers import ReaderPool
 from .sql import deliveries, reads
-from .sql.deliveries import Answer, Arriving, Lease, Ran
+from .sql.deliveries import Answer, Arriving, Lease, Ran, RunEnd
 from .sql.dialect import SqlTransaction
 from .sql.leases import new_token
 from .sql.schema import prepare_sqlite
@@ -203,28 +203,29 @@ class SqliteInbox(SqlInbox):
         # But one whose other body was kept is told that now, and is not run, which would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:
             await self._commits.submit(lambda tx: sync_log(_connection_of(tx)))
-        return admitted if ended is None else await self._count_end(delivery, admitted, ended)
+        if ended is not None and self._claims is not None:
+            lease = self._leases.get(key)
+            if admitted.admission is Admission.NEW and lease is not None:
+                admitted = await self._count_end(lease, delivery, admitted, ended)
+            self._claims.counted(key)
+        return admitted
 
     async def _count_end(
-        self, delivery: NewDelivery, admitted: Admitted, ended: EndedRun
+        self, lease: Lease, delivery: NewDelivery, admitted: Admitted, ended: EndedRun
     ) -> Admitted:
         """Count a run of the key that has ended an earlier process, unless that was done."""
-        lease = self._leases.get(delivery.key)
-        if admitted.admission is Admission.NEW and lease is not None:
-            counted = await self._commits.submit(
-                partial(
-                    deliveries.count_ends,
-                    sequence=lease.sequence,
-                    ends=ended.ends,
-                    begun=ended.begun,
-                    now=delivery.received_at,
-                    error=PROCESS_ENDED,
-                ),
-                durable=False,
-            )
-            admitted = msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
-        cast("ClaimsFile", self._claims).counted(delivery.key)
-        return admitted
+        counted = await self._commits.submit(
+            partial(
+                deliveries.count_ends,
+                sequence=lease.sequence,
+                ends=ended.ends,
+                begun=ended.begun,
+                now=delivery.received_at,
+                error=PROCESS_ENDED,
+            ),
+            durable=False,
+        )
+        return msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
 
     def claim_new(self, delivery: NewDelivery) -> bool:
         """See :meth:`Inbox.claim_new`."""
@@ -285,15 +286,16 @@ class SqliteInbox(SqlInbox):
         await trio.lowlevel.checkpoint_if_cancelled()
         del self._claimed[key]
         commits = self._commits
+        plain = isinstance(outcome, Done) and outcome.answer is None
         withdrawn = commits.withdraw(claimed.claim)
+        lease = None if withdrawn else _lease_of(claimed)
         try:
-            if withdrawn and isinstance(outcome, Done) and outcome.answer is None:
+            if plain and withdrawn:
                 # Most handlers end before their claim is handed over: both are one record then.
                 run = Ran(claimed.delivery, claimed.token, now)
                 await commits.gather(self._recording, key, (run, claimed.version))
-            elif not withdrawn and (lease := _lease_of(claimed)) is not None:
-                self._leases[key] = lease
-                await super().finish(key, outcome, now=now)
+            elif plain and lease is not None:
+                await commits.gather(self._ending, key, RunEnd(lease.sequence, lease.token, now))
             else:
                 await commits.submit(partial(self._end_unawaited, claimed, outcome, now))
         finally:
@@ -302,12 +304,12 @@ class SqliteInbox(SqlInbox):
     def _end_unawaited(
         self, claimed: _Unawaited, outcome: Outcome, now: float, tx: SqlTransaction
     ) -> None:
-        # A claim that was handed over before is committed by now, or has failed.
+        self._keys.check(tx)
+        # A claim that was handed over before this is committed by now, or has failed.
         lease = _lease_of(claimed)
         if lease is not None:
             deliveries.finish(tx, self._terms, lease, outcome, now)
         else:
-            self._keys.check(tx)
             delivery, token = claimed.delivery, claimed.token
             deliveries.record_run(tx, self._terms, delivery, token, outcome, now)
 

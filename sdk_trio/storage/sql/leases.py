@@ -84,7 +84,7 @@ _SORTED = "sequence + 0"
 _WAITING = f"""
 SELECT sequence FROM work WHERE {_IS_WAITING} AND lane IS NULL {_in_order("lane, sequence")}
 """
-# Not in the words of the index of the waiting ones: PostgreSQL would read all of that rather than to
+# Not in the words of the index of the waiting ones: PostgreSQL would read all of that rather than
 # look for each by the primary key.
 _IN_LANES = _first(
     "sequence IN ints(:firsts) AND queued AND state = 'received' AND coalesce(lease_owner, '') = ''"
