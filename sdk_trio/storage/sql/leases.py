@@ -112,7 +112,7 @@ UNION ALL SELECT sequence, state, is_first FROM expired
 """
 
 # The next lanes with their first waiting deliveries: one step of an index for each lane, however
-# many deliveries wait in it. The last row has the time of the next retry.
+# many deliveries wait in it. The row without a lane has the time of the next retry.
 _NEXT_LANES = f"""
 WITH RECURSIVE step (lane, number) AS (
     SELECT (SELECT lane FROM work WHERE {_IS_WAITING} AND lane > :lane ORDER BY lane LIMIT 1), 1
@@ -172,13 +172,15 @@ def claim_due(
         now: Unix seconds.
         overdue: take over leases of others that have expired.
     """
-    *lanes, (_, _, next_due_at) = tx.all(_NEXT_LANES, lane=place.lane, now=now)
-    end = bytes(lanes[-1][0]) if len(lanes) == LANES else b""
+    rows = tx.all(_NEXT_LANES, lane=place.lane, now=now)
+    lanes = {bytes(lane): sequence for lane, sequence, _ in rows if lane is not None}
+    (next_due_at,) = (at for lane, _, at in rows if lane is None)
+    end = max(lanes) if len(lanes) == LANES else b""
     found = tx.all(
         _DUE,
         # One more than wanted tells whether there are more.
         limit=limit + 1,
-        firsts=[sequence for _, sequence, _ in lanes],
+        firsts=[*lanes.values()],
         owner=terms.owner,
         seconds=terms.lease_seconds,
         now=now,
