@@ -27,7 +27,7 @@ from sdk_trio.records.tenants import (
 )
 from sdk_trio.storage import sql
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.engines.sqlite import SqliteTransaction, connect_writer
+from sdk_trio.storage.engines.sqlite_connection import SqliteTransaction, connect_writer
 from sdk_trio.storage.sql import deliveries
 from sdk_trio.storage.sql.deliveries import Arriving, RunEnd
 from sdk_trio.storage.sql.dialect import SqlTransaction

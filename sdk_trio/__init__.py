@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from .net.transport import Transport
     from .runtime import BindError, Runtime, Started
     from .storage.effects import Transaction
-    from .storage.markers import MARKERS_SCHEMA, first_time, forget_markers
     from .tenants import (
         EnvironmentVariable,
         KeyFile,
@@ -91,6 +90,7 @@ if TYPE_CHECKING:
     )
     from .webhooks import DrainReport, HandlerRegistry, WebhookHandlerBase, WebhookReceiver
     from .webhooks import Services as _Services
+    from .webhooks.markers import MARKERS_SCHEMA, first_time, forget_markers
 
     # For annotations: the services of whoever has the client of this package (docs/adr/0030).
     Services = _Services[Client]
@@ -238,7 +238,7 @@ _HOMES = {
         ),
         "client.errors",
     ),
-    **dict.fromkeys(("MARKERS_SCHEMA", "first_time", "forget_markers"), "storage.markers"),
+    **dict.fromkeys(("MARKERS_SCHEMA", "first_time", "forget_markers"), "webhooks.markers"),
     **dict.fromkeys(("Secret", "Settings", "load_settings"), "config"),
     **dict.fromkeys(("HandlerRegistry", "WebhookHandlerBase"), "webhooks.registry"),
     **dict.fromkeys(("DrainReport", "WebhookReceiver"), "webhooks.receiver"),

@@ -29,11 +29,11 @@ import trio
 
 from ..base.logs import get_logger
 from ..base.opener import open_file
+from ..base.private_files import create_data_directory, open_private
 from ..base.public_addresses import host_name
 from ..base.throttle import TokenBucket
 from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError
-from ..storage.data_directory import create_data_directory, open_private
 
 
 class Refusal(msgspec.Struct, frozen=True):

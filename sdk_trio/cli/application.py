@@ -20,7 +20,7 @@ from .parse import UsageError, describing
 if not describing():
     from .. import webhooks
     from ..base.ownership import is_foreign_link
-    from ..storage.data_directory import write_private
+    from ..base.private_files import write_private
     from ..webhooks.outcomes import place_of
     from .terminal import print_text, program_name, say
 

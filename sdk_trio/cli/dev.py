@@ -32,13 +32,13 @@ if not describing():
 
     from ..admin.access import AdminToken
     from ..base import logs
+    from ..base.private_files import keep_files_private
     from ..config import Loaded, Settings, StorageBackend
     from ..config.options import DEVELOPMENT, environment_meant
     from ..config.sources import split_mapping_key
     from ..events import Event
     from ..runtime import Runtime, Started
     from ..runtime.presence import DEV_SECRET
-    from ..storage.data_directory import keep_files_private
     from ..storage.sql.schema import DATABASE_NAME
     from ..webhooks import HandlerRegistry
     from ..webhooks.signed_request import own_url

@@ -34,10 +34,10 @@ if not describing():
 
     from ..admin.access import TOKEN_NAME
     from ..admin.follow import AdminRefusedError, call, feed_url, open_feed
+    from ..base.private_files import read_private, write_private
     from ..base.public_addresses import names_local_address
     from ..base.throttle import jittered_wait
     from ..config import Secret, Settings
-    from ..storage.data_directory import read_private, write_private
     from ..webhooks.signed_request import sign_body
     from .receiver import admin_address
     from .settings import load

@@ -20,10 +20,10 @@ if not describing():
 
     import msgspec
 
+    from ..base.private_files import read_private
     from ..config import Settings
     from ..config.fields import split_unix
     from ..runtime.presence import FILE_NAME, Presence
-    from ..storage.data_directory import read_private
     from ..webhooks.signed_request import own_url
     from .settings import read
     from .terminal import print_text

@@ -23,6 +23,7 @@ if not describing():
     import trio
 
     from ..base import logs
+    from ..base.private_files import create_data_directory, keep_files_private
     from ..config import Settings, unmet_needs
     from ..config.table import USE_REPLICATION
     from ..replication.child import find_replicator
@@ -36,7 +37,6 @@ if not describing():
     from ..replication.verification import Verification, Verifier
     from ..replication.verification_schedule import VerificationKeeper
     from ..replication.watch import find_databases, render_for
-    from ..storage.data_directory import create_data_directory, keep_files_private
     from ..tenants.databases import databases_directory
     from ..tenants.service import TenantService
     from .run import begin_logs

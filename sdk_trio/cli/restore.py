@@ -26,6 +26,7 @@ if not describing():
     import trio
 
     from ..base import logs
+    from ..base.private_files import create_data_directory
     from ..config import Settings
     from ..records.tenants import Tenant
     from ..replication.control import ControlClient, control_socket_path
@@ -41,7 +42,6 @@ if not describing():
         Restorer,
         Wish,
     )
-    from ..storage.data_directory import create_data_directory
     from ..tenants.databases import database_path, databases_directory
     from .replication import open_reader, run_until_signal
     from .settings import load

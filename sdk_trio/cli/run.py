@@ -27,6 +27,7 @@ if not describing():
     import trio
 
     from ..base import logs
+    from ..base.private_files import keep_files_private
     from ..config import Loaded, Settings
     from ..config.sources import KeyFileReader, key_directories, key_files
     from ..config.table import ROOT
@@ -44,7 +45,6 @@ if not describing():
         with_inherited_sockets,
     )
     from ..server.listen import raise_descriptor_limit
-    from ..storage.data_directory import keep_files_private
     from ..webhooks.signed_request import own_url
     from .application import import_part, import_registry
     from .main import release_collector, release_interrupt

@@ -360,7 +360,7 @@ def read_dev_secret(directory: str) -> Secret | None:
     Raises:
         NoSecretError: the file cannot be read or holds no secret.
     """
-    from ..storage.data_directory import read_private  # brings trio, which sign does without
+    from ..base.private_files import read_private  # brings trio, which sign does without
 
     file = Path(directory) / DEV_SECRET_NAME
     try:
@@ -384,7 +384,7 @@ def provide_dev_secret(directory: str) -> Secret:
     known = read_dev_secret(directory)
     if known is not None:
         return known
-    from ..storage.data_directory import create_data_directory
+    from ..base.private_files import create_data_directory
 
     file = create_data_directory(directory) / DEV_SECRET_NAME
     text = new_secret(secrets.token_bytes(NEW_SECRET_BYTES))

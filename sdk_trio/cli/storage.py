@@ -18,9 +18,10 @@ if not describing():
     import msgspec
 
     from ..base import logs
+    from ..base.private_files import keep_files_private
     from ..config import Settings, StorageBackend
     from ..storage import backup
-    from ..storage.data_directory import keep_files_private, lock_data_directory
+    from ..storage.data_directory import lock_data_directory
     from ..storage.examine import CheckResult, StoreStatus, check_file, status_of_file
     from ..storage.open import postgres_address
     from ..storage.sql.schema import DATABASE_NAME

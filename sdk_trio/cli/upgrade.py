@@ -12,8 +12,9 @@ if not describing():
     import trio
 
     from ..base import logs
+    from ..base.private_files import keep_files_private
     from ..config import Settings
-    from ..storage.data_directory import keep_files_private, lock_data_directory
+    from ..storage.data_directory import lock_data_directory
     from ..tenants.service import TenantService
     from ..tenants.upgrade import (
         DATABASE,

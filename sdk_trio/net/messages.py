@@ -24,6 +24,7 @@ each says what may be sent again; :func:`translated` makes httpx's of them, once
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol, Self
@@ -266,7 +267,7 @@ def note_departure(request: httpx.Request) -> None:
         before_send()
 
 
-class AnswerBody(httpx.AsyncByteStream):
+class AnswerBody(httpx.AsyncByteStream, ABC):
     """The body of the answer to ``request``.
 
     It is its own iterator, and no generator, which would have to be closed.
@@ -275,13 +276,13 @@ class AnswerBody(httpx.AsyncByteStream):
     def __init__(self, request: httpx.Request) -> None:
         self._request = request
 
+    @abstractmethod
     async def receive(self) -> bytes:
         """Return the next bytes, ``b""`` at the end; cancelling abandons the exchange."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abandon(self) -> None:
         """Give the rest up, at once and without waiting; no effect once the body has ended."""
-        raise NotImplementedError
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self

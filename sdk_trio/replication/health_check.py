@@ -21,10 +21,10 @@ from ..base import opener
 from ..base.clock import wall
 from ..base.executor import run_in_thread
 from ..base.logs import get_logger
+from ..base.private_files import create_data_directory
 from ..config import Settings
 from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError, StorageError
-from ..storage.data_directory import create_data_directory
 from .control import ANSWER_SECONDS, ControlClient, ReplicatedDatabase, ask_local
 from .health import (
     DatabaseMetrics,

@@ -25,11 +25,11 @@ import trio
 
 from ..base.clock import wall
 from ..base.executor import check_cancelled, run_in_thread
+from ..base.private_files import create_data_directory
 from ..base.times import readable
 from ..config import Settings
 from ..errors import ReplicationError, ReplicatorError
 from ..records.tenants import Tenant
-from ..storage.data_directory import create_data_directory
 from ..tenants.databases import database_path, databases_directory
 from . import replica
 from .control import ControlClient, SyncResult, control_socket_path

@@ -8,9 +8,9 @@ nothing and connect to no one. Settings alone are checked in ``config/``, files 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from ..base.private_files import require_usable
 from ..config import Settings, StorageBackend
 from ..errors import OptionsValidationError, Problem, SdkError
-from ..storage.data_directory import require_usable
 from ..storage.open import postgres_address
 
 if TYPE_CHECKING:

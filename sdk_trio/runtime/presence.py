@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..storage.data_directory import write_private
+from ..base.private_files import write_private
 
 FILE_NAME = "runtime.json"
 

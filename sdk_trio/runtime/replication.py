@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 
 from ..base.logs import get_logger
+from ..base.private_files import create_data_directory
 from ..base.telemetry import Sample
 from ..config import Settings
 from ..replication.control import control_socket_path
@@ -30,7 +31,6 @@ from ..replication.watch import (
     Watcher,
     find_databases,
 )
-from ..storage.data_directory import create_data_directory
 from ..storage.ports import Inbox
 from ..tenants.databases import databases_directory
 from ..webhooks.companion import Part

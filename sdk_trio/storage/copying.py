@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, Protocol
 import apsw
 import msgspec
 
-from ..base.opener import open_database, open_file, sync_path
+from ..base.opener import open_file, sync_path
 from ..errors import StorageError
-from .engines.sqlite import MARK_AS_WIPED, PAGE_BYTES, SqliteTransaction, describe_failure
+from .engines import sqlite_connection
+from .engines.sqlite_connection import MARK_AS_WIPED, PAGE_BYTES, SqliteTransaction
 from .sql import arrivals
 from .sql.dialect import Row, SqlTransaction
 from .sql.schema import FILLING, MOVED, TABLES, Table, prepare_sqlite, version_of_file
@@ -264,14 +265,8 @@ def opened(file: Path, flags: int = apsw.SQLITE_OPEN_READONLY) -> Iterator[Sqlit
     Raises:
         StoreUnavailableError: SQLite or the disk failed in the block.
     """
-    try:
-        connection = open_database(file, flags=flags)
-        try:
-            yield SqliteSide(connection, file)
-        finally:
-            connection.close()
-    except apsw.Error as error:
-        raise describe_failure(error, str(file)) from error
+    with sqlite_connection.opened(str(file), flags) as connection:
+        yield SqliteSide(connection, file)
 
 
 def put_in_place(new: Path, file: Path) -> None:

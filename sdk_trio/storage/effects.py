@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     # Only type checkers know defaults of type variables before Python 3.13.
     from typing_extensions import TypeVar as TypeVarWithDefault
 
+    from .sql.deliveries import Lease
+    from .sql.dialect import SqlTransaction
+
     ConnectionT = TypeVarWithDefault("ConnectionT", default=Any)
 else:
     ConnectionT = TypeVar("ConnectionT")
@@ -91,3 +94,23 @@ def taken_over(key: str) -> EventTakenOverError:
         f"the event {key} is not this run's any more: another process has taken it over, or it is "
         "done; nothing was applied here"
     )
+
+
+# On PostgreSQL the lock is that of an update, so that whoever takes or renews the lease of the row
+# passes it over. The number of the run is the fence: a run that was taken over has a lower one.
+_IS_OURS = """
+SELECT 1 FROM work WHERE sequence = :sequence AND lease_token = :token AND state = 'running'
+    AND earlier_attempts + attempts = :attempt FOR NO KEY UPDATE
+"""
+
+
+def require_ours(tx: "SqlTransaction", key: str, lease: "Lease | None", attempt: int) -> None:
+    """Lock the event, if its run number ``attempt`` is still that of ``lease``.
+
+    Raises:
+        EventTakenOverError: it is not.
+    """
+    if lease is None or not tx.one(
+        _IS_OURS, sequence=lease.sequence, token=lease.token, attempt=attempt
+    ):
+        raise taken_over(key)

@@ -6,8 +6,7 @@ like for PostgreSQL, and takes from here what both engines share.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import apsw
@@ -17,7 +16,7 @@ from ..base import clock
 from ..errors import StoreVersionError
 from ..records.deliveries import DeliveryState
 from .admission import TAKEN_OVER_SECONDS
-from .engines.sqlite import SqliteTransaction, connect_reader, describe_failure
+from .engines.sqlite_connection import SqliteTransaction, opened
 from .sql.arrivals import INDEXED, SEGMENT_BITS
 from .sql.deliveries import lane_of
 from .sql.dialect import SqlTransaction
@@ -96,12 +95,13 @@ def examine(file: Path, *, now: float, check_seconds: float) -> Examination:
     Raises:
         StoreUnavailableError: it cannot be opened or read.
     """
-    with _looking(file) as tx:
-        checked, damage = _check(tx.connection, check_seconds)
+    with opened(str(file)) as connection:
+        tx = SqliteTransaction(connection)
+        checked, damage = _check(connection, check_seconds)
         known = Examination(
             file=str(file),
-            application_id=int(tx.connection.pragma("application_id")),
-            version=int(tx.connection.pragma("user_version")),
+            application_id=int(connection.pragma("application_id")),
+            version=int(connection.pragma("user_version")),
             file_size=file.stat().st_size,
             wal_size=_size(f"{file}-wal"),
             checked=checked,
@@ -112,18 +112,6 @@ def examine(file: Path, *, now: float, check_seconds: float) -> Examination:
         contents = contents_of(tx, before=now - TAKEN_OVER_SECONDS)
         growth = _growth(tx, known.file_size, now)
         return attrs.evolve(known, contents=attrs.evolve(contents, growth_per_day=growth))
-
-
-@contextmanager
-def _looking(file: Path) -> Iterator[SqliteTransaction]:
-    try:
-        connection = connect_reader(str(file))
-        try:
-            yield SqliteTransaction(connection)
-        finally:
-            connection.close()
-    except apsw.Error as error:
-        raise describe_failure(error, str(file)) from error
 
 
 def _size(file: str) -> int:
@@ -242,8 +230,8 @@ def status_of_file(file: Path) -> StoreStatus:
     Raises:
         StoreUnavailableError: it cannot be opened or read.
     """
-    with _looking(file) as tx:
-        connection = tx.connection
+    with opened(str(file)) as connection:
+        tx = SqliteTransaction(connection)
         rows = tx.all(
             "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
             "ORDER BY name"
@@ -386,8 +374,8 @@ def check_file(file: Path, tell: Callable[[str], None]) -> Sequence[CheckResult]
         StoreUnavailableError: it cannot be opened or read.
         StoreVersionError: it is no store of this version.
     """
-    with _looking(file) as tx:
-        connection = tx.connection
+    with opened(str(file)) as connection:
+        tx = SqliteTransaction(connection)
         is_ours = connection.pragma("application_id") == APPLICATION_ID
         if not is_ours or connection.pragma("user_version") not in (VERSION, MOVED):
             raise StoreVersionError(

@@ -9,8 +9,9 @@ among them, so the next renewal gives it up.
 Cancellation: a write that has begun is finished, see ``storage.commit``; a read is interrupted.
 """
 
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -20,12 +21,10 @@ from ..base.telemetry import Sample
 from ..errors import StoreUnavailableError
 from ..records.deliveries import (
     Admitted,
-    AttemptRecord,
     DeliveryRecord,
     DeliveryState,
     Done,
     Due,
-    EvidenceRecord,
     NewDelivery,
     Outcome,
     Purged,
@@ -38,13 +37,13 @@ from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, reads
 from .sql.deliveries import Arriving, Lease, RunEnd, RunStart
 from .sql.dialect import SqlTransaction
-from .sql.leases import BacklogWalk, Claimed, new_token
+from .sql.leases import Claimed, Place, new_token
+from .sql.methods import SqlPart, committed, committed_by_owner, on_reader
 
 if TYPE_CHECKING:
     # Most receivers have no tenants, and start without what is known of them.
     from .sql.notifications import SqlNotifications
-    from .sql.tenants import SqlTenants
-    from .sql.upgrade import SqlUpgrade
+    from .sql.tenants import SqlTenants, SqlUpgrade
 
 T = TypeVar("T")
 
@@ -61,7 +60,7 @@ LATE_SECONDS = 1.0
 Begun = tuple[PostedWork, float]
 
 
-class SqlInbox:
+class SqlInbox(SqlPart, ABC):
     """:class:`Inbox` on an engine; the classes of the engines add what differs.
 
     Args:
@@ -70,11 +69,12 @@ class SqlInbox:
         readers: run the queries.
     """
 
+    _commits: GroupCommit
+    _readers: ReaderPool
+
     def __init__(self, terms: LeaseTerms, commits: GroupCommit, readers: ReaderPool) -> None:
-        self._terms = terms
-        self._commits = commits
-        self._readers = readers
-        self._walk = BacklogWalk()
+        super().__init__(terms, commits, readers)
+        self._place = Place()
         self._leases: dict[str, Lease] = {}
         self._renewals = 0
         # Tokens of claims whose callers wait, which a renewal must not give up.
@@ -85,36 +85,27 @@ class SqlInbox:
         self._claiming = self._claim_all
         self._starting = self._start_all
         self._ending = self._end_all
-        self._tenants: SqlTenants | None = None
-        self._upgrade: SqlUpgrade | None = None
-        self._notifications: SqlNotifications | None = None
 
-    @property
+    @cached_property
     def tenants(self) -> "SqlTenants":
         """The tenants."""
-        if self._tenants is None:
-            from .sql.tenants import SqlTenants
+        from .sql.tenants import SqlTenants
 
-            self._tenants = SqlTenants(self._commits, self._readers)
-        return self._tenants
+        return SqlTenants(self._terms, self._commits, self._readers)
 
-    @property
+    @cached_property
     def upgrade(self) -> "SqlUpgrade":
         """The upgrade from a single tenant."""
-        if self._upgrade is None:
-            from .sql.upgrade import SqlUpgrade
+        from .sql.tenants import SqlUpgrade
 
-            self._upgrade = SqlUpgrade(self._terms, self._commits, self._readers)
-        return self._upgrade
+        return SqlUpgrade(self._terms, self._commits, self._readers)
 
-    @property
+    @cached_property
     def notifications(self) -> "SqlNotifications":
         """The messages to site managers."""
-        if self._notifications is None:
-            from .sql.notifications import SqlNotifications
+        from .sql.notifications import SqlNotifications
 
-            self._notifications = SqlNotifications(self._terms, self._commits, self._readers)
-        return self._notifications
+        return SqlNotifications(self._terms, self._commits, self._readers)
 
     @property
     def lost(self) -> str | None:
@@ -171,14 +162,8 @@ class SqlInbox:
         """See :meth:`Inbox.claim_new`; no process knows what the others have written meanwhile."""
         return False
 
-    async def park(self, delivery: NewDelivery, reason: str | None = None) -> Admitted:
-        """See :meth:`Inbox.park`."""
-        terms = self._terms
-        return await self._commits.submit(lambda tx: deliveries.park(tx, terms, delivery, reason))
-
-    async def keep_other(self, delivery: NewDelivery) -> None:
-        """See :meth:`Inbox.keep_other`."""
-        await self._commits.submit(lambda tx: deliveries.keep_other(tx, delivery))
+    park = committed_by_owner(deliveries.park)
+    keep_other = committed(deliveries.keep_other)
 
     # -- runs ------------------------------------------------------------------------------------
 
@@ -273,19 +258,12 @@ class SqlInbox:
         if self._leases.get(key) is lease:
             del self._leases[key]
 
+    @abstractmethod
     async def conclude(self, key: str, effects: Effects[T], *, attempt: int, now: float) -> T:
         """See :meth:`Inbox.conclude`."""
-        raise NotImplementedError
 
-    async def replay(self, keys: Sequence[str]) -> Sequence[str]:
-        """See :meth:`Inbox.replay`."""
-        unique = tuple(dict.fromkeys(keys))
-        return await self._commits.submit(lambda tx: deliveries.replay(tx, unique))
-
-    async def repeat(self, keys: Sequence[str]) -> Sequence[str]:
-        """See :meth:`Inbox.repeat`."""
-        unique = tuple(dict.fromkeys(keys))
-        return await self._commits.submit(lambda tx: deliveries.repeat(tx, unique))
+    replay = committed(deliveries.replay)
+    repeat = committed(deliveries.repeat)
 
     # -- leases ----------------------------------------------------------------------------------
 
@@ -299,16 +277,17 @@ class SqlInbox:
 
     async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
         """See :meth:`Inbox.take_due`."""
-        terms, walk = self._terms, self._walk
+        terms, place = self._terms, self._place
         asked_at = clock.monotonic()
 
         def work(tx: SqlTransaction) -> Claimed:
             late = clock.monotonic() - asked_at > LATE_SECONDS and not tx.dialect.server_clock
             return leases.claim_due(
-                tx, terms, walk, limit=limit, now=now, overdue=overdue and not late
+                tx, terms, place, limit=limit, now=now, overdue=overdue and not late
             )
 
         claimed = await self._commits.submit(work)
+        self._place = claimed.place
         self._leases.update(claimed.leases)
         return claimed.due
 
@@ -320,22 +299,6 @@ class SqlInbox:
         )
         self._leases.update(claimed.leases)
         return claimed.due.records
-
-    async def reschedule(self, *, now: float) -> int:
-        """See :meth:`Inbox.reschedule`."""
-        return await self._commits.submit(lambda tx: leases.reschedule(tx, now=now))
-
-    async def recover(self, *, dead: str | None = None) -> int:
-        """See :meth:`Inbox.recover`."""
-        terms = self._terms
-        return await self._commits.submit(lambda tx: leases.recover(tx, terms, dead=dead))
-
-    async def take_over(self, owner: str, *, heir: str, now: float) -> int:
-        """See :meth:`Inbox.take_over`."""
-        terms = self._terms
-        return await self._commits.submit(
-            lambda tx: leases.take_over(tx, terms, owner, heir=heir, now=now)
-        )
 
     async def renew(self, keys: Collection[str], *, now: float) -> Renewed:
         """See :meth:`Inbox.renew`."""
@@ -357,56 +320,27 @@ class SqlInbox:
             lambda tx: leases.lead(tx, owner, seconds=seconds, now=now)
         )
 
+    reschedule = committed(leases.reschedule)
+    recover = committed_by_owner(leases.recover)
+    take_over = committed_by_owner(leases.take_over)
+
     # -- reading ---------------------------------------------------------------------------------
 
-    async def _read(self, query: Callable[[SqlTransaction], T]) -> T:
-        return await self._readers.run(query)
-
-    async def get(self, key: str) -> DeliveryRecord | None:
-        """See :meth:`Inbox.get`."""
-        return await self._read(lambda tx: reads.get(tx, key))
-
-    async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
-        """See :meth:`Inbox.find_by_id`."""
-        return await self._read(lambda tx: reads.find_by_id(tx, webhook_id, limit))
-
-    async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
-        """See :meth:`Inbox.evidence`."""
-        return await self._read(lambda tx: reads.evidence(tx, key))
-
-    async def known(self, keys: Sequence[str]) -> frozenset[str]:
-        """See :meth:`Inbox.known`."""
-        return await self._read(lambda tx: reads.known(tx, tuple(keys)))
-
-    async def attempts(self, key: str) -> Sequence[AttemptRecord]:
-        """See :meth:`Inbox.attempts`."""
-        return await self._read(lambda tx: reads.attempts(tx, key))
-
-    async def find(self, **conditions: Any) -> Sequence[DeliveryRecord]:
-        """See :meth:`Inbox.find`."""
-        return await self._read(lambda tx: reads.find(tx, **conditions))
-
-    async def last_sequence(self) -> int:
-        """See :meth:`Inbox.last_sequence`."""
-        return await self._read(arrivals.last_sequence)
-
-    async def counts(self) -> dict[DeliveryState, int]:
-        """See :meth:`Inbox.counts`."""
-        return await self._read(reads.counts)
-
-    async def oldest_waiting(self) -> float | None:
-        """See :meth:`Inbox.oldest_waiting`."""
-        return await self._read(reads.oldest_waiting)
-
-    async def expired_leases(self, *, before: float) -> int:
-        """See :meth:`Inbox.expired_leases`."""
-        return await self._read(lambda tx: reads.expired_leases(tx, before=before))
+    get = on_reader(reads.get)
+    find_by_id = on_reader(reads.find_by_id)
+    evidence = on_reader(reads.evidence)
+    known = on_reader(reads.known)
+    attempts = on_reader(reads.attempts)
+    find = on_reader(reads.find)
+    last_sequence = on_reader(arrivals.last_sequence)
+    counts = on_reader(reads.counts)
+    oldest_waiting = on_reader(reads.oldest_waiting)
+    expired_leases = on_reader(reads.expired_leases)
+    read_checkpoint = on_reader(reads.read_checkpoint)
+    holdings = on_reader(reads.holdings)
+    unowned = on_reader(reads.unowned)
 
     # -- what is remembered beside deliveries ----------------------------------------------------
-
-    async def read_checkpoint(self, name: str) -> str | None:
-        """See :meth:`Inbox.read_checkpoint`."""
-        return await self._read(lambda tx: reads.read_checkpoint(tx, name))
 
     async def write_checkpoint(
         self, name: str, value: str | None, *, term: int | None = None, once: bool = False
@@ -464,14 +398,6 @@ class SqlInbox:
             deleted += await self._commits.submit(
                 partial(_with, delete, found, before), durable=False
             )
-
-    async def holdings(self, tenant_id: str) -> Mapping[str, int]:
-        """See :meth:`Inbox.holdings`."""
-        return await self._read(lambda tx: reads.holdings(tx, tenant_id))
-
-    async def unowned(self) -> Sequence[str]:
-        """See :meth:`Inbox.unowned`."""
-        return await self._read(reads.unowned)
 
     async def erase(self, tenant_id: str) -> int:
         """See :meth:`Inbox.erase`."""

@@ -111,8 +111,8 @@ async def _open(
             payload_seconds=payload_seconds,
         )
     if backend == "Sqlite":
+        from ..base.private_files import create_data_directory
         from .claims import CLAIMS_NAME
-        from .data_directory import create_data_directory
         from .engines.sqlite import TURN_NAME
         from .sql.schema import DATABASE_NAME
         from .sqlite import SqliteInbox

@@ -73,7 +73,7 @@ class Inbox(Protocol):
     def lost(self) -> str | None:
         """The reason for which every method fails until a restart: its files are gone or damaged.
 
-        None while they are in order. It is known already, so reading it waits for nothing.
+        None while they are in order. Reading it waits for nothing.
         """
         ...
 
@@ -101,10 +101,7 @@ class Inbox(Protocol):
     async def clock_offset(self) -> float | None:
         """Return the seconds by which this host's clock is ahead of the store's.
 
-        None: the store has no clock but the host's. Cancellation is safe.
-
-        Raises:
-            StoreUnavailableError: the store does not answer.
+        None: the store has no clock but the host's.
         """
         ...
 
@@ -154,8 +151,8 @@ class Inbox(Protocol):
         """Start a run by a worker: ``running``, one more attempt, the lease is ours.
 
         False, and no change, when another owner has taken the delivery over, or it is finished or
-        gone. A start that is repeated, because its commit is unknown, counts once.
-        ``alone``: no other run is in progress, so if the process ends, this one is the cause.
+        gone. A start that is repeated, because its commit is unknown, counts once. ``alone``: no
+        other run is in progress, so if the process ends, this one is the cause.
         """
         ...
 
@@ -167,9 +164,8 @@ class Inbox(Protocol):
         """Start a run without waiting for the commit; later calls are committed later.
 
         For the first run of a delivery that this process has just accepted, or that ``take_due``
-        calls unbegun, which saves it one wait for the disk
-        (docs/adr/0047-unawaited-claims.md). It returns at once and raises
-        nothing; a failure of the store is logged, and the run may then not be counted.
+        calls unbegun: it saves one wait for the disk (docs/adr/0047-unawaited-claims.md). It
+        raises nothing; a failure of the store is logged, and the run may then not be counted.
         """
         ...
 
@@ -379,11 +375,9 @@ class Inbox(Protocol):
     ) -> None:
         """Keep ``value`` under ``name`` beside the deliveries; None forgets it.
 
-        With ``term`` only while this owner leads in that term, see :meth:`lead`. With ``once`` a
-        value that is there stays, also one that another owner is just writing.
-
-        Raises:
-            StoreUnavailableError: the term is over, among the other reasons.
+        With ``term`` only while this owner leads in that term, see :meth:`lead`; after it,
+        StoreUnavailableError. With ``once`` a value that is there stays, also one that another
+        owner is just writing.
         """
         ...
 
@@ -408,8 +402,8 @@ class Inbox(Protocol):
     async def holdings(self, tenant_id: str) -> Mapping[str, int]:
         """Count the records of a tenant beside its own row.
 
-        The names are ``deliveries``, ``bodies``, ``attempts``, ``evidence``, ``messages``,
-        ``outbox``, ``audit``; ``evidence`` is what erasing the tenant removes of it.
+        The names are ``deliveries``, ``bodies``, ``attempts``, ``evidence`` (what erasing the
+        tenant removes of it), ``messages``, ``outbox``, ``audit``.
         """
         ...
 
@@ -420,41 +414,32 @@ class Inbox(Protocol):
     async def other_tables(self) -> Sequence[str]:
         """Return the names of tables in the store's place that handlers have made there.
 
-        A store that has a place for itself alone has none. Nothing but a handler reads or changes
-        them, and a purge does not look into them.
+        Nothing but a handler reads or changes them, and a purge does not look into them.
         """
         ...
 
     async def erase(self, tenant_id: str) -> int:
         """Remove all deliveries of a tenant with bodies and attempts, whatever their state.
 
-        Bodies of the tenant's that came under the keys of others' deliveries go, too.
-        It takes many short transactions, so that deliveries go on in between. If it is cancelled,
-        it stops between two of them.
-
-        Returns:
-            the number of deliveries that were removed.
+        Bodies of the tenant's that came under the keys of others' deliveries go, too. It takes many
+        short transactions; cancelled, it stops between two of them. Returns how many deliveries
+        were removed.
         """
         ...
 
     async def wipe(self) -> bool:
         """Overwrite deleted data wherever the store's own files still hold it.
 
-        It is called after :meth:`purge` and other deletions. It also removes remnants that earlier
-        versions left behind, which rewrites the store once and may take a while. It does not reach
-        copies elsewhere (backups, replicas).
-
-        Returns:
-            False when a reader still needs the write-ahead log, so that remnants stay in it. True
-            also for a store without files of its own.
+        It is called after :meth:`purge` and other deletions. It may rewrite the store, which takes
+        a while, and does not reach copies elsewhere (backups, replicas). False: a reader still
+        needs the write-ahead log, so that remnants stay in it.
         """
         ...
 
     async def close(self) -> None:
         """Finish the writes that were begun and close; a second call does nothing.
 
-        It is shielded from cancellation, within a time limit, so that a hanging disk cannot keep it
-        for ever.
+        It is shielded from cancellation, within a time limit.
         """
         ...
 
@@ -486,8 +471,8 @@ class TenantStore(Protocol):
 
         ``announced``: the process that makes the change has notifications enabled. Its first
         transition sets the position of :meth:`NotificationStore.enlist` to just before itself,
-        unless the position was set or notifications were switched off before. Otherwise transitions
-        that commands make while the first daemon starts would never be announced.
+        unless the position was set or notifications were switched off before: a command may make
+        one while the first daemon starts.
 
         Raises:
             TenantConflictError: the stored version is another one; nothing is changed.

@@ -1,4 +1,10 @@
-"""The inbox in one SQLite file: durable, and the default."""
+"""The inbox in one SQLite file: durable, and the default.
+
+A claim that is not waited for (``storage.claims`` says when and why): :meth:`SqliteInbox.claim_new`
+writes the key into the claims file and posts the claim. The end of the run takes back a claim that
+was not handed over to the committing thread yet, and records both as one; otherwise it is an
+ordinary end, under the lease of the claim.
+"""
 
 import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -6,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import apsw
+import msgspec
 import trio
 
 from ..base import clock
@@ -23,7 +30,7 @@ from ..records.deliveries import (
     Renewed,
 )
 from .admission import LeaseTerms
-from .claims import ClaimsFile, read_claims
+from .claims import ClaimsFile, EndedRun, StoreKeys, Version, read_claims
 from .commit import GroupCommit, PostedWork
 from .effects import (
     SAVEPOINT,
@@ -32,20 +39,17 @@ from .effects import (
     apply,
     in_this_context,
     refuse_commit,
-    taken_over,
+    require_ours,
 )
-from .engines.sqlite import (
+from .engines.sqlite import CHECKPOINT_BYTES, SqliteEngine, SqliteReader
+from .engines.sqlite_connection import (
     BUSY_SECONDS,
-    CHECKPOINT_BYTES,
-    SqliteEngine,
-    SqliteReader,
     SqliteTransaction,
     clear_log,
     overwrite_remnants,
     sync_log,
 )
 from .inbox import SqlInbox
-from .keys import StoreKeys, Version
 from .readers import ReaderPool
 from .sql import deliveries, reads
 from .sql.deliveries import Answer, Arriving, Lease, Ran, RunEnd
@@ -199,30 +203,29 @@ class SqliteInbox(SqlInbox):
         # But one whose other body was kept is told that now, and is not run, which would sync.
         if not admitted.same_body and admitted.admission is not Admission.NEW:
             await self._commits.submit(lambda tx: sync_log(_connection_of(tx)))
-        if ended is None or self._claims is None:
-            return admitted
-        lease = self._leases.get(key)
-        if admitted.admission is Admission.NEW and lease is not None:
-            counted = await self._commits.submit(
-                lambda tx: deliveries.count_ends(
-                    tx,
-                    lease.sequence,
-                    ended.ends,
-                    ended.begun,
-                    delivery.received_at,
-                    PROCESS_ENDED,
-                ),
-                durable=False,
-            )
-            admitted = Admitted(
-                admitted.admission,
-                admitted.attempts + counted,
-                admitted.same_body,
-                admitted.earlier,
-                admitted.generation,
-            )
-        self._claims.counted(key)
+        if ended is not None and self._claims is not None:
+            lease = self._leases.get(key)
+            if admitted.admission is Admission.NEW and lease is not None:
+                admitted = await self._count_end(lease, delivery, admitted, ended)
+            self._claims.counted(key)
         return admitted
+
+    async def _count_end(
+        self, lease: Lease, delivery: NewDelivery, admitted: Admitted, ended: EndedRun
+    ) -> Admitted:
+        """Count a run of the key that has ended an earlier process, unless that was done."""
+        counted = await self._commits.submit(
+            partial(
+                deliveries.count_ends,
+                sequence=lease.sequence,
+                ends=ended.ends,
+                begun=ended.begun,
+                now=delivery.received_at,
+                error=PROCESS_ENDED,
+            ),
+            durable=False,
+        )
+        return msgspec.structs.replace(admitted, attempts=admitted.attempts + counted)
 
     def claim_new(self, delivery: NewDelivery) -> bool:
         """See :meth:`Inbox.claim_new`."""
@@ -278,35 +281,37 @@ class SqliteInbox(SqlInbox):
     async def _finish_unawaited(
         self, key: str, claimed: _Unawaited, outcome: Outcome, now: float
     ) -> None:
-        """Record the end of a run whose claim was not waited for.
-
-        Where the claim was not handed over yet, or has failed meanwhile, both are one transaction.
-        """
+        """Record the end of a run whose claim was not waited for."""
+        # Checked first: if it is cancelled here, the claim is not withdrawn.
         await trio.lowlevel.checkpoint_if_cancelled()
         del self._claimed[key]
-        delivery, claim, token, _, version = claimed
-        commits, terms = self._commits, self._terms
+        commits = self._commits
         plain = isinstance(outcome, Done) and outcome.answer is None
-        withdrawn = commits.withdraw(claim)
+        withdrawn = commits.withdraw(claimed.claim)
         lease = None if withdrawn else _lease_of(claimed)
-
-        def work(tx: SqlTransaction) -> None:
-            self._keys.check(tx)
-            lease = None if withdrawn else _lease_of(claimed)
-            if lease is None:
-                deliveries.record_run(tx, terms, delivery, token, outcome, now)
-            else:
-                deliveries.finish(tx, terms, lease, outcome, now)
-
         try:
             if plain and withdrawn:
-                await commits.gather(self._recording, key, (Ran(delivery, token, now), version))
+                # Most handlers end before their claim is handed over: both are one record then.
+                run = Ran(claimed.delivery, claimed.token, now)
+                await commits.gather(self._recording, key, (run, claimed.version))
             elif plain and lease is not None:
                 await commits.gather(self._ending, key, RunEnd(lease.sequence, lease.token, now))
             else:
-                await commits.submit(work)
+                await commits.submit(partial(self._end_unawaited, claimed, outcome, now))
         finally:
             self._give_back(claimed)
+
+    def _end_unawaited(
+        self, claimed: _Unawaited, outcome: Outcome, now: float, tx: SqlTransaction
+    ) -> None:
+        self._keys.check(tx)
+        # A claim that was handed over before this is committed by now, or has failed.
+        lease = _lease_of(claimed)
+        if lease is not None:
+            deliveries.finish(tx, self._terms, lease, outcome, now)
+        else:
+            delivery, token = claimed.delivery, claimed.token
+            deliveries.record_run(tx, self._terms, delivery, token, outcome, now)
 
     def _record(self, tx: SqlTransaction, items: Sequence[_Run]) -> Sequence[None]:
         runs = [run for run, _ in items]
@@ -339,8 +344,8 @@ class SqliteInbox(SqlInbox):
             return value
 
         try:
-            # Whoever is cancelled has to know nevertheless whether the event is done. It ends by
-            # itself, because there is a limit of time for callers.
+            # Whoever is cancelled has to know nevertheless whether the event is done. The bound is
+            # that of every caller: storage.commit.ANSWER_SECONDS, in real time.
             with trio.CancelScope(shield=True):
                 value = await self._commits.submit(work, single=True, name=key)
         except EffectsFailedError as failed:
@@ -491,11 +496,6 @@ _FAULTS = (
     apsw.ReadOnlyError,
 )
 
-_IS_OURS = """
-SELECT 1 FROM work WHERE sequence = :sequence AND lease_token = :token AND state = 'running'
-    AND earlier_attempts + attempts = :attempt
-"""
-
 
 def _apply_within_budget(
     transaction: SqlTransaction,
@@ -510,10 +510,7 @@ def _apply_within_budget(
         EventTakenOverError: the run is not ours.
         EffectsFailedError: the effects have failed; its ``error`` says why.
     """
-    if lease is None or not transaction.one(
-        _IS_OURS, sequence=lease.sequence, token=lease.token, attempt=attempt
-    ):
-        raise taken_over(key)
+    require_ours(transaction, key, lease, attempt)
     connection = _connection_of(transaction)
     connection.execute(f"SAVEPOINT {SAVEPOINT}")
     value = _within_budget(connection, effects)

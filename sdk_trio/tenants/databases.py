@@ -35,10 +35,10 @@ import trio
 from ..base.executor import run_in_thread, start_in_thread
 from ..base.logs import get_logger
 from ..base.opener import open_database, open_file
+from ..base.private_files import create_data_directory
 from ..config import Settings
 from ..errors import InvalidTenantError, StoreUnavailableError
-from ..storage.data_directory import create_data_directory
-from ..storage.engines.sqlite import BUSY_SECONDS, describe_failure
+from ..storage.engines.sqlite_connection import BUSY_SECONDS, describe_failure
 from .identity import is_tenant_id
 
 T = TypeVar("T")

@@ -13,6 +13,7 @@ import trio
 from ..base.clock import wall
 from ..base.executor import call_loop, check_cancelled, run_in_thread
 from ..base.logs import get_logger
+from ..base.private_files import create_data_directory
 from ..config import Settings
 from ..config.fields import DefaultTenantStrategy
 from ..errors import (
@@ -29,7 +30,6 @@ from ..events import organization_of, plain_envelope
 from ..records.tenants import Tenant
 from ..records.upgrades import UpgradeMarker, UpgradeState
 from ..storage import term
-from ..storage.data_directory import create_data_directory
 from ..storage.ports import Store
 from . import upgrade
 from .database_copy import copy_database, count_source, install, refuse_existing, remove_database

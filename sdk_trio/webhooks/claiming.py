@@ -35,8 +35,8 @@ class Claimer:
         An event without a held lease has a run in this process already. ``overdue``: also claim
         events whose lease expired by a clock that was set.
 
-        A cancellation waits for the store, which has a time limit of its own: a claim that is
-        given up in the middle leaves leases behind until the next renewal.
+        A cancellation waits for the store, for ``storage.commit.ANSWER_SECONDS`` at most: a claim
+        that is given up in the middle leaves leases behind until the next renewal.
 
         Raises:
             StoreUnavailableError: the store cannot be asked.

@@ -9,8 +9,8 @@ import apsw
 import pytest
 
 from sdk_trio.errors import StoreLostError
-from sdk_trio.storage.engines import rewrite
-from sdk_trio.storage.engines.rewrite import rewrite_log, rewrite_pages
+from sdk_trio.storage.engines import files
+from sdk_trio.storage.engines.files import rewrite_log, rewrite_pages
 
 ROWS = 50
 
@@ -84,13 +84,13 @@ def test_no_process_checkpoints_while_pages_are_rewritten(
 ) -> None:
     pages = rewrite_log(str(log), 1)
     during: list[str] = []
-    write = rewrite._rewrite
+    write = files._rewrite
 
     def look_and_write(*arguments: object) -> None:
         during.append(checkpoint_elsewhere(file))
         write(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(rewrite, "_rewrite", look_and_write)
+    monkeypatch.setattr(files, "_rewrite", look_and_write)
     rewrite_pages(str(file), pages, 4096)
     assert during == ["busy"]
     assert checkpoint_elsewhere(file) != "busy"

@@ -377,7 +377,6 @@ async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_ot
         deliveries.accept_all(PostgresTransaction(connection, dialect), terms, arriving)
 
     async with database.open("two") as two:
-        await two.accept(delivery("other"), leased=False)
         with ExitStack() as ending, ExitStack() as taking:
             first, second = (
                 ending.enter_context(closing(address.connect(writer=True))) for _ in range(2)
@@ -390,12 +389,13 @@ async def test_of_two_hosts_that_claim_in_one_lane_the_second_waits_and_finds_ot
                 claimed = leases.claim_due(
                     PostgresTransaction(second, dialect),
                     terms,
-                    leases.BacklogWalk(passed=1),
+                    leases.Place(),
                     limit=10,
                     now=1001.0,
                     overdue=True,
                 )
                 assert [record.key for record in claimed.due.records] == ["later"]
+            await two.accept(delivery("other"), leased=False)
             found: list[str] = []
 
             async def take() -> None:

@@ -246,7 +246,7 @@ def test_a_dry_run_of_the_way_back_changes_nothing(
 KILLER = """
 import os, signal, sys
 from pathlib import Path
-from sdk_trio.storage import copying, copying_postgres, transfer
+from sdk_trio.storage import copying, transfer
 from sdk_trio.storage.engines.postgres_address import PostgresAddress
 from sdk_trio.storage.engines.postgres_connection import StoreConnection
 
@@ -292,7 +292,7 @@ for run in range(1, 400):
         sys.exit(os.waitstatus_to_exitcode(status))
     # The server notices in its own time.
     own = address.connect()
-    while execute(own, copying_postgres._OTHERS).fetchone() != (0,):
+    while execute(own, transfer._OTHERS).fetchone() != (0,):
         pass
     own.close()
 """
@@ -355,7 +355,7 @@ def test_half_a_move_is_no_store(
 def test_a_row_that_differs_is_noticed_before_the_source_is_marked(
     command_line: CommandLine, file: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sdk_trio.storage.copying_postgres import PostgresSide
+    from sdk_trio.storage.transfer import PostgresSide
 
     analyze = PostgresSide.analyze
 
@@ -408,7 +408,7 @@ def test_a_program_that_has_just_ended_is_not_in_the_way(
     command_line: CommandLine, file: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server lists its connection for a moment longer, as after a move that has failed."""
-    from sdk_trio.storage import copying_postgres
+    from sdk_trio.storage import transfer
     from sdk_trio.storage.engines.postgres_connection import StoreConnection
 
     ending = database.address.connect()
@@ -416,7 +416,7 @@ def test_a_program_that_has_just_ended_is_not_in_the_way(
 
     def look_before_it_ends(connection, statement, *arguments):
         found = execute(connection, statement, *arguments)
-        if statement is copying_postgres._OTHERS:
+        if statement is transfer._OTHERS:
             ending.close()
         return found
 

@@ -20,8 +20,8 @@ from sdk_trio.records.deliveries import (
     Released,
     Retry,
 )
-from sdk_trio.storage import keys as keys_module
-from sdk_trio.storage.keys import KnownKeys
+from sdk_trio.storage import claims as claims_module
+from sdk_trio.storage.claims import KnownKeys
 from sdk_trio.storage.sqlite import SqliteInbox
 
 
@@ -259,7 +259,7 @@ async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):
 
 
 async def test_a_filter_that_is_built_anew_forgets_nothing(inbox, tmp_path, monkeypatch):
-    monkeypatch.setattr(keys_module, "KEYS_BEFORE_REBUILD", 5)
+    monkeypatch.setattr(claims_module, "KEYS_BEFORE_REBUILD", 5)
     await learned(inbox)
     before = inbox._keys.filter
     # A run whose claim has failed: the store does not know it before it has ended.
@@ -283,7 +283,7 @@ async def test_a_filter_that_is_built_anew_forgets_nothing(inbox, tmp_path, monk
 
 
 async def test_learning_reads_every_row_in_small_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys_module, "LEARNED_AT_ONCE", 3)
+    monkeypatch.setattr(claims_module, "LEARNED_AT_ONCE", 3)
     inbox = await open_inbox(tmp_path)
     for number in range(20):
         await inbox.park(delivery(f"m{number}"))

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import trio
 
+from sdk_trio.base.private_files import create_data_directory
 from sdk_trio.config import Settings
 from sdk_trio.config.fields import StorageBackend
 from sdk_trio.config.options.server import StorageOptions
@@ -25,9 +26,9 @@ from sdk_trio.errors import (
 )
 from sdk_trio.records.deliveries import Admission, Dead, DeliveryState, NewDelivery
 from sdk_trio.storage import data_directory
-from sdk_trio.storage.data_directory import create_data_directory, lock_data_directory
-from sdk_trio.storage.engines import sqlite as connect
-from sdk_trio.storage.engines.sqlite import connect_writer
+from sdk_trio.storage.data_directory import lock_data_directory
+from sdk_trio.storage.engines import sqlite_connection as connect
+from sdk_trio.storage.engines.sqlite_connection import connect_writer
 from sdk_trio.storage.open import open_inbox
 from sdk_trio.storage.sql.schema import prepare_sqlite
 from sdk_trio.storage.sqlite import SqliteInbox

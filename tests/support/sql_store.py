@@ -9,7 +9,7 @@ import apsw
 
 from sdk_trio.records.deliveries import NewDelivery
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.engines.sqlite import SQLITE, SqliteTransaction
+from sdk_trio.storage.engines.sqlite_connection import SQLITE, SqliteTransaction
 from sdk_trio.storage.sql import deliveries
 from sdk_trio.storage.sql.schema import statements
 

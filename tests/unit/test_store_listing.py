@@ -18,7 +18,7 @@ from sdk_trio.records.deliveries import (
     Released,
     Retry,
 )
-from sdk_trio.storage.engines.sqlite import SqliteTransaction
+from sdk_trio.storage.engines.sqlite_connection import SqliteTransaction
 from sdk_trio.storage.sql import arrivals, deliveries, leases, notifications, reads, tenants
 from sdk_trio.storage.sql.arrivals import INDEX_EVERY, INDEXED_CHARACTERS, SEGMENT_BITS
 from sdk_trio.storage.sql.schema import OWN_TABLES
@@ -201,9 +201,7 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
             deliveries.finish(tx, TERMS, lease, outcome, 3.0)
         deliveries.replay(tx, ["p0", "p1"])
         deliveries.repeat(tx, ["p0", "p1"])
-        walk = leases.BacklogWalk()
-        walk.passed = 1
-        leases.claim_due(tx, TERMS, walk, limit=9, now=1e9, overdue=True)
+        leases.claim_due(tx, TERMS, leases.Place(), limit=9, now=1e9, overdue=True)
         leases.claim_suspects(tx, TERMS, limit=9, now=1e9)
         mine = {"p1": held[1]}
         leases.renew(tx, TERMS, {1}, mine, now=4.0)
@@ -215,7 +213,7 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
         for filters in LISTED:
             reads.find(tx, **filters)  # type: ignore[arg-type] # of each kind
         reads.get(tx, "m7")
-        reads.find_by_id(tx, "m7", 9)
+        reads.find_by_id(tx, "m7", limit=9)
         reads.evidence(tx, "p0")
         reads.attempts(tx, "p0")
         reads.counts(tx)
@@ -232,12 +230,12 @@ def test_every_statement_finds_its_rows_by_an_index(tx: SqliteTransaction) -> No
         deliveries.delete_done(tx, [1, 2], 1e9)
         deliveries.erase(tx, reads.of_tenant(tx, "acme", after=0, limit=9), "acme")
         deliveries.erase_evidence(tx, "acme", 9)
-        tenants.page(tx, None, "", 9)
+        tenants.page(tx, limit=9)
         tenants.get(tx, "identifier", "acme")
         tenants.counts(tx)
-        tenants.audit_rows(tx, "acme", 0, 9)
-        tenants.transitions(tx, 0, 9)
-        notifications.look(tx, ["email"], 1.0)
+        tenants.audit_rows(tx, "acme", limit=9)
+        tenants.transitions(tx, limit=9)
+        notifications.look(tx, {"email": False}, now=1.0)
     tx.connection.execute("ROLLBACK TO plans; RELEASE plans")
     assert len(found) > 60
     whole = {

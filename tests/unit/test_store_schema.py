@@ -146,7 +146,7 @@ ROW = st.tuples(st.text(), st.none() | st.integers(-(2**63), 2**63 - 1), st.none
 
 @given(st.lists(ROW, max_size=100))
 def test_rows_that_are_inserted_at_once_keep_values_and_order(rows) -> None:  # type: ignore[no-untyped-def] # rows
-    from sdk_trio.storage.engines.sqlite import SqliteTransaction
+    from sdk_trio.storage.engines.sqlite_connection import SqliteTransaction
 
     connection = apsw.Connection(":memory:")
     connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b INTEGER, c BLOB) STRICT")

@@ -26,10 +26,9 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage.admission import LeaseTerms
-from sdk_trio.storage.engines.sqlite import SqliteTransaction
+from sdk_trio.storage.engines.sqlite_connection import SqliteTransaction
 from sdk_trio.storage.sql import arrivals, deliveries, leases, reads
 from sdk_trio.storage.sql.deliveries import Arriving, Lease, Ran, RunEnd, RunStart
-from sdk_trio.storage.sql.leases import BacklogWalk
 
 HERE, THERE = (
     LeaseTerms(owner=owner, lease_seconds=10.0, dedup_seconds=30.0, payload_seconds=60.0)
@@ -177,7 +176,7 @@ class Writes(RuleBasedStateMachine):
     @rule(terms=OWNERS, limit=st.integers(0, 2))
     def taken_as_due(self, terms: LeaseTerms, limit: int) -> None:
         claimed = leases.claim_due(
-            self.tx, terms, BacklogWalk(), limit=limit, now=self.now, overdue=True
+            self.tx, terms, leases.Place(), limit=limit, now=self.now, overdue=True
         )
         for record in claimed.due.records:
             row = self.row(record.key)
@@ -387,7 +386,7 @@ def test_writes_of_many_leave_what_those_of_each_leave(runs, arriving):
 
 
 def claim(tx: SqliteTransaction, terms: LeaseTerms, now: float) -> leases.Claimed:
-    return leases.claim_due(tx, terms, BacklogWalk(), limit=9, now=now, overdue=True)
+    return leases.claim_due(tx, terms, leases.Place(), limit=9, now=now, overdue=True)
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=str)
@@ -465,7 +464,7 @@ def test_a_start_is_waited_for_once_a_process_that_may_have_begun_it_is_gone() -
 
 def steps_of_a_poll(blocked: int, kept: int) -> int:
     """The steps of a poll beside so many deliveries that wait in lanes, or are dead or done."""
-    tx, walk, now = new_store(), BacklogWalk(), 1000.0
+    tx, now = new_store(), 1000.0
     add_done(tx, [delivery(f"done-{number}", 1.0) for number in range(kept)])
     for number in range(kept):
         deliveries.park(tx, HERE, delivery(f"parked-{number}", 1.0), None)
@@ -476,7 +475,7 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
     deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in told])
     held: dict[str, Lease] = {}
     while True:
-        claimed = leases.claim_due(tx, HERE, walk, limit=100, now=now, overdue=True)
+        claimed = leases.claim_due(tx, HERE, leases.Place(), limit=100, now=now, overdue=True)
         held |= claimed.leases
         if not claimed.due.more:
             break
@@ -485,7 +484,7 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
     steps = steps_of(
         tx,
         lambda: found.append(
-            leases.claim_due(tx, HERE, walk, limit=100, now=now, overdue=True).due.records
+            leases.claim_due(tx, HERE, leases.Place(), limit=100, now=now, overdue=True).due.records
         ),
     )
     ((record,),) = found
@@ -495,6 +494,26 @@ def steps_of_a_poll(blocked: int, kept: int) -> int:
 
 def test_a_poll_for_the_next_of_a_lane_does_not_read_the_backlog() -> None:
     assert steps_of_a_poll(8000, 0) <= 1.5 * steps_of_a_poll(2000, 0)
+
+
+def test_polls_one_after_the_other_reach_the_first_of_every_lane() -> None:
+    tx, now, number = new_store(), 1000.0, 2 * leases.LANES + 7
+    told = [
+        NewDelivery(f"k{place:04}", "order.paid", b"{}", 7, now, f"s{place % number}", True)
+        for place in range(2 * number)
+    ]
+    told.insert(number, delivery("unordered", now))
+    deliveries.accept_all(tx, HERE, [Arriving(each, None) for each in told])
+    place, taken, polls = leases.Place(), list[str](), 0
+    while True:
+        claimed = leases.claim_due(tx, HERE, place, limit=1000, now=now, overdue=True)
+        keys = [record.key for record in claimed.due.records]
+        assert keys == sorted(keys), "oldest arrival first"
+        place, taken, polls = claimed.place, taken + keys, polls + 1
+        if not claimed.due.more:
+            break
+    assert sorted(taken) == [*(f"k{place:04}" for place in range(number)), "unordered"]
+    assert (place, polls) == (leases.Place(), 3), "the next poll begins with the first lane"
 
 
 def test_a_poll_reads_nothing_of_what_is_done_or_kept() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...admin.access import TOKEN_NAME
 from ...base.ownership import user_name
+from ...base.private_files import exposure, visibility
 from ...config import Loaded, Secret, Settings, StorageBackend
 from ...config.fields import ReplicaTargetType
 from ...config.table import table
@@ -19,7 +20,6 @@ from ...replication.running_replicator import SignalRefusal, read_pid, refusal_t
 from ...server.limits import OWN_DESCRIPTORS, Limits, share_descriptors
 from ...server.listen import reachable_descriptor_limit
 from ...server.tls import RENEW, URGENT_EXPIRY_SECONDS, load_certificate, validity
-from ...storage.data_directory import exposure, visibility
 from ..receiver import NobodyThereError, find
 from ..sign import DEV_SECRET_NAME
 from ..terminal import size_text

@@ -15,11 +15,10 @@ that asks: most receivers have no tenants, and start without them.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
-from itertools import islice
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import cached_property, wraps
 from sys import intern
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import trio
 
@@ -68,6 +67,8 @@ if TYPE_CHECKING:
     from ..sql.tenants import SqlTenants
     from .tables import MemoryTables, MemoryUpgrade
 
+P = ParamSpec("P")
+
 _NEW = Admitted(Admission.NEW)
 _DONE = Admitted(Admission.DONE)
 
@@ -99,7 +100,7 @@ class MemoryBackend:
         """The tenants."""
         from ..sql.tenants import SqlTenants
 
-        return SqlTenants(self._tables, self._tables)
+        return SqlTenants(self._terms, self._tables, self._tables)
 
     @cached_property
     def upgrade(self) -> "MemoryUpgrade":
@@ -114,6 +115,19 @@ class MemoryBackend:
         from ..sql.notifications import SqlNotifications
 
         return SqlNotifications(self._terms, self._tables, self._tables)
+
+
+def _on_rows(
+    query: Callable[Concatenate[Deliveries, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the method that runs ``query`` on the rows."""
+
+    @wraps(query)
+    async def method(self: "MemoryInbox", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        await self._begin()
+        return query(self._rows, *args, **kwargs)
+
+    return method
 
 
 class MemoryInbox(MemoryBackend):
@@ -535,10 +549,10 @@ class MemoryInbox(MemoryBackend):
             if row.owner is None and at is not None and at > now:
                 next_due_at = at if next_due_at is None else min(at, next_due_at)
             elif self._is_free(row, now, overdue):
-                if not rows.is_first_in_line(row):
-                    blocking += [row] if row.owner is not None else []
-                elif row.owner is not None or not rows.waits_for_later(row):
+                if rows.may_run(row):
                     due.append(row)
+                elif row.owner is not None:
+                    blocking.append(row)
         for row in (*due[:limit], *blocking):
             if row.state is DeliveryState.RUNNING:
                 self._cut_short(row, sole=False)
@@ -563,8 +577,7 @@ class MemoryInbox(MemoryBackend):
             row
             for _, row in sorted(rows.unfinished.items())
             if row.process_ends and row.queued and row.owner in (None, self._terms.owner)
-            if row.state is DeliveryState.RECEIVED and rows.is_first_in_line(row)
-            if row.owner is not None or not rows.waits_for_later(row)
+            if row.state is DeliveryState.RECEIVED and rows.may_run(row)
         ]
         for row in found[:limit]:
             self._write(row, row.state, lease_from=now)
@@ -658,81 +671,23 @@ class MemoryInbox(MemoryBackend):
 
     # -- reading ---------------------------------------------------------------------------------
 
-    async def get(self, key: str) -> DeliveryRecord | None:
-        """See :meth:`Inbox.get`."""
-        await self._begin()
-        row = self._rows.by_key.get(key)
-        return None if row is None else row.record()
-
-    async def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
-        """See :meth:`Inbox.find_by_id`."""
-        await self._begin()
-        found = (row for row in self._rows.by_sequence.values() if row.webhook_id == webhook_id)
-        return [row.record() for row in islice(sorted(found, key=lambda row: row.key), limit)]
-
-    async def evidence(self, key: str) -> Sequence[EvidenceRecord]:
-        """See :meth:`Inbox.evidence`."""
-        await self._begin()
-        row = self._rows.by_key.get(key)
-        return () if row is None else row.evidence
-
-    async def known(self, keys: Sequence[str]) -> frozenset[str]:
-        """See :meth:`Inbox.known`."""
-        await self._begin()
-        return self._rows.known(keys)
-
-    async def attempts(self, key: str) -> Sequence[AttemptRecord]:
-        """See :meth:`Inbox.attempts`."""
-        await self._begin()
-        row = self._rows.by_key.get(key)
-        return [] if row is None else list(row.failures)
-
-    async def find(
-        self,
-        *,
-        type: str | None = None,
-        state: DeliveryState | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        after_sequence: int | None = None,
-        before_sequence: int | None = None,
-        subject: str | None = None,
-        tenant_id: str | None = None,
-        oldest_first: bool | None = None,
-        limit: int = 50,
-    ) -> Sequence[DeliveryRecord]:
-        """See :meth:`Inbox.find`."""
-        await self._begin()
-        matching = self._rows.matching(
-            {"type": type, "state": state, "subject": subject, "tenant_id": tenant_id},
-            received=(since, until),
-            between=(after_sequence, before_sequence),
-            oldest_first=after_sequence is not None if oldest_first is None else oldest_first,
-        )
-        return [row.record(body=False) for row in islice(matching, limit)]
+    get = _on_rows(Deliveries.get)
+    find_by_id = _on_rows(Deliveries.find_by_id)
+    evidence = _on_rows(Deliveries.evidence)
+    known = _on_rows(Deliveries.known)
+    attempts = _on_rows(Deliveries.attempts)
+    find = _on_rows(Deliveries.find)
+    counts = _on_rows(Deliveries.counts)
+    oldest_waiting = _on_rows(Deliveries.oldest_waiting)
+    expired_leases = _on_rows(Deliveries.expired_leases)
+    read_checkpoint = _on_rows(Deliveries.read_checkpoint)
+    write_checkpoint = _on_rows(Deliveries.write_checkpoint)
+    erase = _on_rows(Deliveries.erase)
 
     async def last_sequence(self) -> int:
         """See :meth:`Inbox.last_sequence`."""
         await self._begin()
         return self._rows.last_sequence
-
-    async def counts(self) -> dict[DeliveryState, int]:
-        """See :meth:`Inbox.counts`."""
-        await self._begin()
-        return {state: self._rows.states[state] for state in DeliveryState}
-
-    async def oldest_waiting(self) -> float | None:
-        """See :meth:`Inbox.oldest_waiting`."""
-        await self._begin()
-        return self._rows.oldest_waiting()
-
-    async def expired_leases(self, *, before: float) -> int:
-        """See :meth:`Inbox.expired_leases`."""
-        await self._begin()
-        return sum(
-            row.queued and row.owner is not None and row.until <= before
-            for row in self._rows.unfinished.values()
-        )
 
     async def changed_elsewhere(self) -> bool:
         """See :meth:`Inbox.changed_elsewhere`."""
@@ -741,25 +696,10 @@ class MemoryInbox(MemoryBackend):
         self._foreign_changes = self._rows.changes - self._own_changes
         return self._foreign_changes != before
 
-    async def read_checkpoint(self, name: str) -> str | None:
-        """See :meth:`Inbox.read_checkpoint`."""
-        await self._begin()
-        return self._rows.checkpoints.get(name)
-
     async def lead(self, *, seconds: float) -> int | None:
         """See :meth:`Inbox.lead`; this process is the only one."""
         await self._begin()
         return 1
-
-    async def write_checkpoint(
-        self, name: str, value: str | None, *, term: int | None = None, once: bool = False
-    ) -> None:
-        """See :meth:`Inbox.write_checkpoint`."""
-        await self._begin()
-        if value is None:
-            self._rows.checkpoints.pop(name, None)
-        elif not once or name not in self._rows.checkpoints:
-            self._rows.checkpoints[name] = value
 
     # -- retention and end -----------------------------------------------------------------------
 
@@ -805,11 +745,6 @@ class MemoryInbox(MemoryBackend):
         """See :meth:`Inbox.other_tables`."""
         await self._begin()
         return []
-
-    async def erase(self, tenant_id: str) -> int:
-        """See :meth:`Inbox.erase`."""
-        await self._begin()
-        return self._rows.erase(tenant_id)
 
     async def wipe(self) -> bool:
         """See :meth:`Inbox.wipe`: nothing to do in memory."""

@@ -5,9 +5,9 @@ unfinished ones take too much, those that wait for a person or a redelivery are 
 """
 
 import hashlib
-import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -86,28 +86,14 @@ class MemoryRow(msgspec.Struct, eq=False):
 
     def record(self, *, body: bool = True) -> DeliveryRecord:
         """Return the delivery as it is now, with or without its body."""
-        return DeliveryRecord(
-            sequence=self.sequence,
-            webhook_id=self.webhook_id,
-            type=self.type,
-            state=self.state,
-            queued=self.queued,
-            attempts=self.attempts,
-            received_at=self.received_at,
-            timestamp=self.timestamp,
-            subject=self.subject,
-            ordered=self.ordered,
-            next_attempt_at=self.next_attempt_at,
-            started_at=self.started_at,
-            finished_at=self.finished_at,
-            last_error=self.last_error,
-            raw=self.raw if body else None,
-            tenant_id=self.tenant_id,
-            process_ends=self.process_ends,
-            ran_alone=self.ran_alone,
-            earlier_attempts=self.earlier_attempts,
-            signer=self.signer,
-        )
+        values = {name: getattr(self, name) for name in _RECORDED}
+        return DeliveryRecord(**values, raw=self.raw if body else None)
+
+
+#: The fields of a record that are those of a row. Nothing is put back after it was done.
+_RECORDED = frozenset(
+    field.name for field in attrs.fields(DeliveryRecord) if field.name not in ("raw", "generation")
+)
 
 
 def _short(key: str) -> str | bytes:
@@ -210,10 +196,6 @@ class Deliveries:
         """Return the end time of a delivery whose key alone is remembered, or None."""
         return self.remembered.get(_short(key))
 
-    def known(self, keys: Iterable[str]) -> frozenset[str]:
-        """Return those of ``keys`` that are in any state or remembered."""
-        return frozenset(i for i in keys if i in self.by_key or self.finished_at(i) is not None)
-
     def keep_other(self, row: MemoryRow, told: EvidenceRecord) -> None:
         """Keep another body of a row, if there is room and it is not kept already."""
         size = len(told.raw) + ROW_BYTES
@@ -266,53 +248,78 @@ class Deliveries:
             forgotten += 1
         return forgotten
 
-    def is_first_in_line(self, row: MemoryRow) -> bool:
-        """Return whether no earlier unfinished ordered delivery of the tenant has the subject."""
+    def may_run(self, row: MemoryRow) -> bool:
+        """Return whether ``row`` is the first of its line, and no later one of it is leased.
+
+        A later one may be: it was leased before this one was put back. A leased row is not asked.
+        """
         if not row.ordered or row.subject is None:
             return True
-        return min(self._lines[row.tenant_id, row.subject]) == row.sequence
-
-    def waits_for_later(self, row: MemoryRow) -> bool:
-        """Return whether a later one of its line is leased, as this one was put back since."""
-        if not row.ordered or row.subject is None:
-            return False
         line = self._lines[row.tenant_id, row.subject]
-        return any(
+        if min(line) != row.sequence:
+            return False
+        return row.owner is not None or not any(
             self.unfinished[other].queued and self.unfinished[other].owner is not None
             for other in line
-            if other != row.sequence
         )
 
-    def matching(
-        self,
-        equal: Mapping[str, object],
-        *,
-        received: tuple[float | None, float | None],
-        between: tuple[int | None, int | None],
-        oldest_first: bool,
-    ) -> Iterator[MemoryRow]:
-        """Return the rows that meet every condition which is not None.
+    # -- reading ---------------------------------------------------------------------------------
 
-        Args:
-            equal: the wanted values by names of fields.
-            received: bounds of the time of arrival: from the first on, and before the second.
-            between: bounds of the sequence: above the first and below the second.
-            oldest_first: by rising sequence, else by falling.
-        """
+    def get(self, key: str) -> DeliveryRecord | None:
+        """Return one delivery, or None."""
+        row = self.by_key.get(key)
+        return None if row is None else row.record()
+
+    def find_by_id(self, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
+        """Return the deliveries with this id of all signers, the host's first."""
+        found = [row for row in self.by_sequence.values() if row.webhook_id == webhook_id]
+        return [row.record() for row in sorted(found, key=lambda row: row.key)[:limit]]
+
+    def evidence(self, key: str) -> Sequence[EvidenceRecord]:
+        """Return the other bodies that came under a key, oldest first."""
+        row = self.by_key.get(key)
+        return () if row is None else row.evidence
+
+    def known(self, keys: Sequence[str]) -> frozenset[str]:
+        """Return those of ``keys`` that are in any state or remembered."""
+        return frozenset(i for i in keys if i in self.by_key or self.finished_at(i) is not None)
+
+    def attempts(self, key: str) -> Sequence[AttemptRecord]:
+        """Return the failed runs of one delivery, oldest first."""
+        row = self.by_key.get(key)
+        return () if row is None else row.failures
+
+    def find(
+        self,
+        /,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        after_sequence: int | None = None,
+        before_sequence: int | None = None,
+        oldest_first: bool | None = None,
+        limit: int = 50,
+        **equal: Any,
+    ) -> Sequence[DeliveryRecord]:
+        """List deliveries; see :meth:`Inbox.find`. ``equal`` are wanted values of fields."""
+        if oldest_first is None:
+            oldest_first = after_sequence is not None
+        rows = self.by_sequence.values() if oldest_first else reversed(self.by_sequence.values())
         wanted = [(name, value) for name, value in equal.items() if value is not None]
-        since, until = received
-        after, before = between
-        return (
-            row
-            for row in (
-                self.by_sequence.values() if oldest_first else reversed(self.by_sequence.values())
-            )
+        matching = (
+            row.record(body=False)
+            for row in rows
             if (since is None or row.received_at >= since)
-            and row.received_at < (math.inf if until is None else until)
-            and row.sequence > (after or 0)
-            and row.sequence < (math.inf if before is None else before)
+            and (until is None or row.received_at < until)
+            and (after_sequence is None or row.sequence > after_sequence)
+            and (before_sequence is None or row.sequence < before_sequence)
             and all(getattr(row, name) == value for name, value in wanted)
         )
+        return list(islice(matching, limit))
+
+    def counts(self) -> dict[DeliveryState, int]:
+        """Return how many deliveries are in each state."""
+        return {state: self.states[state] for state in DeliveryState}
 
     def oldest_waiting(self) -> float | None:
         """Return the arrival time of the oldest queued delivery that waits or runs, or None."""
@@ -322,6 +329,28 @@ class Deliveries:
             if row.queued and row.state is not DeliveryState.RETRYING
         )
         return min(waiting, default=(0, None))[1]
+
+    def expired_leases(self, *, before: float) -> int:
+        """Return how many queued deliveries have a lease that expired before that time."""
+        return sum(
+            row.queued and row.owner is not None and row.until <= before
+            for row in self.unfinished.values()
+        )
+
+    def read_checkpoint(self, name: str) -> str | None:
+        """Return the value under ``name``, or None."""
+        return self.checkpoints.get(name)
+
+    def write_checkpoint(
+        self, name: str, value: str | None, *, term: int | None = None, once: bool = False
+    ) -> None:
+        """Keep ``value`` under ``name``; None forgets it. No other owner leads, in any ``term``."""
+        if value is None:
+            self.checkpoints.pop(name, None)
+        elif not once or name not in self.checkpoints:
+            self.checkpoints[name] = value
+
+    # -- indexes ---------------------------------------------------------------------------------
 
     def _enlist(self, row: MemoryRow) -> None:
         state = row.state

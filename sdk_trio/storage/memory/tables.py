@@ -12,10 +12,10 @@ from ...base.opener import open_database
 from ...errors import StoreUnavailableError
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker
 from ..admission import LeaseTerms
-from ..engines.sqlite import SQLITE, SqliteTransaction
+from ..engines.sqlite_connection import SQLITE, SqliteTransaction
 from ..sql.dialect import SqlTransaction
 from ..sql.schema import statements
-from ..sql.upgrade import SqlUpgrade
+from ..sql.tenants import SqlUpgrade
 from .rows import Deliveries
 
 T = TypeVar("T")

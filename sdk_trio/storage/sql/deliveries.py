@@ -148,7 +148,7 @@ def claim_all(
 
 
 def park(
-    tx: SqlTransaction, terms: LeaseTerms, delivery: NewDelivery, reason: str | None
+    tx: SqlTransaction, terms: LeaseTerms, delivery: NewDelivery, reason: str | None = None
 ) -> Admitted:
     """Keep ``delivery`` without running it, and why."""
     arriving = [Arriving(delivery, None)]
@@ -766,7 +766,8 @@ _ADD_REPEATED = Insert(
 
 
 def replay(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
-    """Put dead, parked and waiting deliveries back; return the keys that were."""
+    """Put dead, parked and waiting deliveries back; return the keys that were, each once."""
+    keys = list(dict.fromkeys(keys))
     sequences = arrivals.find(tx, keys)
     found = {sequence for (sequence,) in tx.all(_REPLAY, sequences=list(sequences.values()))}
     tx.note_change()
@@ -775,6 +776,7 @@ def replay(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
 
 def repeat(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
     """Put done deliveries back, each as its next generation; return the keys that were."""
+    keys = list(dict.fromkeys(keys))
     sequences = arrivals.find(tx, keys)
     locked = [row[0] for row in tx.all(_LOCK_ALL, sequences=list(sequences.values()))]
     gone = tx.all(_REPEAT, sequences=locked)

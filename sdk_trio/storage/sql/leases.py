@@ -27,15 +27,8 @@ from .dialect import SqlTransaction
 from .reads import by_sequence
 from .schema import UNFINISHED
 
-#: The waiting deliveries that one poll goes through: more than it claims, and 2 ms of work.
-WINDOW: Final = 1000
-
-#: The lanes of which one poll asks for the first delivery.
+#: The lanes of which one poll asks for the first delivery: 2 ms of work.
 LANES: Final = 200
-
-#: Seconds from the end of a round of polls to the next, and those after which a round that does
-#: not get on is given up. What becomes due behind the window, and is in no lane, waits for it.
-ROUND_SECONDS: Final = 5.0
 
 
 _tokens = random.Random()  # noqa: S311 - tokens are no secrets
@@ -45,59 +38,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 #: Returns a token that no other claim has; adding sequences to it gives further ones.
 new_token = partial(_tokens.getrandbits, 61)
-
-
-class BacklogWalk(msgspec.Struct):
-    """The place in a backlog at which the next poll begins.
-
-    An ordered delivery is due only when it is the first in its lane. A poll that asked thousands
-    that wait behind others would take a second, so each poll goes through a window of the next
-    :data:`WINDOW`, and a round of polls through all. Of those that were passed, the first of each
-    lane is found by the index of the lanes. With fewer waiting deliveries each poll sees all.
-    """
-
-    #: Deliveries up to this sequence were gone through in this round.
-    passed: int = 0
-    #: The last lane that was asked; None: the next poll begins with the first one.
-    lane: bytes | None = None
-    #: When the next round begins, in Unix seconds; None: this one goes on, or one poll is a round.
-    next_round_at: float | None = None
-    #: Until when this round may stay where more is due than a poll claims, in Unix seconds.
-    stays_until: float | None = None
-
-    def begin(self, now: float) -> None:
-        """Begin a poll at ``now``, and a round with it if it is time for one."""
-        for at in (self.next_round_at, self.stays_until):
-            # A clock that was set back must not put the round off.
-            if at is not None and not now < at <= now + ROUND_SECONDS:
-                self.passed, self.next_round_at, self.stays_until = 0, None, None
-
-    def stay(self, *, now: float) -> None:
-        """End a poll that has found more than it claims: the next one begins there, too."""
-        if self.passed and self.stays_until is None:
-            self.stays_until = now + ROUND_SECONDS
-
-    def end(self, last: int | None, *, now: float) -> None:
-        """End a poll that has found less than it could claim.
-
-        Args:
-            last: the last sequence of its window; None: nothing waits behind.
-            now: Unix seconds.
-        """
-        self.stays_until = None
-        if last is not None:
-            self.passed = last
-        elif self.passed and self.next_round_at is None:
-            self.next_round_at = now + ROUND_SECONDS
-
-    def more(self, last: int | None) -> bool:
-        """Return whether the next poll need not wait: this one has not gone through all."""
-        return last is not None or (self.passed > 0 and self.lane is not None)
-
-    def until(self, next_due_at: float | None) -> float | None:
-        """Return when the next poll is due at the latest."""
-        times = [at for at in (next_due_at, self.next_round_at) if at is not None]
-        return min(times, default=None)
 
 
 # -- claiming ------------------------------------------------------------------------------------
@@ -140,8 +80,15 @@ def _first(which: str, *, order: str = "sequence") -> str:
 _SORTED = "sequence + 0"
 
 
-_WAITING = _first(f"{_IS_WAITING} AND sequence > :passed AND sequence <= :last")
-_PASSED_BY = _first(f"sequence IN ints(:firsts) AND {_IS_WAITING}")
+# Deliveries without a lane, which wait for no other one.
+_WAITING = f"""
+SELECT sequence FROM work WHERE {_IS_WAITING} AND lane IS NULL {_in_order("lane, sequence")}
+"""
+# Not in the words of the index of the waiting ones: PostgreSQL would read all of that rather than
+# look for each by the primary key.
+_IN_LANES = _first(
+    "sequence IN ints(:firsts) AND queued AND state = 'received' AND coalesce(lease_owner, '') = ''"
+)
 _RETRYING = _first(f"{_IS_RETRYING} AND next_attempt_at <= clock()", order=_SORTED)
 # Also those that are not first: their leases keep the first one waiting, and no one renews them.
 _EXPIRED = f"""
@@ -155,26 +102,29 @@ _SUSPECTS = _first(
     "AND (lease_owner IS NULL OR lease_owner = :owner)"
 )
 
-_AHEAD = f"""
-SELECT (SELECT sequence FROM work WHERE {_IS_WAITING} AND sequence > :passed
-        ORDER BY sequence LIMIT 1 OFFSET {WINDOW - 1}),
-    (SELECT min(local(next_attempt_at)) FROM work
-        WHERE {_IS_RETRYING} AND next_attempt_at > clock())
-"""
-
 # All kinds in one statement, which is one round trip.
 _DUE = f"""
-WITH waiting AS ({_WAITING}), passed_by AS ({_PASSED_BY}), retrying AS ({_RETRYING}),
+WITH waiting AS ({_WAITING}), in_lanes AS ({_IN_LANES}), retrying AS ({_RETRYING}),
     expired AS ({_EXPIRED})
-SELECT sequence, NULL, true FROM waiting UNION ALL SELECT sequence, NULL, true FROM passed_by
+SELECT sequence, NULL, true FROM waiting UNION ALL SELECT sequence, NULL, true FROM in_lanes
 UNION ALL SELECT sequence, NULL, true FROM retrying
 UNION ALL SELECT sequence, state, is_first FROM expired
 """
 
-# One step of an index for each lane, however many deliveries wait in it.
-_FIRST_OF_LANE = f"""
-SELECT lane, sequence FROM work WHERE lane IS NOT NULL AND {UNFINISHED} AND lane > :lane
-ORDER BY lane, sequence LIMIT 1
+# The next lanes with their first waiting deliveries: one step of an index for each lane, however
+# many deliveries wait in it. The row without a lane has the time of the next retry.
+_NEXT_LANES = f"""
+WITH RECURSIVE step (lane, number) AS (
+    SELECT (SELECT lane FROM work WHERE {_IS_WAITING} AND lane > :lane ORDER BY lane LIMIT 1), 1
+    UNION ALL SELECT (SELECT work.lane FROM work WHERE {_IS_WAITING} AND work.lane > step.lane
+        ORDER BY work.lane LIMIT 1), number + 1
+    FROM step WHERE step.lane IS NOT NULL AND number < {LANES}
+)
+SELECT lane, (SELECT min(sequence) FROM work WHERE {_IS_WAITING} AND work.lane = step.lane),
+    CAST(NULL AS float8)
+FROM step WHERE lane IS NOT NULL
+UNION ALL SELECT NULL, NULL, (SELECT min(local(next_attempt_at)) FROM work
+    WHERE {_IS_RETRYING} AND next_attempt_at > clock())
 """
 
 _CLAIM = """
@@ -185,36 +135,52 @@ UPDATE work SET lease_owner = :owner, lease_token = :token + sequence,
 WHERE sequence IN ints(:sequences) RETURNING sequence, failed_at IS NULL
 """
 
-#: The highest number of a sequence.
-_LAST_POSSIBLE = 2**62
+
+class Place(msgspec.Struct, frozen=True):
+    """The place at which a poll has ended, and the next one goes on.
+
+    ``lane`` is the last lane that was asked, empty after the last one of all. ``left``: a poll
+    since the first lane has found more than it claimed.
+    """
+
+    lane: bytes = b""
+    left: bool = False
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """Deliveries that were claimed, and their leases by key."""
+    """Deliveries that were claimed, their leases by key, and where the poll ended."""
 
     due: Due
     leases: Mapping[str, Lease]
+    place: Place = Place()
 
 
 def claim_due(
-    tx: SqlTransaction,
-    terms: LeaseTerms,
-    walk: BacklogWalk,
-    *,
-    limit: int,
-    now: float,
-    overdue: bool,
+    tx: SqlTransaction, terms: LeaseTerms, place: Place, *, limit: int, now: float, overdue: bool
 ) -> Claimed:
-    """Claim due deliveries, oldest arrival first in each part of the backlog."""
-    walk.begin(now)
-    last, next_due_at = tx.one(_AHEAD, passed=walk.passed, now=now) or (None, None)
+    """Claim due deliveries, oldest arrival first among those that this poll asks for.
+
+    An ordered delivery is due only when it is the first of its lane. A poll that asked all that
+    wait would take a second with tens of thousands, so each asks for the first ones of the next
+    :data:`LANES` lanes. There is more until polls have gone through all lanes and left nothing.
+
+    Args:
+        tx: the transaction.
+        terms: the owner, and the duration of a lease.
+        place: where the poll before has ended.
+        limit: the most deliveries.
+        now: Unix seconds.
+        overdue: take over leases of others that have expired.
+    """
+    rows = tx.all(_NEXT_LANES, lane=place.lane, now=now)
+    lanes = {bytes(lane): sequence for lane, sequence, _ in rows if lane is not None}
+    (next_due_at,) = (at for lane, _, at in rows if lane is None)
+    end = max(lanes) if len(lanes) == LANES else b""
     found = tx.all(
         _DUE,
         # One more than wanted tells whether there are more.
         limit=limit + 1,
-        passed=walk.passed,
-        last=_LAST_POSSIBLE if last is None else last,
-        firsts=_firsts(tx, walk),
+        firsts=[*lanes.values()],
         owner=terms.owner,
         seconds=terms.lease_seconds,
         now=now,
@@ -223,11 +189,6 @@ def claim_due(
         found = [row for row in found if row[1] is None]
     blocking = [row for row in found if not row[2]]
     found = sorted(row[:2] for row in found if row[2])
-    if len(found) <= limit:
-        walk.end(last, now=now)
-    else:
-        walk.stay(now=now)
-        last = None
     chosen = [sequence for sequence, _ in found[:limit]]
     expired = [sequence for sequence, state in found[:limit] if state is not None]
     # The owner has not renewed its lease: its process hangs or is gone, so a run of it counts as
@@ -239,27 +200,10 @@ def claim_due(
         tx.run(_FREE, sequences=[row[0] for row in blocking])
         tx.note_change()
     claimed = _claim(tx, terms, chosen, expired, now)
-    more = len(found) > limit or walk.more(last) or bool(blocking)
-    due = Due(claimed.due.records, more, walk.until(next_due_at), claimed.due.unbegun)
-    return Claimed(due, claimed.leases)
-
-
-def _firsts(tx: SqlTransaction, walk: BacklogWalk) -> list[int]:
-    """Return the first deliveries of the next lanes, as far as the walk has passed them."""
-    if walk.passed == 0:
-        return []
-    firsts: list[int] = []
-    lane = walk.lane or b""
-    for _ in range(LANES):
-        row = tx.one(_FIRST_OF_LANE, lane=lane)
-        if row is None:
-            walk.lane = None
-            return firsts
-        lane, sequence = bytes(row[0]), row[1]
-        if sequence <= walk.passed:
-            firsts.append(sequence)
-    walk.lane = lane
-    return firsts
+    left = place.left or len(found) > limit
+    more = left or bool(end) or bool(blocking)
+    due = Due(claimed.due.records, more, next_due_at, claimed.due.unbegun)
+    return Claimed(due, claimed.leases, Place(end, left) if end else Place())
 
 
 def _claim(
@@ -426,7 +370,7 @@ def _cut_short(
         tx.run(_CUT_SHORT, sequences=sequences, error=PROCESS_ENDED, sole=sole)
 
 
-def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None) -> int:
+def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None) -> int:
     """Take away the leases of other owners; return how many.
 
     In a shared store those that have expired, and those of ``dead`` and of its processes.

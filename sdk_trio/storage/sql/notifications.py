@@ -1,7 +1,7 @@
 """Messages to site managers.
 
-Functions of a transaction; :class:`SqlNotifications` runs the reading ones on a reader and hands
-the others to the group commit. :class:`NotificationStore` says what each means. Only a ``retrying``
+Functions of a transaction, of which :class:`SqlNotifications` is made; :class:`NotificationStore`
+says what each means. Only a ``retrying``
 row has ``next_attempt_at``.
 """
 
@@ -25,7 +25,8 @@ from ...records.notifications import (
 )
 from ..admission import LeaseTerms
 from .deliveries import write_checkpoint
-from .dialect import Insert, Reads, SqlTransaction, Writes
+from .dialect import Insert, SqlTransaction
+from .methods import SqlPart, committed, committed_by_owner, on_reader
 from .schema import NOTIFICATION_OPEN
 from .tenants import TRANSITION_COLUMNS, transition_of
 
@@ -76,7 +77,7 @@ def _newest(tx: SqlTransaction) -> int:
     return newest or 0
 
 
-def look(tx: SqlTransaction, channels: Sequence[str], now: float) -> Lookout:
+def look(tx: SqlTransaction, channels: Mapping[str, bool], *, now: float) -> Lookout:
     """Return whether there are new transitions, and the channels with due messages."""
     reached = position(tx)
     due = [channel for channel in channels if tx.all(_HAS_DUE, channel=channel, now=now)[0][0]]
@@ -92,11 +93,11 @@ def get(tx: SqlTransaction, id: NotificationId) -> NotificationRecord | None:
 def find(
     tx: SqlTransaction,
     *,
-    state: NotificationState | None,
-    channel: str | None,
-    tenant_id: str | None,
-    before: NotificationId | None,
-    limit: int,
+    state: NotificationState | None = None,
+    channel: str | None = None,
+    tenant_id: str | None = None,
+    before: NotificationId | None = None,
+    limit: int = 50,
 ) -> Sequence[NotificationRecord]:
     """List messages, the newest transition first."""
     conditions = {
@@ -167,7 +168,12 @@ WHERE {NOTIFICATION_OPEN} AND state IN ('pending', 'retrying') AND lease_owner I
 
 
 def enlist(
-    tx: SqlTransaction, channels: Mapping[str, bool], now: float, oldest: float, limit: int
+    tx: SqlTransaction,
+    channels: Mapping[str, bool],
+    *,
+    now: float,
+    oldest: float,
+    limit: int = 500,
 ) -> Enlisted:
     """Give the next transitions their messages, and skip messages that wait on other channels."""
     skipped = tx.run(_SKIP_OTHERS, reason=SWITCHED_OFF, now=now, channels=list(channels))
@@ -258,7 +264,7 @@ WHERE {NOTIFICATION_OPEN} AND lease_owner = :owner AND {_IS_HELD}
 
 
 def take_due(
-    tx: SqlTransaction, terms: LeaseTerms, channel: str, limit: int, now: float
+    tx: SqlTransaction, terms: LeaseTerms, channel: str, *, limit: int, now: float
 ) -> DueNotifications:
     """Lease due messages of one channel, oldest transition first."""
     values: dict[str, Any] = {"channel": channel, "owner": terms.owner, "now": now}
@@ -297,7 +303,7 @@ def release(tx: SqlTransaction, terms: LeaseTerms) -> None:
         tx.note_change()
 
 
-def recover(tx: SqlTransaction, terms: LeaseTerms, now: float) -> Recovered:
+def recover(tx: SqlTransaction, terms: LeaseTerms, *, now: float) -> Recovered:
     """Take away the leases of other owners, in a shared store the expired ones."""
     return _free(tx, _FOREIGN, owner=terms.owner, shared=terms.shared, now=now)
 
@@ -353,14 +359,14 @@ def _key(id: NotificationId) -> dict[str, object]:
     return {"sequence": id.sequence, "channel": id.channel}
 
 
-def start(tx: SqlTransaction, terms: LeaseTerms, id: NotificationId, now: float) -> bool:
+def start(tx: SqlTransaction, terms: LeaseTerms, id: NotificationId, *, now: float) -> bool:
     """Mark a message of ours as being sent."""
     values = {"owner": terms.owner, "seconds": terms.lease_seconds, "now": now}
     return tx.run(_START, **values, **_key(id)) == 1
 
 
 def finish(
-    tx: SqlTransaction, terms: LeaseTerms, id: NotificationId, ending: SendResult, now: float
+    tx: SqlTransaction, terms: LeaseTerms, id: NotificationId, ending: SendResult, *, now: float
 ) -> bool:
     """Record the end of an attempt."""
     tx.note_change()
@@ -391,54 +397,20 @@ def purge(tx: SqlTransaction, before: float, limit: int) -> int:
     return tx.run(_PURGE, before=before, limit=limit)
 
 
-class SqlNotifications:
-    """:class:`NotificationStore` in a SQL store; cancellation is as in the inbox."""
+class SqlNotifications(SqlPart):
+    """:class:`NotificationStore` in a SQL store."""
 
-    def __init__(self, terms: LeaseTerms, commits: Writes, readers: Reads) -> None:
-        self._terms = terms
-        self._commits = commits
-        self._readers = readers
-
-    async def enlist(
-        self, channels: Mapping[str, bool], *, now: float, oldest: float, limit: int = 500
-    ) -> Enlisted:
-        """See :meth:`NotificationStore.enlist`."""
-        chosen = dict(channels)
-        return await self._commits.submit(lambda tx: enlist(tx, chosen, now, oldest, limit))
-
-    async def switch_off(self) -> None:
-        """See :meth:`NotificationStore.switch_off`."""
-        await self._commits.submit(switch_off)
-
-    async def look(self, channels: Mapping[str, bool], *, now: float) -> Lookout:
-        """See :meth:`NotificationStore.look`."""
-        chosen = tuple(channels)
-        return await self._readers.run(lambda tx: look(tx, chosen, now))
-
-    async def take_due(self, channel: str, *, limit: int, now: float) -> DueNotifications:
-        """See :meth:`NotificationStore.take_due`."""
-        terms = self._terms
-        return await self._commits.submit(lambda tx: take_due(tx, terms, channel, limit, now))
-
-    async def start(self, id: NotificationId, *, now: float) -> bool:
-        """See :meth:`NotificationStore.start`."""
-        terms = self._terms
-        return await self._commits.submit(lambda tx: start(tx, terms, id, now))
-
-    async def finish(self, id: NotificationId, ending: SendResult, *, now: float) -> bool:
-        """See :meth:`NotificationStore.finish`."""
-        terms = self._terms
-        return await self._commits.submit(lambda tx: finish(tx, terms, id, ending, now))
-
-    async def release(self) -> None:
-        """See :meth:`NotificationStore.release`."""
-        terms = self._terms
-        await self._commits.submit(lambda tx: release(tx, terms))
-
-    async def recover(self, *, now: float) -> Recovered:
-        """See :meth:`NotificationStore.recover`; in a shared store expired leases are taken."""
-        terms = self._terms
-        return await self._commits.submit(lambda tx: recover(tx, terms, now))
+    enlist = committed(enlist)
+    switch_off = committed(switch_off)
+    look = on_reader(look)
+    take_due = committed_by_owner(take_due)
+    start = committed_by_owner(start)
+    finish = committed_by_owner(finish)
+    release = committed_by_owner(release)
+    recover = committed_by_owner(recover)
+    get = on_reader(get)
+    find = on_reader(find)
+    counts = on_reader(counts)
 
     async def renew(self, ids: Collection[NotificationId], *, now: float) -> Recovered:
         """See :meth:`NotificationStore.renew`."""
@@ -449,30 +421,6 @@ class SqlNotifications:
         """See :meth:`NotificationStore.retry`."""
         chosen = tuple(ids)
         return await self._commits.submit(lambda tx: retry(tx, chosen))
-
-    async def get(self, id: NotificationId) -> NotificationRecord | None:
-        """See :meth:`NotificationStore.get`."""
-        return await self._readers.run(lambda tx: get(tx, id))
-
-    async def find(
-        self,
-        *,
-        state: NotificationState | None = None,
-        channel: str | None = None,
-        tenant_id: str | None = None,
-        before: NotificationId | None = None,
-        limit: int = 50,
-    ) -> Sequence[NotificationRecord]:
-        """See :meth:`NotificationStore.find`."""
-        return await self._readers.run(
-            lambda tx: find(
-                tx, state=state, channel=channel, tenant_id=tenant_id, before=before, limit=limit
-            )
-        )
-
-    async def counts(self) -> dict[NotificationState, int]:
-        """See :meth:`NotificationStore.counts`."""
-        return await self._readers.run(counts)
 
     async def purge(self, *, before: float) -> int:
         """See :meth:`NotificationStore.purge`. Cancelled, it stops between transactions."""

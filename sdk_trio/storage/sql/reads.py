@@ -52,7 +52,7 @@ def get(tx: SqlTransaction, key: str) -> DeliveryRecord | None:
     return next(iter(by_sequence(tx, arrivals.find(tx, (key,)).values())), None)
 
 
-def find_by_id(tx: SqlTransaction, webhook_id: str, limit: int) -> Sequence[DeliveryRecord]:
+def find_by_id(tx: SqlTransaction, webhook_id: str, *, limit: int = 50) -> Sequence[DeliveryRecord]:
     """Return the deliveries of one id, whoever signed them, the host's first."""
     records = by_sequence(tx, arrivals.of_id(tx, webhook_id))
     return sorted(records, key=lambda record: record.key)[:limit]
@@ -273,10 +273,14 @@ def counts(tx: SqlTransaction) -> dict[DeliveryState, int]:
     return found
 
 
-# Two steps, each of which an index answers.
+# An index answers each. That of the waiting ones in lanes is read to its end: by the primary key,
+# which "+ 0" rules out, PostgreSQL would pass all that is dead or parked.
 _OLDEST_WAITING = """
 SELECT min(received_at) FROM arrival WHERE sequence IN (
-    (SELECT min(sequence) FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL),
+    (SELECT sequence FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL
+        AND lane IS NULL ORDER BY lane, sequence LIMIT 1),
+    (SELECT min(sequence + 0) FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL
+        AND lane IS NOT NULL),
     (SELECT min(sequence) FROM work
         WHERE queued AND state IN ('received', 'running') AND lease_owner IS NOT NULL))
 """

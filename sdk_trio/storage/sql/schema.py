@@ -98,7 +98,7 @@ ALTER TABLE work SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0,
 # them leaves the indexes as they are.
 _WORK_INDEXES = (
     """
-CREATE INDEX work_waiting ON work (sequence)
+CREATE INDEX work_waiting ON work (lane, sequence)
 WHERE queued AND state = 'received' AND lease_owner IS NULL
 """,
     """

@@ -1,16 +1,20 @@
-"""Tenants, audit and outbox.
+"""Tenants, audit and outbox, and the upgrade from a single tenant.
 
-Functions of a transaction; :class:`SqlTenants` hands them to the group commit of the inbox, so that
-a tenant's row, its audit row and its outbox row are committed together or not at all. Every change
+Functions of a transaction, of which :class:`SqlTenants` is made. A tenant's row, its audit row and
+its outbox row are committed together or not at all. Every change
 takes its audit number first, and holds the row of that counter until the commit: changes of tenants
 by any number of processes come one after the other.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import attrs
+import msgspec
 
+from ...base import clock
 from ...records.notifications import POSITION
 from ...records.tenants import (
     AuditAction,
@@ -28,8 +32,12 @@ from ...records.tenants import (
     source_to_text,
     taken,
 )
-from . import deliveries, reads
-from .dialect import Reads, SqlTransaction, Writes
+from ...records.upgrades import Assigned, StoredBody, UpgradeMarker, UpgradeState
+from . import arrivals, deliveries, leases, reads
+from .dialect import Row, SqlTransaction
+from .methods import SqlPart, committed, on_reader
+
+T = TypeVar("T")
 
 _TENANT = tuple(field.name for field in attrs.fields(Tenant))
 _AUDIT = tuple(field.name for field in attrs.fields(AuditRecord))
@@ -97,8 +105,9 @@ def change(
     tx: SqlTransaction,
     tenant: Tenant,
     audit: AuditRecord,
-    transition: OutboxRecord | None,
-    announced: bool,
+    outbox: OutboxRecord | None = None,
+    *,
+    announced: bool = False,
 ) -> None:
     """Update a tenant from the version before its own, with its audit and outbox rows."""
     number = _next(tx, "audit")
@@ -107,10 +116,10 @@ def change(
     tx.run(_UPDATE_TENANT, **_values_of(tenant))
     _keep_sources(tx, tenant)
     _keep_audit(tx, audit, number)
-    if transition is not None:
+    if outbox is not None:
         if announced:
             tx.run(_DRAW_LINE, name=POSITION)
-        values = {**attrs.asdict(transition), "sequence": _next(tx, "outbox")}
+        values = {**attrs.asdict(outbox), "sequence": _next(tx, "outbox")}
         tx.run(_INSERT_TRANSITION, **values)
 
 
@@ -120,7 +129,7 @@ def note(tx: SqlTransaction, audit: AuditRecord) -> None:
 
 
 def purge(
-    tx: SqlTransaction, tenant: Tenant, audit: AuditRecord, forget_audit: bool
+    tx: SqlTransaction, tenant: Tenant, audit: AuditRecord, *, forget_audit: bool = False
 ) -> TenantPurged:
     """Delete all records of a tenant, and write that into the audit trail."""
     number = _next(tx, "audit")
@@ -197,7 +206,7 @@ def owner_of(tx: SqlTransaction, organization_id: str) -> Tenant | str | None:
 
 
 def holders(
-    tx: SqlTransaction, sources: Sequence[CredentialSource], but: str
+    tx: SqlTransaction, sources: Sequence[CredentialSource], *, but: str
 ) -> Mapping[CredentialSource, Sequence[str]]:
     """Return the identifiers of the tenants that name each source."""
     return {
@@ -207,17 +216,20 @@ def holders(
 
 
 def page(
-    tx: SqlTransaction, status: TenantStatus | None, after: str, limit: int
+    tx: SqlTransaction, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
 ) -> Sequence[Tenant]:
     """List tenants by identifier."""
-    chosen = "" if status is None else "status = :status AND "
-    rows = tx.all(
-        f"{_SELECT_TENANT} WHERE {chosen}identifier > :after ORDER BY identifier LIMIT :limit",
-        status=status,
-        after=after,
-        limit=limit,
-    )
+    rows = _after(tx, _SELECT_TENANT, "identifier", after, limit, status=status)
     return [_tenant_of(row) for row in rows]
+
+
+def _after(
+    tx: SqlTransaction, select: str, order: str, after: str | int, limit: int, **wanted: Any
+) -> list[Row]:
+    """Return the next rows by ``order`` whose columns have the ``wanted`` values, None: any."""
+    chosen = "".join(f"{name} = :{name} AND " for name in wanted if wanted[name] is not None)
+    statement = f"{select} WHERE {chosen}{order} > :after ORDER BY {order} LIMIT :limit"
+    return tx.all(statement, after=after, limit=limit, **wanted)
 
 
 def counts(tx: SqlTransaction) -> dict[TenantStatus, int]:
@@ -229,26 +241,18 @@ def counts(tx: SqlTransaction) -> dict[TenantStatus, int]:
 
 
 def audit_rows(
-    tx: SqlTransaction, tenant_id: str | None, after_sequence: int, limit: int
+    tx: SqlTransaction, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
 ) -> Sequence[AuditRecord]:
     """List audit rows, oldest first."""
-    chosen = "" if tenant_id is None else "tenant_id = :tenant_id AND "
-    rows = tx.all(
-        f"{_SELECT_AUDIT} WHERE {chosen}sequence > :after ORDER BY sequence LIMIT :limit",
-        tenant_id=tenant_id,
-        after=after_sequence,
-        limit=limit,
-    )
+    rows = _after(tx, _SELECT_AUDIT, "sequence", after_sequence, limit, tenant_id=tenant_id)
     return [_audit_of(row) for row in rows]
 
 
-def transitions(tx: SqlTransaction, after_sequence: int, limit: int) -> Sequence[OutboxRecord]:
+def transitions(
+    tx: SqlTransaction, *, after_sequence: int = 0, limit: int = 100
+) -> Sequence[OutboxRecord]:
     """List transitions, oldest first."""
-    rows = tx.all(
-        f"{_SELECT_TRANSITION} WHERE sequence > :after ORDER BY sequence LIMIT :limit",
-        after=after_sequence,
-        limit=limit,
-    )
+    rows = _after(tx, _SELECT_TRANSITION, "sequence", after_sequence, limit)
     return [transition_of(row) for row in rows]
 
 
@@ -293,82 +297,155 @@ def transition_of(row: tuple[Any, ...]) -> OutboxRecord:
     return OutboxRecord(**values)
 
 
-class SqlTenants:
-    """:class:`TenantStore` in a SQL store; cancellation is as in the inbox."""
+class SqlTenants(SqlPart):
+    """:class:`TenantStore` in a SQL store."""
 
-    def __init__(self, commits: Writes, readers: Reads) -> None:
-        self._commits = commits
-        self._readers = readers
-
-    async def add(self, tenant: Tenant, audit: AuditRecord) -> None:
-        """See :meth:`TenantStore.add`."""
-        await self._commits.submit(lambda tx: add(tx, tenant, audit))
-
-    async def change(
-        self,
-        tenant: Tenant,
-        audit: AuditRecord,
-        outbox: OutboxRecord | None = None,
-        *,
-        announced: bool = False,
-    ) -> None:
-        """See :meth:`TenantStore.change`."""
-        await self._commits.submit(lambda tx: change(tx, tenant, audit, outbox, announced))
-
-    async def note(self, audit: AuditRecord) -> None:
-        """See :meth:`TenantStore.note`."""
-        await self._commits.submit(lambda tx: note(tx, audit))
-
-    async def purge(
-        self, tenant: Tenant, audit: AuditRecord, *, forget_audit: bool = False
-    ) -> TenantPurged:
-        """See :meth:`TenantStore.purge`."""
-        return await self._commits.submit(lambda tx: purge(tx, tenant, audit, forget_audit))
+    add = committed(add)
+    change = committed(change)
+    note = committed(note)
+    purge = committed(purge)
+    holders = on_reader(holders)
+    page = on_reader(page)
+    counts = on_reader(counts)
+    audit = on_reader(audit_rows)
+    outbox = on_reader(transitions)
+    revision = on_reader(revision)
 
     async def get(self, tenant_id: str) -> Tenant | None:
         """See :meth:`TenantStore.get`."""
-        return await self._look_up("id", tenant_id)
+        return await self._answer(lambda tx: get(tx, "id", tenant_id))
 
     async def find(self, identifier: str) -> Tenant | None:
         """See :meth:`TenantStore.find`."""
-        return await self._look_up("identifier", identifier)
-
-    async def _look_up(self, column: str, value: str) -> Tenant | None:
-        # A sender may wait for it, so it has a deadline.
-        return await self._readers.run(lambda tx: get(tx, column, value), seconds=ANSWER_SECONDS)
+        return await self._answer(lambda tx: get(tx, "identifier", identifier))
 
     async def owner_of(self, organization_id: str) -> Tenant | str | None:
         """See :meth:`TenantStore.owner_of`."""
-        return await self._readers.run(
-            lambda tx: owner_of(tx, organization_id), seconds=ANSWER_SECONDS
+        return await self._answer(lambda tx: owner_of(tx, organization_id))
+
+    async def _answer(self, query: Callable[[SqlTransaction], T]) -> T:
+        # A sender may wait for it, so it has a deadline.
+        return await self._readers.run(query, seconds=ANSWER_SECONDS)
+
+
+# -- the upgrade from a single tenant ----------------------------------------------------------
+
+_SAVE = """
+INSERT INTO upgrade (id, state, tenant_id, step, position, started_at, finished_at)
+VALUES (1, :state, :tenant_id, :step, :position, :started_at, :finished_at)
+ON CONFLICT (id) DO UPDATE SET
+    state = excluded.state, tenant_id = excluded.tenant_id, step = excluded.step,
+    position = excluded.position, started_at = excluded.started_at,
+    finished_at = excluded.finished_at
+"""
+
+_FINISHED = "upgrade.finished"
+
+_MARKER = """
+SELECT state, tenant_id, step, position, started_at, finished_at,
+       (SELECT value FROM checkpoint WHERE name = :name)
+FROM upgrade
+"""
+
+_BODIES = """
+SELECT sequence, type, raw FROM arrival
+WHERE sequence > :after AND tenant_id IS NOT DISTINCT FROM :tenant_id AND raw IS NOT NULL
+ORDER BY sequence LIMIT :limit
+"""
+
+# Batches are ranges of sequences: the position then moves on also where no row of the range needs a
+# tenant.
+_BATCH = """
+SELECT sequence, tenant_id FROM arrival WHERE sequence > :after ORDER BY sequence LIMIT :limit
+"""
+
+_IN_LANES = """
+SELECT work.sequence, arrival.tenant_id, arrival.subject
+FROM work JOIN arrival ON arrival.sequence = work.sequence
+WHERE work.lane IS NOT NULL AND work.sequence IN ints(:sequences)
+"""
+
+_MOVE_LANE = "UPDATE work SET lane = :lane WHERE sequence = :sequence"
+
+
+def _count_unassigned(tx: SqlTransaction) -> int:
+    (count,) = tx.one("SELECT count(*) FROM arrival WHERE tenant_id IS NULL") or (0,)
+    return int(count)
+
+
+def _bodies(
+    tx: SqlTransaction, tenant_id: str | None, *, after: int, limit: int
+) -> Sequence[StoredBody]:
+    rows = tx.all(_BODIES, after=after, tenant_id=tenant_id, limit=limit)
+    return [StoredBody(*row) for row in rows]
+
+
+def _save(tx: SqlTransaction, marker: UpgradeMarker) -> None:
+    tx.run(
+        _SAVE,
+        state=marker.state,
+        tenant_id=marker.tenant_id or "",
+        step=marker.step,
+        position=marker.position,
+        started_at=marker.started_at,
+        finished_at=marker.finished_at,
+    )
+    finished = None if marker.finished is None else json.dumps(marker.finished)
+    deliveries.write_checkpoint(tx, _FINISHED, finished)
+
+
+def _marker(tx: SqlTransaction) -> UpgradeMarker | None:
+    row = tx.one(_MARKER, name=_FINISHED)
+    if row is None:
+        return None
+    state, tenant_id, step, position, started_at, finished_at, finished = row
+    return UpgradeMarker(
+        state=UpgradeState(state),
+        tenant_id=tenant_id or None,
+        step=step,
+        position=position,
+        started_at=started_at,
+        finished_at=finished_at,
+        finished=None if finished is None else tuple(json.loads(finished)),
+    )
+
+
+def _assign(tx: SqlTransaction, marker: UpgradeMarker, *, limit: int) -> Assigned:
+    batch = tx.all(_BATCH, after=int(marker.position or 0), limit=limit)
+    if not batch:
+        return Assigned(0, marker, last=True)
+    sequences = [sequence for sequence, tenant_id in batch if tenant_id is None]
+    assigned = arrivals.assign(tx, sequences, marker.tenant_id or "")
+    for sequence, tenant_id, subject in tx.all(_IN_LANES, sequences=sequences):
+        tx.run(_MOVE_LANE, lane=deliveries.lane_of(True, tenant_id, subject), sequence=sequence)
+    moved = msgspec.structs.replace(marker, position=str(batch[-1][0]))
+    _save(tx, moved)
+    tx.note_change()
+    return Assigned(assigned, moved, last=len(batch) < limit)
+
+
+class SqlUpgrade(SqlPart):
+    """:class:`UpgradeStore` in a SQL store."""
+
+    marker = on_reader(_marker)
+    save = committed(_save)
+    count_unassigned = on_reader(_count_unassigned)
+    bodies = on_reader(_bodies)
+    assign_batch = committed(_assign)
+
+    async def lead(self, *, seconds: float) -> int | None:
+        """See :meth:`UpgradeStore.lead`."""
+        owner, now = self._terms.owner, clock.wall()
+        return await self._commits.submit(
+            lambda tx: leases.lead(tx, owner, seconds=seconds, now=now, name=leases.UPGRADER)
         )
 
-    async def holders(
-        self, sources: Sequence[CredentialSource], *, but: str
-    ) -> Mapping[CredentialSource, Sequence[str]]:
-        """See :meth:`TenantStore.holders`."""
-        return await self._readers.run(lambda tx: holders(tx, sources, but))
-
-    async def page(
-        self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
-    ) -> Sequence[Tenant]:
-        """See :meth:`TenantStore.page`."""
-        return await self._readers.run(lambda tx: page(tx, status, after, limit))
-
-    async def counts(self) -> dict[TenantStatus, int]:
-        """See :meth:`TenantStore.counts`."""
-        return await self._readers.run(counts)
-
-    async def audit(
-        self, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
-    ) -> Sequence[AuditRecord]:
-        """See :meth:`TenantStore.audit`."""
-        return await self._readers.run(lambda tx: audit_rows(tx, tenant_id, after_sequence, limit))
-
-    async def outbox(self, *, after_sequence: int = 0, limit: int = 100) -> Sequence[OutboxRecord]:
-        """See :meth:`TenantStore.outbox`."""
-        return await self._readers.run(lambda tx: transitions(tx, after_sequence, limit))
-
-    async def revision(self) -> int:
-        """See :meth:`TenantStore.revision`."""
-        return await self._readers.run(revision)
+    @contextmanager
+    def fenced(self, term: int) -> Iterator[None]:
+        """See :meth:`UpgradeStore.fenced`."""
+        owner = self._terms.owner
+        self._commits.fence = lambda tx: leases.require_term(tx, owner, term, name=leases.UPGRADER)
+        try:
+            yield
+        finally:
+            self._commits.fence = None
