@@ -43,7 +43,7 @@ class Client:
     def unfinished_since(self):
         return self.since if self.state == "unfinished" and not self.gave_way else None
 
-    def give_way(self):
+    def evict(self):
         assert not self.gave_way
         self.gave_way = True
 
@@ -51,7 +51,7 @@ class Client:
 def connect(slots, clients, source, state, now):
     """Take a slot; the connection that gives way frees its own at once."""
     before = list(clients)
-    if not slots.take((source, 1), now):
+    if not slots.reserve((source, 1), now):
         assert not any(client.gave_way for client in clients)
         return None
     for client in before:
@@ -77,8 +77,8 @@ states = st.sampled_from(["idle", "unfinished", "busy"])
     st.booleans(),
     st.lists(st.tuples(sources, states, st.booleans()), max_size=60),
 )
-def test_slots_are_shared_fairly_whatever_comes(most, gives_way, arrivals):
-    slots, clients = slots_of(connections=most, source_gives_way=gives_way), []
+def test_slots_are_shared_fairly_whatever_comes(most, evicts_own, arrivals):
+    slots, clients = slots_of(connections=most, source_evicts_own=evicts_own), []
     for number, (source, state, finishes) in enumerate(arrivals):
         before = list(clients)
         count = sum(client.source == source for client in clients)
@@ -104,7 +104,7 @@ def test_slots_are_shared_fairly_whatever_comes(most, gives_way, arrivals):
             slots.free(ended, slots.source_of((ended.source, 1)))
 
 
-def test_the_largest_source_gives_way_first_and_its_oldest_request():
+def test_the_largest_source_evicts_own_first_and_its_oldest_request():
     slots, clients = slots_of(connections=8), []
     for number, source in enumerate("aaabbc"):
         connect(slots, clients, source, "unfinished", float(number))
@@ -136,7 +136,7 @@ def test_a_client_that_goes_on_in_time_keeps_its_slot():
     assert connect(slots, clients, "d", "busy", 2.8) is not None
 
 
-def test_who_is_busy_for_a_moment_may_have_to_give_way_afterwards():
+def test_a_busy_connection_may_be_evicted_later():
     """Candidates are listed once in a sweep, and a client that pipelines is busy now and then."""
     slots, clients = slots_of(connections=4), []
     for number, source in enumerate("aabb"):
