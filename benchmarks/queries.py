@@ -1,9 +1,9 @@
-"""How long the questions of ``events list`` and of the metrics take on a store, warm.
+"""The duration of the queries of ``events list`` and of the metrics on a store, warm.
 
     python benchmarks/queries.py DATA_DIRECTORY
 
-Each is asked through the store's own port, as the commands ask it, without the start of a process.
-It prints milliseconds by question as JSON: every repetition but the first two.
+Each query uses the store's interface, as the commands do, without the start of a process. It prints
+the milliseconds of each query as JSON, without the first two repetitions.
 """
 
 import json
@@ -19,16 +19,16 @@ from sdk_trio.storage.open import open_inbox
 from sdk_trio.storage.ports import Inbox
 
 REPETITIONS = 22
-#: Seconds after which a slow question is not repeated any more.
+#: Seconds after which a slow query is not repeated.
 ENOUGH_SECONDS = 1.0
-#: A tenant of which there is nothing.
+#: A tenant without events.
 NOBODY = "00000000-0000-4000-8000-000000000000"
 
 Question = Callable[[Inbox], Awaitable[object]]
 
 
 def questions(now: float) -> Mapping[str, Question]:
-    """Return every question by its name; those without a match have to prove it."""
+    """Return every query by name. One without a match has to search the whole store."""
     lists: dict[str, dict[str, object]] = {
         "newest": {},
         "--type, a common one": {"type": "order.paid"},
@@ -59,7 +59,7 @@ def questions(now: float) -> Mapping[str, Question]:
 
 
 async def main(directory: str) -> None:
-    """Ask everything and print what it took."""
+    """Run all queries and print their durations."""
     settings = Settings.from_mapping({"Storage:Path": directory}, standalone=True, receiver=False)
     found: dict[str, list[float]] = {}
     async with open_inbox(settings, owner="benchmark") as inbox:

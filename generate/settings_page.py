@@ -1,4 +1,4 @@
-"""Makes ``docs/reference/configuration.md`` of the metadata of the settings."""
+"""Generates ``docs/reference/configuration.md`` from the metadata of the settings."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -17,79 +17,87 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "configuration.md"
 _INTRODUCTION = f"""\
 # Configuration
 
-This page is made of the metadata of the settings: run `make generate` after changing them.
+This page is generated from the metadata of the settings: run `make generate` after changing them.
 
-Every setting is optional except `Sdk:AccessToken`, which the standalone receiver does not need,
-and one webhook secret, which the receiver does. All problems are reported at once, each with its
-full key and the place it came from, and end the program with exit code 78. Unknown keys under
-`Sdk` are a warning.
+Two settings are required: `Sdk:AccessToken`, except for a standalone receiver, and a webhook secret
+for a receiver. All problems are reported at once, each with its full key and its source, and end
+the program with exit code 78. Unknown keys under `Sdk` are a warning.
 
 ## Where settings come from
 
 Later sources win:
 
-1. the defaults below; `Storage:Path` also from `STATE_DIRECTORY`, the first of its directories;
-2. the files that were named with `--config`, JSON or TOML, in their order; without any,
-   `appsettings.json` and then `sdk.toml` of the working directory, where they exist. Each file is
-   followed by its sibling for the environment: `appsettings.Production.json`. A file that nobody
-   named has to belong to this user or root, and nobody else may write it (a group of the owner's
-   own aside): else every command ends with 78 and says whose it is;
-3. `.env` of the working directory, in Development only, and only if it is this user's, too
-   (elsewhere one with settings that nothing else sets is a warning);
-4. directories with one file per key: `/run/secrets`, then `$CREDENTIALS_DIRECTORY`. A file is named
-   like `Sdk__Webhooks__Secret`; one line break at its end does not count;
-5. `SDK_ENVIRONMENT` (for `Environment` alone), then variables such as `SDK__WEBHOOKS__PATH`;
-6. arguments: `--set Sdk:Webhooks:Path=/hooks/sdk`.
+1. The defaults below. The default of `Storage:Path` is the first directory of `STATE_DIRECTORY`,
+   if it is set.
+2. The files of `--config`, JSON or TOML, in order. Without `--config`: `appsettings.json`, then
+   `sdk.toml` of the working directory, if they exist. Each file is followed by its variant for the
+   environment, such as `appsettings.Production.json`. Files that `--config` does not name must
+   belong to this user or root, and no other user may have write access (except through the owner's
+   private group). Otherwise every command ends with 78 and reports the owner.
+3. `.env` of the working directory, only in Development and only if it belongs to this user. In
+   another environment, a `.env` with settings that no other source has is a warning.
+4. Directories with one file per key: `/run/secrets`, then `$CREDENTIALS_DIRECTORY`. A file has a
+   name such as `Sdk__Webhooks__Secret`; one line break at its end is ignored.
+5. `SDK_ENVIRONMENT` (only for `Environment`), then variables such as `SDK__WEBHOOKS__PATH`.
+6. Arguments: `--set Sdk:Webhooks:Path=/hooks/sdk`.
 
-Keys are case-insensitive. `:` and `__` separate their parts, in files a dot does, too. In a file
-the settings are under the root key `Sdk`; other root keys are ignored. The same key twice in one
-source is a problem, also when only its case differs. A time span is written `90s`, `30m`, `2h` or
+Keys are case-insensitive. `:` and `__` separate their parts; in files, so does a dot. In a file the
+settings are under the root key `Sdk`; other root keys are ignored. A key that occurs twice in one
+source is a problem, even if only the case differs. A time span is written `90s`, `30m`, `2h` or
 `3d`, or `[d.]hh:mm:ss[.fffffff]`.
 
 The column *Change* says when a changed value comes into force: at a reload (HUP, or
-`Runtime.reload`), or with the next start. [`run`](command-line.md#run) has the details.
+`Runtime.reload`), or at the next start. [`run`](command-line.md#run) has the details.
 
-**Lists** are set as a whole, and then replace the list of the sources before, or by index
+**Lists** are set as a whole, which replaces the list of earlier sources, or by index
 (`SDK__WEBHOOKS__SECRETS__0`), which replaces one item. In a variable or argument a list is a JSON
-array; addresses, CIDR blocks and secrets that all begin with `whsec_` or `whpk_` may be separated
-by commas.
+array. Addresses, CIDR blocks, and secrets that all begin with `whsec_` or `whpk_` may be separated
+by commas instead.
 
-**Text** is converted wherever it comes from: `"30000"` is a number, `yes`, `on` and `1` are true.
-An empty text stands for null where null is allowed, except for secrets. Time spans are
-`[d.]hh:mm:ss[.fffffff]`.
+**Text** from any source is converted: `"30000"` is a number; `yes`, `on` and `1` are true. An empty
+text means null if null is allowed, except for secrets.
 
 ## Webhook secrets
 
 `Secret` and `Secrets` are combined, `Secret` first. A secret is `whsec_` and base64, `whpk_` and
-the base64 of an ed25519 public key, or any text that the upstream signs with. These end the
-start-up, with the key of the secret and never its text: empty or blank, white space or a line
-break at an end, a quote at both ends, a prefix alone or in capitals, two prefixes, a private key
-(`whsk_`), fewer than {MINIMUM_KEY_BYTES} bytes of key (without the prefix), a public key without
-its prefix or one that nobody can own (of small order), and under `KeyDerivation` `Standard` what
-is not base64. Under `Auto` such a text is used unchanged. These are warnings: fewer than
-{ISSUED_KEY_BYTES} bytes of key, the same secret twice, and, except under `Utf8`, no prefix.
+the base64 of an ed25519 public key, or any text that the upstream signs with.
 
-`v1,whsec_...`, as Supabase shows it, is read without `v1,`. Under `Utf8` it ends the start-up,
-since such a sender signs with the decoded key. So do several secrets in one text.
+The program does not start with one of these. The message has the key of the secret, never its text:
 
-A secret that everybody can know ends the start-up, but for Development, where it is a warning: the
-examples of Standard Webhooks' documentation, and keys of equal, repeated or counting bytes.
+- an empty or blank text, white space or a line break at an end, or a quote at both ends
+- a prefix without a key, a prefix in capitals, or two prefixes
+- a private key (`whsk_`)
+- fewer than {MINIMUM_KEY_BYTES} bytes of key (without the prefix)
+- a public key without its prefix, or one of small order
+- a text that is not base64, if `KeyDerivation` is `Standard`; with `Auto` it is used unchanged
+- several secrets in one text
+- `v1,whsec_...`, as Supabase shows it, if `KeyDerivation` is `Utf8`, because such a sender signs
+  with the decoded key; otherwise `v1,` is ignored
+- a publicly known secret: the examples of Standard Webhooks' documentation, and keys of equal,
+  repeated or counting bytes; in Development this is a warning
 
-A bare base64 text of 32 bytes may be a shared secret or a public key. If these bytes are a point
-that a public key can be (one random secret in sixteen is), it is refused: write `whsec_` or `whpk_`
-before it, or set `KeyDerivation` to `Utf8`.
+These are warnings: fewer than {ISSUED_KEY_BYTES} bytes of key, the same secret twice, and, except
+with `Utf8`, no prefix.
 
-## What opens it to others
+A base64 text of 32 bytes without a prefix may be a shared secret or a public key. If the bytes are
+a valid public key (as one random secret in sixteen is), the text is refused: add `whsec_` or
+`whpk_`, or set `KeyDerivation` to `Utf8`.
 
-These are warnings, in the log of `run`, in `config check` and in `doctor`: `RequireHttps` false, or
-Development, on an address that is not of this machine alone; an admin address that is not, as it
-speaks plain HTTP; `TrustedProxies` with a block larger than /8 (IPv6: /32); a socket with
-`?mode=0666`; a configured webhook secret in Development; an `Environment` that is neither
-`Development` (`dev`) nor `Production` (`prod`), and so counts as the latter.
+## Exposed settings
 
-The value of `Admin:TokenEnvVar` has to have {LEAST_TOKEN_CHARACTERS} characters where the admin
-address can be reached from elsewhere: a shorter one ends the start-up, on this machine's own
-addresses it is a warning.
+These are warnings, in the log of `run`, in `config check` and in `doctor`:
+
+- `RequireHttps` false, or Development, on an address that other machines can reach
+- an admin address that other machines can reach, because it uses plain HTTP
+- `TrustedProxies` with a block larger than /8 (IPv6: /32)
+- a socket with `?mode=0666`
+- a configured webhook secret in Development
+- an `Environment` other than `Development` (`dev`) and `Production` (`prod`), which counts as
+  Production
+
+The value of `Admin:TokenEnvVar` must have {LEAST_TOKEN_CHARACTERS} characters if other machines can
+reach the admin address: with a shorter one the program does not start. On local addresses it is a
+warning.
 
 The bundled API version is `{BUNDLED_API_VERSION}`.
 """
@@ -109,7 +117,7 @@ def reference_page() -> str:
 
 
 def _by_section() -> list[Setting]:
-    """Return the settings so that each section stands together, in the order of the first key."""
+    """Return the settings grouped by section, in the order of the first key of each."""
     order: dict[tuple[str, ...], int] = {}
     for setting in table():
         order.setdefault(setting.path[:-1], len(order))

@@ -1,10 +1,10 @@
-"""The handlers of the example image: put your own application in the place of this file."""
+"""The handlers of the example image; replace this file with your own application."""
 
 import sdk_trio
 from sdk_trio.events import OrderPaidEvent
 
 handlers = sdk_trio.HandlerRegistry()
-handlers.ignore()  # the other event types are left out on purpose: no warnings at the start
+handlers.ignore()  # no warnings at the start about event types without a handler
 
 
 @handlers.on(OrderPaidEvent, enqueue=True)
