@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, and a database for each test."""
+"""A PostgreSQL server for tests, and a database for each test."""
 
 import contextlib
 import functools
@@ -25,10 +25,10 @@ from .waiting import wait_until
 
 _NUMBERS = itertools.count()
 
-#: For tests with the fixture ``store`` that are worth a server, too.
+#: For tests with the fixture ``store`` that also run on a server.
 on_every_store = pytest.mark.parametrize("store", ["Memory", "Sqlite", "Postgres"], indirect=True)
 
-#: Databases that are used in turn; no test needs as many at once.
+#: The number of reused databases; no test needs as many at once.
 _KEPT = 8
 
 # The trigger that keeps the audit trail sleeps meanwhile. The rest is as after the migration.
@@ -52,7 +52,7 @@ BEGIN
 END $$
 """
 
-# Tests look at what is committed, and no test pulls the plug of the machine.
+# Tests need committed data to be visible, not to survive a power cut.
 _SETTINGS = {
     "listen_addresses": "",  # its socket is in its directory
     "fsync": "off",
@@ -65,7 +65,7 @@ _SETTINGS = {
 
 
 def binaries() -> Path | None:
-    """The directory of the server's programs; None if there is none on this machine."""
+    """Return the directory of the server's programs; None if it is not installed."""
     candidates = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
     if found := shutil.which("initdb"):
         candidates.append(Path(found).parent)
@@ -73,7 +73,7 @@ def binaries() -> Path | None:
 
 
 class PostgresServer:
-    """A server in a directory of its own, as a user without rights, on a port of its own."""
+    """A server in its own directory, as an unprivileged user, on its own port."""
 
     def __init__(self, programs: Path, primary: "PostgresServer | None" = None) -> None:
         """A new server, or with ``primary`` a standby that follows that one, which runs."""
@@ -127,15 +127,15 @@ class PostgresServer:
         return Path(f"/proc/{self.pid}").exists()
 
     def kill(self) -> None:
-        """End the server as a crash does, and wait until nothing of it is left."""
+        """Kill the server, and wait for the end of all its processes."""
         os.kill(self.pid, signal.SIGKILL)
-        # Its children notice that by themselves; a new server waits for the last of them.
+        # Its children end by themselves; a new server waits for the last of them.
         deadline = time.monotonic() + 30
         while self.runs and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def promote(self) -> None:
-        """Make a standby the primary, and wait until it is."""
+        """Promote a standby, and wait for it."""
         self._run("pg_ctl", "promote", "-w", "-D", str(self.data))
 
     def dsn(self, database: str = "postgres") -> str:
@@ -150,13 +150,13 @@ class PostgresServer:
 
     @contextmanager
     def without_its_standby(self) -> Iterator[None]:
-        """Have every commit wait for a standby that never answers."""
+        """Make every commit wait for a standby that never answers."""
         self._set_standby("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         end = f"SELECT pg_terminate_backend(pid) {self.commits_that_wait('emit_message')}"
         commit: Future[Any] | None = None
         with ThreadPoolExecutor(1) as thread:
             try:
-                # The server follows in its own time, and does so when a commit waits.
+                # The server applies the setting with a delay; it has when a commit waits.
                 while not self.execute(end):
                     if commit is None or commit.done():
                         commit = thread.submit(self._commit_something)
@@ -209,7 +209,7 @@ class PostgresServer:
         return self.dsn(name)
 
     def database_of(self, place: Path) -> str:
-        """The connection string of the database that stands for a file: always the same one."""
+        """Return the connection string of the database that is used instead of a file."""
         if place not in self._places:
             self._places[place] = self.fresh()
         return self._places[place]
@@ -222,7 +222,7 @@ class PostgresServer:
 
 @functools.cache
 def running_server() -> PostgresServer:
-    """The one server of this process; it is started at the first call."""
+    """Return the server of this process; the first call starts it."""
     pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
     programs = binaries()
     if programs is None:
@@ -233,14 +233,14 @@ def running_server() -> PostgresServer:
 
 
 def remove_server() -> None:
-    """Remove what :func:`running_server` has started."""
+    """Remove the server of :func:`running_server`."""
     if running_server.cache_info().currsize:
         running_server().remove()
 
 
 @contextmanager
 def pooled(server: PostgresServer, dsn: str, *, connections: int) -> Iterator[str]:
-    """PgBouncer in transaction mode before the server; yields a connection string for ``dsn``."""
+    """Run PgBouncer in transaction mode; yield a connection string for ``dsn`` through it."""
     program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
     if program is None:
         pytest.skip("no pgbouncer is installed: apt-get install pgbouncer")
@@ -274,8 +274,9 @@ def _listens(port: int) -> bool:
 
 
 async def open_inbox(place: Path, *, owner: str, **terms: float) -> Any:
-    """Open the inbox that stands for a file, as the contracts of the stores expect it: with the
-    clock of its callers, and as the only one that is alive.
+    """Open the inbox that is used instead of a file, for the contract tests of stores.
+
+    It has the clock of its callers, and is the only live owner.
     """
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
     from sdk_trio.storage.postgres import PostgresInbox

@@ -1,4 +1,4 @@
-"""Heads of answers: the same bytes as h11 makes of the same headers."""
+"""Heads of responses: the same bytes as h11 sends for the same headers."""
 
 import h11
 import pytest
@@ -44,7 +44,7 @@ headers = st.lists(
 
 
 def h11_bytes(request, status, pairs):
-    """What h11 sends for an answer to ``request``; None where it refuses."""
+    """Return the bytes of h11 for a response to ``request``; None if it refuses."""
     connection = h11.Connection(h11.SERVER)
     connection.receive_data(request)
     connection.next_event()
@@ -72,7 +72,7 @@ def test_the_bytes_are_those_of_h11(request, status, pairs):
     assert whole[1].startswith(made.data)
 
 
-def test_the_same_headers_for_another_request_are_another_head():
+def test_the_framing_depends_on_the_request():
     pairs = ((b"x", b"y"),)
     made = {
         response_head(parse_head(request, Limits()), 200, pairs, close=close).framing
@@ -92,7 +92,7 @@ def test_a_close_of_the_application_is_kept():
 
 
 @pytest.mark.parametrize("body", [b"", b"body"])
-def test_a_whole_answer_is_framed_for_its_request(body):
+def test_a_whole_response_is_framed_for_its_request(body):
     answers = [
         encode_response(parse_head(request, Limits()), (200, ((b"x", b"y"),), body), close=False)
         for request in REQUESTS
@@ -102,7 +102,7 @@ def test_a_whole_answer_is_framed_for_its_request(body):
     assert bodies == {Framing.CHUNKED: chunked, Framing.CLOSE: body, Framing.NO_BODY: b""}
 
 
-def test_an_answer_that_changes_is_encoded_again():
+def test_a_mutable_response_is_not_cached():
     request = parse_head(REQUESTS[2], Limits())
     pair = [b"x", b"1"]
     _, first = encode_response(request, (200, (pair,), b""), close=False)
@@ -111,13 +111,13 @@ def test_an_answer_that_changes_is_encoded_again():
     assert first != second
 
 
-def test_a_body_of_another_length_than_its_head_says_is_no_answer():
+def test_a_body_whose_length_differs_from_its_head_is_refused():
     request = parse_head(REQUESTS[2], Limits())
     with pytest.raises(ResponseError):
         encode_response(request, (200, ((b"content-length", b"1"),), b""), close=False)
 
 
-def test_interim_answers_and_refusals():
+def test_interim_responses_and_refusals():
     assert informational(103, [(b"link", b"</x>")]) == b"HTTP/1.1 103 \r\nlink: </x>\r\n\r\n"
     assert refusal(418) == b"HTTP/1.1 418 \r\ncontent-length: 0\r\nConnection: close\r\n\r\n"
     assert refusal(400) == (
