@@ -31,7 +31,7 @@ on_every_store = pytest.mark.parametrize("store", ["Memory", "Sqlite", "Postgres
 #: The number of reused databases; no test needs as many at once.
 _KEPT = 8
 
-# The trigger that keeps the audit trail sleeps meanwhile. The rest is as after the migration.
+# Without the trigger that protects the audit trail. The result equals a new migration.
 _EMPTY = """
 DO $$
 DECLARE each text;

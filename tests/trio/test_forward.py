@@ -205,7 +205,7 @@ async def test_failures_of_different_events_open_the_breaker_and_the_rest_wait(
         nursery.cancel_scope.cancel()
 
 
-async def test_410_pauses_the_route_until_somebody_resumes_it(autojump_clock, gateway):
+async def test_410_pauses_the_route_until_it_is_resumed(autojump_clock, gateway):
     application = Application(410)
     inbox = memory_inbox()
     bench = gateway(application, inbox=inbox)
@@ -301,7 +301,7 @@ async def test_retry_after_of_429_holds_all_events_of_the_route_and_is_cut(autoj
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 301, 302])
-async def test_what_the_application_refuses_is_dead_after_three_attempts(
+async def test_events_that_the_application_refuses_are_dead_after_three_attempts(
     autojump_clock, gateway, status
 ):
     application = Application(status)
@@ -337,9 +337,7 @@ async def test_a_slow_route_leaves_room_for_the_others(autojump_clock, gateway):
     assert slow.most_together == 2
 
 
-async def test_a_run_that_is_cut_short_gives_its_place_and_its_attempt_back(
-    autojump_clock, gateway
-):
+async def test_a_cancelled_run_returns_its_slot_and_its_attempt(autojump_clock, gateway):
     application = Application(seconds=3600)
     inbox = memory_inbox()
     bench = gateway(application, inbox=inbox)
