@@ -136,7 +136,7 @@ def whole_client(url, context, http2, tasks, timing):
             "Mode": "Custom",
             "CustomBaseUrl": url,
             "BasePath": "/",
-            "AccessToken": "for-the-loopback-address-alone",
+            "AccessToken": "only-for-the-loopback-address",
             "Environment": "Development",
         },
         receiver=False,

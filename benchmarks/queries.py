@@ -22,7 +22,7 @@ REPETITIONS = 22
 #: Seconds after which a slow query is not repeated.
 ENOUGH_SECONDS = 1.0
 #: A tenant without events.
-NOBODY = "00000000-0000-4000-8000-000000000000"
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 Question = Callable[[Inbox], Awaitable[object]]
 
@@ -38,10 +38,10 @@ def questions(now: float) -> Mapping[str, Question]:
         "--since, all match": {"since": now - 86_400},
         "--since, no match": {"since": now - 1},
         "until, no match": {"until": now - 40 * 86_400},
-        "--tenant, no match": {"tenant_id": NOBODY},
+        "--tenant, no match": {"tenant_id": UNKNOWN},
         "--type and --state, no match": {"type": "refund.created", "state": DeliveryState.DONE},
         "--type and --since, no match": {"type": "refund.created", "since": now - 86_400},
-        "--tenant and --state, no match": {"tenant_id": NOBODY, "state": DeliveryState.DONE},
+        "--tenant and --state, no match": {"tenant_id": UNKNOWN, "state": DeliveryState.DONE},
         "of one subject": {"subject": "subject-5"},
         "of one subject, no match": {"subject": "none"},
         "of one subject and --type, no match": {"subject": "none", "type": "order.paid"},
@@ -52,7 +52,7 @@ def questions(now: float) -> Mapping[str, Question]:
 
     return {
         **{f"list {name}": asking(filters) for name, filters in lists.items()},
-        "one event by its id, no match": lambda inbox: inbox.find_by_id(NOBODY),
+        "one event by its id, no match": lambda inbox: inbox.find_by_id(UNKNOWN),
         "counts by state": lambda inbox: inbox.counts(),
         "oldest waiting event": lambda inbox: inbox.oldest_waiting(),
     }

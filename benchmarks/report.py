@@ -142,7 +142,7 @@ def _everyday(kept: Kept, runs: Mapping[str, Any]) -> str:
     ]
     made = _table(titles, rows)
     if compared:
-        titles = ["arrivals/s", "server", "beside", "p50", "p99", "CPU"]
+        titles = ["arrivals/s", "server", "compared with", "p50", "p99", "CPU"]
         made += "\n\nAs a fraction of the peer's, lower is better:\n\n" + _table(titles, compared)
     return made
 

@@ -123,7 +123,7 @@ SHAPES = (
     Shape(
         "CustomerState",
         ("CustomerState",),
-        "A customer together with all that the customer is entitled to at present.",
+        "A customer with all current entitlements.",
         "Customer",
     ),
     Shape("Product", ("Product",), "Something that is sold.", "Payload"),

@@ -1,4 +1,4 @@
-"""The thread of a runtime beside an asyncio loop, and the exchange of requests between both.
+"""A runtime in its own thread, and the exchange of requests with an asyncio loop.
 
 A request crosses from one loop to the other with its head and the first piece of its body, and the
 response crosses back. Further pieces of a body are fetched one by one as the receiver asks for

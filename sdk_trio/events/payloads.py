@@ -533,7 +533,7 @@ class Customer(Payload, frozen=True):
 
 
 class CustomerState(Customer, frozen=True):
-    """A customer together with all that the customer is entitled to at present."""
+    """A customer with all current entitlements."""
 
     active_subscriptions: tuple[ActiveSubscription, ...] | None = None
     granted_benefits: tuple[GrantedBenefit, ...] | None = None

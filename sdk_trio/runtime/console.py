@@ -309,7 +309,9 @@ class RuntimeConsole:
     async def doctor(self) -> list[dict[str, str]]:
         """Run the doctor without the network."""
         if self.examine is None:
-            raise MissingPartError("the application has no doctor: run 'sdk-trio doctor' beside it")
+            raise MissingPartError(
+                "the application has no doctor; run the command 'sdk-trio doctor'"
+            )
         return await self.examine()
 
     async def trigger(self, type: str, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Replication and reconciliation: on PostgreSQL only the leading host runs them.
+"""Replication and reconciliation, which only one of the hosts with the same store may run.
 
-Several hosts may share a PostgreSQL store. They elect a leader by a lease
-(:class:`~sdk_trio.storage.term.Leadership`). With another store, one host alone runs them.
+Hosts with the same PostgreSQL store elect a leader by a lease
+(:class:`~sdk_trio.storage.term.Leadership`). Other stores have a single host.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from .state import RuntimeState
 
 
 class LeaderParts:
-    """The parts of ``runtime`` that one host alone may run.
+    """The parts of ``runtime`` that only one host may run.
 
     Args:
         runtime: gets the parts as ``replication``, ``verification`` and ``leadership``.

@@ -85,7 +85,7 @@ def _sign(body: bytes, *, secret: str, webhook_id: str, timestamp: int) -> Mappi
 
 
 class Notifier:
-    """Site-manager notifications beside the receiver; a :class:`BackgroundTask`.
+    """Site-manager notifications of a runtime; a :class:`BackgroundTask`.
 
     Args:
         settings: validated settings with notifications enabled.

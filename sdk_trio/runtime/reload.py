@@ -6,7 +6,8 @@ leaked secret in force.
 
 Every part first prepares (parses keys, loads a certificate) and returns a function that swaps a
 reference. These functions are called only when all parts have prepared, without a checkpoint in
-between. So no delivery sees a mixture, and no cancellation leaves one (docs/adr/0019-atomic-reload.md).
+between. So no delivery sees a mixture, and no cancellation leaves one
+(docs/adr/0019-atomic-reload.md).
 """
 
 from collections.abc import Callable, Collection, Iterator

@@ -195,7 +195,7 @@ def make_notifier(
 
 
 def make_companion(settings: Settings, notifier: "Notifier | None") -> "BackgroundTask | None":
-    """Return the task that runs beside the receiver's queue; None without tenants.
+    """Return the background task of the receiver; None without tenants.
 
     It sends notifications, or marks them as off in the store.
     """

@@ -124,7 +124,7 @@ class Acceptor:
             if connection is not None:
                 self._slots.register(connection, source)
                 await connection.run()
-        except* Exception as errors:  # other connections go on
+        except* Exception as errors:  # other connections continue
             reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
             _log.warning("server.connection_failed", error=reason)
         finally:

@@ -129,7 +129,7 @@ class Http1ServerConnection(ClientSocket):
                 if not self._deadline.spent:
                     return
             # The application's deadline has passed, and the scope was cancelled. The application
-            # may have responded before, so the exchange decides whether the connection goes on.
+            # may have responded before, so the exchange decides whether the connection continues.
             self._deadline.spent = True
             if self._exchange is None or not await self._conclude(self._exchange):
                 return

@@ -3,7 +3,7 @@
 The grammar is that of RFC 9112 without its leniencies. Anything that two parsers could read
 differently is refused, because a proxy in front may read it the other way (request smuggling):
 
-- two lengths, or a length beside a transfer coding
+- two lengths, or both a length and a transfer coding
 - folded lines
 - line feeds without carriage returns
 - white space before a colon
@@ -147,8 +147,8 @@ class HeadTemplate:
     lines of one client to another.
 
     Requests with the same template have the same method, target and headers, except for the values
-    of the headers in ``varying``. The application may decide once whatever depends on nothing else,
-    and keep it in ``memo``.
+    of the headers in ``varying``. The application may cache in ``memo`` any decision that depends
+    on nothing else.
     """
 
     __slots__ = ("_head", "_headers", "_lines", "_varying", "memo", "varying")
@@ -507,7 +507,7 @@ def _encode_head(
     connection: list[bytes] = []
     length: int | None = None
     chunked = False
-    bodiless = status in (204, 304)  # these have no body, whatever their head contains
+    bodiless = status in (204, 304)  # these never have a body
     for name, value in headers:
         name, value = _checked(name, value)
         match name.lower():

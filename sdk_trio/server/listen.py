@@ -96,8 +96,8 @@ def reachable_descriptor_limit() -> int:
 def raise_descriptor_limit() -> None:
     """Raise the soft limit of descriptors as far as the hard one allows, for a daemon's start.
 
-    Service managers set 1024 for the sake of programs that call ``select``, and expect others to
-    raise it. Programs that handlers start inherit it.
+    Service managers set 1024 because of programs that call ``select``, and expect others to raise
+    it. Programs that handlers start inherit the limit.
     """
     if resource is None:
         return
@@ -128,7 +128,7 @@ def _open(address: str) -> socket.socket:
 
 
 def _unix_socket(path: str, mode: int) -> socket.socket:
-    """Return a listening socket at ``path``, never more open than ``mode``, whatever the umask.
+    """Return a listening socket at ``path``, never more open than ``mode``, with any umask.
 
     A peer of a unix socket has no address to check, so only the mode of the file restricts access.
     """

@@ -348,7 +348,7 @@ class Http1Request:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all of the response was sent, the body was taken, and the connection goes on."""
+        """Whether the whole response was sent, the body taken, and the connection stays open."""
         response = self._response
         return self.answered and not self._left and response is not None and not response.closes
 

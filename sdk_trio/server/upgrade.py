@@ -1,7 +1,7 @@
 """A connection that was upgraded to another protocol, as a Trio stream (RFC 9110, 7.8).
 
 A library for the other protocol reads the request itself. So the stream begins with the head of the
-request, encoded anew, and continues with the bytes of the socket. The deadline for sending still
+request, encoded again, and continues with the bytes of the socket. The deadline for sending still
 applies: a client that accepts nothing for that long counts as gone.
 """
 

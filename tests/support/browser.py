@@ -172,7 +172,7 @@ class Page:
         )
         if latency:
             return
-        # The part of the browser that does it is told of it, and answers by what it does.
+        # The browser process applies the setting asynchronously; test its effect.
         loses = "onerror" if offline else "onload"
         await self.until(f"""new Promise((then) => {{
             const request = new XMLHttpRequest();
@@ -305,7 +305,7 @@ def started_browser(directory: Path):
     try:
         wait_until(
             lambda: _read_port(profile) or process.poll() is not None,
-            lambda: "the browser has not told its port",
+            lambda: "the browser has not reported its port",
         )
         lines = _read_port(profile)
         assert lines, f"the browser has ended: {process.returncode}"

@@ -1,4 +1,4 @@
-"""Ports for programs that cannot be told to choose one themselves."""
+"""Ports for programs that cannot choose a free one themselves."""
 
 import itertools
 import os

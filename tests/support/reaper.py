@@ -44,7 +44,7 @@ def begin() -> None:
         start_new_session=True,  # Ctrl-C reaches the whole group of a terminal
     )
     assert started.stdin is not None
-    # A descriptor alone: an object that ends with the interpreter would warn of its process.
+    # Only the descriptor is kept: the destructor of a Popen object would warn about its process.
     _reaper = os.dup(started.stdin.fileno())
     started.stdin.close()
     started.returncode = 0
@@ -102,7 +102,7 @@ def _reap(registered: dict[int, str]) -> None:
     roots = {pid for pid, started in registered.items() if _is_alive(pid, started)}
     stopped: set[int] = set()
     # A stopped process forks no more, so the last round finds all. The reaper of a process of
-    # pytest-xdist is left alone: it knows daemons that are no descendants any more.
+    # pytest-xdist is excluded: it has registered daemons that are no longer descendants.
     while more := {pid for pid in descendants(roots | stopped) - stopped if not _is_reaper(pid)}:
         for pid in more:
             _send(pid, signal.SIGSTOP)
