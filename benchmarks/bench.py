@@ -1,11 +1,11 @@
-"""Measures the default configuration beside FastAPI, and what else is worth a figure, in one run.
+"""Measures the default configuration against FastAPI, and other figures, in one run.
 
     python benchmarks/bench.py [--rows everyday full ...] [--rounds 5] [--quick]
 
-A whole run takes less than fifteen minutes, ``--quick`` less than two. Figures are written to
-``benchmarks/figures.json`` after each group, where they replace that group's earlier ones, and at
-the end into the documentation. A quick run is written to ``benchmarks/results/quick.json`` and
-only printed. Absolute figures say little about another machine; ratios do.
+A whole run takes less than fifteen minutes, ``--quick`` less than two. After each group, its
+figures replace the earlier ones in ``benchmarks/figures.json``; at the end the documentation is
+updated. A quick run is only printed and written to ``benchmarks/results/quick.json``. Absolute
+figures depend on the machine; ratios hardly do.
 """
 
 import argparse
@@ -31,15 +31,15 @@ import sdk_trio
 
 
 def main() -> int:
-    """Measure what was asked for, and write it down; 1 if a figure is not to be believed."""
+    """Run the requested groups and write the figures; return 1 if one is not reliable."""
     options = _parser().parse_args()
     scale = _scale(options)
     output = options.output or (HERE / "results/quick.json" if options.quick else report.FIGURES)
     stores = options.directory / f"sdk-trio-benchmark-{os.getuid()}"
     stores.mkdir(mode=0o700, exist_ok=True, parents=True)
-    # This program sleeps nearly always, and must not do the rest of it on the server's core.
+    # This program mostly sleeps; the rest of its work must not run on the server's core.
     os.sched_setaffinity(0, {GENERATOR_CORE})
-    # A server that was started is ended, however this program is.
+    # End a started server even if this program is terminated.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     compile_all()
     servers = our_servers() | ({} if options.without_peers else peer_servers())
@@ -77,7 +77,7 @@ def _scale(options: argparse.Namespace) -> Scale:
 
 
 def _facts(directory: Path, peers: dict[str, str]) -> dict[str, object]:
-    """What the figures depend on beside the program."""
+    """Return the facts about the machine that the figures depend on."""
     processor = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -100,7 +100,7 @@ def _facts(directory: Path, peers: dict[str, str]) -> dict[str, object]:
 
 
 def _disk(directory: Path) -> str:
-    """The file system of a directory and its device; a disk says itself how fast it syncs."""
+    """Return the file system of a directory and its device."""
     number = directory.stat().st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     kind = "unknown file system"
@@ -112,7 +112,7 @@ def _disk(directory: Path) -> str:
 
 
 def _sync_ms(directory: Path) -> float:
-    """How long one page takes to the disk: the median of fifty."""
+    """Return the milliseconds to sync one page to the disk: the median of fifty."""
     taken = []
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         for _ in range(50):
@@ -128,7 +128,7 @@ def _read(file: Path) -> dict:
 
 
 def _write(file: Path, kept: dict) -> None:
-    """Write down what there is, so that a run which is interrupted has not been for nothing."""
+    """Write the figures so far, so that an interrupted run is not lost."""
     file.parent.mkdir(exist_ok=True)
     rounded = json.loads(json.dumps(kept), parse_float=lambda text: round(float(text), 3))
     # A line for each round of a server.
@@ -144,20 +144,22 @@ def _parser() -> argparse.ArgumentParser:
     groups = tuple(GROUPS)
     made.add_argument("--rows", nargs="+", choices=groups, default=groups, help="these groups only")
     made.add_argument("--quick", action="store_true", help="one short round of everything")
-    made.add_argument("--without-peers", action="store_true", help="ours alone; installs nothing")
-    made.add_argument("--rounds", type=int, help="how often each server is measured")
+    made.add_argument(
+        "--without-peers", action="store_true", help="only our servers; installs nothing"
+    )
+    made.add_argument("--rounds", type=int, help="number of measurements of each server")
     made.add_argument("--seconds", type=float, help="of each load")
-    made.add_argument("--warm-up", type=float, help="seconds before them that do not count")
+    made.add_argument("--warm-up", type=float, help="seconds of warm-up before them")
     made.add_argument("--finished", type=int, help="finished events in the full store")
-    made.add_argument("--backlog", type=int, help="events that wait at the start")
+    made.add_argument("--backlog", type=int, help="waiting events at the start")
     made.add_argument("--expired", type=int, help="events that the retention removes")
     made.add_argument(
         "--directory",
         type=Path,
         default=Path("/var/tmp"),
-        help="a place on a real disk; stores that were filled once are kept there",
+        help="a directory on a real disk; filled stores are kept there",
     )
-    made.add_argument("--output", type=Path, help="a file for the figures; the page stays as it is")
+    made.add_argument("--output", type=Path, help="a file for the figures; the page is not changed")
     return made
 
 

@@ -1,17 +1,21 @@
-"""The latency of a FastAPI application's own route, alone and while handlers beside it block.
+"""The latency of a FastAPI application's own route, alone and while handlers block.
 
     python benchmarks/beside.py [--rounds 5] [--seconds 2] [--rate 200]
 
-Four applications under uvicorn, each in a process of its own: one without deliveries, one that
-verifies them in a route of its own and works in the framework's threads, one whose handlers wait in
-threads of ours, and one whose handlers block Trio's loop (a fault, which must not be the
-application's). In turn, each gets requests for ``/hello`` on a fixed schedule on one connection,
-with the latency counted from the scheduled time; all but the first get deliveries meanwhile whose
-work blocks for 0.2 s. The senders are another process, and do not begin together: what they cost,
-and the interpreter's lock that they share, would be measured as the host's.
+Four applications run under uvicorn, each in its own process:
 
-It prints medians of the rounds, their ratio to the first one, and the CPU time of the application's
-process for each delivery, beyond what it needs without deliveries.
+- one without deliveries
+- one that verifies deliveries in its own route and handles them in the framework's threads
+- one whose handlers block in our threads
+- one whose handlers block Trio's loop, an error that must not affect the application
+
+One after the other gets requests for ``/hello`` on one connection at fixed times; latency counts
+from the scheduled time. All but the first also get deliveries whose handler blocks for 0.2 s. The
+senders run in another process, so that their CPU time and their GIL are not measured, and they
+start at different times.
+
+It prints medians of the rounds, their ratio to the first application, and the additional CPU time
+of the application's process for each delivery.
 """
 
 import argparse
@@ -140,13 +144,13 @@ class Host:
 
     @property
     def cpu(self) -> float:
-        """The seconds that the process has computed so far."""
+        """Return the CPU seconds of the process so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @contextmanager
     def delivered_to(self) -> Iterator[list[int]]:
-        """Send deliveries from another process; their number is in the list after the block."""
+        """Send deliveries from another process; after the block, the list has their number."""
         words = [sys.executable, __file__, "--deliver-to", str(self.port)]
         sender = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert sender.stdout is not None
@@ -159,7 +163,7 @@ class Host:
         assert sender.returncode == 0
 
     def measure(self, seconds: float, rate: float) -> list[float]:
-        """The latencies of a round, in seconds."""
+        """Return the latencies of a round, in seconds."""
         connection = self.connect()
         connection.connect()
         begun, latencies = time.perf_counter() + 0.1, []
@@ -173,7 +177,7 @@ class Host:
 
 
 def deliver(port: int) -> None:
-    """Deliver with several senders until standard input ends, and print how many were taken."""
+    """Deliver with several senders until standard input ends; print the number of 200s."""
     stop, counted = threading.Event(), list[int]()
 
     def send(number: int) -> None:
@@ -226,10 +230,10 @@ def main() -> None:
     idle = statistics.median(each[3] for each in figures["alone"])
     for name, rounds in figures.items():
         p50, p99 = (statistics.median(each[i] for each in rounds) * 1000 for i in (0, 1))
-        # Ratios within a round: its neighbours on the machine were the same.
+        # Ratios within a round, in which the load of the machine was the same.
         pairs = list(zip(rounds, figures["alone"], strict=True))
         ratio50, ratios = (sorted(ours[i] / alone[i] for ours, alone in pairs) for i in (0, 1))
-        # Ticks of 10 ms: a few deliveries say nothing.
+        # Ticks are 10 ms, so a few deliveries are not enough.
         costs = [(each[3] - idle) / each[2] * 1000 for each in rounds if each[2] > BLOCKED]
         print(
             f"| {name} | {p50:.2f} | {p99:.2f} | {statistics.median(ratio50):.2f} "
@@ -243,7 +247,7 @@ Rounds = dict[str, list[tuple[float, float, float, float]]]
 
 
 def measure(hosts: list[Host], arguments: argparse.Namespace) -> Rounds:
-    """The p50, the p99, the number of deliveries and the CPU seconds of each round of each host."""
+    """Return p50, p99, number of deliveries and CPU seconds of each round of each host."""
     for host in hosts:
         host.wait()
     rounds: Rounds = {host.name: [] for host in hosts}
@@ -253,7 +257,7 @@ def measure(hosts: list[Host], arguments: argparse.Namespace) -> Rounds:
                 before = host.cpu
                 latencies = sorted(host.measure(arguments.seconds, arguments.rate))
                 computed = host.cpu - before
-            if number:  # the first round warms up
+            if number:  # the first round is the warm-up
                 p50, p99 = latencies[len(latencies) // 2], latencies[int(len(latencies) * 0.99)]
                 rounds[host.name].append((p50, p99, counted[0], computed))
     return rounds

@@ -1,11 +1,11 @@
-"""What a call of the synchronous client costs beside the asynchronous one's.
+"""The cost of a call of the synchronous client, compared with the asynchronous one.
 
     python benchmarks/blocking.py [--rounds 9] [--calls 300]
 
 One server process on loopback answers each request at once; both clients get one record after the
-other in one process. Within a round each client runs once; the ratio is taken within a round, and
-the median of the ratios is what counts. A list costs a visit to the client's thread a page, an
-export one for each part of the file that arrives, so neither pays per record.
+other in one process. Each client runs once in a round, ratios are computed within a round, and the
+result is the median of the ratios. A list needs one switch to the client's thread for each page, an
+export one for each received part of the file, so neither cost grows per record.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def timed_async(settings, calls):
 
 
 def elapsed(begin, calls):
-    """Microseconds a call, by the clock and of the processor."""
+    """Return the microseconds for a call, of wall-clock time and of CPU time."""
     wall, cpu = begin
     scale = 1e6 / calls
     return (time.perf_counter() - wall) * scale, (time.process_time() - cpu) * scale

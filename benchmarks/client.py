@@ -1,16 +1,22 @@
-"""GET/s and CPU per GET of the client's transport, beside stock httpx and aiohttp.
+"""GET/s and CPU per GET of the client's transport, compared with stock httpx and aiohttp.
 
     python benchmarks/client.py [--rounds 5] [--seconds 0.5] [--json FILE]
 
-One server process (``client_server.py``) on one core, the clients on another, one after the
-other: within a round every client runs once for a short while, in an order that changes from
-round to round, so that what disturbs the machine disturbs all of them. A ratio is taken within a
-round and then summed up as median and range; compare ratios, not rates.
+One server process (``client_server.py``) runs on one core, the clients on another. In each round
+every client runs once for a short time, in an order that changes between rounds, so a disturbance
+of the machine affects all of them. Ratios are computed within a round and reported as median and
+range. Compare ratios, not rates.
 
-Clients: ``httpx`` is ``httpx.AsyncClient`` as it comes, on trio; ``sdk+httpx`` the same client on
-this package's transport; ``transport`` the two transports without the client around them, which
-is how the pipeline uses it (``httpx transport`` and ``sdk transport``); ``sdk client`` is the whole
-``sdk_trio.Client``. aiohttp, on asyncio, has no HTTP/2. ``make bench-client`` installs the peers.
+The clients:
+
+- ``httpx``: ``httpx.AsyncClient`` with its defaults, on trio
+- ``sdk+httpx``: the same client with this package's transport
+- ``httpx transport``, ``sdk transport``: the two transports without a client, as our pipeline uses
+  them
+- ``sdk client``: the whole ``sdk_trio.Client``
+- aiohttp, on asyncio, which has no HTTP/2
+
+``make bench-client`` installs the peers.
 """
 
 import argparse
@@ -41,7 +47,7 @@ WARM_UP_REQUESTS = 2  # a task
 
 
 class Timing:
-    """Counts requests until the time is up; the same for every client."""
+    """Counts requests until the end of the time; the same for every client."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -130,7 +136,7 @@ def whole_client(url, context, http2, tasks, timing):
             "Mode": "Custom",
             "CustomBaseUrl": url,
             "BasePath": "/",
-            "AccessToken": "for-the-loopback-address-alone",
+            "AccessToken": "only-for-the-loopback-address",
             "Environment": "Development",
         },
         receiver=False,
@@ -228,7 +234,7 @@ def measure_all(rounds, seconds):
 
 
 def ratio(results, name, key):
-    """Median and range of the ratio to stock httpx, taken round by round, above 1 is better."""
+    """Return median and range of the ratio to stock httpx of each round; above 1 is better."""
     pairs = zip(results[name], results[BASELINE], strict=True)
     ratios = [b[key] / a[key] if key == "cpu" else a[key] / b[key] for a, b in pairs]
     return statistics.median(ratios), min(ratios), max(ratios)

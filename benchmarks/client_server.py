@@ -1,9 +1,8 @@
 """The server side of ``benchmarks/client.py``: as little work per request as Python allows.
 
-It answers every request with the same JSON document. HTTP/1.1 requests are only counted by
-their blank lines; of HTTP/2 only frame headers are read, and the response is a constant block
-of the static table, so that the server is never what is measured. Not a server for anything
-else.
+It sends the same JSON document for every request. It only counts the blank lines of HTTP/1.1
+requests. Of HTTP/2 it reads only frame headers, and the response is a constant header block. So the
+server is never the bottleneck. Do not use it for anything else.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """The groups of rows that ``bench.py`` measures: which servers, which loads, which figures.
 
-Every group has in it all that its rows are compared with, measured in the same rounds: in each
-round every server runs once, in a rotated order, and ratios are taken within a round, so that a
-machine whose speed drifts does not change them.
+A group includes everything that its rows are compared with, measured in the same rounds. In each
+round every server runs once, in a rotated order. Ratios are computed within a round, so a change of
+the machine's speed does not affect them.
 """
 
 import json
@@ -29,7 +29,7 @@ CONNECTIONS = 32
 
 @attrs.frozen
 class Scale:
-    """How much is measured."""
+    """The amount of measurements."""
 
     rounds: int
     warm_up: float
@@ -48,7 +48,7 @@ QUICK = Scale(rounds=1, warm_up=0.2, seconds=0.7, finished=30_000, backlog=3_000
 
 @attrs.frozen
 class Bench:
-    """Servers by name, the place of files, and how much is measured."""
+    """Servers by name, the directory of files, and the amount of measurements."""
 
     servers: Mapping[str, Server]
     directory: Path
@@ -57,7 +57,7 @@ class Bench:
     say: Callable[[str], None]
 
     def rounds(self, names: Sequence[str], most: int = 99) -> Iterator[tuple[int, Server]]:
-        """Yield every server that takes part once a round, in a rotated order."""
+        """Yield every participating server once a round, in a rotated order."""
         chosen = [self.servers[name] for name in names if name in self.servers]
         for number in range(min(most, self.scale.rounds)):
             turn = number % max(1, len(chosen))
@@ -66,18 +66,18 @@ class Bench:
                 yield number, server
 
     def serving(self, server: Server, data: Path | None = None):
-        """Run a server, see :func:`serving.serving`."""
+        """Run a server; see :func:`serving.serving`."""
         return serving(server, directory=self.directory, data=data, certificate=self.certificate)
 
 
 def everyday(bench: Bench) -> Runs:
-    """The default configuration at loads that it has to spare, by the arrivals' rate."""
+    """Measure the default configuration at moderate loads, by the rate of arrivals."""
     runs: Runs = {str(rate): {} for rate in bench.scale.rates}
     for number, server in bench.rounds((INLINE, ENQUEUED, FASTAPI, DURABLE)):
         with bench.serving(server) as process:
             for rate in bench.scale.rates:
                 process.settle()
-                # Few arrivals need more time to show their slowest.
+                # Few arrivals need more time for a meaningful slowest one.
                 seconds = bench.scale.seconds * (1.6 if rate < 200 else 1)
                 sent = {"connections": CONNECTIONS, "warm_up": bench.scale.warm_up}
                 found = send(process, rate=rate, seed=number, seconds=seconds, **sent)
@@ -86,27 +86,27 @@ def everyday(bench: Bench) -> Runs:
 
 
 def full(bench: Bench) -> Runs:
-    """The default configuration at full load."""
+    """Measure the default configuration at full load."""
     return _closed(bench, (INLINE, "enqueued-open", FASTAPI, DURABLE))
 
 
 def limit(bench: Bench) -> Runs:
-    """A store in memory, beside a server that keeps nothing and beside the least there can be."""
+    """Measure a store in memory, compared with a peer without a store and a minimal server."""
     return _closed(bench, ("memory", FASTAPI, "minimal"), most=4)
 
 
 def log(bench: Bench) -> Runs:
-    """The line of log for each delivery beside none."""
+    """Measure one log line for each delivery, compared with none."""
     return _closed(bench, (INLINE, "inline-silent", "memory-info", "memory"), most=3)
 
 
 def tls(bench: Bench) -> Runs:
-    """The same over TLS and without."""
+    """Measure the same load with and without TLS."""
     return _closed(bench, ("memory", "memory-tls", "fastapi-tls"), most=2)
 
 
 def finished(bench: Bench) -> Runs:
-    """A store with finished events beside an empty one."""
+    """Measure a store with finished events, compared with an empty one."""
     stored = finished_store(bench.directory, bench.scale.finished)
     runs: Runs = {"empty": {}, "full": {}}
     server = bench.servers["enqueued-open"]
@@ -122,7 +122,7 @@ def finished(bench: Bench) -> Runs:
 
 
 def backlog(bench: Bench) -> Runs:
-    """CPU time of an event that waited in the store at the start, beside one that just came."""
+    """Measure the CPU time of an event from a backlog, compared with a new one."""
     stored = waiting_store(bench.directory, bench.scale.backlog)
     runs: Runs = {"waiting": {}, "fresh": {}}
     server = bench.servers["enqueued-open"]
@@ -138,7 +138,7 @@ def backlog(bench: Bench) -> Runs:
 
 
 def retention(bench: Bench) -> Runs:
-    """Waits of deliveries while the first pass of the retention removes expired events."""
+    """Measure latencies while the first pass of the retention removes expired events."""
     stored = expired_store(bench.directory, bench.scale.expired)
     runs: Runs = {"during": {}, "after": {}}
     server = bench.servers[ENQUEUED]
@@ -160,10 +160,10 @@ def retention(bench: Bench) -> Runs:
 
 
 def queries(bench: Bench) -> Runs:
-    """The questions of ``events list`` and of the metrics on a store with finished events."""
+    """Measure the queries of ``events list`` and of the metrics on a store of finished events."""
     stored = finished_store(bench.directory, bench.scale.finished)
     bench.say("questions")
-    # They change nothing, so the store needs no copy.
+    # They do not write, so the store needs no copy.
     command = [sys.executable, str(HERE / "queries.py"), str(stored.parent)]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     taken = json.loads(ran.stdout).items()
@@ -171,7 +171,7 @@ def queries(bench: Bench) -> Runs:
 
 
 def start(bench: Bench) -> Runs:
-    """From exec to the first 200, and the memory of a server that has nothing to do."""
+    """Measure the time from exec to the first 200, and the memory of an idle server."""
     runs: Runs = {"all": {}}
     for _, server in bench.rounds((INLINE, FASTAPI, DURABLE)):
         with bench.serving(server) as process:
@@ -209,7 +209,7 @@ def _closed(bench: Bench, names: Sequence[str], most: int = 99) -> Runs:
 
 
 def _load_closed(bench: Bench, process: Process) -> Figures:
-    """Load a server as much as it bears, to the last answer and to the last event's end."""
+    """Load a server fully; measure until the last response and the last end of an event."""
     scale = bench.scale
     found = send(
         process,
@@ -234,7 +234,7 @@ def _load_closed(bench: Bench, process: Process) -> Figures:
 
 
 def _wait_until_done(process: Process) -> tuple[int, float]:
-    """Wait until the count stands still; return it, and since when it has done so."""
+    """Wait until the count does not change; return it, and the time since then."""
     handled, at = process.handled(), time.time()
     deadline = at + DONE_SECONDS
     while at < deadline and time.time() - at < 0.3:
@@ -246,7 +246,7 @@ def _wait_until_done(process: Process) -> tuple[int, float]:
 
 
 def _work_off(bench: Bench, process: Process) -> Figures:
-    """Let a server handle what waits in its store; its start does not count."""
+    """Let a server handle the events in its store; its start is not measured."""
     tenth = bench.scale.backlog // 10
     while process.handled() < tenth:
         time.sleep(0.002)
@@ -273,9 +273,9 @@ def _purged_at(process: Process) -> float:
 
 
 def latencies(found: Measured, *, until: float = math.inf) -> Figures:
-    """Return figures of a load's latencies: those that were scheduled before ``until``.
+    """Return figures of the latencies of requests scheduled before ``until``.
 
-    The slowest hundredth is kept as it is, for quantiles of several rounds together.
+    The slowest hundredth is kept in full, for quantiles over several rounds.
     """
     pairs = zip(found.scheduled_at, found.latencies_us, strict=True)
     taken = sorted(latency / 1000 for at, latency in pairs if at < until)

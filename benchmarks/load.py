@@ -1,17 +1,17 @@
 """A load generator for signed deliveries: one process, many keep-alive connections, no framework.
 
-Closed loop (no ``rate``): each connection sends a delivery, waits for its whole answer, and sends
-the next, which finds out what a server can do at most. Open loop (``rate``): deliveries arrive by a
-schedule that no answer changes, and wait for a free connection if they must. Latency counts from
-the moment on the schedule: a server that stands still for a second makes all the deliveries of that
-second late, not only the one that was under way (G. Tene calls the opposite coordinated omission).
+Closed loop (no ``rate``): each connection sends a delivery, waits for the whole response, and sends
+the next. It measures the maximum throughput. Open loop (``rate``): deliveries have scheduled times
+that do not depend on responses, and wait for a free connection if necessary. Latency counts from
+the scheduled time. So if a server stops for a second, all deliveries of that second are late, not
+only the one in progress (G. Tene calls the opposite coordinated omission).
 
-Every delivery has an id and a signature of its own, made before the clock starts, so that a
-receiver cannot answer from its memory and the generator has little to do while it measures. Ids are
-random UUIDs, as the upstream's are: the worst order for an index.
+Every delivery has its own id and signature, made before the measurement. So the receiver cannot
+answer from a cache, and the generator has little work while it measures. Ids are random UUIDs, like
+the upstream's: the worst order for an index.
 
-Run as a program, it takes the fields of :class:`Load` as JSON, says "ready" once it has prepared
-the deliveries, waits for a line, and prints its :class:`Measured` as one line of JSON.
+As a program, it reads the fields of :class:`Load` as JSON, prints "ready" after preparing the
+deliveries, waits for a line, and prints its :class:`Measured` as one line of JSON.
 """
 
 import base64
@@ -35,22 +35,22 @@ from pathlib import Path
 KEY = b"benchmark-key-that-protects-nothing"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
 
-#: Seconds that an open loop waits for its last answers. What has none by then counts with the time
-#: that it has waited.
+#: Seconds that an open loop waits for its last responses. A delivery without one by then counts
+#: with the time that it has waited.
 PATIENCE = 5.0
 
 
 @dataclass
 class Load:
-    """What is sent: where to, over how many connections, for how long.
+    """The deliveries to send: destination, connections, duration.
 
-    ``count`` is how many deliveries a closed loop prepares: it ends with the last. ``rate`` is how
-    many arrive in a second on average, at random moments (a Poisson process of ``seed``, so that
-    each server of a round meets the same ones). ``spin``: never sleep, for a generator with a core
-    of its own; waking it would be charged to the server whose answer does so, and most to one that
-    answers at once instead of in bursts. ``pid`` is the server whose CPU time is read, ``handled``
-    the file with its count of handled events. ``authority`` is the certificate to trust: with it,
-    connections speak TLS.
+    ``count`` is the number of deliveries of a closed loop, which ends with the last. ``rate`` is
+    the average number of arrivals a second, at random times: a Poisson process of ``seed``, the
+    same for each server of a round. ``spin``: never sleep, for a generator with its own core.
+    Otherwise waking the generator would count as CPU time of the server, most for a server that
+    sends single responses instead of bursts. ``pid`` is the server whose CPU time is read.
+    ``handled`` is the file with its count of handled events. ``authority`` is the certificate to
+    trust; with it, connections use TLS.
     """
 
     port: int
@@ -70,13 +70,12 @@ class Load:
 
 @dataclass
 class Measured:
-    """What the time after the warm-up showed.
+    """The results after the warm-up.
 
-    ``latencies_us`` and ``scheduled_at`` (Unix seconds) belong together. ``errors`` are answers
-    other than 200, ``dropped`` requests whose connection was closed instead, ``unanswered`` those
-    that an open loop did not wait for any longer. ``answered`` were answered while the server used
-    ``cpu_seconds``; ``cpu_at_begin`` and ``handled_at_begin`` are its totals when that time began,
-    at ``began`` (Unix seconds).
+    ``latencies_us`` and ``scheduled_at`` (Unix seconds) have the same order. ``errors`` counts
+    responses other than 200, ``dropped`` connections closed without a response, ``unanswered``
+    deliveries that an open loop gave up. The server used ``cpu_seconds`` for ``answered``
+    responses; ``cpu_at_begin`` and ``handled_at_begin`` are its totals at ``began`` (Unix seconds).
     ``generator_used`` is the share of its core that the generator used: near 1, it was the
     bottleneck.
     """
@@ -125,7 +124,7 @@ def webhook_ids(count: int) -> Iterator[str]:
 
 
 def requests(count: int, payload: bytes, host: str, path: str) -> list[bytes]:
-    """Sign ``count`` deliveries of ``payload``, each with an id of its own."""
+    """Sign ``count`` deliveries of ``payload``, each with its own id."""
     made = []
     moment = str(int(time.time()))
     for webhook_id in webhook_ids(count):
@@ -141,7 +140,7 @@ def requests(count: int, payload: bytes, host: str, path: str) -> list[bytes]:
 
 
 def schedule(rate: float, seconds: float, seed: int) -> list[float]:
-    """Return the moments of arrivals, in seconds from the start, ``rate`` in one on average."""
+    """Return the times of arrivals in seconds from the start, on average ``rate`` a second."""
     source = random.Random(seed)
     moments = []
     at = source.expovariate(rate)
@@ -152,10 +151,10 @@ def schedule(rate: float, seconds: float, seed: int) -> list[float]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far, all its threads included, those that ended, too.
+    """Return user and system time of a process so far, including all its threads.
 
-    The number of a process's CPU clock is made of its pid as in Linux' ``posix-timers.h``; it
-    counts nanoseconds, where /proc/PID/stat counts hundredths of a second.
+    The id of a process's CPU clock is computed from its pid as in Linux' ``posix-timers.h``. It
+    counts nanoseconds, while /proc/PID/stat counts hundredths of a second.
     """
     return time.clock_gettime((~pid << 3) | 2)
 
@@ -166,10 +165,10 @@ def read_count(file: str | None) -> int:
 
 
 class Connection:
-    """One keep-alive connection with at most one request under way.
+    """One keep-alive connection with at most one request in flight.
 
-    A server's answers are all as long as its first one, so one comparison tells a whole 200; what
-    looks different is read as HTTP.
+    All responses of a server have the length of its first one, so one comparison recognises a
+    complete 200. Other bytes are parsed as HTTP.
     """
 
     __slots__ = ("busy", "closing", "expected", "received", "scheduled", "socket")
@@ -192,12 +191,12 @@ class Connection:
         try:
             sent = self.socket.send(request)
         except (ConnectionError, ssl.SSLError):
-            return  # reading tells that it was closed
+            return  # reading detects that it was closed
         if sent != len(request):
             raise SystemExit("a request did not fit into an empty socket's buffer")
 
     def answer(self) -> int | None:
-        """Return the status once the whole answer is here; 0 if the connection was closed."""
+        """Return the status once the response is complete; 0 if the connection was closed."""
         try:
             chunk = self.socket.recv(65536)
         except ssl.SSLWantReadError:
@@ -224,15 +223,14 @@ class Connection:
 
 
 class _Connections:
-    """Open connections: those that are free, and those whose answer is waited for."""
+    """Open connections: free ones, and those that wait for a response."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
         self._tls = load.authority and ssl.create_default_context(cafile=load.authority)
         self._poll = select.epoll()
         self._open: dict[int, Connection] = {}
-        # The one that has been idle longest is next: none of them is idle for so long that a
-        # server closes it.
+        # The longest idle one is next, so that none is idle long enough for a server to close it.
         self.free: deque[Connection] = deque()
         for _ in range(load.connections):
             self._connect()
@@ -255,7 +253,7 @@ class _Connections:
         return self._poll.poll(pause)
 
     def answers(self, events: list[tuple[int, int]]) -> Iterator[tuple[float, int]]:
-        """Yield the scheduled moment and the status of each answer; the status 0: no answer."""
+        """Yield the scheduled time and the status of each response; the status 0: no response."""
         for descriptor, _ in events:
             connection = self._open[descriptor]
             status = connection.answer()
@@ -270,7 +268,7 @@ class _Connections:
                 self.free.append(connection)
 
     def waiting(self) -> list[float]:
-        """Return the scheduled moments of all that has no answer yet."""
+        """Return the scheduled times of deliveries without a response."""
         return [one.scheduled for one in self._open.values() if one.busy]
 
     def close(self) -> None:
@@ -279,7 +277,7 @@ class _Connections:
 
 
 def run(load: Load) -> Measured:
-    """Load a server as ``load`` says; every load ends by itself."""
+    """Run a load, which ends by itself."""
     length = load.warm_up + load.seconds
     moments = None if load.rate is None else schedule(load.rate, length, load.seed)
     count = load.count if moments is None else len(moments)
@@ -331,7 +329,7 @@ def run(load: Load) -> Measured:
             answered += 1
             if status == 0:
                 dropped += 1
-            # A closed loop sends when it can: what counts is what was answered in its time.
+            # A closed loop sends when it can, so only responses within its time count.
             elif begin <= (now if arrivals is None else scheduled):
                 seen.append((scheduled, now - scheduled))
                 errors += status != 200

@@ -1,4 +1,4 @@
-"""The servers that are compared, and how the peers get installed."""
+"""The compared servers, and the installation of the peers."""
 
 import compileall
 import subprocess
@@ -18,12 +18,12 @@ INLINE, ENQUEUED, FASTAPI, DURABLE = "inline", "enqueued", "fastapi", "fastapi-d
 
 @attrs.frozen
 class Server:
-    """One server: its command, and what it is called in a table.
+    """One server: its command, and its name in tables.
 
-    In the command ``PORT`` stands for the port. ``settings`` are ours, beside those that every one
-    of ours needs. ``queues``: it answers before the event is handled, so that it has an end of its
-    own. ``waits``: it waits for the disk, so that it may leave its core idle. ``most``: more
-    deliveries a second than it can answer.
+    In the command, ``PORT`` is replaced by the port. ``settings`` are additional settings of our
+    servers. ``queues``: it responds before the event is handled, so the end of handling is measured
+    too. ``waits``: it waits for the disk, so its core may be idle. ``most``: more deliveries a
+    second than it can answer.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Server:
 
 
 def ours(name: str, about: str, *, queues: bool = False, **settings: str) -> Server:
-    """Return a server of ours as ``python -m sdk_trio run`` starts it.
+    """Return a configuration of our server, as ``python -m sdk_trio run`` starts it.
 
     Args:
-        name: what it is called in results.
-        about: what it is called in tables.
-        queues: its handlers run behind the answer.
-        settings: by the ends of their keys' variables, such as ``STORAGE__BACKEND``.
+        name: its name in results.
+        about: its name in tables.
+        queues: its handlers run after the response.
+        settings: by the suffixes of their variables, such as ``STORAGE__BACKEND``.
     """
     handlers = "handlers:enqueued" if queues else "handlers:inline"
     command = (sys.executable, "-m", "sdk_trio", "run", "--standalone", "--app", handlers)
@@ -57,14 +57,14 @@ def ours(name: str, about: str, *, queues: bool = False, **settings: str) -> Ser
     )
 
 
-#: At full load and without a pause, more events are accepted than handled. In the default's place
-#: of 1000, those above it would be answered 503, and the sender would send them again.
+#: At constant full load, more events are accepted than handled. With the default queue of 1000,
+#: events beyond it would be answered 503 and sent again.
 _WITHOUT_REFUSALS = {"WEBHOOKS__QUEUE__CAPACITY": "1000000"}
 _MEMORY = {"STORAGE__BACKEND": "Memory", "LOGGING__LEVEL": "Error"}
 
 
 def our_servers() -> dict[str, Server]:
-    """Return every server of ours by its name."""
+    """Return every configuration of our server by name."""
     made = [
         ours(INLINE, "sdk_trio, default, inline"),
         ours(ENQUEUED, "sdk_trio, default, enqueued", queues=True),
@@ -74,17 +74,17 @@ def our_servers() -> dict[str, Server]:
             queues=True,
             **_WITHOUT_REFUSALS,
         ),
-        ours("inline-silent", "the same without a line of log", LOGGING__LEVEL="Error"),
+        ours("inline-silent", "the same without log lines", LOGGING__LEVEL="Error"),
         attrs.evolve(ours("memory", "sdk_trio, store in memory, no log", **_MEMORY), most=35_000),
         ours(
             "memory-info",
-            "the same with a line of log for each delivery",
+            "the same with a log line for each delivery",
             STORAGE__BACKEND="Memory",
         ),
         attrs.evolve(ours("memory-tls", "sdk_trio, store in memory, TLS", **_MEMORY), tls=True),
         Server(
             "minimal",
-            "trio + httptools, no inbox: the limit",
+            "trio + httptools, no store: the lower limit",
             (sys.executable, str(SERVERS / "minimal_peer.py"), "PORT"),
             most=45_000,
         ),
@@ -93,12 +93,12 @@ def our_servers() -> dict[str, Server]:
 
 
 def peer_servers() -> dict[str, Server]:
-    """Install the peers where they are missing, and return them by their names."""
+    """Install missing peers, and return all peers by name."""
     python = _peers_python()
     fastapi = (python, str(SERVERS / "fastapi_peer.py"), "PORT")
     made = [
-        Server(FASTAPI, "FastAPI, keeps nothing", fastapi),
-        Server("fastapi-tls", "FastAPI, keeps nothing, TLS", fastapi, tls=True),
+        Server(FASTAPI, "FastAPI, no store", fastapi),
+        Server("fastapi-tls", "FastAPI, no store, TLS", fastapi, tls=True),
         Server(
             DURABLE,
             "FastAPI, durable",
@@ -111,7 +111,7 @@ def peer_servers() -> dict[str, Server]:
 
 
 def compile_all() -> None:
-    """Compile ours, as pip does with what it installs: the peers are compiled, too."""
+    """Compile our code to bytecode, as pip does with installed packages such as the peers."""
     for directory in (HERE.parent / "sdk_trio", SERVERS):
         compileall.compile_dir(directory, quiet=1)
 
@@ -126,7 +126,7 @@ def versions() -> dict[str, str]:
 
 
 def _peers_python() -> str:
-    """Install the peers once, beside the benchmarks, and return their interpreter."""
+    """Install the peers once, in an environment of their own, and return its interpreter."""
     directory = HERE / ".venv"
     python = directory / "bin" / "python"
     stamp = directory / ".installed"

@@ -1,12 +1,12 @@
-"""Measure what several processes of one address take and cost, beside one.
+"""Measure throughput and cost of several processes at one address, compared with one.
 
     python benchmarks/processes.py [--processes 1 2 4] [--postgres] [--seconds 4] [--rounds 3]
 
-Each round starts ``sdk_trio run`` with each number of processes in turn, its handlers empty, and
-sends it deliveries from 32 connections, one after the other on each. It prints, for inline and
-enqueued events, deliveries a second and the CPU of all processes for one delivery, in
-microseconds: medians, and the CPU as a ratio to the first number. With ``--postgres`` the store is
-on a server of its own, whose CPU is not counted. It stops by itself.
+Each round starts ``sdk_trio run`` with each number of processes and empty handlers, and sends
+deliveries over 32 connections, one after the other on each. It prints, for inline and enqueued
+events, deliveries a second and the CPU time of all processes for one delivery in microseconds:
+medians, and the CPU time as a ratio to the first number. With ``--postgres`` the store is a
+separate server, whose CPU time is not counted. It ends by itself.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def running(processes: int, dsn: str | None) -> Iterator[tuple[int, int]]:
 
 
 def cpu_of(pid: int) -> float:
-    """Return the seconds of processor time of a process and its children."""
+    """Return the CPU seconds of a process and its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -91,7 +91,7 @@ def cpu_of(pid: int) -> float:
 
 
 async def answering(port: int) -> None:
-    """Wait until the program takes connections."""
+    """Wait until the program accepts connections."""
     with trio.fail_after(60):
         while True:
             try:

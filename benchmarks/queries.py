@@ -1,9 +1,9 @@
-"""How long the questions of ``events list`` and of the metrics take on a store, warm.
+"""The duration of the queries of ``events list`` and of the metrics on a store, warm.
 
     python benchmarks/queries.py DATA_DIRECTORY
 
-Each is asked through the store's own port, as the commands ask it, without the start of a process.
-It prints milliseconds by question as JSON: every repetition but the first two.
+Each query uses the store's interface, as the commands do, without the start of a process. It prints
+the milliseconds of each query as JSON, without the first two repetitions.
 """
 
 import json
@@ -19,16 +19,16 @@ from sdk_trio.storage.open import open_inbox
 from sdk_trio.storage.ports import Inbox
 
 REPETITIONS = 22
-#: Seconds after which a slow question is not repeated any more.
+#: Seconds after which a slow query is not repeated.
 ENOUGH_SECONDS = 1.0
-#: A tenant of which there is nothing.
-NOBODY = "00000000-0000-4000-8000-000000000000"
+#: A tenant without events.
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 Question = Callable[[Inbox], Awaitable[object]]
 
 
 def questions(now: float) -> Mapping[str, Question]:
-    """Return every question by its name; those without a match have to prove it."""
+    """Return every query by name. One without a match has to search the whole store."""
     lists: dict[str, dict[str, object]] = {
         "newest": {},
         "--type, a common one": {"type": "order.paid"},
@@ -38,10 +38,10 @@ def questions(now: float) -> Mapping[str, Question]:
         "--since, all match": {"since": now - 86_400},
         "--since, no match": {"since": now - 1},
         "until, no match": {"until": now - 40 * 86_400},
-        "--tenant, no match": {"tenant_id": NOBODY},
+        "--tenant, no match": {"tenant_id": UNKNOWN},
         "--type and --state, no match": {"type": "refund.created", "state": DeliveryState.DONE},
         "--type and --since, no match": {"type": "refund.created", "since": now - 86_400},
-        "--tenant and --state, no match": {"tenant_id": NOBODY, "state": DeliveryState.DONE},
+        "--tenant and --state, no match": {"tenant_id": UNKNOWN, "state": DeliveryState.DONE},
         "of one subject": {"subject": "subject-5"},
         "of one subject, no match": {"subject": "none"},
         "of one subject and --type, no match": {"subject": "none", "type": "order.paid"},
@@ -52,14 +52,14 @@ def questions(now: float) -> Mapping[str, Question]:
 
     return {
         **{f"list {name}": asking(filters) for name, filters in lists.items()},
-        "one event by its id, no match": lambda inbox: inbox.find_by_id(NOBODY),
+        "one event by its id, no match": lambda inbox: inbox.find_by_id(UNKNOWN),
         "counts by state": lambda inbox: inbox.counts(),
         "oldest waiting event": lambda inbox: inbox.oldest_waiting(),
     }
 
 
 async def main(directory: str) -> None:
-    """Ask everything and print what it took."""
+    """Run all queries and print their durations."""
     settings = Settings.from_mapping({"Storage:Path": directory}, standalone=True, receiver=False)
     found: dict[str, list[float]] = {}
     async with open_inbox(settings, owner="benchmark") as inbox:

@@ -1,10 +1,10 @@
-"""Tables of the figures, and their place in the documentation.
+"""Tables of the figures, for the documentation.
 
     python benchmarks/report.py [FIGURES.json]
 
-Tables go between the lines ``<!-- measured -->`` and ``<!-- /measured -->`` of
-docs/explanation/performance.md, and a picture beside it; what stands around them is for people to
-write. Without a file it is ``benchmarks/figures.json``, to which a test holds the page.
+Tables are written between the lines ``<!-- measured -->`` and ``<!-- /measured -->`` of
+docs/explanation/performance.md, and a chart next to it; the rest of the page is written by hand.
+Without an argument the file is ``benchmarks/figures.json``; a test compares the page with it.
 """
 
 import json
@@ -24,34 +24,34 @@ PAGE = HERE.parent / "docs" / "explanation" / "performance.md"
 PICTURE = PAGE.with_suffix(".svg")
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
-#: What is kept of a benchmark: groups by name, each with its facts and its runs.
+#: The stored results of a benchmark: groups by name, each with its facts and its runs.
 Kept = Mapping[str, Any]
 
-#: A server that uses less of its core than this at full load was waiting for somebody else.
+#: A server that uses less of its core than this at full load was waiting for something else.
 SATURATED = 0.85
 
-#: What a server is called in the documentation.
+#: The names of servers in the documentation.
 LABELS = {
     "inline": "**sdk_trio, default, inline**",
     "enqueued": "**sdk_trio, default, enqueued**",
     "enqueued-open": "**sdk_trio, default, enqueued**",
-    "fastapi": "FastAPI, keeps nothing",
+    "fastapi": "FastAPI, no store",
     "fastapi-durable": "FastAPI, durable",
     "inline-silent": "sdk_trio, default, inline, no log",
     "memory": "sdk_trio, store in memory, no log",
-    "memory-info": "sdk_trio, store in memory, a line for each delivery",
-    "minimal": "trio + httptools, no inbox: the limit",
+    "memory-info": "sdk_trio, store in memory, a log line per delivery",
+    "minimal": "trio + httptools, no store: the lower limit",
     "memory-tls": "sdk_trio, store in memory, no log, TLS",
-    "fastapi-tls": "FastAPI, keeps nothing, TLS",
+    "fastapi-tls": "FastAPI, no store, TLS",
 }
-#: Servers that wait for the disk, so that their core may be idle at full load.
+#: Servers that wait for the disk, so their core may be idle at full load.
 _WAITING = ("inline", "inline-silent", "enqueued", "enqueued-open", "fastapi-durable")
-#: Figures that say something of a server at full load only if it was that server which was full.
+#: Figures that are meaningful at full load only if the server was the bottleneck.
 _OF_THE_RATE = ("rate", "done_rate", "p50_ms", "p99_ms")
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median and range of a list of figures."""
+    """Return median and range of a list of figures."""
     if not values:
         return "-"
     middle = statistics.median(values)
@@ -70,7 +70,7 @@ class Column:
     figure: str
 
     def of(self, kept: Kept) -> list[float]:
-        """Return the figure of every round that has it; none if it is refused."""
+        """Return the figure of every round that has it; an empty list if it is not reliable."""
         cases = kept["groups"].get(self.group, {}).get("runs", {})
         rounds = cases.get(self.case, {}).get(self.server, ())
         if self.figure in _OF_THE_RATE and any(idle(self.server, run) for run in rounds):
@@ -79,18 +79,18 @@ class Column:
 
 
 def idle(server: str, run: Mapping[str, Any]) -> bool:
-    """Whether a server had nothing to do at full load, so that its rate says nothing of it."""
+    """Return whether a server was partly idle at full load, so that its rate is not its limit."""
     return server not in _WAITING and run.get("used", 1.0) < SATURATED
 
 
 def ratios(kept: Kept, one: Column, other: Column) -> list[float]:
-    """``one`` divided by ``other``, round by round."""
+    """Return ``one`` divided by ``other`` for each round."""
     pairs = zip(one.of(kept), other.of(kept), strict=False)
     return [dividend / divisor for dividend, divisor in pairs if divisor]
 
 
 def pooled(rounds: Sequence[Mapping[str, Any]], share: float) -> float:
-    """A high quantile (0.99 or more) of several rounds together, in milliseconds."""
+    """Return a high quantile (0.99 or more) over several rounds, in milliseconds."""
     total = sum(run["count"] for run in rounds)
     slowest = sorted((one for run in rounds for one in run["slowest_ms"]), reverse=True)
     place = total - 1 - min(total - 1, int(share * total))
@@ -142,8 +142,8 @@ def _everyday(kept: Kept, runs: Mapping[str, Any]) -> str:
     ]
     made = _table(titles, rows)
     if compared:
-        titles = ["arrivals/s", "server", "beside", "p50", "p99", "CPU"]
-        made += "\n\nAs a part of the peer's, less is better:\n\n" + _table(titles, compared)
+        titles = ["arrivals/s", "server", "compared with", "p50", "p99", "CPU"]
+        made += "\n\nAs a fraction of the peer's, lower is better:\n\n" + _table(titles, compared)
     return made
 
 
@@ -174,11 +174,11 @@ def _rows(runs: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(case, server) for case, servers in runs.items() for server in servers]
 
 
-#: Rows that are called by their case and not by their server.
+#: Rows that are named after their case instead of their server.
 _CASES = {
     ("finished", "empty"): "an empty store",
-    ("finished", "full"): "beside the finished events",
-    ("backlog", "waiting"): "waited in the store at the start",
+    ("finished", "full"): "with the finished events",
+    ("backlog", "waiting"): "in the store at the start",
     ("backlog", "fresh"): "delivered at full load",
     ("retention", "during"): "while events are removed",
     ("retention", "after"): "afterwards",
@@ -226,11 +226,11 @@ _HEADINGS = {
     "everyday": "Everyday load, the default configuration",
     "full": "Full load, the default configuration",
     "start": "Start and idle memory, the default configuration",
-    "limit": "A store in memory, beside the limit",
-    "log": "A line of log for each delivery beside none",
+    "limit": "A store in memory, compared with the lower limit",
+    "log": "A log line for each delivery, compared with none",
     "finished": "{finished} finished events in the store",
     "backlog": "A backlog of {backlog} events",
-    "queries": "Questions on {finished} finished events",
+    "queries": "Queries on {finished} finished events",
     "retention": "Deliveries while the retention removes {expired} events",
     "tls": "TLS",
 }
@@ -253,7 +253,7 @@ def _section(kept: Kept, name: str) -> str:
     return f"### {_HEADINGS[name].format(**numbers)}\n\n{made}"
 
 
-# -- what was aimed at -----------------------------------------------------------------------------
+# -- goals -----------------------------------------------------------------------------------------
 
 
 def _everyday_goals() -> list[tuple[str, Column, Column, str]]:
@@ -275,7 +275,7 @@ def _all(group: str, server: str, figure: str) -> Column:
     return Column(group, "all", server, figure)
 
 
-#: What is compared: a sentence, two columns, and the aim for the first divided by the second.
+#: The comparisons: a sentence, two columns, and the goal for the first divided by the second.
 _GOALS = (
     *_everyday_goals(),
     (
@@ -285,43 +285,43 @@ _GOALS = (
         ">= 5",
     ),
     (
-        "full load, default inline: rate to FastAPI that keeps nothing",
+        "full load, default inline: rate to FastAPI without a store",
         _all("full", "inline", "rate"),
         _all("full", "fastapi", "rate"),
         ">= 1.5",
     ),
     (
-        "full load, default inline: CPU of FastAPI that keeps nothing to ours",
+        "full load, default inline: CPU of FastAPI without a store to ours",
         _all("full", "fastapi", "cpu_us"),
         _all("full", "inline", "cpu_us"),
         ">= 1.5",
     ),
     (
-        "full load, enqueued, to 200: rate to FastAPI that keeps nothing",
+        "full load, enqueued, to 200: rate to FastAPI without a store",
         _all("full", "enqueued-open", "rate"),
         _all("full", "fastapi", "rate"),
         ">= 1.5",
     ),
     (
-        "full load, enqueued, to 200: CPU of FastAPI that keeps nothing to ours",
+        "full load, enqueued, to 200: CPU of FastAPI without a store to ours",
         _all("full", "fastapi", "cpu_us"),
         _all("full", "enqueued-open", "cpu_us"),
         ">= 1.5",
     ),
     (
-        "store in memory: CPU of FastAPI that keeps nothing to ours",
+        "store in memory: CPU of FastAPI without a store to ours",
         _all("limit", "fastapi", "cpu_us"),
         _all("limit", "memory", "cpu_us"),
         ">= 2.3",
     ),
     (
-        "store in memory: CPU of the limit to ours",
+        "store in memory: CPU of the lower limit to ours",
         _all("limit", "minimal", "cpu_us"),
         _all("limit", "memory", "cpu_us"),
         ">= 0.6",
     ),
     (
-        "default inline: CPU without a line of log to that with it",
+        "default inline: CPU without a log line to that with one",
         _all("log", "inline-silent", "cpu_us"),
         _all("log", "inline", "cpu_us"),
         ">= 0.95",
@@ -333,7 +333,7 @@ _GOALS = (
         "",
     ),
     (
-        "finished events, enqueued to done: CPU beside none to that beside them",
+        "finished events, enqueued to done: CPU without to that with them",
         Column("finished", "empty", "enqueued-open", "done_cpu_us"),
         Column("finished", "full", "enqueued-open", "done_cpu_us"),
         ">= 0.97",
@@ -351,7 +351,7 @@ _GOALS = (
         "<= 0.6",
     ),
     (
-        "TLS: CPU of FastAPI that keeps nothing to ours with a store in memory",
+        "TLS: CPU of FastAPI without a store to ours with a store in memory",
         _all("tls", "fastapi-tls", "cpu_us"),
         _all("tls", "memory-tls", "cpu_us"),
         "",
@@ -360,13 +360,13 @@ _GOALS = (
 
 
 _ABOUT_GOALS = """\
-The project has set itself these aims, far above its peers on purpose. Where the measured value does
-not reach its aim, work is left to do; no aim is a promise. What you get today is in the tables
-above."""
+These are the project's goals, deliberately far above its peers. A measured value that does not
+reach its goal means that work is left to do; a goal is not a guarantee. The tables above show the
+current values."""
 
 
 def goals(kept: Kept) -> str:
-    """The project's aims and what this benchmark says of them, as Markdown."""
+    """Return the project's goals and the measured values, as Markdown."""
     rows = [
         [what, spread(found), goal]
         for what, one, other, goal in _GOALS
@@ -389,37 +389,38 @@ def goals(kept: Kept) -> str:
     if longest.get("during"):
         pairs = zip(longest["during"], longest["after"], strict=False)
         added = [during - after for during, after in pairs]
-        rows.append(["longest wait during the retention, more than without, ms", spread(added), ""])
-    return _table(["what", "measured", "aim"], rows) if rows else ""
+        rows.append(["longest additional latency during the retention, ms", spread(added), ""])
+    return _table(["comparison", "measured", "goal"], rows) if rows else ""
 
 
 def problems(kept: Kept) -> list[str]:
-    """Reasons not to believe these figures, or a part of them."""
+    """Return reasons why some of these figures are not reliable."""
     found = []
     for name, group in kept["groups"].items():
         facts = group["facts"]
         if group["quick"]:
-            found.append(f"{name}: a quick run, which shows that it works and no figure to quote")
+            found.append(f"{name}: a quick run, only to test the benchmark; do not quote it")
         if facts["cores"] < 2:
             found.append(
-                f"{name}: one core for the server and the generator: rates and latencies say "
-                "nothing, CPU time does"
+                f"{name}: one core for the server and the generator, so only CPU time is meaningful"
             )
         if facts["disk"].startswith("tmpfs"):
-            found.append(f"{name}: the stores are in memory and not on a disk, see --directory")
+            found.append(f"{name}: the stores are in memory instead of on a disk; see --directory")
         for case, server in _rows(group["runs"]):
             for run in group["runs"][case][server]:
                 errors = run.get("errors", 0)
                 if errors and not (name == "everyday" and server.startswith("fastapi")):
-                    found.append(f"{name}, {server}: {errors:.0f} answers were not 200, or missing")
+                    found.append(
+                        f"{name}, {server}: {errors:.0f} responses were not 200, or missing"
+                    )
                 if run.get("left"):
                     found.append(f"{name}, {server}: {run['left']:.0f} events were not handled")
                 if run.get("count") == 0:
                     found.append(f"{name}, {server}, {case}: nothing was measured")
                 if idle(server, run):
                     found.append(
-                        f"{name}, {server}: its rate is refused, as it used {run['used']:.2f} of "
-                        f"its core and the generator {run['generator_used']:.2f} of its own"
+                        f"{name}, {server}: its rate is not reliable: it used {run['used']:.2f} of "
+                        f"its core, and the generator {run['generator_used']:.2f} of its own"
                     )
     return found
 
@@ -428,12 +429,12 @@ def problems(kept: Kept) -> list[str]:
 
 
 def sections(kept: Kept) -> str:
-    """All tables, the machine, and what is to be known of the figures, as Markdown."""
+    """Return all tables, the machine, and remarks on the figures, as Markdown."""
     named = [name for name in _HEADINGS if name in kept["groups"]]
     if not named:
-        return "No figures are kept for this version: `make bench` writes them here."
+        return "There are no figures of this version: `make bench` writes them here."
     parts = [_section(kept, name) for name in named]
-    parts.append(f"### What was aimed at\n\n{_ABOUT_GOALS}\n\n{goals(kept)}")
+    parts.append(f"### Goals\n\n{_ABOUT_GOALS}\n\n{goals(kept)}")
     machines = dict.fromkeys(_machine(kept["groups"][name]) for name in named)
     parts.append("\n".join(machines))
     reasons = dict.fromkeys(problems(kept))
@@ -457,7 +458,7 @@ def _machine(group: Mapping[str, Any]) -> str:
 
 WIDTH, LABEL_WIDTH, BAR, GAP, TOP = 760, 300, 22, 10, 56
 
-#: The bars of the picture: a label and its column.
+#: The bars of the chart: a label and its column.
 _BARS = (
     *(
         (f"{LABELS[name].strip('*')}, 500/s", Column("everyday", "500", name, "cpu_us"))
@@ -465,7 +466,7 @@ _BARS = (
     ),
     ("sdk_trio, default, inline, full load", _all("full", "inline", "cpu_us")),
     ("sdk_trio, enqueued, full load, to done", _all("full", "enqueued-open", "done_cpu_us")),
-    ("FastAPI, keeps nothing, full load", _all("full", "fastapi", "cpu_us")),
+    ("FastAPI, no store, full load", _all("full", "fastapi", "cpu_us")),
     ("FastAPI, durable, full load, to done", _all("full", "fastapi-durable", "done_cpu_us")),
 )
 
@@ -502,14 +503,14 @@ def draw(kept: Kept) -> str:
 
 
 def page_with(text: str, kept: Kept) -> str:
-    """Return the page's text with these figures in their place."""
+    """Return the text of the page with these figures."""
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     return f"{before}{BEGIN}\n\n{sections(kept)}\n\n{END}{after}"
 
 
 def main(source: str | None = None) -> None:
-    """Write the page and its picture."""
+    """Write the page and its chart."""
     kept = json.loads(Path(source or FIGURES).read_text())
     PAGE.write_text(page_with(PAGE.read_text(), kept))
     PICTURE.write_text(draw(kept))

@@ -1,4 +1,4 @@
-"""Runs one server and one load, and reads from the system what they cost."""
+"""Runs one server and one load, and measures their CPU time and memory."""
 
 import http.client
 import json
@@ -22,25 +22,25 @@ from stores import Certificate
 
 PATH = "/hooks/sdk"
 START_SECONDS = 20.0
-#: A server that has not ended by then is killed: its data is thrown away.
+#: The seconds after which a server is killed; its data is not needed any more.
 STOP_SECONDS = 5.0
-#: All that was accepted should be handled within this.
+#: The seconds within which all accepted events should be handled.
 DONE_SECONDS = 60.0
 _OURS = ("SDK_", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "BENCHMARK_")
 
 
 _USABLE = sorted(os.sched_getaffinity(0))
 CORES = len(_USABLE)
-#: The core that servers have for themselves.
+#: The core that only servers use.
 SERVER_CORE = _USABLE[0]
-#: The core of the generator and of this program. Where it is the server's, too, rates and
-#: latencies say nothing.
+#: The core of the generator and of this program. If servers use it as well, rates and latencies are
+#: meaningless.
 GENERATOR_CORE = _USABLE[-1]
 
 
 @attrs.define
 class Process:
-    """A running server; the milliseconds it took to its first 200, and its memory then."""
+    """A running server, its milliseconds to the first 200, and its memory at that time."""
 
     server: Server
     port: int
@@ -56,7 +56,7 @@ class Process:
         return self.popen.pid
 
     def cpu_seconds(self) -> float:
-        """User and system time so far, all threads included."""
+        """Return user and system time so far, including all threads."""
         return cpu_seconds(self.pid)
 
     def memory_mb(self) -> float:
@@ -65,14 +65,14 @@ class Process:
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def handled(self) -> int:
-        """How many events its handlers have handled; of a peer that keeps nothing, 0."""
+        """Return the number of handled events; 0 for a peer without a store."""
         return read_count(str(self.handled_file))
 
     def settle(self, seconds: float = DONE_SECONDS) -> float:
-        """Wait until it does nothing any more, and return its CPU seconds then.
+        """Wait until it is idle, and return its CPU seconds.
 
-        What it does at its start (a first look at the store) and behind the last answer is over
-        when it has used less than a twentieth of its core for a fifth of a second.
+        The work of its start and after the last response has ended when it has used less than a
+        twentieth of its core for a fifth of a second.
         """
         deadline = time.monotonic() + seconds
         used = self.cpu_seconds()
@@ -88,13 +88,13 @@ class Process:
 def serving(
     server: Server, *, directory: Path, data: Path | None = None, certificate: Certificate
 ) -> Iterator[Process]:
-    """Run ``server`` on a free port and a core of its own until the end of the block.
+    """Run ``server`` on a free port and its own core until the end of the block.
 
     Args:
-        server: what to run.
-        directory: where its files are put.
-        data: its data directory, which is left as it is afterwards; without it, an empty one.
-        certificate: what it shows where it speaks TLS.
+        server: the server to run.
+        directory: for its files.
+        data: its data directory, which is not removed; None: an empty one.
+        certificate: its certificate, if it uses TLS.
     """
     with tempfile.TemporaryDirectory(dir=directory) as place:
         own = Path(place)
@@ -109,7 +109,7 @@ def serving(
         trusted = certificate if server.tls else None
         command = [str(port) if word == "PORT" else word for word in server.command]
         began = time.perf_counter()
-        # The log goes to a file, as a service manager sends it.
+        # The log is written to a file, as by a service manager.
         with log.open("wb") as err:
             popen = subprocess.Popen(
                 command,
@@ -135,9 +135,10 @@ def serving(
 def _environment(
     server: Server, port: int, data: Path, handled: Path, certificate: Certificate
 ) -> dict[str, str]:
-    """The environment of a server: of ours only the secret, the addresses and the path are set.
+    """Return the environment of a server.
 
-    ``RequireHttps`` is off because the load is plain HTTP.
+    Of our settings only the secret, the addresses and the path are set; ``RequireHttps`` is off
+    because the load is plain HTTP.
     """
     environment = {k: v for k, v in os.environ.items() if not k.upper().startswith(_OURS)}
     environment |= {
@@ -190,7 +191,7 @@ def _delivered(process: Process) -> bool:
 
 @contextmanager
 def generating(load: Load) -> Iterator["subprocess.Popen[str]"]:
-    """Start a generator, which begins at once; at the end of the block it is killed."""
+    """Start a generator, which begins at once and is killed at the end of the block."""
     popen = subprocess.Popen(
         [sys.executable, str(HERE / "load.py"), json.dumps(asdict(load))],
         stdin=subprocess.PIPE,
@@ -243,6 +244,6 @@ def copied(store: Path, directory: Path) -> Iterator[Path]:
     """Make a data directory with a copy of a store's file, until the end of the block."""
     with tempfile.TemporaryDirectory(dir=directory, prefix="data") as place:
         shutil.copyfile(store, Path(place) / store.name)
-        # The disk is not to be busy with the copy while something is measured.
+        # The disk must not be busy with the copy during a measurement.
         os.sync()
         yield Path(place)

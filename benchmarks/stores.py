@@ -1,4 +1,4 @@
-"""What servers are given: stores full of events, and a certificate for the loopback address."""
+"""Test data for servers: stores full of events, and a certificate for the loopback address."""
 
 import base64
 import hashlib
@@ -36,12 +36,12 @@ from sdk_trio.storage.sql.schema import DATABASE_NAME, prepare_sqlite
 from sdk_trio.storage.sql.tenants import add
 
 _CHUNK = 2_000
-#: More than a stored event takes on the disk, in bytes, with its log and a copy of the file.
+#: An upper limit for one stored event on the disk, in bytes, with its log and a copy of the file.
 _BYTES_OF_AN_EVENT = 10_000
 _DAY = 86_400.0
-#: A store of finished events is made anew before they reach any retention.
+#: A store of finished events is filled again before they reach any retention.
 _OLDEST_SECONDS = 3 * _DAY
-#: A finished event in so many is of another type, and one in ten times as many is dead or parked.
+#: One finished event in so many has another type; one in ten times as many is dead or parked.
 _OTHERS = 10
 
 _TERMS = LeaseTerms(
@@ -51,7 +51,7 @@ _TERMS = LeaseTerms(
 
 @attrs.frozen
 class Certificate:
-    """PEM files: what a server shows, its key, and what its clients trust."""
+    """PEM files: the certificate, its key, and the authority that clients trust."""
 
     chain: Path
     key: Path
@@ -59,7 +59,7 @@ class Certificate:
 
 
 def issue_certificate(directory: Path) -> Certificate:
-    """Make a certificate for 127.0.0.1 below an authority of its own."""
+    """Make a certificate for 127.0.0.1 with its own authority."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     certificate = Certificate(
@@ -75,7 +75,7 @@ _Insert = Callable[[SqlTransaction, NewDelivery, int], None]
 
 
 def finished_store(directory: Path, count: int) -> Path:
-    """Return a store with ``count`` events of the last hour, finished but for one in a hundred."""
+    """Return a store with ``count`` events of the last hour; 99 of 100 are done."""
     return _stored(directory, "finished", count, time.time() - 3600.0, _insert_finished)
 
 
@@ -85,7 +85,7 @@ def expired_store(directory: Path, count: int) -> Path:
 
 
 def waiting_store(directory: Path, count: int) -> Path:
-    """Return a store with ``count`` accepted events that no worker has taken yet."""
+    """Return a store with ``count`` accepted events that are not yet claimed."""
     return _stored(directory, "waiting", count, time.time() - 3600.0, _insert_waiting)
 
 
@@ -114,8 +114,8 @@ def _insert_finished(tx: SqlTransaction, delivery: NewDelivery, number: int) -> 
 def _stored(directory: Path, kind: str, count: int, begin: float, insert: _Insert) -> Path:
     """Return the store of this kind, which is made once for each version of the store's code.
 
-    It is filled by the program's own statements, so that it is what a receiver would have left:
-    2 KB bodies, random ids, and arrivals in the order of their time.
+    It is filled with the program's own statements, so it is like the store of a receiver: 2 KB
+    bodies, random ids, and arrivals in order.
     """
     place = directory / f"{kind}-{count}-{_version()}"
     file = place / DATABASE_NAME
@@ -133,7 +133,7 @@ def _stored(directory: Path, kind: str, count: int, begin: float, insert: _Inser
     made = directory / f"{kind}-{count}-{_version()}.{os.getpid()}"
     made.mkdir()
     connection = _create(made / DATABASE_NAME)
-    # Nobody is promised anything here, so nothing waits for the disk.
+    # No durability is needed here, so no write waits for the disk.
     connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -1000000")
     _fill(connection, count, begin, insert, others=finished)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -169,7 +169,7 @@ def _fill(
 
 
 def _version() -> str:
-    """A digest of the code that a store's file depends on."""
+    """Return a digest of the code that determines the content of a store."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for file in sorted(Path(sql.__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
@@ -181,7 +181,7 @@ def _age(file: Path) -> float:
 
 
 def fill_tenants(directory: Path, count: int, key_of: Callable[[int], bytes]) -> None:
-    """Create a store with ``count`` tenants below ``directory``, each with a key file of its own.
+    """Create a store with ``count`` tenants below ``directory``, each with its own key file.
 
     A tenth of them is suspended.
     """

@@ -1,11 +1,11 @@
-"""What many tenants cost beside few: look-up, add, list, suspend, start, memory.
+"""The cost of many tenants, compared with few: look-up, add, list, suspend, start, memory.
 
     python benchmarks/tenants.py [--few 100] [--many 5000] [--rounds 5] [--json FILE]
 
-Both stores are filled once: every tenant has an organization, a manager and a key file of its own.
-Then each round measures both, in turns, and a ratio is taken within a round. Of commands it is the
-CPU time of the whole process, of which ``version`` is the part that does nothing; of the daemon
-CPU time per delivery, and resident memory. It takes some two minutes.
+Both stores are filled once: every tenant has its own organization, manager and key file. Then each
+round measures both, and ratios are computed within a round. For commands the figure is the CPU time
+of the whole process (``version`` is one without work), for the daemon the CPU time per delivery and
+the resident memory. It takes about two minutes.
 """
 
 import argparse
@@ -141,7 +141,7 @@ trio.run(main, *sys.argv[1:])
 
 
 def additions(host: Host) -> dict[str, float]:
-    """Measure what one tenant costs that is added through the service of an open store."""
+    """Measure the cost of adding one tenant through the service of an open store."""
     words = (str(host.directory / "data"), host.new_identifier(), str(ADDED))
     done = subprocess.run(
         [sys.executable, "-c", _ADD, *words], capture_output=True, text=True, check=False
@@ -152,7 +152,7 @@ def additions(host: Host) -> dict[str, float]:
 
 
 def daemon(host: Host) -> dict[str, float]:
-    """Measure start, deliveries of both kinds, and what a new tenant waits for its address."""
+    """Measure start, deliveries of both kinds, and the time until a new tenant has its address."""
     log = host.directory / "log"
     began = time.perf_counter()
     with log.open("wb") as err:
@@ -209,7 +209,7 @@ def wait_for_port(process: "subprocess.Popen[bytes]", host: Host) -> int:
 def deliver(
     connection: http.client.HTTPConnection, path: str, headers: dict[str, str], body: bytes
 ) -> None:
-    """Post one delivery; it has to be answered 200."""
+    """Post one delivery; require the response 200."""
     connection.request("POST", path, body, headers)
     answer = connection.getresponse()
     answer.read()
@@ -218,17 +218,17 @@ def deliver(
 
 
 def of_organization(host: Host, number: int) -> tuple[str, dict[str, str], bytes]:
-    """A delivery at the host's address, whose body names the tenant's organization."""
+    """Make a delivery to the host's address; its body has the tenant's organization."""
     return PATH, *signed(KEY, f"org-{number:06d}")
 
 
 def of_address(host: Host, number: int) -> tuple[str, dict[str, str], bytes]:
-    """A delivery at the tenant's own address, with its own secret."""
+    """Make a delivery to the tenant's address, with its own secret."""
     return f"{PATH}/tenant-{number:06d}", *signed(host.key_of(number), None)
 
 
 def signed(key: bytes, organization: str | None) -> tuple[dict[str, str], bytes]:
-    """Sign a small order.paid document with an id of its own."""
+    """Sign a small order.paid document with its own id."""
     data = {"id": str(uuid.uuid4()), "organization_id": organization}
     document = {"type": "order.paid", "timestamp": "2026-01-02T03:04:05Z", "data": data}
     body = json.dumps(document).encode()
@@ -243,13 +243,13 @@ def signed(key: bytes, organization: str | None) -> tuple[dict[str, str], bytes]
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, its threads included."""
+    """Return user and system time of a process, including its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _CLOCK
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory of a process."""
+    """Return the resident memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -279,7 +279,7 @@ def main() -> None:
 
 
 def table(runs: list[dict[int, dict[str, float]]], few: int, many: int) -> str:
-    """Medians with their range as Markdown; each ratio is of one round."""
+    """Return medians with their range as Markdown; each ratio is that of one round."""
     lines = [f"| what | {few} tenants | {many} tenants | ratio |", "|---|---|---|---|"]
     for name in runs[0][few]:
         one = [run[few][name] for run in runs]

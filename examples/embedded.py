@@ -1,4 +1,4 @@
-"""A Trio application that receives webhooks beside its own work.
+"""A Trio application that receives webhooks in addition to its own work.
 
 Run it with a secret in the environment, for example one from ``sdk-trio secrets new``::
 
@@ -11,7 +11,7 @@ import sdk_trio
 from sdk_trio.events import OrderPaidEvent
 
 handlers = sdk_trio.HandlerRegistry()
-handlers.ignore()  # the other event types are left out on purpose: no warnings at the start
+handlers.ignore()  # no warnings at the start about event types without a handler
 
 
 @handlers.on(OrderPaidEvent, enqueue=True)

@@ -12,7 +12,7 @@ import sdk_trio
 from sdk_trio.events import OrderPaidEvent
 
 handlers = sdk_trio.HandlerRegistry()
-handlers.ignore()  # the other event types are left out on purpose: no warnings at the start
+handlers.ignore()  # no warnings at the start about event types without a handler
 
 
 @handlers.on(OrderPaidEvent, enqueue=True)
@@ -21,7 +21,7 @@ async def grant_access(event: OrderPaidEvent, services: sdk_trio.Services) -> No
         order = await services.client.orders.get(event.data.id)
     except sdk_trio.NotFoundError:
         print("no such order:", event.data.id, flush=True)
-        return  # anything else is raised, so the event is tried again later
+        return  # other errors are raised, so the event is retried later
     print("paid:", order.id, order.status, flush=True)
 
 
@@ -31,7 +31,7 @@ async def main() -> None:
     async with trio.open_nursery() as nursery:
         started = await nursery.start(runtime.run)
         print("receiving at", started.receiver[0] + settings.webhooks.path, flush=True)
-        # The same client is yours: runtime.client.orders.list(), runtime.client.breaker.isolate()
+        # Your code can use the same client, such as runtime.client.orders.list().
         await trio.sleep(60)
         runtime.shut_down("the example ends")
 

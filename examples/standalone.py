@@ -1,6 +1,6 @@
 """Only the receiver, as an ASGI application in a server that you already have.
 
-Any ASGI server that runs Trio mounts it; here hypercorn, at the path of ``Sdk:Webhooks:Path``::
+Any ASGI server on Trio can serve it; here hypercorn, at the path of ``Sdk:Webhooks:Path``::
 
     SDK__WEBHOOKS__SECRET=... python examples/standalone.py
 
@@ -18,7 +18,7 @@ import sdk_trio
 from sdk_trio.events import OrderPaidEvent
 
 handlers = sdk_trio.HandlerRegistry()
-handlers.ignore()  # the other event types are left out on purpose: no warnings at the start
+handlers.ignore()  # no warnings at the start about event types without a handler
 
 
 @handlers.on(OrderPaidEvent, enqueue=True)

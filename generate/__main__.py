@@ -1,6 +1,6 @@
-"""Writes all that is generated: ``make generate``.
+"""Regenerates all generated files: ``make generate``.
 
-Each module named in ``MAKERS`` has a function ``files``, which returns paths and their texts.
+Each module in ``MAKERS`` has a function ``files``, which returns paths and their texts.
 """
 
 import argparse
@@ -10,13 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-#: Modules beside this one, in order. The first two write what the package needs to be imported,
-#: which the pages do.
+#: Modules of this directory, in order. The first two write files that the package needs to be
+#: imported, which the modules for pages do.
 MAKERS = ("event_payloads", "event_exports", "client_types", "event_page", "settings_page")
 
 
 def main() -> int:
-    """Write the files, or with ``--check`` say which are not as they would be."""
+    """Write the files; with ``--check``, print those that are stale."""
     parser = argparse.ArgumentParser(prog="python generate", description=main.__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if a file differs")
     is_check = parser.parse_args().check

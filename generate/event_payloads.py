@@ -1,7 +1,6 @@
-"""Writes ``sdk_trio/events/payloads.py``: the data classes of events, after the upstream's models.
+"""Generates ``sdk_trio/events/payloads.py``: the data classes of events, from upstream models.
 
-A class has every field that any API version sends; a union of models is one class with the fields
-of all.
+A class has every field of any API version. A union of models is one class with the fields of all.
 """
 
 import ast
@@ -17,7 +16,7 @@ FILE = Path(__file__).parent.parent / "sdk_trio" / "events" / "payloads.py"
 _HEADER = '''\
 """The typed, lenient data of events: one class per shape (docs/reference/events.md).
 
-Made from the upstream's own models by generate/event_payloads.py; ``make generate`` writes it anew.
+Generated from the upstream's own models by generate/event_payloads.py: run ``make generate``.
 
 Only ``id`` is certain. Every other field is None when the sender left it out or sent a value of
 another kind; what is new in the sender's API is found in :attr:`Payload.extra`. Amounts are
@@ -34,11 +33,11 @@ from .event import Embedded, Metadata, Payload, Time
 
 @attrs.frozen
 class Shape:
-    """A class to be written: after which models, what it says of itself, and its base.
+    """A class to generate: its models, its docstring and its base.
 
     ``base`` is ``Payload`` for the data of an event, another class whose fields are inherited, or
-    "" for a record inside of data. ``fields`` are those that the models lack: what the upstream
-    sends before its own client knows of it, each with its type, such as ``{"total": "int"}``.
+    "" for a record inside of data. ``fields`` are fields that the models lack, because the
+    upstream's own client does not have them yet, with their types, such as ``{"total": "int"}``.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Shape:
     fields: Mapping[str, str] = attrs.field(factory=dict)
 
 
-# In the order in which they are written: a class comes before those that mention it.
+# In the order of the generated file: a class comes before those that refer to it.
 SHAPES = (
     Shape("Address", ("Address",), "A postal address."),
     Shape(
@@ -124,7 +123,7 @@ SHAPES = (
     Shape(
         "CustomerState",
         ("CustomerState",),
-        "A customer together with all that the customer is entitled to at present.",
+        "A customer with all current entitlements.",
         "Customer",
     ),
     Shape("Product", ("Product",), "Something that is sold.", "Payload"),
@@ -164,7 +163,7 @@ def files() -> dict[Path, str]:
 
 
 def render(models: Models) -> str:
-    """Return the file's text, formatted as ruff does."""
+    """Return the text of the file, in the format of ruff."""
     embedded = {
         member: shape.name
         for shape in SHAPES
@@ -184,7 +183,7 @@ def render(models: Models) -> str:
 
 
 def _members(name: str, models: Models) -> list[str]:
-    """Return the models that a model's name or an alias stands for."""
+    """Return the models of a model's name or an alias."""
     if name in models.models:
         return [name]
     found = [_members(part, models) for part in sorted(names_in(models.aliases[name]))]
@@ -209,7 +208,7 @@ def _join(kinds: Iterable[str]) -> str:
 
 
 def _kind(name: str, node: ast.expr, models: Models, embedded: dict[str, str]) -> list[str]:
-    """Return the kinds of value that a type admits, without None, as source."""
+    """Return the kinds of value of a type, without None, as source."""
     if isinstance(node, ast.BinOp):
         return [
             kind for side in (node.left, node.right) for kind in _kind(name, side, models, embedded)

@@ -1,6 +1,6 @@
-"""One sentence for each operation, made of its name; what the name does not say stands here."""
+"""One sentence for each operation, derived from its name, with exceptions listed here."""
 
-#: Operations whose name is no verb about their resource.
+#: Operations whose name is not a verb about their resource.
 _WRITTEN = {
     "benefits.files": "List the files of a benefit.",
     "benefits.grants": "List the grants of a benefit.",
@@ -68,7 +68,7 @@ _WRITTEN = {
     "webhooks.reset_webhook_endpoint_secret": "Replace the secret of a webhook endpoint.",
 }
 
-#: Names of resources that are not the words of the thing in it.
+#: Names of resources that differ from the words for one of their items.
 _THINGS = {"oauth2.clients.oauth2": "OAuth 2 client", "customer_portal.seats": "seat"}
 
 

@@ -1,10 +1,9 @@
-"""What the upstream's own Python client knows: its models and its operations, of every API version.
+"""Models and operations of the upstream's own Python client, of every API version.
 
-It reads the sources of ``polar-sdk`` (a development dependency), so that aliases keep their names,
-and merges its API versions into one view: a field that is not in all of them, or not required
-everywhere, is optional, and a type that differs is the union. Nothing here is about what is made
-of it: :mod:`client_types` writes the client's stubs; whatever else is to follow the upstream's
-models (the payloads of events, samples) begins with :func:`read_models` too.
+This module reads the sources of ``polar-sdk`` (a development dependency), so aliases keep their
+names, and merges its API versions. A field that is missing or not required in one of them is
+optional, and a type that differs becomes the union. It does not depend on the results:
+:mod:`client_types` generates the client's stubs from it, :mod:`event_payloads` the data classes.
 """
 
 import ast
@@ -23,13 +22,13 @@ VERSIONS = ("v2026_04", "v2026_10", "v2027_01")
 _SCOPES = re.compile(r"\*\*Scopes\*\*: ((?:`[\w:]+`\s*)+)")
 
 
-# The SDK has times as text; these are the names of its fields that hold one.
+# The SDK represents times as text; these are the names of such fields.
 _TIME_ENDINGS = ("_at", "_period_start", "_period_end", "_timestamp", "trial_start", "trial_end")
 _TIME_NAMES = ("timestamp", "evidence_due_by")
 
 
 def is_time(name: str) -> bool:
-    """Say whether a text field of that name holds a time, in events and in the client's records."""
+    """Return whether text fields of that name are times, in events and in the client's records."""
     return name.endswith(_TIME_ENDINGS) or name in _TIME_NAMES
 
 
@@ -37,7 +36,7 @@ def is_time(name: str) -> bool:
 class Field:
     """One field or parameter: ``type`` is an expression of names, unions and subscripts.
 
-    ``default`` is the SDK's own as source, if it has one. ``versions`` are those that have the
+    ``default`` is the source of the SDK's default, if there is one. ``versions`` are those with the
     field, oldest first.
     """
 
@@ -50,7 +49,7 @@ class Field:
 
 @attrs.frozen
 class Model:
-    """A JSON object. ``is_input`` is one that is sent; ``extra`` is the type of unnamed members."""
+    """A JSON object. ``is_input``: it is sent; ``extra`` is the type of additional members."""
 
     name: str
     is_input: bool
@@ -62,9 +61,9 @@ class Model:
 class Models:
     """The models by name, and the aliases: unions of models, and closed lists of texts.
 
-    The SDK has modules for what is sent and for what is received; where both have a name, that of
-    what is sent ends in ``Input`` here. ``sent`` are the aliases of what is sent. ``webhooks`` maps
-    an event's type to the type of its ``data``.
+    The SDK has modules for sent and for received objects. If both have the same name, the name of
+    the sent object ends in ``Input`` here. ``sent`` are the aliases of sent objects. ``webhooks``
+    maps an event's type to the type of its ``data``.
     """
 
     models: Mapping[str, Model]
@@ -75,7 +74,7 @@ class Models:
 
 @attrs.frozen
 class Facts:
-    """One operation as the SDK has it: ``path`` and ``query`` are parameters, ``body`` fields."""
+    """One operation of the SDK: ``path`` and ``query`` are parameters, ``body`` are fields."""
 
     name: str
     path: tuple[Field, ...]
@@ -134,7 +133,7 @@ def union(types: typing.Iterable[str]) -> str:
 
 
 def names_in(text: str) -> set[str]:
-    """Return the names that a type mentions."""
+    """Return the names in a type."""
     return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
 
 
@@ -142,7 +141,7 @@ def names_in(text: str) -> set[str]:
 
 
 def _in_both(version: str) -> set[str]:
-    """Return the names that stand for something sent and for something received."""
+    """Return the names of both a sent and a received object."""
     return _defined(_parse(f"polar.{version}.inputs")) & _defined(
         _parse(f"polar.{version}.outputs")
     )
@@ -157,7 +156,7 @@ def _read_version(version: str, in_both: frozenset[str]) -> Models:
     sent: set[str] = set()
     for module, source in sources.items():
         is_input = module == "inputs"
-        # What is sent never mentions what is received, so every mention in that module is of it.
+        # Sent objects never refer to received ones, so each name in that module is of a sent one.
         statements = _Renamed(in_both).visit(source).body if is_input else source.body
         for statement in statements:
             if isinstance(statement, ast.ClassDef):
@@ -258,7 +257,7 @@ def _facts(name: str, method: typing.Any, models: Models) -> Facts:
         name,
         tuple(path),
         tuple(query),
-        # A body of several kinds takes the fields of all; required is what all of them require.
+        # A body of several kinds has the fields of all; a field is required if all require it.
         tuple(_merge_fields([body.fields for body in bodies]).values()),
         parse_type(inspect.signature(method).return_annotation),
         tuple(re.findall(r"[\w:]+", scopes[1])) if scopes else (),
@@ -333,5 +332,5 @@ def _subscripted(node: ast.expr) -> str | None:
 
 
 def _in_order(names: typing.Iterable[str]) -> list[str]:
-    """Return each name once, where it came first."""
+    """Return each name once, in the order of first occurrence."""
     return list(dict.fromkeys(names))

@@ -1,11 +1,11 @@
-"""The FastAPI peer for those who want no event lost or handled twice. Argument: PORT.
+"""A FastAPI peer that neither loses an event nor handles it twice. Argument: PORT.
 
-It promises what an enqueued delivery of ours does: the event is in SQLite (WAL,
-``synchronous=FULL``) before its answer, an id is taken once, workers handle what was taken, mark it
-done or try it again later, and what a crash left behind is taken up at the next start.
+It gives the guarantees of our enqueued deliveries: the event is in SQLite (WAL,
+``synchronous=FULL``) before the response, an id is accepted once, workers handle accepted events,
+mark them done or retry them later, and a start continues after a crash.
 
-As it is commonly written: one connection behind a lock, writes in the thread pool, a commit for
-each step. Eight workers, as many as ours.
+It is written in the common way: one connection behind a lock, writes in the thread pool, a commit
+for each step. It has eight workers, like ours.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ with open(os.environ["BENCHMARK_HANDLED"], "r+b") as _file:
 
 
 def keep(webhook_id: str, kind: str, body: bytes) -> bool:
-    """Commit an event; False when it is known."""
+    """Commit an event; return False if it is known."""
     with lock, database:
         row = (webhook_id, kind, body)
         added = database.execute(

@@ -1,6 +1,6 @@
-"""What many would write instead: FastAPI on uvicorn with the `standardwebhooks` package.
+"""A common alternative: FastAPI on uvicorn with the `standardwebhooks` package. Argument: PORT.
 
-Nothing is kept, duplicates are not noticed, the payload is an untyped dictionary. Argument: PORT.
+It stores nothing, does not detect duplicates, and the payload is an untyped dictionary.
 """
 
 import os
@@ -35,7 +35,7 @@ async def receive(request: Request) -> dict:
 
 
 def serve(application: FastAPI) -> None:
-    """Run an application as uvicorn's own advice for production has it, without an access log."""
+    """Run an application as uvicorn's documentation recommends, without an access log."""
     uvicorn.run(
         application,
         host="127.0.0.1",

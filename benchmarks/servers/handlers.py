@@ -1,7 +1,7 @@
-"""The handlers that benchmarks register: one that adds up, before the answer or behind it.
+"""The handlers of benchmarks: they count events, inline or enqueued.
 
-The number of handled events is kept in the eight bytes of the file that ``BENCHMARK_HANDLED``
-names, so that the benchmark sees when all of them are done.
+The number of handled events is in the eight bytes of the file in ``BENCHMARK_HANDLED``, so the
+benchmark can wait until all are done.
 """
 
 import mmap

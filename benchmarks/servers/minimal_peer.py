@@ -1,8 +1,7 @@
-"""The limit: trio and httptools in a hundred lines less than a server needs. Argument: PORT.
+"""The lower limit: the least work with trio and httptools. Argument: PORT.
 
-Verification, envelope and typed event are our own functions; there is no limit, no deadline, no
-inbox, no duplicate check and no orderly end. What it does in less time than `inline` is what all of
-that costs.
+Verification, envelope and typed event are our own functions. There are no limits, deadlines, store,
+duplicate check or graceful stop. The difference to `inline` is the cost of all these.
 """
 
 import os
@@ -36,7 +35,7 @@ async def handle(event: OrderPaidEvent) -> None:
 
 
 class Request:
-    """Collects what the parser calls."""
+    """Collects the results of the parser's callbacks."""
 
     def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []

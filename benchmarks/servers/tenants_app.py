@@ -1,4 +1,4 @@
-"""The handlers of benchmarks/tenants.py: one that does nothing, before the answer."""
+"""The handlers of benchmarks/tenants.py: one inline handler that does nothing."""
 
 from sdk_trio import HandlerRegistry
 from sdk_trio.events import OrderPaidEvent

@@ -1,4 +1,4 @@
-"""The runtime beside an application on asyncio: FastAPI, Starlette, Litestar, Django under uvicorn.
+"""The runtime for an application on asyncio: FastAPI, Starlette, Litestar, Django under uvicorn.
 
 Two event loops in one process: the server's, and Trio's in a thread (docs/how-to/asyncio.md).
 """

@@ -1,11 +1,13 @@
-"""The thread of a runtime beside an asyncio loop, and the way of a request through both.
+"""A runtime in its own thread, and the exchange of requests with an asyncio loop.
 
-A request crosses once each way: with its head and the first piece of its body, and back with the
-answer. Further pieces of a body are fetched one by one as the receiver asks for them, so that its
-bounds of size, time and memory hold, and no more than a piece waits on the server's side.
+A request crosses from one loop to the other with its head and the first piece of its body, and the
+response crosses back. Further pieces of a body are fetched one by one as the receiver asks for
+them, so its limits of size, time and memory apply.
 
-Invariants: a request that has crossed is answered whatever becomes of the thread, at the latest
-with 503; and a delivery that was begun depends on the server's side for nothing but a cancellation.
+Invariants:
+
+- A request that has crossed gets a response even if the thread ends: 503.
+- Once a delivery has begun, only a cancellation from the server's side affects it.
 """
 
 import asyncio
@@ -31,21 +33,21 @@ from ..webhooks.run import LEFT_BEHIND
 
 _log = get_logger("runtime")
 
-#: The seconds after the drain's time in which cancelled handlers and the store may come to an end:
-#: the runtime waits for the outcomes of inline runs for 5 s, and for its report.
+#: The seconds after the drain's time for cancelled handlers and the store to end: the runtime waits
+#: 5 s for the outcomes of inline runs, and for its report.
 GRACE_SECONDS = 6.0
 
-#: The seconds that releasing the events of handlers may take which do not end.
+#: The seconds for releasing the events of handlers that do not end.
 LEAVE_SECONDS = 1.5
 
-#: The answer of a receiver that does not run.
+#: The response of a receiver that does not run.
 UNAVAILABLE: Whole = answers.unavailable(UNAVAILABLE_RETRY_SECONDS)
 
-_REASON = "the server ends"
+_REASON = "the server stops"
 
 
 class RuntimeThread:
-    """One runtime in one thread: started, asked and stopped from an asyncio loop.
+    """One runtime in one thread: started, called and stopped from an asyncio loop.
 
     Args:
         runtime: not run yet.
@@ -59,12 +61,12 @@ class RuntimeThread:
         self._token: trio.lowlevel.TrioToken | None = None
         self._requests: Cells | None = None
         self._stopping = False
-        self._address_is_told = False
+        self._announced = False
         self._started: asyncio.Future[None] = loop.create_future()
         self._ended = asyncio.Event()
-        # Touched by several threads; each operation is one step of the interpreter.
+        # Used by several threads; each operation is atomic under the GIL.
         self._pending: set[_Exchange] = set()
-        # A daemon thread: a handler that does not end must not keep the process.
+        # A daemon thread: a handler that does not end must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="sdk_trio", daemon=True)
 
     @property
@@ -80,21 +82,21 @@ class RuntimeThread:
     # -- in the asyncio loop ---------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the thread, and wait until deliveries are accepted; raise what kept it from it."""
+        """Start the thread and wait until deliveries are accepted; raise the error of the start."""
         self._thread.start()
         try:
-            # Shielded, because the thread sets it also if nobody waits any more.
+            # Shielded, because the thread sets the future even after this wait was cancelled.
             await asyncio.shield(self._started)
         except StoreLockedError as error:
-            # Without the first error: servers print the traceback, whose last line is what helps.
+            # "from None": servers print the traceback, and only its last line helps.
             raise StoreLockedError(
                 f"{error}. If that is another worker of this server (uvicorn --workers): workers "
                 "cannot share a directory of SQLite; start one worker, set Sdk:Storage:Backend to "
-                "Postgres, or let `sdk-trio run` receive in processes of its own"
+                "Postgres, or receive with `sdk-trio run` in separate processes"
             ) from None
 
     async def stop(self) -> None:
-        """Drain the runtime and wait for its end; give up what does not end."""
+        """Drain the runtime and wait for its end; abandon handlers that do not end."""
         self._stopping = True
         self._call(self.runtime.shut_down, _REASON)
         options = self.runtime.settings
@@ -122,9 +124,9 @@ class RuntimeThread:
                 await left.wait()
 
     async def exchange(self, scope: Scope, first: dict[str, Any], receive: Receive) -> Whole | None:
-        """Let the receiver serve one request; return its answer, None if it has none.
+        """Let the receiver serve one request; return the response, None if the sender has left.
 
-        Cancelled, it cancels the request on the other side.
+        Cancellation cancels the request in the other thread.
         """
         exchange = _Exchange(scope, first, receive)
         self._pending.add(exchange)
@@ -160,8 +162,7 @@ class RuntimeThread:
     def _run(self) -> None:
         try:
             trio.run(self._main, strict_exception_groups=True)
-        # Whatever ends the loop is told on the other side, where somebody waits for it; a thread
-        # has nobody to raise it to.
+        # The asyncio side reports the error to its caller; a thread has no caller.
         except BaseException as error:
             self.error = only_member(error) if isinstance(error, BaseExceptionGroup) else error
             if self.runtime.started is not None:
@@ -177,15 +178,16 @@ class RuntimeThread:
         if not self._started.done():
             error = self.error or NotRunningError("the runtime ended before it had started")
             self._started.set_exception(error)
-            self._started.exception()  # read, so that asyncio does not warn if nobody waits
+            self._started.exception()  # read, so that asyncio does not warn without a waiter
 
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        if self._stopping:  # before there was a token to say it with
+        if self._stopping:  # stop() was called before there was a token
             self.runtime.shut_down(_REASON)
         async with trio.open_nursery() as requests:
             self._requests = Cells(requests)
-            # Requests end with the drain: what still runs then is cancelled, and released.
+            # Requests that still run at the end of the drain are cancelled, and their events
+            # released.
             requests.start_soon(self._end_requests, requests)
             try:
                 await self.runtime.run(task_status=self)
@@ -194,7 +196,7 @@ class RuntimeThread:
                 requests.cancel_scope.cancel()
 
     def started(self, value: Started | None = None) -> None:
-        """Tell the other loop that deliveries are accepted, as a ``trio.TaskStatus`` does."""
+        """Notify the other loop that deliveries are accepted; a method of ``trio.TaskStatus``."""
         call_soon(self._loop, self._started.set_result, None)
 
     async def _end_requests(self, requests: trio.Nursery) -> None:
@@ -206,10 +208,11 @@ class RuntimeThread:
         if self._requests is None:
             exchange.answer(outcome.Value(UNAVAILABLE))
         else:
-            if not self._address_is_told:
-                self._address_is_told = True
+            if not self._announced:
+                self._announced = True
                 self.runtime.announce(_address_in(exchange.scope))
-            # In the context of the request: the host's span is the parent of the delivery's.
+            # In the context of the request, so that the host's span is the parent of the
+            # delivery's.
             self._requests.start_soon(
                 exchange.serve, self.runtime.receiver, context=exchange.context
             )
@@ -224,7 +227,7 @@ class RuntimeThread:
 
 
 class _Exchange:
-    """One request on its way through both loops: made in the asyncio one, served in Trio's."""
+    """One request in both loops: made in the asyncio loop, served in Trio's."""
 
     def __init__(self, scope: Scope, first: dict[str, Any], receive: Receive) -> None:
         self._loop = asyncio.get_running_loop()
@@ -239,14 +242,14 @@ class _Exchange:
     # -- in Trio's thread ------------------------------------------------------------------------
 
     async def serve(self, application: DirectApp) -> None:
-        """Have ``application`` respond to the request, and send the answer across."""
+        """Have ``application`` respond to the request, and pass the response to the other loop."""
         served: outcome.Outcome[Whole | None] = outcome.Value(UNAVAILABLE)
         try:
             with self._cancelling:
                 answer = await application.respond(AsgiRequest(self.scope, self._receive))
                 served = outcome.Value(answer)
         except Exception as error:
-            # The server's own way of saying 500 and logging the traceback.
+            # The server answers 500 and logs the traceback.
             served = outcome.Error(error)
             await trio.lowlevel.checkpoint()
         finally:
@@ -255,8 +258,8 @@ class _Exchange:
     async def _receive(self) -> dict[str, Any]:
         if self._first is not None:
             first, self._first = self._first, None
-            # No turn of the loop where nothing is waited for: for the length of each the other
-            # thread may have to wait for the interpreter.
+            # Without a wait there is no schedule point: the other thread may have to wait for the
+            # GIL during each step of this loop.
             await trio.lowlevel.checkpoint_if_cancelled()
             return first
         task, token = trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()
@@ -271,20 +274,20 @@ class _Exchange:
             given_up = True
             return trio.lowlevel.Abort.SUCCEEDED
 
-        def hand_over(message: outcome.Outcome[dict[str, Any]]) -> None:
+        def pass_on(message: outcome.Outcome[dict[str, Any]]) -> None:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(deliver, message)
 
-        call_soon(self._loop, self._fetch, hand_over)
+        call_soon(self._loop, self._fetch, pass_on)
         message: dict[str, Any] = await trio.lowlevel.wait_task_rescheduled(abort)
         return message
 
     def cancel(self) -> None:
-        """Cancel the request on this side."""
+        """Cancel the request in this thread."""
         self._cancelling.cancel()
 
     def answer(self, served: "outcome.Outcome[Whole | None]") -> None:
-        """Send the answer across; a second one is of no account."""
+        """Pass the response to the other loop; a second one is ignored."""
         call_soon(self._loop, self._settle, served)
 
     # -- in the asyncio loop ---------------------------------------------------------------------
@@ -297,35 +300,35 @@ class _Exchange:
         else:
             self.answered.set_result(served.unwrap())
 
-    def _fetch(self, hand_over: Callable[["outcome.Outcome[dict[str, Any]]"], None]) -> None:
+    def _fetch(self, pass_on: Callable[["outcome.Outcome[dict[str, Any]]"], None]) -> None:
         async def fetch() -> None:
             try:
                 message = outcome.Value(await self._pull())
-            except Exception:  # the server's side is broken: for the receiver the sender has left
+            except Exception:  # the server failed; for the receiver, the sender has left
                 message = outcome.Value({"type": "http.disconnect"})
-            hand_over(message)
+            pass_on(message)
 
         self._pulling = self._loop.create_task(fetch())
 
     def end(self) -> None:
-        """Forget a piece that nobody waits for any more."""
+        """Cancel the fetch of a piece that is no longer needed."""
         if self._pulling is not None:
             self._pulling.cancel()
 
 
 def _address_in(scope: Scope) -> str:
-    """Return the address of the server that a request came to; "" if it does not say."""
+    """Return the address of the server that got a request; "" if the scope has none."""
     host, port = scope.get("server") or (None, None)
     if host is None or port is None:
         return f"unix:{host}" if host else ""
-    # Its own scheme may be that of a proxy, which a request can name; only an extension, which
-    # hypercorn has, tells of the connection.
+    # A proxy may have set the scheme of the scope. Only the "tls" extension, which hypercorn has,
+    # describes the connection itself.
     scheme = "https" if "tls" in scope.get("extensions", ()) else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a: Any) -> None:
     """Have an asyncio loop call a function, from any thread."""
-    # A loop that was closed has nobody left who waits.
+    # A closed loop has no waiters.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *a)

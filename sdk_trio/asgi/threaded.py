@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 _log = get_logger("runtime")
 
 _NOT_STARTED = (
-    "the receiver has not been started, or has ended: give the application its lifespan, as in "
-    "FastAPI(lifespan=receiver.lifespan); servers pass no lifespan to a mounted application"
+    "the receiver is not started, or has ended; pass its lifespan to the application, as in "
+    "FastAPI(lifespan=receiver.lifespan): servers pass no lifespan to a mounted application"
 )
 
 
 class Threaded:
     """The whole runtime in a thread of its own, as an ASGI application of an asyncio server.
 
-    ``app = FastAPI(lifespan=receiver.lifespan)``, ``app.mount("/hooks", receiver)``. It listens on
-    no address for deliveries: the server does. The paths are those of the settings, whole ones: a
-    mount at ``/hooks`` serves the default ``/hooks/sdk``.
+    ``app = FastAPI(lifespan=receiver.lifespan)``, ``app.mount("/hooks", receiver)``. The server
+    listens for deliveries, not the runtime. Paths in the settings include the mount: one at
+    ``/hooks`` serves the default ``/hooks/sdk``.
 
-    Before its start, after its end, and if its thread has died, deliveries are answered 503, and
+    Before the start, after the end, and if the thread has died, deliveries are answered 503, and
     :attr:`ready` is False.
 
     Args:
@@ -78,15 +78,15 @@ class Threaded:
 
     @property
     def ready(self) -> bool:
-        """Whether deliveries are accepted: the answer for a readiness probe of the application."""
+        """Whether deliveries are accepted, for a readiness probe of the application."""
         return self._thread is not None and self._thread.ready
 
     @property
     def runtime(self) -> Runtime:
-        """The running runtime, for its metrics and reports; other calls belong to its thread.
+        """The running runtime, for its metrics and reports; make other calls in its thread.
 
         Raises:
-            NotRunningError: it has not been started, or has ended.
+            NotRunningError: it is not started, or has ended.
         """
         if self._thread is None:
             raise NotRunningError(_NOT_STARTED)
@@ -96,17 +96,17 @@ class Threaded:
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
         """Start the runtime, and drain it at the end of the block.
 
-        It takes the application, and ignores it, so that it is a ``lifespan`` of FastAPI, Starlette
-        and Litestar; inside of your own: ``async with receiver.lifespan(): ...``. The end takes as
-        long as the drain, and some seconds at most where handlers do not end: these are named in
-        the log, and left behind in their threads, since the process is about to end.
+        It ignores its argument, which FastAPI, Starlette and Litestar pass to a ``lifespan``.
+        Inside your own lifespan, write ``async with receiver.lifespan(): ...``. The end takes as
+        long as the drain, or a few seconds more if handlers do not end. These are logged and
+        abandoned in their threads, because the process is about to end.
 
         Raises:
             StoreLockedError: another process, such as a second worker, uses the data directory.
-            SdkError: whatever else the start of a runtime raises.
+            SdkError: any other error of the start of a runtime.
         """
         if self._thread is not None:
-            raise NotRunningError("this receiver runs already; it can start again once it ended")
+            raise NotRunningError("this receiver already runs; start it again after it has ended")
         host = HostLoop(asyncio.get_running_loop())
         self._handlers.host_loop = host
         runtime = Runtime(self.settings, self._handlers, listens=False, **self._options)
@@ -119,10 +119,10 @@ class Threaded:
             self._thread = None
 
     def in_front_of(self, app: App) -> App:
-        """Return an ASGI application that serves deliveries itself and leaves the rest to ``app``.
+        """Return an ASGI application that serves deliveries, and passes other requests to ``app``.
 
-        It starts and drains the runtime as the server starts and ends; ``app`` is asked about its
-        own lifespan as well. For applications that know neither mounts nor a lifespan, as Django.
+        It starts and drains the runtime with the server, and passes the lifespan on to ``app``. Use
+        it for applications without mounts or a lifespan, such as Django.
         """
         own = self.settings.webhooks.path
         tenants = f"{own.rstrip('/')}/" if self.settings.multi_tenant.enabled else None
@@ -140,8 +140,8 @@ class Threaded:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection of an asyncio server: ``http`` or ``lifespan``.
 
-        If the sender leaves before its body is whole, nothing is kept; afterwards the handler runs
-        to its end. Cancelled, it cancels the delivery, whose event is released.
+        If the sender leaves before its body is complete, nothing is stored. If it leaves later, the
+        handler still runs to its end. Cancellation cancels the delivery and releases its event.
         """
         if scope["type"] == "http":
             await self._serve(scope, receive, send)
@@ -159,8 +159,8 @@ class Threaded:
         if thread is None or not thread.alive:
             self._note_not_running(thread)
         else:
-            # A client that sends nothing must not hold a request for ever; of further pieces the
-            # receiver itself keeps the time.
+            # A client that sends nothing must not occupy a request forever. The receiver itself
+            # limits the time for further pieces.
             try:
                 async with asyncio.timeout(BODY_SECONDS):
                     first = await receive()
@@ -185,7 +185,7 @@ class Threaded:
 
 
 def _whole_path(scope: Scope) -> Scope:
-    """Return the scope with the path that the sender asked for: some hosts cut that of a mount."""
+    """Return the scope with the full path: some hosts remove the path of a mount."""
     root = scope.get("root_path", "")
     if not root or scope["path"].startswith(root):
         return scope
@@ -202,11 +202,11 @@ class HostLoop:
         self.loop = loop
 
     async def run(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Await what ``call`` returns on the other loop, in this task's context; return its end.
+        """Await the result of ``call`` on the other loop, in this task's context.
 
-        Cancelled, it cancels the other side, waits for its end, and raises Cancelled if that was
-        cancelled for it; a coroutine that ends otherwise has ended so. A cancellation from the
-        other side is raised as ``asyncio.CancelledError``, so it fails the run.
+        Cancellation cancels the coroutine on the other loop and waits for its end. It raises
+        Cancelled only if that coroutine was cancelled; another end is kept. If the other loop
+        cancels the coroutine, ``asyncio.CancelledError`` is raised, so the run fails.
 
         Raises:
             NotRunningError: the loop has been closed.
@@ -225,7 +225,7 @@ class HostLoop:
                 running.cancel()
 
         def report(done: "asyncio.Task[outcome.Outcome[None]]") -> None:
-            # Cancelled before its first step, the task has captured nothing.
+            # A task that was cancelled before its first step has captured nothing.
             ended = outcome.Error(asyncio.CancelledError()) if done.cancelled() else done.result()
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(trio.lowlevel.reschedule, waiting, ended)
@@ -238,7 +238,7 @@ class HostLoop:
             nonlocal cancelled
             cancelled = True
             call_soon(self.loop, cancel)
-            # Not given up: its event would run a second time beside it.
+            # Keep waiting: otherwise its event could run a second time concurrently.
             return trio.lowlevel.Abort.FAILED
 
         try:
@@ -248,14 +248,14 @@ class HostLoop:
         try:
             await trio.lowlevel.wait_task_rescheduled(abort)
         except asyncio.CancelledError:
-            # Ours, if there was one: then it is Trio's own that is raised.
+            # If Trio cancelled this task, raise Trio's exception instead.
             await trio.lowlevel.checkpoint_if_cancelled()
             raise
 
 
 @contextmanager
 def asyncio_loop() -> Iterator[HostLoop]:
-    """Run a loop of asyncio in a thread for the block: for tests of ``asyncio=True`` handlers."""
+    """Run an asyncio loop in a thread for the block, for tests of ``asyncio=True`` handlers."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="asyncio", daemon=True)
     thread.start()
@@ -271,8 +271,8 @@ async def _captured(call: Callable[[], Awaitable[None]]) -> "outcome.Outcome[Non
     try:
         await call()
     except BaseException as error:
-        # SystemExit and KeyboardInterrupt would end the server's loop: they are the handler's
-        # failure, as in every other handler.
+        # Otherwise SystemExit and KeyboardInterrupt would end the server's loop. They are failures
+        # of the handler, as in every other handler.
         return outcome.Error(error)
     return outcome.Value(None)
 
@@ -305,22 +305,22 @@ class _Lifespan:
 
 @asynccontextmanager
 async def _inner_lifespan(app: App | None, scope: Scope) -> AsyncIterator[None]:
-    """Start and end an application that has a lifespan; one that refuses it has none."""
+    """Start and end an application with a lifespan; one that refuses the scope has none."""
     if app is None:
         yield
         return
-    asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+    to_app: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    from_app: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
     async def serve() -> None:
         try:
-            await app(scope, asked.get, told.put)
+            await app(scope, to_app.get, from_app.put)
         finally:
-            told.put_nowait(None)
+            from_app.put_nowait(None)
 
     serving: asyncio.Task[None] = asyncio.create_task(serve())
-    asked.put_nowait({"type": "lifespan.startup"})
-    answer = await told.get()
+    to_app.put_nowait({"type": "lifespan.startup"})
+    answer = await from_app.get()
     if answer is not None and answer["type"] == "lifespan.startup.failed":
         await serving
         raise NotRunningError(answer.get("message") or "the application did not start")
@@ -328,8 +328,8 @@ async def _inner_lifespan(app: App | None, scope: Scope) -> AsyncIterator[None]:
         yield
     finally:
         if answer is not None:
-            asked.put_nowait({"type": "lifespan.shutdown"})
-            await told.get()
-        # An application without a lifespan says so by raising; the protocol asks no more of it.
+            to_app.put_nowait({"type": "lifespan.shutdown"})
+            await from_app.get()
+        # An application without a lifespan raises; the protocol allows that.
         with suppress(Exception):
             await serving

@@ -320,7 +320,8 @@ def _workers(
     """Return what makes the processes of ``Server:Processes``; None: this is the only one."""
     if settings.server.processes == 1:
         return None
-    from ..runtime.processes import Processes, WorkerCommand, process_count
+    from ..runtime.processes import Processes
+    from ..runtime.worker_process import WorkerCommand, process_count
 
     count = process_count(settings)
     flags = [] if os.getcwd() in sys.path else ["-P"]  # the installed command has no directory
@@ -350,7 +351,7 @@ def _work(arguments: Namespace) -> int:
         # The supervisor has blocked it for the time before this line.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {_HANGUP})
     link = SupervisorLink.claim(os.environ)
-    place = link.place
+    place = link.assignment
     arguments.development = place.settings.is_development
     options = place.settings.logging
     logs.number_process(place.number)

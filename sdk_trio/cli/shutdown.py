@@ -27,7 +27,7 @@ import trio
 from ..base import logs
 from ..errors import EXIT_FAILURE
 from ..runtime import Runtime
-from ..runtime.watchdog import held_by
+from ..runtime.watchdog import code_of
 from ..webhooks.run import LEFT_BEHIND
 
 # The bounds add up to the 5 seconds after the drain, and the one second after a second signal, that
@@ -263,7 +263,7 @@ class ExitReport:
         bounds = self._bounds
         self._limit(time.monotonic() + delay + drain + bounds.grace, bounds.leave)
         main = threading.main_thread().ident
-        run, place = (None, None) if main is None else held_by(main)
+        run, place = (None, None) if main is None else code_of(main)
         if run is not None:
             # This may be the last moment at which anything can be said: see STUCK_SECONDS.
             _log.info(

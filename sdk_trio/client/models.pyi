@@ -34,7 +34,7 @@ class Unlisted(str):
     """A text that the upstream has added to a closed list since: compare it as any other."""
 
 class Fields(Record, Generic[V]):
-    """An object whose fields are named by whoever filled it, such as ``metadata``."""
+    """An object with any field names, such as ``metadata``."""
 
     def __getattr__(self, name: str) -> V: ...
     def __getitem__(self, name: str) -> V: ...

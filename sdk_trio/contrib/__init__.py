@@ -1,1 +1,1 @@
-"""Helpers for handlers beside other frameworks, each imported by who has its framework."""
+"""Helpers for other frameworks; each module needs its framework installed."""

@@ -1,8 +1,8 @@
 """Django's database connections in handlers that run in threads.
 
-Django opens a connection for each thread and closes it when a request ends. A handler is no
-request: without this its connections would stay open, and one that the server has dropped would
-fail every run in its thread.
+Django opens a connection for each thread and closes it at the end of a request. A handler is not a
+request. Without this module its connections would stay open, and one that the database server has
+closed would fail every run in its thread.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ from ..events import Event
 
 @contextmanager
 def database_connections(event: Event[Any]) -> Iterator[None]:
-    """Do at both ends of a run what Django does at those of a request.
+    """Close old connections before and after a run, as Django does for a request.
 
-    Give it to ``handlers.around_threads``. Connections older than ``CONN_MAX_AGE`` (at the default,
-    0, all of them) and broken ones are closed, in the thread of the run.
+    Pass it to ``handlers.around_threads``. Connections older than ``CONN_MAX_AGE`` (with the
+    default 0, all of them) and broken ones are closed, in the thread of the run.
     """
     close_old_connections()
     try:

@@ -1,6 +1,6 @@
 """The typed, lenient data of events: one class per shape (docs/reference/events.md).
 
-Made from the upstream's own models by generate/event_payloads.py; ``make generate`` writes it anew.
+Generated from the upstream's own models by generate/event_payloads.py: run ``make generate``.
 
 Only ``id`` is certain. Every other field is None when the sender left it out or sent a value of
 another kind; what is new in the sender's API is found in :attr:`Payload.extra`. Amounts are
@@ -533,7 +533,7 @@ class Customer(Payload, frozen=True):
 
 
 class CustomerState(Customer, frozen=True):
-    """A customer together with all that the customer is entitled to at present."""
+    """A customer with all current entitlements."""
 
     active_subscriptions: tuple[ActiveSubscription, ...] | None = None
     granted_benefits: tuple[GrantedBenefit, ...] | None = None

@@ -1,9 +1,9 @@
 """The decisions of reconciliation: which deliveries were missed, and what to do about each. Pure.
 
-The upstream lists the deliveries that it made, each with its event; the event's id is the
-``webhook-id`` of the delivery. An id without a record in the inbox was missed, and the upstream is
-asked to deliver it again. The list is read in *windows* of time, the oldest first, and the
-checkpoint moves over a window only when everything in it has arrived or is given up.
+The upstream lists its deliveries, each with its event; the event's id is the ``webhook-id`` of the
+delivery. An id without a record in the inbox was missed, so the upstream is asked to deliver it
+again. The list is read in *windows* of time, the oldest first. The checkpoint advances over a
+window only when every event in it has arrived or is abandoned.
 """
 
 import json
@@ -23,12 +23,12 @@ from ..errors import EXIT_CONFIGURATION, SdkError
 #: The name of the checkpoint in the inbox.
 CHECKPOINT_NAME = "reconciliation"
 
-#: Time before the checkpoint that a pass reads again, in seconds: the upstream lists a delivery
-#: some time after its timestamp, and clocks differ. A receiver whose clock is 5 minutes off rejects
-#: every delivery, so twice that covers both.
+#: Time before the checkpoint that a pass reads again, in seconds. The upstream lists a delivery
+#: some time after its timestamp, and clocks differ. A receiver whose clock is off by more than 5
+#: minutes rejects every delivery, so twice that covers both.
 OVERLAP_SECONDS = 600.0
 
-#: Length of a window, in seconds; a crash repeats the reading of one window at most.
+#: Length of a window, in seconds; a crash repeats at most one window.
 WINDOW_SECONDS = 3600.0
 
 #: The upstream excludes both ends of the time range, so windows overlap by this much, in seconds.
@@ -40,13 +40,13 @@ FIRST_WAIT_SECONDS = 600.0
 
 
 class UnknownEndpointError(SdkError):
-    """It is not known which of the upstream's webhook endpoints leads here; says what to set."""
+    """The upstream's webhook endpoint for this receiver is unknown; the message has the setting."""
 
     exit_code = EXIT_CONFIGURATION
 
 
 class UnreadableDeliveryError(SdkError):
-    """The upstream's list holds a delivery without an event id or a time."""
+    """The upstream's list contains a delivery without an event id or a time."""
 
 
 @attrs.frozen
@@ -66,72 +66,72 @@ class Sighting:
 
 
 class Action(StrEnum):
-    """The action for an event that the inbox has no record of."""
+    """The action for an event without a record in the inbox."""
 
     ASK = "ask"
     """Ask the upstream to deliver it again."""
     WAIT = "wait"
-    """Wait: it was asked for a short time ago."""
+    """Wait: it was requested a short time ago."""
     LEAVE = "leave"
-    """Nothing: another receiver answered it with success before this inbox was first reconciled."""
+    """Nothing: another receiver acknowledged it before the first pass of this inbox."""
     LOST = "lost"
     """Report it: the upstream cannot deliver it again."""
 
 
 @attrs.frozen
-class Asked:
+class Requests:
     """The number of requests for an event, and the time of the last one (Unix seconds)."""
 
     times: int
     last: float
 
     def is_due(self, now: float) -> bool:
-        """Return whether it should have arrived by ``now``."""
+        """Return whether the event should have arrived by ``now``."""
         return now - self.last >= longest_wait(self.times, base_seconds=FIRST_WAIT_SECONDS)
 
 
 @attrs.frozen
 class Checkpoint:
-    """The state that one pass leaves to the next; times are Unix seconds.
+    """The state between two passes; times are Unix seconds.
 
     ``began`` is the time of the first pass of this inbox. Every delivery up to ``until`` has
-    arrived or is given up. ``asked`` are the requested events that have not arrived yet.
+    arrived or is abandoned. ``asked`` are the requested events that have not arrived yet.
     """
 
     began: float
     until: float
-    asked: Mapping[str, Asked] = attrs.field(factory=dict)
+    asked: Mapping[str, Requests] = attrs.field(factory=dict)
 
     def as_text(self) -> str:
-        """Return it as it is stored."""
+        """Return the stored form."""
         asked = {name: [entry.times, entry.last] for name, entry in self.asked.items()}
         return json.dumps({"began": self.began, "until": self.until, "asked": asked})
 
     @classmethod
     def from_text(cls, text: str) -> "Checkpoint":
-        """Return what :meth:`as_text` stored; raises ``ValueError`` for anything else."""
+        """Return the checkpoint of :meth:`as_text`; raise ``ValueError`` for any other text."""
         try:
             document = json.loads(text)
             asked = {
-                str(name): Asked(int(times), float(last))
+                str(name): Requests(int(times), float(last))
                 for name, (times, last) in document["asked"].items()
             }
             read = cls(float(document["began"]), float(document["until"]), asked)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError(f"this is no checkpoint of a reconciliation: {error!r}") from error
+            raise ValueError(f"this is not a checkpoint of reconciliation: {error!r}") from error
         if not math.isfinite(read.began + read.until):
-            raise ValueError("this is no checkpoint of a reconciliation: its times are no numbers")
+            raise ValueError("this is not a checkpoint of reconciliation: its times are not finite")
         return read
 
     @classmethod
     def first(cls, now: float, lookback_seconds: float) -> "Checkpoint":
-        """Return where the first pass begins."""
+        """Return the checkpoint before the first pass."""
         return cls(began=now, until=now - lookback_seconds)
 
 
 @attrs.frozen
 class Window:
-    """A stretch of time, in Unix seconds."""
+    """A range of time, in Unix seconds."""
 
     start: float
     end: float
@@ -145,7 +145,7 @@ class Window:
 
 
 def windows(start: float, end: float) -> Iterator[Window]:
-    """Cut the time from ``start`` to ``end`` into windows, the oldest first."""
+    """Split the time from ``start`` to ``end`` into windows, the oldest first."""
     while start < end:
         stop = min(start + WINDOW_SECONDS, end)
         yield Window(start, stop)
@@ -156,7 +156,7 @@ def read_sighting(delivery: Mapping[str, Any]) -> Sighting:
     """Read one entry of the upstream's list of deliveries.
 
     Raises:
-        UnreadableDeliveryError: it does not say which event it carried, or when.
+        UnreadableDeliveryError: it has no event id or no time.
     """
     event = delivery.get("webhook_event")
     webhook_id = event.get("id") if isinstance(event, Mapping) else None
@@ -166,14 +166,14 @@ def read_sighting(delivery: Mapping[str, Any]) -> Sighting:
         at = None
     if not isinstance(event, Mapping) or not isinstance(webhook_id, str) or at is None:
         raise UnreadableDeliveryError(
-            f"the upstream's delivery {delivery.get('id')!r} names no webhook_event with an id, or "
-            "has no created_at: its list is not what this version reads"
+            f"the upstream's delivery {delivery.get('id')!r} has no webhook_event with an id, or "
+            "no created_at; this version cannot read the upstream's list"
         )
     return Sighting(
         webhook_id=webhook_id,
         type=str(event.get("type")),
         at=(at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(),
-        # The upstream says it of the event and of each attempt; either is enough.
+        # Both the event and each attempt have the flag; either is enough.
         delivered=event.get("succeeded") is True or delivery.get("succeeded") is True,
         archived=event.get("is_archived") is True,
     )
@@ -197,10 +197,10 @@ def merge(sightings: Iterable[Sighting]) -> list[Sighting]:
 
 
 def decide(sighting: Sighting, checkpoint: Checkpoint, now: float) -> Action:
-    """Return the action for an event that the inbox has no record of."""
-    # A successful delivery from before the first pass was answered by a predecessor of this inbox:
-    # to ask for it would run an event again that another program has handled. A later one means
-    # that this inbox has lost it, so it is asked for.
+    """Return the action for an event without a record in the inbox."""
+    # A predecessor of this inbox acknowledged a successful delivery before the first pass. A new
+    # request would run an event that another program has handled. After the first pass, this inbox
+    # has lost the event, so it is requested again.
     if sighting.delivered and sighting.at < checkpoint.began:
         return Action.LEAVE
     if sighting.archived:
@@ -216,7 +216,7 @@ def advanced(
 
     ``whole``: everything before the window is resolved.
     """
-    # An earlier window holds something unresolved, and the checkpoint never passes that.
+    # An earlier window has an unresolved event, and the checkpoint never passes it.
     if not whole:
         return checkpoint
     oldest = min((sighting.at for sighting in unresolved), default=window.end)
@@ -232,13 +232,13 @@ def without(checkpoint: Checkpoint, webhook_ids: Collection[str]) -> Checkpoint:
 def with_asked(checkpoint: Checkpoint, webhook_id: str, now: float) -> Checkpoint:
     """Return the checkpoint with one more request for the event."""
     before = checkpoint.asked.get(webhook_id)
-    entry = Asked(1 if before is None else before.times + 1, now)
+    entry = Requests(1 if before is None else before.times + 1, now)
     return attrs.evolve(checkpoint, asked={**checkpoint.asked, webhook_id: entry})
 
 
 @attrs.frozen
 class ReadEndpoint:
-    """A webhook endpoint of the upstream that leads to this receiver."""
+    """A webhook endpoint of the upstream whose URL is this receiver's."""
 
     id: str
     enabled: bool
@@ -247,35 +247,36 @@ class ReadEndpoint:
 def choose_endpoints(
     listed: Sequence[Mapping[str, Any]], *, configured: Sequence[str], path: str
 ) -> tuple[ReadEndpoint, ...]:
-    """Return those endpoints of the upstream that lead here.
+    """Return the endpoints of the upstream that deliver to this receiver.
 
-    An event has another id at each endpoint, so the others' deliveries never arrive here.
+    An event has a different id at each endpoint, so deliveries of other endpoints are not missing
+    here.
 
     Args:
         listed: the upstream's endpoints.
-        configured: the ids that the settings name; empty: the only endpoint there is, or the
-            only one whose URL has this receiver's path.
+        configured: the ids in the settings; empty: the only endpoint, or the only one whose URL has
+            this receiver's path.
         path: ``Sdk:Webhooks:Path``.
 
     Raises:
         UnknownEndpointError: there is no such endpoint, or more than one.
     """
     by_id = {str(entry.get("id")): entry for entry in listed}
-    there = ", ".join(f"{name} ({_shown_url(entry)})" for name, entry in by_id.items()) or "none"
+    existing = ", ".join(f"{name} ({_shown_url(entry)})" for name, entry in by_id.items()) or "none"
     missing = [name for name in configured if name not in by_id]
     if missing:
         raise UnknownEndpointError(
             "Sdk:Webhooks:Reconciliation:EndpointIds: the upstream has no webhook endpoint "
-            f"{', '.join(map(repr, missing))}; it has: {there}"
+            f"{', '.join(map(repr, missing))}; it has: {existing}"
         )
     chosen = list(configured) or list(by_id)
     if len(chosen) > 1 and not configured:
         chosen = [name for name in chosen if has_path(by_id[name], path)]
-    # Asking for redeliveries at the wrong endpoint would send every event to another program again.
+    # Redeliveries of the wrong endpoint would send every event to another program again.
     if len(chosen) != 1 and not configured:
         raise UnknownEndpointError(
-            "which of the upstream's webhook endpoints leads here is not known: name it in "
-            f"Sdk:Webhooks:Reconciliation:EndpointIds; there are: {there}"
+            "the upstream's webhook endpoint for this receiver is unknown; set "
+            f"Sdk:Webhooks:Reconciliation:EndpointIds to its id; the upstream has: {existing}"
         )
     return tuple(ReadEndpoint(name, by_id[name].get("enabled") is not False) for name in chosen)
 
@@ -286,6 +287,6 @@ def has_path(entry: Mapping[str, Any], path: str) -> bool:
 
 
 def _shown_url(entry: Mapping[str, Any]) -> str:
-    """Return an endpoint's address without user, query or fragment, which may hold secrets."""
+    """Return an endpoint's URL without user, query or fragment, which may contain secrets."""
     parts = urlsplit(str(entry.get("url")))
     return f"{parts.scheme}://{parts.hostname}{parts.path}"

@@ -1,7 +1,7 @@
 """Reconciliation: finds deliveries that never arrived, and asks the upstream to send them again.
 
-A redelivery arrives like every other delivery and so passes every check of the receiver. The
-decisions are in ``plan.py``; this module reads the upstream's lists and keeps the checkpoint.
+A redelivery arrives like any other delivery and passes every check of the receiver. The decisions
+are in ``plan.py``. This module reads the upstream's lists and stores the checkpoint.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -35,15 +35,15 @@ from .plan import (
 
 _log = get_logger("runtime")
 
-#: Time between two requests for a redelivery, in seconds. 60 a minute stay below the rate limit of
-#: every known upstream and leave room for the application's own calls.
+#: Time between two requests for a redelivery, in seconds. 60 a minute are below the rate limit of
+#: every known upstream, with a reserve for the application's own calls.
 ASK_SECONDS = 1.0
 
 #: Time for a cancelled pass to save its checkpoint, in seconds.
 SAVE_SECONDS = 5.0
 
-#: The checkpoint is saved after so many requests. A crash may repeat as many, which does no harm:
-#: the inbox recognizes the second delivery.
+#: The checkpoint is saved after so many requests. A crash may repeat as many, which is harmless:
+#: the inbox recognises a duplicate.
 SAVE_EVERY = 100
 
 
@@ -51,9 +51,9 @@ SAVE_EVERY = 100
 class ReconcileReport:
     """The result of one pass.
 
-    ``asked`` events were asked for in this pass, ``waiting`` ones in an earlier pass and have not
-    arrived; ``lost`` ones cannot be delivered any more. ``until`` is the time (Unix seconds) up to
-    which nothing that the upstream lists is missing.
+    ``asked`` is the number of events that this pass requested. ``waiting`` events were requested
+    earlier and have not arrived; ``lost`` ones cannot be delivered any more. Up to ``until`` (Unix
+    seconds) no event of the upstream's list is missing.
     """
 
     asked: int
@@ -64,9 +64,9 @@ class ReconcileReport:
 
 @attrs.frozen
 class Survey:
-    """The events that the inbox lacks, the oldest first, and the ids of disabled endpoints.
+    """The missing events, the oldest first, and the ids of disabled endpoints.
 
-    The upstream lists nothing that it skipped while an endpoint was disabled.
+    Events that the upstream skipped while an endpoint was disabled are not in its list.
     """
 
     missing: list[Sighting]
@@ -74,9 +74,9 @@ class Survey:
 
 
 class Upstream(Protocol):
-    """Asks the upstream what it delivered; ``client.client.UpstreamDeliveries`` is one.
+    """Reads the upstream's deliveries; implemented by ``client.client.UpstreamDeliveries``.
 
-    Every method raises ``CallError`` when the upstream could not be asked.
+    Every method raises ``CallError`` if the call fails.
     """
 
     async def endpoints(self) -> list[Any]:
@@ -101,12 +101,12 @@ class Reconciler:
     """Compares the upstream's list of deliveries with the inbox.
 
     Args:
-        upstream: asks the upstream, through an open client.
-        inbox: the inbox that deliveries go into; the checkpoint is kept there.
-        settings: ``Sdk:Webhooks:Reconciliation`` counts.
+        upstream: calls the upstream, through an open client.
+        inbox: the store of deliveries and of the checkpoint.
+        settings: ``Sdk:Webhooks:Reconciliation`` applies.
         clock: returns Unix seconds.
         ask_seconds: the time between two requests for a redelivery.
-        term: what is written counts only while this host leads in that term; None: it is alone.
+        term: writes are valid only while this host leads in that term; None: the only host.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class Reconciler:
         self._lookback = options.max_lookback_hours * 3600.0
         self._interval = options.interval_minutes * 60.0
         self._configured = options.endpoint_ids
-        # An endpoint, if no ids are set, is known by the path of its address: the host may be a
-        # proxy's.
+        # Without configured ids, an endpoint is found by the path of its URL, since the host may be
+        # a proxy's.
         self._path = settings.webhooks.path
 
     async def run(self) -> None:
@@ -141,7 +141,7 @@ class Reconciler:
             try:
                 await self.reconcile()
             except SdkError as error:
-                # Not sooner: what is missed now is in the upstream's list at the next pass, too.
+                # Not sooner: the next pass finds the same events in the upstream's list.
                 _log.warning("reconciliation.failed", error=str(error), retry_in=self._interval)
             await trio.sleep(self._interval)
 
@@ -149,15 +149,15 @@ class Reconciler:
         """Make one pass from the checkpoint.
 
         Returns:
-            what was found; None if every endpoint that leads here is disabled.
+            The result; None if every endpoint for this receiver is disabled.
 
         Raises:
-            CallError: the upstream could not be asked; the requests made so far are remembered.
-            UnknownEndpointError: it is not known which endpoint leads here.
+            CallError: a call failed; the requests made so far are saved.
+            UnknownEndpointError: the endpoint for this receiver is unknown.
             StoreUnavailableError: from the inbox.
 
-        If it is cancelled, it saves the checkpoint, within :data:`SAVE_SECONDS`; the next pass goes
-        on from there.
+        Cancellation saves the checkpoint, within :data:`SAVE_SECONDS`, and the next pass continues
+        from there.
         """
         endpoints = await self._enabled_endpoints()
         if not endpoints:
@@ -165,8 +165,8 @@ class Reconciler:
         now = self._clock()
         progress = _Progress(await self._load(now), now)
         for window in windows(self._start(progress.checkpoint, now), now):
-            # Window by window, so that a pass which is cut short keeps what it has done.
-            await self._work_on(window, endpoints, progress)
+            # Window by window, so that an interrupted pass keeps its progress.
+            await self._reconcile_window(window, endpoints, progress)
         self._forget_abandoned(progress, now)
         await self._save(progress.checkpoint)
         report = progress.report()
@@ -174,11 +174,11 @@ class Reconciler:
         return report
 
     async def survey(self, since: float) -> Survey:
-        """Find every listed event since a time (Unix seconds) that the inbox has no record of.
+        """Find every listed event since a time (Unix seconds) that has no record in the inbox.
 
-        The checkpoint plays no part, so events that another receiver
-        answered with success are among them. ``since`` must not lie further back than the inbox
-        remembers ids: older ones would all seem to be missing.
+        The checkpoint is ignored, so the result includes events that another receiver has
+        acknowledged. ``since`` must be within the time for which the inbox keeps ids: older events
+        would all seem to be missing.
 
         Raises:
             As :meth:`reconcile`.
@@ -194,13 +194,13 @@ class Reconciler:
     async def ask(self, sighting: Sighting) -> bool:
         """Ask the upstream to deliver an event again; return whether it agreed.
 
-        It takes at least ``ask_seconds``, so that calls in a loop keep their distance. If it is
-        cancelled, the request may have been sent.
+        It takes at least ``ask_seconds``, which limits the rate of calls in a loop. After a
+        cancellation the request may have been sent.
 
         Raises:
-            CallError: the upstream could not be asked.
+            CallError: the call failed.
         """
-        # To be delivered twice does no harm: the inbox knows the second one.
+        # A second delivery is harmless: the inbox recognises the duplicate.
         agreed = await self._upstream.redeliver(sighting.webhook_id)
         if agreed:
             _log.info("reconciliation.asked", webhook_id=sighting.webhook_id, type=sighting.type)
@@ -208,17 +208,17 @@ class Reconciler:
         return agreed
 
     def _start(self, checkpoint: Checkpoint, now: float) -> float:
-        # An overlap, as the upstream may list a delivery some time after it was made.
+        # With an overlap, because the upstream may list a delivery some time after it was made.
         start, earliest = checkpoint.until - OVERLAP_SECONDS, now - self._lookback
         if checkpoint.until < earliest - OVERLAP_SECONDS:
             _log.warning(
                 "reconciliation.shortened",
                 hours=round((earliest - checkpoint.until) / 3600, 1),
-                hint="what was delivered before MaxLookbackHours is not looked at any more",
+                hint="deliveries before MaxLookbackHours are not checked any more",
             )
         return max(start, earliest)
 
-    async def _work_on(
+    async def _reconcile_window(
         self, window: Window, endpoints: tuple[ReadEndpoint, ...], progress: "_Progress"
     ) -> None:
         """Ask for the missing events of one window, then advance the checkpoint."""
@@ -236,7 +236,7 @@ class Reconciler:
                 if sighting.webhook_id in progress.waiting | progress.asked:
                     unresolved.append(sighting)
         except BaseException:
-            # Whatever ends the pass, save its requests, or the next pass repeats them.
+            # Save the requests of an interrupted pass; otherwise the next pass repeats them.
             await self._save_at_the_end(progress.checkpoint)  # noqa: ASYNC102 - it shields itself
             raise
         progress.move_over(window, unresolved)
@@ -256,12 +256,12 @@ class Reconciler:
         endpoints: tuple[ReadEndpoint, ...],
         progress: "_Progress | None" = None,
     ) -> list[Sighting]:
-        """Return the events of a window that the inbox has no record of, the oldest first."""
+        """Return the events of a window without a record in the inbox, the oldest first."""
         missing: list[Sighting] = []
 
         async def visit(page: list[Any]) -> None:
             sightings = [read_sighting(item) for item in page]
-            # A question to the store for each page, and no list of all that the upstream has sent.
+            # One query for each page, so that memory does not grow with the upstream's list.
             known = await self._inbox.known([sighting.webhook_id for sighting in sightings])
             if progress is not None:
                 progress.checkpoint = without(progress.checkpoint, known)
@@ -271,22 +271,22 @@ class Reconciler:
         return merge(missing)
 
     async def _endpoints(self) -> tuple[ReadEndpoint, ...]:
-        """Return the endpoints that lead here; the caller leaves out those that are disabled.
+        """Return the endpoints for this receiver; callers leave out disabled ones.
 
-        For a disabled one the upstream would accept a request and skip the event.
+        For a disabled endpoint the upstream would accept a request and skip the event.
         """
         listed = await self._upstream.endpoints()
         return choose_endpoints(listed, configured=self._configured, path=self._path)
 
     async def _enabled_endpoints(self) -> tuple[ReadEndpoint, ...]:
-        """Return the enabled endpoints that lead here, and log each disabled one."""
+        """Return the enabled endpoints for this receiver, and log each disabled one."""
         chosen = await self._endpoints()
         for endpoint in chosen:
             if not endpoint.enabled:
                 _log.error(
                     "reconciliation.endpoint_disabled",
                     endpoint_id=endpoint.id,
-                    hint="the upstream delivers nothing to it: enable it there; events that it "
+                    hint="the upstream delivers nothing to it; enable it there. Events that it "
                     "skipped meanwhile are not in its list of deliveries",
                 )
         return tuple(endpoint for endpoint in chosen if endpoint.enabled)
@@ -298,8 +298,8 @@ class Reconciler:
                 return Checkpoint.from_text(text)
             except ValueError as error:
                 _log.error("reconciliation.checkpoint_unreadable", error=str(error))
-        # An unreadable one costs a longer pass. To stop would leave events missing until somebody
-        # reads the log.
+        # An unreadable checkpoint costs a longer pass. Stopping would leave events missing until an
+        # operator reads the log.
         return Checkpoint.first(now, self._lookback)
 
     async def _save(self, checkpoint: Checkpoint) -> None:
@@ -311,17 +311,17 @@ class Reconciler:
             try:
                 await self._save(checkpoint)
             except StoreUnavailableError as error:
-                # The next pass asks again for what is forgotten so, which does no harm.
+                # The next pass repeats the requests that are not saved, which is harmless.
                 _log.store_unavailable(error)
 
     def _forget_abandoned(self, progress: "_Progress", now: float) -> None:
-        """Give up events that were asked for and lie before the look-back time.
+        """Abandon requested events that are older than the look-back time.
 
-        No later pass sees them in the list, so nothing would ask for them again.
+        No later pass finds them in the list, so they would not be requested again.
         """
         asked = progress.checkpoint.asked
         unseen = asked.keys() - progress.waiting - progress.asked
-        # Without this the checkpoint would grow with every event that this receiver refuses.
+        # Otherwise the checkpoint would grow with every event that this receiver refuses.
         old = {name for name in unseen if asked[name].last < now - self._lookback}
         for webhook_id in old:
             _log.error(

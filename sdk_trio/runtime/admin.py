@@ -2,9 +2,9 @@
 
 It starts before the receiver, so that probes see a long start, and ends after the drain.
 
-A replica that lags never makes the process unready: a receiver that refused deliveries because its
-backup is behind would turn a risk into a loss. It is degraded, which ``/healthz``, the metrics and
-the alerts show.
+A replica that lags never makes the process unready: refusing deliveries because a backup is behind
+would turn a risk into a loss. The process is degraded, which ``/healthz``, the metrics and the
+alerts show.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,13 +44,13 @@ NAMED = 5
 
 _log = get_logger("admin")
 
-#: Its clients are scrapers, probes and people: few connections, and none is slow for a good reason.
-#: An orchestrator's probes may come from the address of a stranger, so no address is refused while
-#: it has connections that wait for their client.
+#: The clients are scrapers, probes and people: few connections, and none has a reason to be slow.
+#: An orchestrator's probes may share an address with an attacker. So a source at its limit evicts
+#: its own waiting connections before a new one is refused.
 LIMITS = Limits(
     connections=128,
     connections_per_source=64,
-    source_gives_way=True,
+    source_evicts_own=True,
     head_seconds=5.0,
     body_seconds=10.0,
     write_seconds=10.0,
@@ -72,17 +72,17 @@ def limits_within(descriptors: int) -> Limits:
 
 
 def concurrency_within(limits: Limits) -> Concurrency:
-    """Return the bounds of requests that are no probes, to which a quarter of the slots is left."""
+    """Return the limits of requests; a quarter of the slots is left for probes."""
     connections = limits.connections
     of_one = min(limits.connections_per_source, connections // 2)
     return Concurrency(most=max(1, connections * 3 // 4), most_of_one=max(1, of_one * 3 // 4))
 
 
 def check_replication(overseen: Overseen | None) -> Check:
-    """Return the state of replication; before the first look it is degraded, never healthy."""
+    """Return the state of replication; before the first check it is degraded, not healthy."""
     health = None if overseen is None else overseen.health
     if health is None:
-        return Check("replication", True, "nobody has looked yet", degraded=True)
+        return Check("replication", True, "not checked yet", degraded=True)
     if health.is_disabled:
         return Check("replication", True, health.reason)
     reason = f"{health.state}: {health.reason}"
@@ -106,10 +106,10 @@ def check_verification(scheduled: Scheduled | None) -> Check:
 
 
 class AdminServer:
-    """Serves the admin address of ``runtime`` from before it accepts until after its drain.
+    """Serves the admin address of ``runtime``, from before the receiver until after the drain.
 
-    Parts add their checks and samples to ``sources``, at any time. ``token`` says where the token
-    is kept; it is None before :meth:`run`.
+    Parts may add checks and samples to ``sources`` at any time. ``token`` is the token and its
+    source; None before :meth:`run`.
     """
 
     def __init__(self, runtime: ObservedRuntime, *, clock: Callable[[], float] = wall) -> None:
@@ -134,7 +134,7 @@ class AdminServer:
     async def run(
         self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Bind, report the real addresses, and serve until cancelled.
+        """Bind, report the actual addresses, and serve until cancelled.
 
         Raises:
             BindError: the address cannot be listened on; the message names ``Sdk:Admin:Bind``.
@@ -168,8 +168,8 @@ class AdminServer:
             serve = partial(keep, "the server of the admin address", server.run)
             addresses = await nursery.start(partial(serve, may_end=lambda: False))
             _refuse_guessable(token, addresses)
-            # Which requests need the token depends on whether every address is of this machine, and
-            # inherited sockets tell their addresses only now.
+            # Whether a request needs the token depends on all addresses being local, and those of
+            # inherited sockets are known only now.
             app.listen_at(addresses)
             self._addresses = addresses
             nursery.start_soon(app.run)
@@ -177,9 +177,9 @@ class AdminServer:
             task_status.started(addresses)
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
-        """Return the call that puts :data:`LIVE_KEYS` of ``settings`` into force.
+        """Return a function that puts :data:`LIVE_KEYS` of ``settings`` into force.
 
-        It counts from the next request on.
+        They apply from the next request on.
         """
         options = settings.admin
 
@@ -199,7 +199,7 @@ class AdminServer:
         return "starting" if self._runtime.started is None else "running"
 
     def stores(self) -> tuple[Inbox, TenantCounts | None]:
-        """Return the open inbox, and the tenants' counts where there are tenants.
+        """Return the open inbox, and the tenants' counts if there are tenants.
 
         Raises:
             NotRunningError: the store is not open.
@@ -216,7 +216,7 @@ class AdminServer:
         return (await self._runtime.receiver.tenancy.service.get(name)).id
 
     def wake(self) -> None:
-        """Make the workers look for due events."""
+        """Make the workers poll for due events."""
         self._runtime.wake()
 
     async def refresh(self) -> None:
@@ -224,7 +224,7 @@ class AdminServer:
         await self._runtime.refresh()
 
     def status(self) -> Mapping[str, Any]:
-        """Return the addresses, and the queue of this moment."""
+        """Return the addresses, and the current state of the queue."""
         runtime = self._runtime
         started = runtime.started
         return {
@@ -250,19 +250,19 @@ class AdminServer:
             return Check("receiver", False, "it is starting")
         if self._runtime.ready:
             return Check("receiver", True, "accepts deliveries")
-        # The receiver is ready and the runtime is not: Server:ShutdownDelaySeconds runs.
+        # The receiver is ready and the runtime is not during Server:ShutdownDelaySeconds.
         leaving = self._runtime.draining and self._runtime.receiver.ready
-        detail = "accepts deliveries for a moment yet" if leaving else "accepts nothing new"
+        detail = "still accepts deliveries for a moment" if leaving else "accepts nothing new"
         return Check("receiver", False, detail)
 
     def _check_queue(self) -> Check:
         depth, capacity = self._runtime.queue_depth, self._runtime.queue_capacity
-        # A full queue answers 503 with Retry-After, and senders come again, so it is degraded and
-        # stays ready. Unready, a load balancer would answer in its place, and would take it out and
-        # in as the queue moves.
-        detail = f"{depth} of {capacity} places are taken"
-        # So it is while long runs hold all workers: deliveries are still stored and answered 200,
-        # and inline handlers run.
+        # With a full queue, deliveries get 503 with Retry-After, and senders retry. So the process
+        # is degraded but ready. Otherwise a load balancer would answer instead, and would remove
+        # and add the process as the queue drains and fills.
+        detail = f"{depth} of {capacity} slots are used"
+        # Also only degraded if long runs occupy all workers: deliveries are still stored and
+        # answered 200, and inline handlers run.
         held = self._runtime.held_workers
         if held is not None:
             return Check("queue", True, f"{detail}; {held}", degraded=True)
@@ -270,13 +270,13 @@ class AdminServer:
 
 
 def _refuse_guessable(token: AdminToken, addresses: tuple[str, ...]) -> None:
-    """Refuse a token that can be guessed from elsewhere.
+    """Refuse a weak token if an address can be reached from other machines.
 
-    The command line checks this before the start. Settings that a host builds in code, and
-    inherited sockets, whose addresses nobody knows before, are known here alone.
+    The command line checks this before the start. Settings that a host builds in code, and the
+    addresses of inherited sockets, are known only here.
     """
     fault = token_fault(token.value) if token.value else None
     if fault is not None and not all(map(is_of_this_machine, addresses)):
         raise OptionsValidationError(
-            [Problem("Sdk:Admin:TokenEnvVar", f"is kept in {token.place}, and {fault}")]
+            [Problem("Sdk:Admin:TokenEnvVar", f"is in {token.place}, and {fault}")]
         )

@@ -1,8 +1,8 @@
-"""The parts of a runtime as the console shows them.
+"""The data of a runtime that the console shows.
 
-The console stands beside the rooms that it shows and does not know them. :class:`RuntimeConsole` is
-the :class:`~sdk_trio.admin.console.ConsoleSource` that hands it what it needs. What is loaded only
-for a view is imported when the view is asked for.
+The console does not import the packages whose data it shows. :class:`RuntimeConsole` is the
+:class:`~sdk_trio.admin.console.ConsoleSource` that gives it the data. Modules for a single view are
+imported when the view is requested.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from ..webhooks import WebhookReceiver
     from ..webhooks.rejections import RejectionRing
 
-#: Databases whose replicas are listed, the worst first.
+#: The most databases whose replicas are listed, the worst first.
 LISTED_DATABASES = 500
 
-#: The origin of a value in settings that a program has made itself.
+#: The origin of a value in settings that a program has built in code.
 BY_PROGRAM = "the program"
 
-#: A stored signature is sent on as it was made until it has used up this share of the tolerance:
-#: the rest is for the way to the listener and for clocks that differ.
-FRESH_SHARE = 0.5
+#: A stored timestamp is reused until its age is this share of the tolerance. The rest is for the
+#: transport to the listener and for clock differences.
+REUSABLE_SHARE = 0.5
 
-#: The time that a relayed delivery was first signed at, where it is signed anew.
+#: The header with the original timestamp of a relayed delivery that is signed again.
 ORIGINAL_TIMESTAMP = "sdk-original-timestamp"
 
 
@@ -55,7 +55,7 @@ class Overseen(Protocol):
 
     @property
     def health(self) -> "ReplicationHealth | None":
-        """Return the last result, None before the first look."""
+        """Return the result of the last check; None before the first one."""
         ...
 
 
@@ -80,7 +80,7 @@ class BoundAddresses(Protocol):
 class ObservedRuntime(Protocol):
     """The part of :class:`~sdk_trio.Runtime` that the admin address shows.
 
-    The runtime makes its admin server; a class here that named the runtime would close a circle.
+    The runtime imports this module, so importing the runtime here would be circular.
     """
 
     settings: Settings
@@ -88,12 +88,12 @@ class ObservedRuntime(Protocol):
 
     @property
     def started(self) -> BoundAddresses | None:
-        """Return the real addresses; None before the start."""
+        """Return the actual addresses; None before the start."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Return whether deliveries are to be sent here."""
+        """Return whether senders should send deliveries here."""
         ...
 
     @property
@@ -108,17 +108,17 @@ class ObservedRuntime(Protocol):
 
     @property
     def client(self) -> "Client":
-        """Return the client; raises NotRunningError where there is none."""
+        """Return the client; raise NotRunningError without one."""
         ...
 
     @property
     def replication(self) -> Overseen | None:
-        """Return how replication stands; None where there is none."""
+        """Return the state of replication; None without replication."""
         ...
 
     @property
     def verification(self) -> Scheduled | None:
-        """Return how the verification of replicas stands; None where there is none."""
+        """Return the state of the verification of replicas; None without replication."""
         ...
 
     @property
@@ -128,17 +128,17 @@ class ObservedRuntime(Protocol):
 
     @property
     def held_workers(self) -> str | None:
-        """Name what holds all workers of the queue, None if nothing does."""
+        """Describe the long runs that occupy all workers of the queue; None if none do."""
         ...
 
     @property
     def queue_capacity(self) -> int:
-        """Return the most that ``queue_depth`` can be."""
+        """Return the upper limit of ``queue_depth``."""
         ...
 
     @property
     def deliveries(self) -> Mapping[str, int]:
-        """Return what happened to deliveries, by result."""
+        """Return the number of deliveries by result."""
         ...
 
     @property
@@ -156,19 +156,19 @@ class ObservedRuntime(Protocol):
         ...
 
     async def refresh(self) -> None:
-        """Ask other processes of this runtime for their figures."""
+        """Ask other processes of this runtime for their metrics."""
         ...
 
     def wake(self) -> None:
-        """Make the workers look for due events."""
+        """Make the workers poll for due events."""
         ...
 
 
 class RuntimeConsole:
-    """Shows the parts of ``runtime``.
+    """Reads the data of ``runtime``.
 
-    ``origins`` and ``examine`` are the command line's, which alone knows where a setting came from
-    and how an installation is examined.
+    The command line sets ``origins``, the origins of settings, and ``examine``, which runs the
+    doctor.
 
     Args:
         runtime: the running program.
@@ -187,14 +187,14 @@ class RuntimeConsole:
 
     @property
     def development(self) -> bool:
-        """Say whether the environment is Development."""
+        """Return whether the environment is Development."""
         return self._settings.is_development
 
     @property
     def features(self) -> Sequence[str]:
-        """Return the parts that there are."""
+        """Return the names of the available features."""
         tenants = self._settings.multi_tenant
-        there = {
+        available = {
             "tenants": tenants.enabled,
             "notifications": tenants.enabled,
             "replication": tenants.file_db.replication.use_replication,
@@ -202,7 +202,7 @@ class RuntimeConsole:
             "trigger": self.development,
             "relay": self._settings.relay.enabled,
         }
-        return [name for name, is_there in there.items() if is_there]
+        return [name for name, is_available in available.items() if is_available]
 
     @property
     def circuit(self) -> str | None:
@@ -211,7 +211,7 @@ class RuntimeConsole:
 
     @property
     def activity(self) -> int:
-        """Return a number that grows with every delivery and every end of a run."""
+        """Return a number that increases with every delivery and every end of a run."""
         return sum(self._runtime.deliveries.values())
 
     @property
@@ -224,7 +224,7 @@ class RuntimeConsole:
         if self.origins is not None:
             return describe(self._settings, self.origins)
         defaults = {row.key: row.value for row in describe(Settings())}
-        # Settings that a program has made have no sources that could be named.
+        # Settings that a program has built have no sources.
         return [
             row
             if row.value == defaults[row.key]
@@ -233,7 +233,7 @@ class RuntimeConsole:
         ]
 
     def types(self) -> list[dict[str, Any]]:
-        """Return the known event types, in Development with a sample of each."""
+        """Return the known event types; in Development each with a sample."""
         handled_types = self._runtime.handled_types
         rows = []
         for row in self._runtime.receiver.handlers.catalog:
@@ -253,7 +253,7 @@ class RuntimeConsole:
         return {"sample": made["data"]}
 
     def replication(self) -> dict[str, Any]:
-        """Return how replication stands."""
+        """Return the state of replication."""
         if not self._settings.multi_tenant.file_db.replication.use_replication:
             raise MissingPartError("there is no replication: UseReplication is false")
         overseer, scheduler = self._runtime.replication, self._runtime.verification
@@ -264,7 +264,7 @@ class RuntimeConsole:
         return {
             "state": "Unknown" if health is None else str(health.state),
             "checked_at": None if health is None else health.checked_at,
-            "reason": "nobody has looked yet" if health is None else health.reason,
+            "reason": "not checked yet" if health is None else health.reason,
             "lag_seconds": None if health is None else _finite(health.lag_seconds),
             "databases": [
                 {**attrs.asdict(each), "lag_seconds": _finite(each.lag_seconds)}
@@ -291,7 +291,7 @@ class RuntimeConsole:
         return self._runtime.receiver.whole_store.notifications
 
     def preview(self, transition: "Transition", tenant: "Tenant | None") -> dict[str, str]:
-        """Return the texts of a transition, of a tenant or of made-up values."""
+        """Return the texts of a transition, for a tenant or for sample values."""
         from ..notifications.send import sample_record
         from ..notifications.templates import render, template_of
 
@@ -307,15 +307,17 @@ class RuntimeConsole:
         }
 
     async def doctor(self) -> list[dict[str, str]]:
-        """Examine the installation without the network."""
+        """Run the doctor without the network."""
         if self.examine is None:
-            raise MissingPartError("the application has no doctor: run 'sdk-trio doctor' beside it")
+            raise MissingPartError(
+                "the application has no doctor; run the command 'sdk-trio doctor'"
+            )
         return await self.examine()
 
     async def trigger(self, type: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Deliver a signed sample to the receiver, in Development alone."""
+        """Deliver a signed sample to the receiver, only in Development."""
         if not self.development:
-            raise MissingPartError("samples are sent in Development alone: see 'events trigger'")
+            raise MissingPartError("samples are sent only in Development; use 'events trigger'")
         from ..events.samples import UnknownEventTypeError
         from ..webhooks.simulator import Simulator  # loads every sample
 
@@ -330,26 +332,26 @@ class RuntimeConsole:
             raise MissingPartError(str(error)) from None
         except RecursionError as error:
             raise BadQueryError(str(error)) from None
-        told = msgspec.json.decode(answer.body)
+        result = msgspec.json.decode(answer.body)
         if answer.status != 200:
-            raise BadQueryError(told["error"])
+            raise BadQueryError(result["error"])
         return {
-            "webhook_id": told["webhookId"],
-            "type": told["eventType"],
-            "status": told["status"],
-            "body": told["body"],
+            "webhook_id": result["webhookId"],
+            "type": result["eventType"],
+            "status": result["status"],
+            "body": result["body"],
         }
 
     # -- the relay ---------------------------------------------------------------------------
 
     async def sign(self, record: DeliveryRecord, here: bool) -> list[tuple[str, str]]:
-        """Return the headers of a delivery as a relay sends them; empty where none may be seen.
+        """Return the signature headers for relaying a delivery; none if they may not be seen.
 
         There are none while ``Admin:ReadOnly`` is true.
 
-        The signature of the sender is not kept: of an HMAC it can be made again, byte for byte,
-        out of id, time, body and secret. A time that the listener's receiver would refuse is
-        replaced by the present one (docs/adr/0062-relay.md).
+        The sender's signature is not stored. An HMAC is computed again, byte for byte, from id,
+        timestamp, body and secret. A timestamp that the listener's receiver would refuse is
+        replaced by the current time (docs/adr/0062-relay.md).
         """
         await trio.lowlevel.checkpoint()
         may_sign = self._may_sign(here) and not self._is_read_only
@@ -358,15 +360,15 @@ class RuntimeConsole:
             return []
         now = self._clock()
         age = abs(now - record.timestamp)
-        is_fresh = age <= FRESH_SHARE * self._settings.webhooks.tolerance_seconds
+        is_recent = age <= REUSABLE_SHARE * self._settings.webhooks.tolerance_seconds
         signed = sign_body(
             record.raw,
             secret=secret,
             webhook_id=record.webhook_id,
-            timestamp=record.timestamp if is_fresh else int(now),
+            timestamp=record.timestamp if is_recent else int(now),
             derivation=self._settings.webhooks.key_derivation,
         )
-        original = [] if is_fresh else [(ORIGINAL_TIMESTAMP, str(record.timestamp))]
+        original = [] if is_recent else [(ORIGINAL_TIMESTAMP, str(record.timestamp))]
         return [*signed.headers.items(), *original]
 
     def _may_sign(self, here: bool) -> bool:
@@ -374,11 +376,11 @@ class RuntimeConsole:
 
     @property
     def _is_read_only(self) -> bool:
-        # A signature allows a change: posting it with the body runs the event again.
+        # A signature is not read-only: with the body it can be posted to run the event again.
         return self._settings.admin.read_only
 
     async def _secret_of(self, record: DeliveryRecord) -> Secret | None:
-        """Return a secret of the record's signer that can make signatures."""
+        """Return a secret of the record's signer that can sign."""
         await trio.lowlevel.checkpoint()
         if not record.signer:
             return _signing(self._settings.webhooks.all_secrets)
@@ -389,7 +391,7 @@ class RuntimeConsole:
         return _signing(await tenancy.credentials.webhook_secrets(tenant))
 
     def relay(self, here: bool) -> dict[str, Any]:
-        """Return what a listener needs to know."""
+        """Return the information that a listener needs."""
         self._require_relay(here)
         webhooks = self._settings.webhooks
         return {
@@ -403,21 +405,22 @@ class RuntimeConsole:
         self._require_relay(here)
         secret = _signing(self._settings.webhooks.all_secrets)
         if secret is None:
-            raise MissingPartError("the host has no secret that signs: only public keys, or none")
+            raise MissingPartError("the host has no secret that can sign, only public keys or none")
         return secret.reveal()
 
     def _require_relay(self, here: bool) -> None:
         if not self._may_sign(here):
             raise SecretsStayHereError(
-                "deliveries are relayed to this machine alone: Sdk:Relay:Enabled is false"
+                "deliveries are relayed only to this machine; set Sdk:Relay:Enabled to true to "
+                "relay them to others"
             )
 
 
 def _signing(secrets: Sequence[Secret]) -> Secret | None:
-    """Return the first secret that makes signatures: a public key only checks them."""
+    """Return the first secret that can sign; a public key can only verify."""
     return next((s for s in secrets if not s.reveal().startswith(PUBLIC_KEY_PREFIX)), None)
 
 
 def _finite(lag: float | None) -> float | None:
-    # Infinite while a replica was never in step, which JSON cannot say.
+    # Infinite while a replica was never in step; JSON has no infinity.
     return None if lag is None or lag == inf else lag

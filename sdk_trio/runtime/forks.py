@@ -1,9 +1,9 @@
-"""A process that a handler forks must not run the loop of its parent.
+"""Protection against forked children that run the event loop of their parent.
 
-``os.fork`` copies the event loop with all its tasks, and none of the threads. A child that returns
-into the loop would accept deliveries, take wake-ups that are for the parent, and wait for a commit
-thread that it does not have. So it is ended where the step of its task ends. A child that runs
-another program, or ends itself, as those of ``multiprocessing`` do, never gets there.
+``os.fork`` copies the event loop with all its tasks, but no threads. A child that returns into the
+loop would accept deliveries, take wake-ups of the parent, and wait for a commit thread that it does
+not have. So it is ended at the end of the step of its task. A child that runs another program or
+ends itself, as those of ``multiprocessing`` do, never gets that far.
 """
 
 import os
@@ -17,10 +17,10 @@ from ..errors import EXIT_FAILURE
 
 _log = logs.get_logger("runtime")
 
-#: Time for the line of the log, in seconds.
+#: Time to write the log line, in seconds.
 _FLUSH_SECONDS = 0.2
 
-# Whether a runtime runs in this process, and whether the hook is there, which cannot be removed.
+# The number of running runtimes, and whether the hook is installed. It cannot be removed.
 _runtimes = 0
 _hooked = False
 
@@ -34,16 +34,16 @@ class _EndAtNextStep(trio.abc.Instrument):
             "runtime.forked_child",
             pid=os.getpid(),
             parent=os.getppid(),
-            hint="a handler has called os.fork(), and the child returned into the event loop; it "
-            "was ended: end the child with os._exit, or start programs with trio.run_process",
+            hint="a handler called os.fork(), and the child returned into the event loop, so it "
+            "was ended; end the child with os._exit, or start programs with trio.run_process",
         )
         logs.flush(_FLUSH_SECONDS)
-        # No clean-up of any kind: files, sockets and locks are the parent's.
+        # No clean-up: files, sockets and locks belong to the parent.
         os._exit(EXIT_FAILURE)
 
 
 def _in_child() -> None:
-    # A fork in another thread than the loop's has no loop to return to.
+    # A fork in another thread than the loop's cannot return into the loop.
     if _runtimes:
         with suppress(RuntimeError):
             trio.lowlevel.add_instrument(_EndAtNextStep())

@@ -1,7 +1,7 @@
-"""Notifications inside the runtime: makes the channels, wakes their pump, counts for the metrics.
+"""Notifications in the runtime: construction of the channels, their pump, and its metrics.
 
 The pump reads committed transitions from the outbox. The feed of tenants only wakes it, so a lost
-wake-up delays a message and never loses one.
+wake-up delays a message but never loses one.
 """
 
 import os
@@ -24,8 +24,8 @@ from ..storage.ports import Store
 from ..tenants.tenancy import TenantRuntime
 from ..webhooks.signed_request import sign_body
 
-#: Returns channels under the names of their rows, such as ``email``. Channels that the settings do
-#: not enable are not used.
+#: Returns channels by name, such as ``email``. Channels that the settings do not enable are not
+#: used.
 ChannelFactory = Callable[[Settings], Mapping[str, Channel]]
 
 
@@ -34,9 +34,9 @@ def sample_notifications(
 ) -> tuple[Sample, ...]:
     """Return ``sdk_notifications_total{channel,result}`` of attempts by channel and result.
 
-    Results that have not happened yet are reported as 0. A counter that first appears with the
-    value 1 shows no increase, so the first failed message would raise no alert. Messages of a
-    channel that is switched off by now, which a restart finds, are counted, too.
+    Results that have not occurred are reported as 0. A counter that first appears with the value 1
+    shows no increase, so the first failed message would raise no alert. Old messages of a channel
+    that is now disabled are counted as well.
     """
     known = {(channel, result): 0 for channel in channels for result in RESULTS.values()}
     return tuple(
@@ -52,10 +52,10 @@ def make_channels(
     read_variable: ReadVariable = os.environ.get,
     clock: Callable[[], float] = wall,
 ) -> dict[str, Channel]:
-    """Return every channel under its name, in the order of ``records.channels.CHANNELS``.
+    """Return every channel by name, in the order of ``records.channels.CHANNELS``.
 
-    A channel that is not enabled is among them, too, and skips every message with that reason. No
-    channel holds anything open, so nobody has to close them.
+    They include channels that are not enabled, which skip every message with that reason. Channels
+    hold no open resources, so they need not be closed.
 
     Args:
         options: ``Sdk:MultiTenant:Notifications``.
@@ -74,7 +74,7 @@ def make_channels(
 
 
 def _sign(body: bytes, *, secret: str, webhook_id: str, timestamp: int) -> Mapping[str, str]:
-    # Auto: the decoded key of a secret that has one, else the text, as receivers of either kind do.
+    # Auto: the decoded key if the secret has one, else its text. Receivers of both kinds exist.
     return sign_body(
         body,
         secret=secret,
@@ -85,7 +85,7 @@ def _sign(body: bytes, *, secret: str, webhook_id: str, timestamp: int) -> Mappi
 
 
 class Notifier:
-    """Site-manager notifications beside the receiver; a :class:`BackgroundTask`.
+    """Site-manager notifications of a runtime; a :class:`BackgroundTask`.
 
     Args:
         settings: validated settings with notifications enabled.
@@ -128,7 +128,7 @@ class Notifier:
         :class:`NotificationPump`.
 
         Raises:
-            StoreUnavailableError: at the start alone; later it is retried.
+            StoreUnavailableError: only at the start; later it is retried.
         """
         options = self._settings.multi_tenant.notifications
         channels = self._make_channels(self._settings)
@@ -145,7 +145,7 @@ class Notifier:
                 changed=feed.changed,
                 clock=self._clock,
             )
-            # The data directory is locked, so every other holder of a lease is dead.
+            # The data directory is locked, so every other lease holder is dead.
             await pump.recover()
             self._pump = pump
             if self._closed:
@@ -153,9 +153,9 @@ class Notifier:
             await pump.run(task_status=task_status)
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
-        """Return the call after which messages are made with ``settings``.
+        """Return a function that puts ``settings`` into force.
 
-        A message that is being sent goes on with the old ones.
+        A message that is being sent continues with the old ones.
         """
         made = self._make_channels(settings)
 
@@ -172,8 +172,8 @@ class Notifier:
             made: Mapping[str, Channel] = make_channels(options, clock=self._clock)
         else:
             made = self._channels(settings)
-        # In the order of the settings' list. A factory of the host's may know fewer channels than
-        # are enabled.
+        # In the order of the settings. The host's factory may make fewer channels than are
+        # enabled.
         return {name: made[name] for name in enabled_channels(options) if name in made}
 
     def close(self) -> None:

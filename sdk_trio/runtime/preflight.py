@@ -1,7 +1,7 @@
-"""Checks for what makes a start impossible, made before anything listens.
+"""Checks before the start, for errors that make it impossible.
 
-``Runtime.run`` makes these checks first, and ``config check`` makes the same ones. They change
-nothing and connect to no one. Settings alone are checked in ``config/``, files that they name in
+``Runtime.run`` and ``config check`` make the same checks. They change nothing and connect to
+nothing. The settings themselves are checked in ``config/``, and their files in
 ``config/probe.py``.
 """
 
@@ -22,21 +22,21 @@ STRATEGY = "Sdk:MultiTenant:SingleTenantUpgrade:DefaultTenantStrategy"
 
 
 def require_startable(settings: Settings) -> None:
-    """Raise the error with which a start would end.
+    """Raise the error with which a start would fail.
 
-    It reads files, so it belongs in a thread.
+    It reads files, so call it in a thread.
 
     Raises:
         OptionsValidationError: a certificate, its key, or the connection string cannot be used.
         StoreUnavailableError: the data directory cannot be created or written.
-        ExposedDirectoryError: other users can write a directory, or read what it holds.
+        ExposedDirectoryError: other users can write a directory, or read its files.
     """
     for check in _checks(settings).values():
         check()
 
 
 def start_problems(settings: Settings, host: "HostUpgrade | None") -> list[Problem]:
-    """Return all that a start would be refused for.
+    """Return all problems that make a start impossible.
 
     Args:
         settings: validated settings.
@@ -44,13 +44,13 @@ def start_problems(settings: Settings, host: "HostUpgrade | None") -> list[Probl
     """
     checks = dict(_checks(settings))
     connection = settings.connection
-    # A runtime makes its client when it is constructed; a receiver alone has none.
+    # A runtime makes its client at construction.
     if settings.has_access_token and (connection.ca_file or connection.client_cert_file):
         from ..net.transport import tls_context  # loads an HTTP client
 
         checks["Sdk:Connection"] = lambda: tls_context(connection)
     if settings.multi_tenant.enabled:
-        from ..tenants.upgrade import require_choice  # loads all of the tenants' modules
+        from ..tenants.upgrade import require_choice  # loads all modules of tenants
 
         options = settings.multi_tenant.single_tenant_upgrade
         checks[STRATEGY] = lambda: require_choice(options, host)

@@ -1,8 +1,7 @@
-"""``runtime.json`` in the data directory, which says where the running receiver listens.
+"""``runtime.json`` in the data directory: the address of the running receiver.
 
-Commands read it, so that ``events trigger`` and ``doctor`` need no address, whether the runtime is
-a daemon or a part of another program. It is no lock, because a process that was killed leaves it
-behind.
+``events trigger`` and ``doctor`` read it, so they need no address as an argument. It is not a lock,
+because a process that was killed leaves it behind.
 """
 
 from __future__ import annotations
@@ -10,19 +9,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
+from ..base.logs import get_logger
 from ..base.private_files import write_private
+from ..config import Settings
+from ..webhooks.signed_request import own_url
+
+_log = get_logger("runtime")
 
 FILE_NAME = "runtime.json"
 
-#: The variable by which a process of several is begun: the descriptor that leads to its supervisor.
+#: The environment variable of a worker process: the descriptor of the socket to its supervisor.
 SUPERVISOR_VARIABLE = "SDK_TRIO_SUPERVISOR"
 
-#: The place of the secret that ``events trigger`` signs with: the file of ``dev``, or the settings.
+#: The sources of the secret that ``events trigger`` signs with: the file of ``dev``, the settings.
 DEV_SECRET = "dev-secret"
 SETTINGS_SECRET = "settings"
 
@@ -30,7 +34,7 @@ SETTINGS_SECRET = "settings"
 class Presence(msgspec.Struct, frozen=True):
     """A running receiver: its ``address``, the ``url`` of deliveries, its process, its secret.
 
-    Address and URL are empty where a server of somebody else's has not told them yet.
+    Address and URL are empty while the server is another program's and has not reported them.
     """
 
     address: str
@@ -46,7 +50,7 @@ def announce(directory: str | os.PathLike[str], presence: Presence) -> Path:
         OSError: it cannot be written.
     """
     file = Path(directory) / FILE_NAME
-    # Replaced whole, so that a command never reads half of it.
+    # Replaced atomically, so that a command never reads half of it.
     write_private(file, json.dumps(msgspec.structs.asdict(presence)) + "\n")
     return file
 
@@ -62,7 +66,42 @@ def announced(directory: str | os.PathLike[str], presence: Presence) -> Iterator
     try:
         yield
     finally:
-        # The directory may be gone, and a stop must not fail by that; a file that is left behind is
-        # recognised by its process.
+        # The directory may be gone, and a stop must not fail because of that. Readers recognise a
+        # file that was left behind by its process id.
         with suppress(OSError):
             file.unlink()
+
+
+class Announcement:
+    """The file of a runtime in this process. Errors of the disk are logged as warnings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._announced = False
+
+    @contextmanager
+    def kept(self, address: str) -> Iterator[None]:
+        """Keep the file for the length of the block; ``address`` is empty while it is unknown."""
+        with ExitStack() as stack:
+            with self._errors_logged():
+                stack.enter_context(announced(self._settings.storage.path, self._presence(address)))
+                self._announced = True
+            yield
+
+    def write(self, address: str) -> None:
+        """Replace the file with one that has the ``address`` of another program's server."""
+        if not self._announced:
+            return
+        with self._errors_logged():
+            announce(self._settings.storage.path, self._presence(address))
+
+    def _presence(self, address: str) -> Presence:
+        url = own_url(address, self._settings.webhooks.path) if address else ""
+        return Presence(address, url, os.getpid(), SETTINGS_SECRET)
+
+    @contextmanager
+    def _errors_logged(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            _log.warning("runtime.not_announced", error=str(error), hint="commands need --url")

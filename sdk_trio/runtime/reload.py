@@ -1,12 +1,12 @@
-"""The reload: which new settings take effect now, and how they do so in every part at once.
+"""Reload of settings: a decision about what can change now, and a commit in every part at once.
 
-A setting that cannot change in a running program keeps its value and is named at every reload until
-the next start. It is no error: a reload that fails because of it would keep a leaked secret in
-force until somebody undoes an unrelated change.
+A setting that cannot change in a running program keeps its value, and every reload reports it until
+the next start. It is not an error: otherwise an unrelated change of such a setting would keep a
+leaked secret in force.
 
-Every part prepares first (parses keys, loads a certificate) and returns a call that swaps a
-reference. Only when all have prepared are these calls made, without a checkpoint in between, so
-that no delivery sees a mixture and no cancellation leaves one
+Every part first prepares (parses keys, loads a certificate) and returns a function that swaps a
+reference. These functions are called only when all parts have prepared, without a checkpoint in
+between. So no delivery sees a mixture, and no cancellation leaves one
 (docs/adr/0019-atomic-reload.md).
 """
 
@@ -21,17 +21,17 @@ from ..config.table import Setting, is_below, table
 from ..errors import OptionsValidationError, Problem
 
 #: These paths can change in a running program, but TLS cannot be switched on or off: the addresses
-#: that were announced at the start have its scheme.
+#: that were reported at the start contain the scheme.
 _TLS_FILES = ("Sdk:Server:CertFile", "Sdk:Server:KeyFile")
 
-#: Takes settings and returns the call that puts them into force; raises OptionsValidationError if
-#: they cannot be used. The returned call must not fail, wait, or take long: it runs between two
+#: Takes settings and returns a function that puts them into force; raises OptionsValidationError if
+#: they cannot be used. The returned function must not fail, wait, or take long: it runs between two
 #: deliveries.
 Prepare = Callable[[Settings], Callable[[], None]]
 
 
 class ReloadPlan(msgspec.Struct, frozen=True):
-    """The result of the decision.
+    """The decision about a reload.
 
     ``settings`` are the running ones with every live key taken from the wanted ones. ``applied``
     are the full keys that change now, ``restart`` those that differ and wait for the next start.
@@ -75,7 +75,7 @@ def _can_change(setting: Setting, running: Settings, wanted: Settings) -> bool:
 
 
 def _replaced(section: Any, attributes: tuple[str, ...], value: Any) -> Any:
-    """Return ``section`` with the value at ``attributes`` replaced, and all else the same."""
+    """Return ``section`` with the value at ``attributes`` replaced."""
     first, *rest = attributes
     if rest:
         value = _replaced(getattr(section, first), tuple(rest), value)
@@ -83,7 +83,7 @@ def _replaced(section: Any, attributes: tuple[str, ...], value: Any) -> Any:
 
 
 class Reloaded(msgspec.Struct, frozen=True):
-    """The result of a reload, as full keys and never as values, which may be secret.
+    """The result of a reload, as full keys. Values may be secret, so it has none.
 
     ``applied`` are in force from now on; ``restart`` differ as well and wait for the next start.
     """
@@ -104,7 +104,7 @@ class SettingsReload:
         self._parts: list[tuple[Prepare, tuple[str, ...]]] = []
 
     def subscribe(self, prepare: Prepare, keys: Collection[str]) -> None:
-        """Let a part take part in every reload.
+        """Register a part for every reload.
 
         Args:
             prepare: see :data:`Prepare`; called with the settings that will be in force.
@@ -129,16 +129,16 @@ class SettingsReload:
         return self.prepare(wanted)()
 
     def prepare(self, wanted: Settings) -> Callable[[], Reloaded]:
-        """Prepare every part for ``wanted``, and return the call that puts it into force.
+        """Prepare every part for ``wanted``, and return a function that puts it into force.
 
-        The call cannot fail. Without it, nothing changes.
+        The function cannot fail. If it is not called, nothing changes.
 
         Raises:
             OptionsValidationError: with every problem of every part.
         """
         plan = plan_reload(self.settings, wanted, live=self.live_keys)
-        # ``wanted`` was valid as a whole. What takes effect is a mixture of it and of old values
-        # that wait for the next start, and that mixture may be invalid, so it is checked again.
+        # ``wanted`` is valid as a whole. But the new settings also contain old values that cannot
+        # change before the next start, and the combination may be invalid.
         known = self._problems(self.settings)
         problems = [found for found in self._problems(plan.settings) if found not in known]
         commits = []

@@ -39,12 +39,12 @@ _log = get_logger("replication")
 
 
 def sample_replication(health: ReplicationHealth | None) -> tuple[Sample, ...]:
-    """Return the samples of the last check; none before it, or where checks are disabled.
+    """Return the samples of the last check; none before it, or if checks are disabled.
 
     ``sdk_replication_lag_seconds`` is the largest lag of all databases, infinite while one was
-    never in step; ``sdk_replication_databases{state}`` is how many are in which state.
+    never in step. ``sdk_replication_databases{state}`` is the number of databases in each state.
     """
-    # No sample instead of a 0, which an alert on the lag would take for good news.
+    # No sample instead of a 0, which would look healthy to an alert on the lag.
     if health is None or health.state is HealthState.DISABLED or health.lag_seconds is None:
         return ()
     return (
@@ -71,7 +71,7 @@ def make_scheduler(
         tenants: the tenants' service.
         inbox: keeps the outcome; open as long as the scheduler runs.
         clock: returns Unix seconds.
-        term: in which this host leads the others; None: it is alone.
+        term: the term of office of this leader; None: this is the only host.
     """
     verifier = Verifier(settings, ReplicaReader(settings), clock=clock)
     keeper = VerificationKeeper(verifier, inbox, clock=clock, term=term)
@@ -125,8 +125,8 @@ class ReplicationOverseer:
         options = settings.multi_tenant.file_db.replication
         self.supervisor: Supervisor | None = None
         if options.supervise:
-            # The last sync of the replicator has the same bound as the drain: a target that is away
-            # must not hold the shutdown longer.
+            # The last sync of the replicator has the same time limit as the drain: an unreachable
+            # target must not make the shutdown longer.
             stop = float(settings.webhooks.graceful_drain_timeout_seconds)
             patience = attrs.evolve(SupervisorTimeouts(), stop=stop)
             self.supervisor = Supervisor(
@@ -138,8 +138,8 @@ class ReplicationOverseer:
             wanted=self._wanted,
             failure=self._failure,
             reloading=self._reloading,
-            # A supervised replicator has a control socket, and its answers are better than the
-            # target's list.
+            # A supervised replicator has a control socket, which is more accurate than a listing of
+            # the target.
             surveyor=None if options.supervise else LagSurveyor(settings),
         )
 
@@ -156,13 +156,13 @@ class ReplicationOverseer:
     def parts(self) -> Iterator[tuple[str, Part]]:
         """Yield the tasks of replication with their names, in the order in which they start.
 
-        Each runs until it is cancelled. A supervised replicator is then stopped in order, with a
-        last sync of the databases that the watcher, which ends at once, has left it.
+        Each runs until it is cancelled. The watcher then ends at once. A supervised replicator
+        syncs the databases once more and stops.
         """
         options = self._settings.multi_tenant.file_db.replication
         if self.supervisor is not None:
-            # First: it takes the lock of the databases, and a second process fails here before it
-            # writes anything.
+            # First, because it takes the lock of the databases: a second process fails here before
+            # it writes anything.
             yield "the supervisor of the replicator", self.supervisor.run
         if self.supervisor is None and not options.auto_regenerate_on_tenant_change:
             _log.info(
@@ -176,7 +176,7 @@ class ReplicationOverseer:
         yield "the health check of replication", self._checker.run
 
     def end_by(self, deadline: float) -> None:
-        """Bound the last sync of a supervised replicator by the drain's deadline, a Trio time."""
+        """Limit the last sync of a supervised replicator by a deadline, a Trio time."""
         if self.supervisor is not None:
             self.supervisor.end_by(deadline)
 

@@ -1,8 +1,8 @@
-"""The service manager: its environment variables, and the messages that it wants.
+"""The protocol of the service manager: environment variables and notifications.
 
-The variables are those of sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3). They address
-one process: its reader removes them from the environment, so that child processes do not inherit
-them and answer in its place. The messages go over its datagram socket, without a library.
+The variables are those of sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3). They are meant
+for one process, so they are removed from the environment after reading: child processes must not
+answer instead. Notifications are sent to the manager's datagram socket, without a library.
 """
 
 import os
@@ -30,10 +30,10 @@ VARIABLES: Final = (
     "LISTEN_FDNAMES",
 )
 
-#: The number of the first socket that is passed; the others follow without a gap.
+#: The descriptor of the first passed socket; the others have the next numbers.
 FIRST_DESCRIPTOR: Final = 3
 
-#: A larger number of sockets is a mistake, and is read as none.
+#: A larger number of sockets is an error, and is read as none.
 _MOST_SOCKETS = 1024
 
 _MICROSECONDS = 1_000_000
@@ -48,12 +48,12 @@ _log = get_logger("runtime")
 #: Time between two reports of a long start or drain, in seconds.
 REPORT_SECONDS = 1.0
 
-#: Time that each report asks for, in seconds. It is many times REPORT_SECONDS, since reports are
+#: Time that each report asks for, in seconds. It is many times REPORT_SECONDS, because reports are
 #: dropped while the manager's queue is full.
 EXTENSION_SECONDS = 15.0
 
-#: Time for a message that must not get lost to find a place in the manager's queue, which holds
-#: about ten, and the time between two tries, in seconds.
+#: Time to retry a message that must not be lost while the manager's queue of about ten messages is
+#: full, and the time between two tries, in seconds.
 PATIENCE_SECONDS = 5.0
 RETRY_SECONDS = 0.05
 
@@ -62,9 +62,9 @@ class ServiceEnvironment(msgspec.Struct, frozen=True):
     """The requests of the service manager, and the sockets that it passes.
 
     ``notify_socket`` is the path of its socket, or begins with @ for an abstract one; None: it
-    wants no messages. ``watchdog_seconds`` is the time within which it expects a sign of life;
-    None: it expects none. ``sockets`` are the names of the inherited sockets, in the order of their
-    numbers.
+    wants no messages. ``watchdog_seconds`` is the time within which it expects a keep-alive
+    message; None: it expects none. ``sockets`` are the names of the inherited sockets, in the order
+    of their descriptors.
     """
 
     notify_socket: str | None = None
@@ -82,12 +82,12 @@ def read_environment(environ: Mapping[str, str], *, pid: int) -> ServiceEnvironm
     if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
         watchdog = None
     count = _positive(environ.get("LISTEN_FDS")) or 0
-    # The variables may be a parent's that has handed on its environment; these sockets are not ours
-    # then (sd_listen_fds(3)).
+    # The variables may come from the environment of a parent, whose sockets are not ours
+    # (sd_listen_fds(3)).
     if environ.get("LISTEN_PID") != str(pid) or count > _MOST_SOCKETS:
         count = 0
     names = environ.get("LISTEN_FDNAMES", "").split(":")
-    # The list of names may be shorter than that of the sockets.
+    # There may be fewer names than sockets.
     names += [_UNNAMED] * count
     return ServiceEnvironment(
         notify_socket=address if address[:1] in ("/", "@") and len(address) > 1 else None,
@@ -97,13 +97,12 @@ def read_environment(environ: Mapping[str, str], *, pid: int) -> ServiceEnvironm
 
 
 def with_inherited_sockets(settings: Settings, sockets: Sequence[str]) -> Settings:
-    """Return the settings with ``fd:NAME`` replaced by the numbers of the sockets of that name.
+    """Return the settings with ``fd:NAME`` replaced by the descriptors of sockets with that name.
 
-    One name may stand for several sockets of the receiver, and for one of the admin address.
+    Several sockets of the receiver may have the same name; the admin address has one socket.
 
     Raises:
-        OptionsValidationError: no socket has the name, or several have the name of the admin
-            address.
+        OptionsValidationError: no socket has the name, or several have that of the admin address.
     """
     problems: list[Problem] = []
     server_key, admin_key = "Sdk:Server:Bind", "Sdk:Admin:Bind"
@@ -114,8 +113,8 @@ def with_inherited_sockets(settings: Settings, sockets: Sequence[str]) -> Settin
     if settings.admin.enabled:
         found = _resolved(admin_key, admin, sockets, problems)
         if len(found) > 1:
-            message = f"is one address, but the service manager has passed {len(found)} sockets"
-            problems.append(Problem(admin_key, f"{message} of the name {_name(admin)!r}"))
+            message = f"is one address, but the service manager passed {len(found)} sockets"
+            problems.append(Problem(admin_key, f"{message} with the name {_name(admin)!r}"))
         admin = found[0] if found else admin
     if problems:
         raise OptionsValidationError(problems)
@@ -127,12 +126,12 @@ def with_inherited_sockets(settings: Settings, sockets: Sequence[str]) -> Settin
 
 
 def ready(status: str) -> str:
-    """Return the message that the service has started, or has finished a reload."""
+    """Return the message that the service has started or finished a reload."""
     return f"READY=1\n{status_line(status)}"
 
 
 def reloading(monotonic_seconds: float) -> str:
-    """Return the message that a reload begins, at that time of the system's monotonic clock."""
+    """Return the message that a reload begins; the time is that of CLOCK_MONOTONIC."""
     return f"RELOADING=1\nMONOTONIC_USEC={_usec(monotonic_seconds)}"
 
 
@@ -147,7 +146,7 @@ def status_line(status: str) -> str:
 
 
 def extend_timeout(seconds: float) -> str:
-    """Return the message that asks for so much time from now on, to start or to stop."""
+    """Return the message that extends the timeout for the start or stop, from now on."""
     return f"EXTEND_TIMEOUT_USEC={_usec(seconds)}"
 
 
@@ -163,15 +162,15 @@ def _resolved(key: str, address: str, sockets: Sequence[str], problems: list[Pro
         problems.append(
             Problem(
                 key,
-                f"the service manager has passed no socket of the name {name!r}, {passed}: start "
-                "the service through its socket unit, and name it there (FileDescriptorName=)",
+                f"the service manager passed no socket with the name {name!r}, {passed}; set "
+                "FileDescriptorName= in the socket unit, and start the service through that unit",
             )
         )
     return found
 
 
 def _name(address: str) -> str | None:
-    """Return the name in ``fd:NAME``; None of every other address."""
+    """Return the name in ``fd:NAME``; None for any other address."""
     name = address.removeprefix("fd:")
     return None if name == address or name.isdigit() else name
 
@@ -192,19 +191,20 @@ def claim_environment(environ: MutableMapping[str, str]) -> ServiceEnvironment:
     for name in VARIABLES:
         environ.pop(name, None)
     for number in range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + len(found.sockets)):
-        # If a descriptor is not open, the server reports it with its setting when it listens.
+        # If a descriptor is not open, the server reports its setting when it listens.
         with suppress(OSError):
             os.set_inheritable(number, False)
     return found
 
 
 class SystemdNotifier:
-    """Sends messages; without a service manager every call does nothing.
+    """Sends messages to the service manager; without one, every call is a no-op.
 
-    A manager that does not read never blocks a delivery: signs of life and requests for more time
-    are dropped then, other messages after :data:`PATIENCE_SECONDS`.
+    A manager that does not read never blocks a delivery. Keep-alive messages and requests for more
+    time are dropped at once, other messages after :data:`PATIENCE_SECONDS`.
 
-    ``address`` is a path, or begins with @ for an abstract socket.
+    Args:
+        address: a path, or begins with @ for an abstract socket; None: there is no manager.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -212,7 +212,7 @@ class SystemdNotifier:
         if address is not None and address.startswith("@"):
             self._address = f"\0{address[1:]}"
         self._socket: socket.socket | None = None
-        self._complained = False
+        self._failure_logged = False
         if self._address is not None:
             self._socket = opener.open_socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             # The manager's queue holds about ten messages; a full one must not block the loop.
@@ -224,33 +224,33 @@ class SystemdNotifier:
         return self._socket is not None
 
     def close(self) -> None:
-        """Close the socket; later messages go nowhere."""
+        """Close the socket; later messages are not sent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     async def ready(self, status: str) -> None:
-        """Say that the service has started, or has finished a reload."""
-        await self._tell(ready(status))
+        """Report that the service has started or finished a reload."""
+        await self._deliver(ready(status))
 
     async def reloading(self) -> None:
-        """Say that a reload begins; :meth:`ready` says that it has ended, also after a failure."""
+        """Report that a reload begins; :meth:`ready` reports its end, even after a failure."""
         if self.listened_to:
-            await self._tell(reloading(time.clock_gettime(time.CLOCK_MONOTONIC)))
+            await self._deliver(reloading(time.clock_gettime(time.CLOCK_MONOTONIC)))
         await trio.lowlevel.checkpoint()
 
     async def stopping(self, status: str) -> None:
-        """Say that the service begins to stop."""
-        await self._tell(stopping(status))
+        """Report that the service begins to stop."""
+        await self._deliver(stopping(status))
 
     async def show(self, status: str) -> None:
-        """Have ``systemctl status`` show a text."""
-        await self._tell(status_line(status))
+        """Set the text of ``systemctl status``."""
+        await self._deliver(status_line(status))
 
     async def extend(self, status: Callable[[], str], *, at_most: float | None = None) -> None:
         """Ask for more time and report the status every second, until cancelled.
 
-        ``at_most`` bounds that, in seconds: afterwards the manager's own timeout ends the service.
+        After ``at_most`` seconds it stops asking, and the manager's own timeout ends the service.
         """
         if not self.listened_to:
             await trio.lowlevel.checkpoint()
@@ -263,11 +263,11 @@ class SystemdNotifier:
     async def keep_watchdog(
         self, seconds: float | None, alive: Callable[[], Awaitable[object]]
     ) -> None:
-        """Give a sign of life twice in every ``seconds``, until cancelled.
+        """Send a keep-alive message twice in every ``seconds``, until cancelled.
 
-        It gives none while the event loop stands still, nor while ``alive``, which asks the store's
-        thread, does not answer: a restart mends both. A store that answers with an error is alive:
-        a restart would not mend a full disk, and readiness reports it.
+        None is sent while the event loop is blocked, or while ``alive``, which asks the store's
+        thread, does not return: a restart fixes both. A store that answers with an error is alive:
+        a restart would not fix a full disk, and readiness reports it.
         """
         if not self.listened_to or seconds is None:
             await trio.lowlevel.checkpoint()
@@ -275,7 +275,7 @@ class SystemdNotifier:
         answered = True
         while True:
             # Half the time, as sd_watchdog_enabled(3) recommends.
-            next_sign = trio.current_time() + seconds / 2
+            next_message = trio.current_time() + seconds / 2
             with trio.move_on_after(seconds / 2) as waiting:
                 try:
                     await alive()
@@ -286,16 +286,16 @@ class SystemdNotifier:
             elif answered:
                 _log.error("runtime.store_silent", seconds=seconds / 2)
             answered = not waiting.cancelled_caught
-            await trio.sleep_until(next_sign)
+            await trio.sleep_until(next_message)
 
-    async def _tell(self, message: str) -> None:
-        """Send a message that must not get lost: while the manager's queue is full, try again."""
+    async def _deliver(self, message: str) -> None:
+        """Send a message that must not be lost; while the manager's queue is full, retry."""
         with trio.move_on_after(PATIENCE_SECONDS):
-            while not self._send(message):  # noqa: ASYNC110 - the kernel tells of no free place
+            while not self._send(message):  # noqa: ASYNC110 - the kernel reports no free slot
                 await trio.sleep(RETRY_SECONDS)
 
     def _send(self, message: str) -> bool:
-        """Send a message if that can be done at once; return False if the queue is full."""
+        """Send a message without waiting; return False if the queue is full."""
         if self._socket is None or self._address is None:
             return True
         try:
@@ -303,7 +303,7 @@ class SystemdNotifier:
         except BlockingIOError:
             return False
         except OSError as error:
-            if not self._complained:
-                self._complained = True
+            if not self._failure_logged:
+                self._failure_logged = True
                 _log.warning("runtime.notify_failed", error=error.strerror or str(error))
         return True

@@ -1,8 +1,8 @@
 """The watchdog of the event loop: a thread that reports a blocked loop and the code that blocks it.
 
 Twice a second the thread asks the loop for an answer. A handler that computes or waits without
-``await`` holds up every other delivery, probe and deadline, and code inside the loop cannot report
-that before it is over. A delivery costs nothing more for it.
+``await`` blocks every other delivery, probe and deadline, and code in the loop itself could report
+that only afterwards. The watchdog adds no cost to a delivery.
 """
 
 import sys
@@ -26,8 +26,8 @@ ASK_SECONDS = 0.5
 #: Time for the loop to answer, in seconds. A sender waits for ten, a probe often for one.
 BLOCKED_SECONDS = 1.0
 
-#: If the thread itself is woken later than this, in seconds, the whole process stood still, such as
-#: on a suspended machine, and the loop is not to blame.
+#: If the thread itself wakes up later than this, in seconds, the whole process was stopped, for
+#: example on a suspended machine, and the loop was not blocked.
 LATE_SECONDS = 0.5
 
 
@@ -36,7 +36,7 @@ class Watchdog:
 
     Args:
         blocked_seconds: time for the loop to answer.
-        clock: returns seconds that never go back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         token = trio.lowlevel.current_trio_token()
-        # A blocked loop may be the reason for the end: this thread does not hold the process then.
+        # A daemon thread: the process can end even while the loop is blocked.
         start_thread(self._watch, token, threading.get_ident(), name="sdk_trio-watchdog")
         return self
 
@@ -62,7 +62,7 @@ class Watchdog:
         self._over.set()
 
     def samples(self) -> Iterator[Sample]:
-        """Return how often and for how long the loop was blocked."""
+        """Yield how often and for how long the loop was blocked."""
         yield Sample("sdk_runtime_blocked_total", (), self._times)
         yield Sample("sdk_runtime_blocked_seconds_total", (), self._seconds)
 
@@ -83,19 +83,19 @@ class Watchdog:
             waited = self._clock() - asked
             if waited < self._blocked_seconds + LATE_SECONDS:
                 return False
-            asked += waited  # this thread stood still as well: count from here on
+            asked += waited  # this thread was stopped as well: count from now on
         return True
 
     def _follow(self, answered: threading.Event, asked: float, loop: int) -> None:
-        run, place = held_by(loop)
+        run, place = code_of(loop)
         _log.warning(
             "runtime.blocked",
             seconds=round(self._clock() - asked, 1),
             handler=None if run is None else run.handler,
             webhook_id=None if run is None else run.webhook_id,
             place=place,
-            hint="nothing else runs meanwhile: a handler that blocks is a plain def, which runs in "
-            "a thread; a coroutine must not block",
+            hint="nothing else can run meanwhile; make a handler that blocks a plain def, which "
+            "runs in a thread: a coroutine must not block",
         )
         self._times += 1
         counted = 0.0
@@ -110,8 +110,8 @@ class Watchdog:
         return blocked
 
 
-def held_by(thread: int) -> tuple[Run | None, str | None]:
-    """Return which handler a thread runs at this moment, and the line of the user's code."""
+def code_of(thread: int) -> tuple[Run | None, str | None]:
+    """Return the handler that a thread runs now, and the current line of the user's code."""
     frame = sys._current_frames().get(thread)
     frames = []
     while frame is not None:

@@ -1,10 +1,6 @@
-"""The wiring of optional parts, imported only where the settings ask for them.
+"""Construction of the optional parts, which are imported only if the settings enable them.
 
-A receiver without client, admin address and tenants then starts faster and takes less memory.
-:class:`NotificationsOff` marks notifications as off in the store where the settings do not enable
-them. Transitions go on writing outbox rows; the mark says that none of them will ever be announced,
-so that a later start with notifications does not send a flood of old news
-(docs/adr/0013-notifications.md).
+A receiver without client, admin address and tenants then starts faster and needs less memory.
 """
 
 import secrets
@@ -51,7 +47,7 @@ class Counted(Protocol):
 
 
 def sample_client(counters: Counted, circuit: str) -> tuple[Sample, ...]:
-    """Return the client's counters so far as samples.
+    """Return the client's counters as samples.
 
     ``sdk_client_requests_total{method,outcome}``, ``sdk_client_circuit_state`` (a number of
     :data:`CIRCUIT_STATES`), and ``sdk_client_attempts`` as a cumulative histogram of attempts a
@@ -62,14 +58,14 @@ def sample_client(counters: Counted, circuit: str) -> tuple[Sample, ...]:
         for (method, outcome), count in sorted(counters.requests.items())
     ]
     samples.append(Sample("sdk_client_circuit_state", (), CIRCUIT_STATES[circuit]))
-    # Buckets of the exposition are cumulative: each counts the calls with that many attempts or
-    # fewer.
+    # Buckets of the exposition format are cumulative: each counts the calls with at most that many
+    # attempts.
     calls = total = 0
     for attempts, count in sorted(counters.attempts_per_call.items()):
         calls += count
         total += attempts * count
         samples.append(Sample("sdk_client_attempts_bucket", (("le", str(attempts)),), calls))
-    # The format asks for this bucket, equal to the count.
+    # The format requires this bucket, equal to the count.
     samples.append(Sample("sdk_client_attempts_bucket", (("le", "+Inf"),), calls))
     samples.append(Sample("sdk_client_attempts_sum", (), total))
     samples.append(Sample("sdk_client_attempts_count", (), calls))
@@ -77,9 +73,9 @@ def sample_client(counters: Counted, circuit: str) -> tuple[Sample, ...]:
 
 
 class Routes:
-    """The receiver at its path and, in Development, the simulator beside it.
+    """The receiver at its path and, only in Development, the simulator.
 
-    Nowhere else is the simulator mapped: it signs deliveries for whoever asks.
+    The simulator signs deliveries for any client.
     """
 
     def __init__(self, settings: Settings, receiver: WebhookReceiver) -> None:
@@ -88,17 +84,17 @@ class Routes:
 
     @property
     def application(self) -> App:
-        """Return the ASGI application: the receiver itself where nothing stands beside it."""
-        # Outside of Development no request pays for a look at the path.
+        """Return the ASGI application; without a simulator, the receiver itself."""
+        # Outside of Development, no request pays for a check of its path.
         return self._receiver if self._simulator is None else self
 
     def started(self, address: str) -> None:
-        """Tell the simulator where its deliveries go: the receiver's real address."""
+        """Set the address for the simulator's deliveries: the receiver's actual address."""
         if self._simulator is not None:
             self._simulator.address = address
 
     def reload(self, settings: Settings) -> None:
-        """Let the simulator sign with the secrets of ``settings``."""
+        """Have the simulator sign with the secrets of ``settings``."""
         if self._simulator is not None:
             self._simulator.settings = settings
 
@@ -107,7 +103,7 @@ class Routes:
         await asgi.serve(self, scope, receive, send)
 
     def respond(self, request: DirectRequest) -> Awaitable[Whole | None]:
-        """Return the answer to one request; None if its sender has left."""
+        """Return the response to one request; None if its sender has left."""
         if self._simulator is not None and self._simulator.serves(request.path):
             return self._simulator.respond(request)
         return self._receiver.respond(request)
@@ -120,14 +116,14 @@ def _make_simulator(settings: Settings) -> "Simulator":
 
 
 def make_simulator_secret(settings: Settings) -> Secret | None:
-    """Return a secret of this process alone for a simulator that was given none; else None."""
+    """Return a random secret for a simulator that has none in the settings; else None."""
     if not settings.is_development or simulation_secret(settings) is not None:
         return None
     return Secret(new_secret(secrets.token_bytes(NEW_SECRET_BYTES)), made_for_tests=True)
 
 
 def with_simulator_secret(settings: Settings, secret: Secret | None) -> Settings:
-    """Return settings whose receiver accepts ``secret``, too, unless they name one of their own."""
+    """Return settings with ``secret`` as a further one, unless they have one for simulations."""
     if secret is None or simulation_secret(settings) is not None:
         return settings
     webhooks = settings.webhooks
@@ -138,8 +134,11 @@ def with_simulator_secret(settings: Settings, secret: Secret | None) -> Settings
 
 
 class NotificationsOff:
-    """Marks notifications off while the store is open, as a
-    ``webhooks.companion.BackgroundTask``.
+    """Marks notifications as off in the store; a ``webhooks.companion.BackgroundTask``.
+
+    Without notifications, transitions still write outbox rows. The mark means that none of them
+    will be announced, so a later start with notifications does not send old messages
+    (docs/adr/0013-notifications.md).
     """
 
     def __init__(self) -> None:
@@ -152,12 +151,12 @@ class NotificationsOff:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Mark notifications off, then wait for :meth:`close`; no message is recorded meanwhile.
+        """Mark notifications as off, then wait for :meth:`close`; no message is recorded meanwhile.
 
         Raises:
-            StoreUnavailableError: the store cannot do it at present.
+            StoreUnavailableError: the store cannot be written now.
         """
-        # Written at each start, as another process may have run with notifications since.
+        # Written at each start, because another process may have run with notifications since.
         await store.notifications.switch_off()
         task_status.started()
         await self._closed.wait()
@@ -184,11 +183,10 @@ def make_administrator(runtime: "ObservedRuntime", clock: Callable[[], float]) -
 def make_notifier(
     settings: Settings, channels: "ChannelFactory | None", clock: Callable[[], float]
 ) -> "Notifier | None":
-    """Return the sender of notifications; None where they are not enabled.
+    """Return the sender of notifications; None if they are not enabled.
 
-    While they are not, their other settings are not looked at.
+    If they are not, their other settings are ignored. Without tenants there are no recipients.
     """
-    # Notifications are about tenants, so without these there is nobody to tell.
     if not (settings.multi_tenant.enabled and settings.multi_tenant.notifications.enabled):
         return None
     from .notifications import Notifier
@@ -197,9 +195,9 @@ def make_notifier(
 
 
 def make_companion(settings: Settings, notifier: "Notifier | None") -> "BackgroundTask | None":
-    """Return the part that runs beside the receiver's queue; None where there are no tenants.
+    """Return the background task of the receiver; None without tenants.
 
-    Without notifications it marks them off in the store; see ``docs/adr/0013``.
+    It sends notifications, or marks them as off in the store.
     """
     if notifier is not None or not settings.multi_tenant.enabled:
         return notifier

@@ -1,12 +1,12 @@
-"""One process of several: what its supervisor tells it, and what it tells its supervisor.
+"""A worker process and its messages to and from its supervisor, over a socket pair.
 
-Both ends of a socket pair are here. The supervisor sends what it has pickled: settings with their
-secrets, to a program that it has started itself. A process answers in MessagePack, because it runs
-the application's code, and an answer must not be able to make its reader run anything.
+The supervisor sends pickled messages: settings with their secrets, to a program that it has started
+itself. The process answers in MessagePack. It runs the application's code, and an answer must not
+be able to run code in the supervisor.
 
-A process lives no longer than its supervisor, which holds the lock of the data directory and the
-listening sockets: Linux kills it, elsewhere the end of the socket pair ends it. A process that went
-on would run events beside the next supervisor, which takes them over.
+A process ends with its supervisor, which holds the lock of the data directory and the listening
+sockets. Linux kills it; elsewhere the end of the socket pair ends it. Otherwise it would run events
+that the next supervisor takes over.
 """
 
 import os
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 _log = get_logger("runtime")
 
-#: The seconds between two reports that nobody has asked for.
+#: The seconds between two regular reports.
 REPORT_SECONDS = 1.0
 
-#: The first bytes of each message: a mark, and the message's length. What an application writes
-#: between messages would else count as a length, and all that follows be waited for as one message.
+#: The first bytes of each message: a mark, and the length of the message. The mark detects bytes
+#: that the application has written into the socket by mistake; they would be read as a length.
 _HEAD = struct.Struct("!4sI")
 _MARK = b"sdkm"
 
@@ -51,12 +51,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 @attrs.frozen(kw_only=True)
-class WorkerPlace:
-    """The place of one process among several, as its supervisor gives it.
+class WorkerAssignment:
+    """The first message to a process: its number, settings and share of the work.
 
-    ``settings`` are those in force, whatever their files say by now. ``bind`` are the inherited
-    sockets, as ``fd:N``. ``asked_every`` is the time in seconds within which the store's thread has
-    to answer for a report to be sent; None: nobody expects that.
+    ``settings`` are those in force, even if their files have changed. ``bind`` are the inherited
+    sockets, as ``fd:N``. With ``watchdog_seconds``, the process reports only while the store's
+    thread answers within half that time; None: it always reports.
     """
 
     number: int
@@ -64,11 +64,11 @@ class WorkerPlace:
     share: Share
     bind: tuple[str, ...]
     supervisor: int
-    asked_every: float | None = None
+    watchdog_seconds: float | None = None
 
 
 class ProcessReport(msgspec.Struct):
-    """The figures of one process at one moment; ``store_failing``: its writes fail or hang."""
+    """The metrics of one process; ``store_failing``: its writes fail or hang."""
 
     queue_depth: int = 0
     unfinished: int = 0
@@ -81,8 +81,8 @@ class ProcessReport(msgspec.Struct):
 class FromProcess(msgspec.Struct, omit_defaults=True):
     """A message of a process. ``kind``: ``ready``, ``prepared``, ``report`` or ``drained``.
 
-    ``number`` is that of the question that it answers, 0 without one. ``causes`` counts
-    all requests that were rejected since the last message that did; ``rejected`` are the newest.
+    ``number`` is that of the question that it answers, or 0. ``causes`` counts all requests that
+    were rejected since the last message with ``causes``; ``rejected`` are the newest of them.
     """
 
     kind: str
@@ -97,7 +97,7 @@ class FromProcess(msgspec.Struct, omit_defaults=True):
 
 
 class WorkingRuntime(Protocol):
-    """The runtime of this process, as far as its supervisor has to do with it."""
+    """The part of the runtime of this process that its supervisor uses."""
 
     @property
     def receiver(self) -> "WebhookReceiver":
@@ -106,7 +106,7 @@ class WorkingRuntime(Protocol):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return the receiver's real addresses."""
+        """Return the receiver's actual addresses."""
         ...
 
     @property
@@ -129,7 +129,7 @@ class WorkingRuntime(Protocol):
         ...
 
     def prepare_reload(self, settings: Settings) -> Callable[[], Reloaded]:
-        """Return the call that puts new settings into force, or raise OptionsValidationError."""
+        """Return a function that puts new settings into force, or raise OptionsValidationError."""
         ...
 
     def shut_down(self, reason: str) -> None:
@@ -146,20 +146,20 @@ def samples_of(report: ProcessReport) -> list[Sample]:
 
 
 def framed(message: bytes) -> bytes:
-    """Return a message behind its mark and its length."""
+    """Return a message with its mark and its length in front."""
     return _HEAD.pack(_MARK, len(message)) + message
 
 
 def encoded(message: FromProcess) -> bytes:
-    """Return a message as bytes; rejections whose words cannot be written are left out."""
+    """Encode a message; leave out rejections with text that cannot be encoded."""
     try:
         return msgspec.msgpack.encode(message, enc_hook=str)
-    except ValueError:  # half of a surrogate pair, which a stranger may claim
+    except ValueError:  # a lone surrogate, which any client may send
         return msgspec.msgpack.encode(msgspec.structs.replace(message, rejected=[]), enc_hook=str)
 
 
 class MessageSocket:
-    """Whole messages over one end of a socket pair, each behind its mark and its length."""
+    """Sends and receives whole messages over one end of a socket pair."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -169,7 +169,7 @@ class MessageSocket:
         self._cut = False
 
     async def send(self, message: bytes) -> None:
-        """Send one message; after one that was cancelled in the middle, none is sent any more.
+        """Send one message. After a cancelled one, no further message is sent.
 
         Raises:
             OSError: the other end is gone.
@@ -187,13 +187,13 @@ class MessageSocket:
         """Return the next message; None when the other end is closed or gone.
 
         Raises:
-            ValueError: what comes is no message.
+            ValueError: the bytes are not a message.
         """
         while True:
             if len(self._buffer) >= _HEAD.size:
                 mark, length = _HEAD.unpack_from(self._buffer)
                 if mark != _MARK:
-                    raise ValueError(f"{mark!r} begins no message")
+                    raise ValueError(f"{mark!r} is not the beginning of a message")
                 end = _HEAD.size + length
                 if len(self._buffer) >= end:
                     message = bytes(self._buffer[_HEAD.size : end])
@@ -214,7 +214,7 @@ class MessageSocket:
 
 
 class SupervisorLink:
-    """This process's end of the socket pair: reads its place, then obeys and reports.
+    """This process's end of the socket pair: reads the assignment, executes messages, reports.
 
     Args:
         sock: the inherited end.
@@ -222,7 +222,7 @@ class SupervisorLink:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self.place: WorkerPlace = self._read_place()
+        self.assignment: WorkerAssignment = self._read_assignment()
         self._prepared: dict[int, Callable[[], Reloaded]] = {}
         self._messages: MessageSocket | None = None
         self._rejected = 0
@@ -230,31 +230,31 @@ class SupervisorLink:
 
     @classmethod
     def claim(cls, environ: MutableMapping[str, str]) -> "SupervisorLink":
-        """Take over the descriptor that the environment names, and read the place.
+        """Take the descriptor from the environment, and read the assignment.
 
-        The variable goes, and the descriptor is not inherited any further: a program that a handler
-        starts must not be taken for a process of ours, nor keep this end open.
+        The variable is removed, and the descriptor is not inherited further: a program that a
+        handler starts must not look like a worker process, nor keep this end open.
         """
         descriptor = int(environ.pop(SUPERVISOR_VARIABLE))
         os.set_inheritable(descriptor, False)
         link = cls(socket.socket(fileno=descriptor))
-        for address in link.place.bind:
+        for address in link.assignment.bind:
             os.set_inheritable(int(address.removeprefix("fd:")), False)
-        die_with(link.place.supervisor)
+        die_with(link.assignment.supervisor)
         return link
 
-    def _read_place(self) -> WorkerPlace:
+    def _read_assignment(self) -> WorkerAssignment:
         _, length = _HEAD.unpack(self._read_exactly(_HEAD.size))
         content = self._read_exactly(length)
-        place: WorkerPlace = _unpickled(content)
-        return place
+        assignment: WorkerAssignment = _unpickled(content)
+        return assignment
 
     def _read_exactly(self, size: int) -> bytes:
         content = b""
         while len(content) < size:
             read = self._socket.recv(size - len(content))
             if not read:
-                _end()  # the supervisor is gone before it has said anything
+                _end()  # the supervisor ended before it sent the assignment
             content += read
         return content
 
@@ -262,12 +262,12 @@ class SupervisorLink:
         """Do nothing: HUP is for the supervisor, which reloads all processes or none."""
 
     async def run(self, runtime: "WorkingRuntime", _notifier: object, _status: str) -> None:
-        """Report that ``runtime`` serves, then obey and report, until cancelled.
+        """Report that ``runtime`` serves, then execute messages and report, until cancelled.
 
-        It ends the process at once if the supervisor is gone.
+        The process ends at once if the supervisor has ended.
         """
         self._messages = messages = MessageSocket(self._socket)
-        await self._tell(
+        await self._send(
             FromProcess(
                 "ready",
                 addresses=list(runtime.addresses),
@@ -278,15 +278,15 @@ class SupervisorLink:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._report_regularly, runtime)
                 while (message := await messages.receive()) is not None:
-                    await self._obey(runtime, _unpickled(message))
+                    await self._execute(runtime, _unpickled(message))
             _end()
         finally:
             with trio.move_on_after(1, shield=True):
                 report = runtime.report
                 ended = FromProcess("drained", drained=report.drained if report else 0)
-                await self._tell(self._with_rejected(runtime, ended))
+                await self._send(self._with_rejected(runtime, ended))
 
-    async def _obey(self, runtime: "WorkingRuntime", message: tuple[Any, ...]) -> None:
+    async def _execute(self, runtime: "WorkingRuntime", message: tuple[Any, ...]) -> None:
         kind, *arguments = message
         if kind == "prepare":
             number, settings = arguments
@@ -295,8 +295,8 @@ class SupervisorLink:
                 self._prepared = {number: runtime.prepare_reload(settings)}
             except OptionsValidationError as error:
                 problems = error.problems
-            told = [(problem.key, problem.message, problem.origin) for problem in problems]
-            await self._tell(FromProcess("prepared", number=number, problems=told))
+            reported = [(problem.key, problem.message, problem.origin) for problem in problems]
+            await self._send(FromProcess("prepared", number=number, problems=reported))
         elif kind == "commit":
             commit = self._prepared.pop(arguments[0], None)
             if commit is None:
@@ -311,17 +311,17 @@ class SupervisorLink:
             await self._report(runtime, arguments[0])
 
     async def _report_regularly(self, runtime: "WorkingRuntime") -> None:
-        every = self.place.asked_every
+        every = self.assignment.watchdog_seconds
         while True:
             await trio.sleep(REPORT_SECONDS)
             if every is not None:
                 # A store that answers with an error is alive: a restart does not fix a full disk.
-                # One whose thread hangs keeps the report back, and the supervisor ends this.
+                # If its thread hangs, no report is sent, and the supervisor kills this process.
                 if not await self._try_store(runtime, every / 2):
                     continue
             elif _is_store_failing(runtime):
-                # Without deliveries, which readiness may keep away, nothing else would find out
-                # that it works again.
+                # Unready, the process may get no deliveries. Then only this write finds out that
+                # the store works again.
                 await self._try_store(runtime, REPORT_SECONDS)
             await self._report(runtime, 0)
 
@@ -345,10 +345,10 @@ class SupervisorLink:
             _is_store_failing(runtime),
         )
         message = FromProcess("report", number=number, report=report)
-        await self._tell(self._with_rejected(runtime, message))
+        await self._send(self._with_rejected(runtime, message))
 
     def _with_rejected(self, runtime: "WorkingRuntime", message: FromProcess) -> FromProcess:
-        """Add the rejections since the last message. The ring keeps fewer than may have come."""
+        """Add the rejections since the last message; the ring keeps only the newest."""
         ring = runtime.receiver.rejected
         causes = Counter(ring.causes)
         message.rejected = ring.after(self._rejected)
@@ -356,7 +356,7 @@ class SupervisorLink:
         self._rejected, self._causes = ring.total, causes
         return message
 
-    async def _tell(self, message: FromProcess) -> None:
+    async def _send(self, message: FromProcess) -> None:
         if self._messages is not None:
             try:
                 await self._messages.send(encoded(message))
@@ -371,27 +371,27 @@ def _is_store_failing(runtime: WorkingRuntime) -> bool:
 
 
 def _unpickled(content: bytes) -> Any:
-    return pickle.loads(content)  # noqa: S301 - the supervisor has sent it, which started this
+    return pickle.loads(content)  # noqa: S301 - from the supervisor, which started this process
 
 
 def die_with(supervisor: int) -> None:
-    """Have the system end this process with the supervisor, whatever its code does then.
+    """Have the kernel kill this process when the supervisor ends.
 
-    Elsewhere than on Linux the end of the socket pair is noticed by the event loop alone.
+    Only on Linux; elsewhere the event loop notices the end of the socket pair.
     """
     if sys.platform == "linux":
-        # Some sandboxes have no memory for ctypes, which wants some that is writable and executable
+        # ctypes needs memory that is both writable and executable, which some sandboxes deny
         # (MemoryDenyWriteExecute= of systemd, with an older libffi).
         with suppress(ImportError, MemoryError, OSError):
             import ctypes
 
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have died before the wish was made: then another process is the parent already.
+    # If the supervisor ended before that call, this process already has another parent.
     if os.getppid() != supervisor:
         _end()
 
 
 def _end() -> NoReturn:
-    # As kill -9 would: whoever is gone has let go of the lock, and the next supervisor counts on
-    # the end of every process of this one.
+    # Like kill -9: the lock is free, and the next supervisor relies on the end of all processes of
+    # this one.
     os._exit(EXIT_FAILURE)

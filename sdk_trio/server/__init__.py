@@ -1,1 +1,1 @@
-"""HTTP for ASGI applications; it knows nothing of webhooks."""
+"""The HTTP server for ASGI applications; it does not depend on webhooks."""

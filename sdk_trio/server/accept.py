@@ -1,9 +1,9 @@
 """The accepting side of the HTTP/1.1 server: connection limits, the deadline sweep, the drain.
 
 One task for each listening socket accepts, one task for each connection serves it, and one sweeper
-for all connections enforces their deadlines. A timeout scope for each wait would cost every request
-more than the check of its signature does; the price of the sweep is that a deadline may be late by
-one ``sweep_seconds``.
+task enforces the deadlines of all connections. A timeout scope for each wait would cost every
+request more than the check of its signature. In return, a deadline may be late by up to
+``sweep_seconds``.
 """
 
 import errno
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _log = get_logger("server")
 
-#: The method of a :class:`DirectApp`, which a wrapper around one has not.
+#: The method of a :class:`DirectApp`. A wrapper around such an application does not have it.
 _DIRECT = "respond"
 
 #: Errors of accept() while descriptors or memory are short. The connection stays in the kernel's
-#: queue, so the listener stays readable: trying again at once would spin.
+#: queue and the listener stays readable, so trying again at once would spin.
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 #: Pause in accepting after such an error, in seconds.
@@ -46,9 +46,9 @@ class Acceptor:
 
     Args:
         app: the ASGI application.
-        limits: bounds of the connections.
+        limits: the limits of each connection.
         slots: the connection slots.
-        note_refusal: is told of every request that the server itself refuses.
+        note_refusal: is called for every request that the server itself refuses.
         certificate: returns the TLS context for new connections; None for plain HTTP.
     """
 
@@ -86,14 +86,14 @@ class Acceptor:
             # Accepted sockets inherit it.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
-            # One connection for each wait: those that were admitted before get their turn.
+            # Accept one connection per wait, so that the open connections can run in between.
             await trio.lowlevel.wait_readable(listener)
             try:
                 sock, peer = listener.accept()
             except BlockingIOError:
                 continue  # another process has accepted it
             except OSError as error:
-                # Otherwise this one client left before it was accepted (ECONNABORTED).
+                # With any other error the client left before it was accepted (ECONNABORTED).
                 if error.errno in _SHORTAGES:
                     _log.error("server.accept_failed", error=str(error))
                     await trio.sleep(_SHORTAGE_PAUSE)
@@ -108,23 +108,23 @@ class Acceptor:
         refusals: trio.Nursery,
     ) -> None:
         sock.setblocking(False)
-        if self._slots.take(peer, self.now):
+        if self._slots.reserve(peer, self.now):
             connections.start_soon(self._serve, sock, peer, self._slots.source_of(peer))
-        # Over TLS the answer would need a handshake first, which costs more than a request.
+        # Over TLS a response would need a handshake first, which costs more than a request.
         elif self._refusals < self.limits.refusals and self._certificate() is None:
             refusals.start_soon(self._refuse, sock)
         else:
             sock.close()
 
     async def _serve(self, sock: socket.socket, peer: Address, source: Hashable) -> None:
-        """Serve one connection; whatever its client sends ends this connection at worst."""
+        """Serve one connection; its errors end no other connection."""
         connection = None
         try:
             connection = self._connect(sock, peer)
             if connection is not None:
                 self._slots.register(connection, source)
                 await connection.run()
-        except* Exception as errors:  # other connections go on
+        except* Exception as errors:  # other connections continue
             reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
             _log.warning("server.connection_failed", error=reason)
         finally:
@@ -146,10 +146,10 @@ class Acceptor:
         return connection
 
     async def _refuse(self, sock: socket.socket) -> None:
-        """Answer 503 and wait a moment for the client to read it.
+        """Answer 503, and wait a moment for the client to read it.
 
-        Closing a socket that holds unread bytes resets the connection, and the client might never
-        see the answer; so its request is read and thrown away.
+        Closing a socket with unread bytes resets the connection, and the client might never see the
+        response. So its request is read and discarded.
         """
         self._refusals += 1
         try:
@@ -177,8 +177,8 @@ class Acceptor:
     async def drain(self) -> None:
         """Begin no further request; return when every connection has ended.
 
-        Idle connections end now, others after their answer. If it is cancelled, they still end
-        that way, but nobody waits for them.
+        Idle connections end now, others after their current response. Cancellation ends only the
+        wait for them.
         """
         self.draining = True
         self._sweep_once()

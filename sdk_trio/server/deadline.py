@@ -1,8 +1,9 @@
 """The deadline of one request, which the application sets and the connection enforces.
 
-A cancel scope for each request would cost more than the check of its signature. So a connection has
-one scope for all its requests, whose deadline moves, and makes a new one only after the old one was
-cancelled. The acceptor's sweep moves far deadlines; near ones are given to Trio at once.
+A cancel scope for each request would cost more than the check of its signature. So a connection
+uses one scope for all its requests, and replaces it only after it was cancelled. A deadline that is
+near becomes the deadline of that scope at once; the acceptor's sweep does the same for others as
+they come near.
 """
 
 from math import inf
@@ -16,50 +17,49 @@ from ..base.http import Whole
 class RequestDeadline:
     """The deadline of one connection's requests.
 
-    The application says ``with deadline.move_on_after(seconds):`` and finds
-    :attr:`cancelled_caught` and :attr:`cancel_called` as those of a scope of Trio's. Other than
-    there, the scope that was cancelled is the one around the whole application: whatever it awaits
-    afterwards, without a shield, is cancelled as well. It may still answer; if it does not, the
-    server sends :attr:`answer`.
+    The application uses ``with deadline.move_on_after(seconds):``, and then
+    :attr:`cancelled_caught` and :attr:`cancel_called` as of a Trio scope. There is one difference:
+    the cancelled scope surrounds the whole application, so later waits without a shield are
+    cancelled too. The application may still respond; otherwise the server sends :attr:`response`.
 
-    ``sweep_seconds``: the longest time between two calls of :meth:`sweep`.
+    Args:
+        sweep_seconds: the longest time between two calls of :meth:`sweep`.
     """
 
-    __slots__ = ("_at", "_given", "_near", "answer", "cancelled_caught", "scope", "spent")
+    __slots__ = ("_armed", "_at", "_near", "cancelled_caught", "response", "scope", "spent")
 
     def __init__(self, sweep_seconds: float) -> None:
-        # A deadline that is nearer than two sweeps is given to Trio now: the next sweep may come
-        # too late for it.
+        # The next sweep may come too late for a deadline that is nearer than two sweeps.
         self._near = 2 * sweep_seconds
         self.renew()
 
     def renew(self) -> None:
-        """Make a new scope: an old one that was cancelled cancels everything within it."""
+        """Make a new scope; a cancelled one would cancel all later requests."""
         self._at = inf
-        self._given = False  # whether Trio has it
+        self._armed = False  # whether the scope has the deadline
         self.scope: trio.CancelScope = trio.CancelScope()
-        #: Whether the scope was cancelled: every further wait inside it would be cancelled, too.
+        #: Whether the scope was cancelled, so that every further wait inside it is cancelled too.
         self.spent = False
-        #: Whether the last block was cut short by its deadline.
+        #: Whether the deadline has cancelled the last block.
         self.cancelled_caught = False
-        #: Status, headers and body of what to send if the application is cancelled.
-        self.answer: Whole | None = None
+        #: The response that the server sends if the application is cancelled and sends none.
+        self.response: Whole | None = None
 
     @property
     def cancel_called(self) -> bool:
-        """Whether the time of the last block was over before its end."""
+        """Whether the deadline of the last block passed before its end."""
         return self.spent
 
-    def move_on_after(self, seconds: float, answer: Whole | None = None) -> "RequestDeadline":
+    def move_on_after(self, seconds: float, response: Whole | None = None) -> "RequestDeadline":
         """Return itself as a context manager whose block is cancelled in ``seconds``, above 0.
 
-        The server sends ``answer`` if the time passes and the application gives no answer.
+        The server sends ``response`` if the deadline passes and the application sends none.
         """
-        self.answer = answer
+        self.response = response
         self.cancelled_caught = False
         self._at = trio.current_time() + seconds
         if seconds < self._near:
-            self._give()
+            self._arm()
         return self
 
     def __enter__(self) -> "RequestDeadline":
@@ -73,8 +73,8 @@ class RequestDeadline:
     ) -> bool:
         """Withdraw the deadline; absorb the cancellation that it has caused."""
         self._at = inf
-        if self._given:
-            self._given = False
+        if self._armed:
+            self._armed = False
             self.spent = self.scope.cancel_called
             self.scope.deadline = inf
         if error is None or not self.spent:
@@ -83,17 +83,17 @@ class RequestDeadline:
         return self.cancelled_caught
 
     def sweep(self, now: float) -> None:
-        """Give a deadline that is near to Trio, which enforces it exactly."""
+        """Arm a deadline that is near: from then on Trio enforces it exactly."""
         if self._at - now < self._near:
-            self._give()
+            self._arm()
 
-    def _give(self) -> None:
-        self._given = True
+    def _arm(self) -> None:
+        self._armed = True
         self.scope.deadline = self._at
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    """Say whether an exception is Cancelled, or a group of nothing else."""
+    """Return whether an exception is Cancelled, or a group of nothing else."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(trio.Cancelled)[1] is None
     return isinstance(error, trio.Cancelled)

@@ -1,18 +1,22 @@
-"""Heads and bodies of HTTP/1.1 messages: the request's parsed, the answer's written. Pure.
+"""Parsing of HTTP/1.1 request heads and bodies, and encoding of responses. Pure.
 
 The grammar is that of RFC 9112 without its leniencies. Anything that two parsers could read
-differently is refused, because a proxy in front may read it the other way (request smuggling): two
-lengths, lengths beside a transfer coding, folded lines, line feeds without carriage returns, white
-space before a colon. h11 accepts some of these; what both accept they read alike.
+differently is refused, because a proxy in front may read it the other way (request smuggling):
+
+- two lengths, or both a length and a transfer coding
+- folded lines
+- line feeds without carriage returns
+- white space before a colon
+
+h11 accepts some of these. A message that both accept has the same meaning to both.
 
 A later minor version is read as 1.1 (RFC 9110, 2.5). A target in absolute form is read as its path,
-and its authority replaces the Host header (RFC 9112, 3.2.2). An ``Upgrade`` is passed over: the
-application does not see the header (RFC 9110, 7.8), and the connection offers the change to one
-that looks for it. A body is read by its length or by its chunks (RFC 9112, 7.1), with the same
-strictness.
+and its authority replaces the Host header (RFC 9112, 3.2.2). An ``Upgrade`` header is ignored and
+removed (RFC 9110, 7.8); an application can ask the connection for the upgrade. A body is read by
+its length or by its chunks (RFC 9112, 7.1), with the same strictness.
 
-Both servers of this package, this one and hypercorn, answer with the same bytes: the order and form
-of an answer's headers are h11's, and ``tests/integration/test_server_conformance.py`` runs on both.
+The project's server and hypercorn send the same bytes: the order and form of a response's headers
+are h11's. ``tests/integration/test_server_conformance.py`` runs against both.
 """
 
 import enum
@@ -26,8 +30,8 @@ import msgspec
 from ..base.http import FIELD_VALUE_BYTES, TOKEN_BYTES, Header, Whole, breaks_value, is_token_bytes
 from .limits import Limits
 
-#: The longest head that a template is made of, in bytes. It bounds one connection's memory; what
-#: senders and their proxies send has a few hundred bytes.
+#: The longest head that a template is made of, in bytes. It bounds one connection's memory. Heads
+#: of senders and their proxies have a few hundred bytes.
 _TEMPLATE_BYTES: Final = 4 * 1024
 
 _HEAD: Final = re.compile(
@@ -36,7 +40,7 @@ _HEAD: Final = re.compile(
 )
 _HOST: Final = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]*")
 
-#: Headers that decide about the connection or the body.
+#: Headers that determine the connection or the body.
 _DECISIVE: Final = frozenset(
     (b"host", b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"expect")
 )
@@ -47,25 +51,25 @@ _LENGTH_DIGITS: Final = 20
 
 END_OF_HEAD: Final = b"\r\n\r\n"
 
-#: Lines of a head that are no headers: the request line, the empty one, and what is behind it.
+#: Pieces of a split head that are not headers: the request line, and the two after the last header.
 _NO_HEADERS: Final = 3
 
-#: A translation that leaves visible ASCII characters as they are, and nothing else. One for the
-#: values of a whole head costs less than a pattern for one of them.
+#: A translation that changes every byte except visible ASCII characters. Translating the values of
+#: a whole head costs less than matching a pattern against one of them.
 _ONLY_VISIBLE: Final = bytes(code if 0x21 <= code <= 0x7E else 0x21 for code in range(256))
 
-#: A value with spaces in it, as a list of signatures or a program's name. What else a value may
-#: hold is rare, and left to the pattern of the whole head.
+#: A value with spaces in it, such as a list of signatures or a program's name. Values with other
+#: characters are rare, and are left to the pattern of the whole head.
 _is_plain_value = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?").fullmatch
 
 _absolute_form = re.compile(rb"(?i:https?)://([^/?#]*+)([^#]*+)").fullmatch
 
-#: The number of answers that are kept encoded, and the most bytes of their bodies: the receiver's
-#: own have about thirty.
-_KEPT: Final = 256
-_KEPT_BODY_BYTES: Final = 1024
+#: The number of encoded responses that are cached, and the most bytes of their bodies. The
+#: receiver's own bodies have about thirty.
+_CACHED: Final = 256
+_CACHED_BODY_BYTES: Final = 1024
 
-#: Bodies of the answers that the server itself gives, in the form of the receiver's own answers.
+#: Bodies of the server's own refusals, in the form of the receiver's.
 _REFUSALS: Final = {
     400: b'{"error":"bad request"}',
     408: b'{"error":"request too slow"}',
@@ -77,26 +81,27 @@ _REFUSALS: Final = {
 }
 
 _QUOTED: Final = rb'"(?:[\t !\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
-#: The name of an extension, and its value if it has one (RFC 9112, 7.1.1). One without a name, or
-#: whose quotation does not end, is refused: parsers differ in where such a line ends.
+#: The name of an extension, and its value if it has one (RFC 9112, 7.1.1). An extension without a
+#: name or with an open quotation is refused, because parsers differ in where its line ends.
 _EXTENSION: Final = (
     rb";[ \t]*+" + TOKEN_BYTES + rb"(?:[ \t]*+=[ \t]*+"
     rb"(?:" + TOKEN_BYTES + rb"|" + _QUOTED + rb"))?+"
 )
-#: Sixteen digits are 2**64 bytes; extensions are passed over. White space after a size is refused:
-#: the grammar has it before an extension alone, which no one writes, and a parser that trims it
-#: where another does not is how requests are smuggled.
+#: Sixteen digits are 2**64 bytes. Extensions are ignored. White space after a size is refused: the
+#: grammar allows it only before an extension, and requests can be smuggled if one parser trims it
+#: and another does not.
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:" + _EXTENSION + rb")*+")
 _TRAILER: Final = re.compile(TOKEN_BYTES + rb":" + FIELD_VALUE_BYTES)
 
-#: A whole line with a size and no extension, which is how nearly all chunks begin.
+#: A whole line with a size and no extension: nearly all chunks begin with one.
 _plain_size = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match
 
-#: Bytes that the size lines of all chunks may take, beside an eighth of the body itself. Each chunk
-#: costs about the same CPU, however small it is: without this bound a body in chunks of one byte
-#: cost a hundred times a plain one (as in CVE-2023-39326). With as much as the body itself, chunks
-#: of five bytes cost 58 ms for a MiB on the wire, with an eighth 11 ms (ADR 26). Bodies up to about
-#: 9 KiB may still be cut into single bytes, and whole megabytes into pieces of 50.
+#: Bytes that the size lines of all chunks may take, in addition to an eighth of the body itself.
+#: Each chunk costs about the same CPU, however small it is. Without a bound, a body in chunks of
+#: one byte cost a hundred times as much as a plain one (compare CVE-2023-39326). A bound equal to
+#: the body let chunks of five bytes cost 58 ms for a MiB on the wire; with an eighth they cost 11
+#: ms (ADR 26). Bodies of up to about 9 KiB may still arrive in single bytes, and larger ones in
+#: chunks of 50.
 OVERHEAD_BYTES: Final = 16 * 1024
 _BODY_SHARE: Final = 8
 
@@ -108,7 +113,7 @@ TRAILER_BYTES: Final = 8 * 1024
 
 
 class RequestError(Exception):
-    """A malformed or unsupported request; ``status`` is the answer to it."""
+    """A malformed or unsupported request; ``status`` is that of the response."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -118,9 +123,9 @@ class RequestError(Exception):
 class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """One request without its body.
 
-    ``method`` is in capitals, as with hypercorn. ``length`` is the body's in bytes; None: it is in
-    the chunked coding. ``target`` is in origin form, or the ``*`` of OPTIONS.
-    ``upgrade`` is the protocol that the client offers to change to, in lower case; empty: none.
+    ``method`` is in capitals, as with hypercorn. ``target`` is in origin form, or the ``*`` of
+    OPTIONS. ``length`` is the size of the body in bytes, None in the chunked coding. ``upgrade`` is
+    the protocol that the client offers to upgrade to, in lower case, empty if there is none.
     """
 
     method: str
@@ -134,38 +139,38 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeadTemplate:
-    """A head of one connection, and the places at which the connection's other heads differ.
+    """A head of one connection, and the lines in which the connection's other heads differ.
 
-    A sender's requests are alike but for a few lines: the id, the time, the signature. A head that
-    fits needs no pattern: what stands between the places is compared with what the pattern has
-    accepted, which takes a tenth of the time. A template is never shared between connections,
-    because the time of a comparison would tell one client about the lines of another.
+    A sender's requests differ only in a few lines: the id, the time, the signature. All other lines
+    are compared with those of a head that was parsed before, in a tenth of the time of parsing. A
+    template is never shared between connections: the duration of a comparison would reveal the
+    lines of one client to another.
 
-    Requests with the same template have the same method, target and headers, but for the values of
-    the headers in ``varying``. So whatever depends on nothing else is decided once: ``memo`` is the
-    application's to keep that in.
+    Requests with the same template have the same method, target and headers, except for the values
+    of the headers in ``varying``. The application may cache in ``memo`` any decision that depends
+    on nothing else.
     """
 
     __slots__ = ("_head", "_headers", "_lines", "_varying", "memo", "varying")
 
-    def __init__(self, lines: list[bytes], head: RequestHead, places: Iterable[int] = ()) -> None:
+    def __init__(self, lines: list[bytes], head: RequestHead, varying: Iterable[int] = ()) -> None:
         self._head = head
-        # The application has the list of the head itself, and may change it: middleware that adds a
-        # header does.
+        # A copy, because the application has the list of the head itself and may change it, for
+        # example in middleware that adds a header.
         self._headers = head.headers.copy()
         self._lines = lines
-        #: The number of the line, the request line being 0; what stands before its value; its name.
+        #: The number of the line (the request line is 0), the bytes before its value, and its name.
         self._varying: list[tuple[int, bytes, bytes]] = []
-        for place in places:
-            _, _, rest = lines[place].partition(b":")
-            prefix = lines[place][: len(lines[place]) - len(rest.lstrip(b" \t"))]
-            lines[place] = prefix
-            self._varying.append((place, prefix, head.headers[place - 1][0]))
+        for number in varying:
+            _, _, rest = lines[number].partition(b":")
+            prefix = lines[number][: len(lines[number]) - len(rest.lstrip(b" \t"))]
+            lines[number] = prefix
+            self._varying.append((number, prefix, head.headers[number - 1][0]))
         self.varying: frozenset[bytes] = frozenset(name for _, _, name in self._varying)
         self.memo: Any = None
 
     def fill(self, data: bytes) -> RequestHead | None:
-        """Read a head that differs from this one only where others did; None if it does not fit."""
+        """Read a head that differs only in the varying lines; None if it differs elsewhere."""
         lines = data.split(b"\r\n")
         if len(lines) != len(self._lines):
             return None
@@ -173,18 +178,18 @@ class HeadTemplate:
         headers = self._headers.copy()
         length = known.length
         values: list[bytes] = []
-        for place, prefix, name in self._varying:
-            value = lines[place].removeprefix(prefix)
+        for number, prefix, name in self._varying:
+            value = lines[number].removeprefix(prefix)
             if name == b"content-length":
                 if not value.isdigit() or len(value) > _LENGTH_DIGITS:
                     return None
                 length = int(value)
-            headers[place - 1] = (name, value)
+            headers[number - 1] = (name, value)
             values.append(value)
-            # A line from which no prefix was removed still has its colon, and all that follows.
-            if value == lines[place]:
+            # The line does not begin with the prefix, so its name may be another one.
+            if value == lines[number]:
                 return None
-            lines[place] = prefix
+            lines[number] = prefix
         if lines != self._lines:
             return None
         text = b"".join(values)
@@ -200,20 +205,20 @@ class HeadTemplate:
             known.expects_continue,
         )
 
-    def places_beside(self, lines: list[bytes], head: RequestHead) -> list[int]:
-        """Return the lines in which heads differ, with this new one; none if they are not alike."""
+    def varying_lines(self, lines: list[bytes], head: RequestHead) -> list[int]:
+        """Return the numbers of the lines that vary, counting a new head; none if it is unlike."""
         if len(lines) != len(self._lines) or lines[0] != self._lines[0]:
             return []
-        known_places = {place for place, _, _ in self._varying}
-        places = [
-            place
-            for place, (line, known) in enumerate(zip(lines, self._lines, strict=True))
-            if line != known or place in known_places
+        already = {number for number, _, _ in self._varying}
+        varying = [
+            number
+            for number, (line, known) in enumerate(zip(lines, self._lines, strict=True))
+            if line != known or number in already
         ]
-        names = {head.headers[place - 1][0] for place in places}
-        # A decisive header's value is read by the rules of parse_head alone; only the length is
-        # read here as well.
-        return [] if names & _DECISIVE - {b"content-length"} else places
+        names = {head.headers[number - 1][0] for number in varying}
+        # Only parse_head reads the values of decisive headers; the one exception is the length,
+        # which fill() reads as well.
+        return [] if names & _DECISIVE - {b"content-length"} else varying
 
 
 def read_head(
@@ -221,8 +226,14 @@ def read_head(
 ) -> tuple[RequestHead, HeadTemplate | None]:
     """Read a head that ends with its empty line, as :func:`parse_head` does.
 
-    ``template`` is that of the connection's last head, None at first. The head's own one is
-    returned for the next; None if it is not like others, or the last of its connection.
+    Args:
+        data: the bytes of the head.
+        limits: bounds of the head.
+        template: that of the connection's last head; None at first.
+
+    Returns:
+        The head, and the template for the next one. There is none if the head is unusual or the
+        last of its connection.
 
     Raises:
         RequestError: it is malformed (400), too large (414, 431) or not supported (501, 505).
@@ -234,12 +245,12 @@ def read_head(
     if not head.keep_alive or len(data) > _TEMPLATE_BYTES:
         return head, None
     lines = data.split(b"\r\n")
-    # A head of which something was left out or changed (an Upgrade, the authority of an absolute
-    # target) has not one header for each line.
+    # After an Upgrade was removed or the authority of an absolute target moved, lines and headers
+    # do not correspond.
     if len(head.headers) != len(lines) - _NO_HEADERS or lines[0].split(b" ")[1] != head.target:
         return head, None
-    places = [] if template is None else template.places_beside(lines, head)
-    return head, HeadTemplate(lines, head, places)
+    varying = [] if template is None else template.varying_lines(lines, head)
+    return head, HeadTemplate(lines, head, varying)
 
 
 def parse_head(data: bytes, limits: Limits) -> RequestHead:
@@ -257,8 +268,8 @@ def parse_head(data: bytes, limits: Limits) -> RequestHead:
     if match.end(2) > limits.request_line_bytes:
         raise RequestError(414, "the request line is too long")
     if method == b"CONNECT":
-        # After an answer of 2xx the bytes would be a tunnel's (RFC 9110, 9.3.6). An application
-        # that answers 200 to every method would turn the body into the next request.
+        # After a 2xx response the bytes would be a tunnel's (RFC 9110, 9.3.6). An application that
+        # answers 200 to every method would turn the body into the next request.
         raise RequestError(501, "CONNECT is not supported")
     lines = fields.split(b"\r\n")
     lines.pop()
@@ -271,8 +282,8 @@ def parse_head(data: bytes, limits: Limits) -> RequestHead:
         headers.append(header)
         if header[0] in _DECISIVE:
             decisive.append(header)
-    # Methods are case-sensitive (RFC 9110, 9.1), but hypercorn takes "post" for POST, and both
-    # servers must read a request alike.
+    # Methods are case-sensitive (RFC 9110, 9.1), but hypercorn reads "post" as POST, and both
+    # servers must read a request in the same way.
     head = _decide(method.decode("ascii").upper(), target, minor != b"0", headers, decisive)
     if target[:1] != b"/":
         target, headers = in_origin_form(head.method, target, head.headers)
@@ -283,16 +294,16 @@ def parse_head(data: bytes, limits: Limits) -> RequestHead:
 def in_origin_form(method: str, target: bytes, headers: list[Header]) -> tuple[bytes, list[Header]]:
     """Return the path of an absolute target, and the headers with its authority as their Host.
 
-    A path stays as it is, and so does the ``*`` of OPTIONS (RFC 9112, 3.2.4).
+    A path is unchanged, and so is the ``*`` of OPTIONS (RFC 9112, 3.2.4).
 
     Raises:
-        RequestError: the target is neither, or names no host, or a user (RFC 9110, 4.2.1, 4.2.4).
+        RequestError: the target is neither, has no host, or has a user (RFC 9110, 4.2.1, 4.2.4).
     """
     if target[:1] == b"/" or (target == b"*" and method == "OPTIONS"):
         return target, headers
     match = _absolute_form(target)
     if match is None:
-        raise RequestError(400, "the target is no path, and no URL of HTTP")
+        raise RequestError(400, "the target is neither a path nor an HTTP URL")
     authority, path = match.groups()
     if not authority or _HOST.fullmatch(authority) is None:
         raise RequestError(400, "the target names no host")
@@ -316,7 +327,7 @@ def _decide(
     hosts = 0
     length: int | None = 0
     lengths = codings = 0
-    keep_alive = modern  # HTTP/1.0 gets one answer for each connection, as with h11
+    keep_alive = modern  # HTTP/1.0 gets one response for each connection, as with h11
     expects_continue = changes = False
     upgrade: bytes | None = None
     for name, value in decisive:
@@ -328,7 +339,7 @@ def _decide(
             lengths += 1
             # bytes.isdigit() accepts ASCII digits only, unlike str.isdigit().
             if not value.isdigit() or len(value) > _LENGTH_DIGITS:
-                raise RequestError(400, "the content length is no number")
+                raise RequestError(400, "the content length is not a number")
             length = int(value)
         elif name == b"transfer-encoding":
             codings += 1
@@ -340,7 +351,7 @@ def _decide(
             if b"close" in tokens:
                 keep_alive = False
         elif name == b"upgrade":
-            # Two of them are two offers, of which the application understands neither.
+            # Two headers are two offers; neither is passed on.
             upgrade = value.lower() if upgrade is None else b""
         elif name == b"expect" and b"100-continue" in _tokens(value):
             expects_continue = modern
@@ -356,24 +367,24 @@ def _decide(
         headers = [header for header in headers if header[0] != b"upgrade"]
     version = "1.1" if modern else "1.0"
     head = RequestHead(method, target, version, headers, length, keep_alive, expects_continue)
-    # HTTP/1.0 has no upgrade, a body would stand before the other protocol, and a header that
-    # Connection does not name was meant for somebody on the way (RFC 9110, 7.8).
+    # HTTP/1.0 has no upgrade. A body would come before the other protocol. A header that Connection
+    # does not name was meant for an intermediary (RFC 9110, 7.8).
     if upgrade and changes and modern and method == "GET" and length == 0:
         return msgspec.structs.replace(head, upgrade=upgrade)
     return head
 
 
 def check_beginning(data: bytes | bytearray, limits: Limits, seen: int = 0) -> None:
-    """Check a head whose end has not arrived; it returns if the head may still become valid.
+    """Check a head whose end has not arrived; return if it may still become valid.
 
-    ``seen`` bytes were checked before, so that a head in small pieces costs linear time.
+    ``seen`` bytes were checked before, which keeps the cost of many small pieces linear.
 
     Raises:
         RequestError: no further bytes can make it a valid request.
     """
     # A TLS handshake begins with 0x16; a lone CR may be the first half of an empty line.
     if data[0] <= 0x20 and data != b"\r":
-        raise RequestError(400, "this is no request line")
+        raise RequestError(400, "this is not a request line")
     start = seen - (data[seen - 1 : seen] == b"\r")  # CR and LF may come in two pieces
     if data.count(b"\n", start) != data.count(b"\r\n", start):
         raise RequestError(400, "a line feed without carriage return")
@@ -386,19 +397,19 @@ def check_beginning(data: bytes | bytearray, limits: Limits, seen: int = 0) -> N
 def _refusal(data: bytes, limits: Limits) -> RequestError:
     if data.find(b"\r\n") > limits.request_line_bytes:
         return RequestError(414, "the request line is too long")
-    return RequestError(400, "this is no request")
+    return RequestError(400, "this is not a request")
 
 
 def _tokens(value: bytes) -> list[bytes]:
     return [token.strip() for token in value.lower().split(b",")]
 
 
-class AnswerError(Exception):
-    """The application sent messages that make no answer."""
+class ResponseError(Exception):
+    """The messages of the application do not make a valid response."""
 
 
 class Framing(enum.Enum):
-    """The ways in which a client finds the end of an answer's body (RFC 9112, 6.3)."""
+    """The means by which a client finds the end of a response body (RFC 9112, 6.3)."""
 
     LENGTH = enum.auto()
     CHUNKED = enum.auto()
@@ -406,11 +417,11 @@ class Framing(enum.Enum):
     NO_BODY = enum.auto()
 
 
-class AnswerHead(NamedTuple):
-    """An encoded head: ``data`` goes on the wire as it is.
+class ResponseHead(NamedTuple):
+    """An encoded head: ``data`` is sent unchanged.
 
-    ``closes``: the connection ends after this answer. ``length`` is the announced one in bytes, 0
-    where none is announced.
+    ``closes``: the connection ends after this response. ``length`` is the Content-Length in bytes,
+    0 without one.
     """
 
     data: bytes
@@ -419,53 +430,55 @@ class AnswerHead(NamedTuple):
     closes: bool
 
 
-def answer_head(
+def response_head(
     request: RequestHead, status: int, headers: Iterable[tuple[bytes, bytes]], *, close: bool
-) -> AnswerHead:
-    """Encode a head as h11 does, so that this server and hypercorn answer with the same bytes.
+) -> ResponseHead:
+    """Encode a head as h11 does, so that this server and hypercorn send the same bytes.
 
     Args:
-        request: the request that is answered.
+        request: the request that the response is for.
         status: 200 to 599.
         headers: as the application sent them.
         close: announce that the connection ends.
 
     Raises:
-        AnswerError: a header cannot be sent, or the content length is no number.
+        ResponseError: a header cannot be sent, or the content length is not a number.
     """
     return _encode_head(request.method == "HEAD", request.version, status, headers, close)
 
 
-def encode_answer(request: RequestHead, answer: Whole, *, close: bool) -> tuple[AnswerHead, bytes]:
-    """Encode a whole answer; return its head, and all of it. Small ones are encoded once.
+def encode_response(
+    request: RequestHead, response: Whole, *, close: bool
+) -> tuple[ResponseHead, bytes]:
+    """Encode a whole response; return its head, and all of its bytes. Small ones are cached.
 
     Raises:
-        AnswerError: as of :func:`answer_head`, or the body is not as long as the head says.
+        ResponseError: as :func:`response_head`, or the body is not as long as its Content-Length.
     """
-    key = (answer, request.method == "HEAD", request.version, close)
-    if len(answer[2]) <= _KEPT_BODY_BYTES:
+    key = (response, request.method == "HEAD", request.version, close)
+    if len(response[2]) <= _CACHED_BODY_BYTES:
         try:
             return _encode_once(*key)
         except TypeError:
-            pass  # something in it may change after it was sent
-    return _encode_answer(*key)
+            pass  # a part of it is mutable, so it cannot be cached
+    return _encode_response(*key)
 
 
-def _encode_answer(
-    answer: Whole, to_head: bool, version: str, close: bool
-) -> tuple[AnswerHead, bytes]:
-    status, headers, body = answer
+def _encode_response(
+    response: Whole, to_head: bool, version: str, close: bool
+) -> tuple[ResponseHead, bytes]:
+    status, headers, body = response
     head = _encode_head(to_head, version, status, headers, close)
     if head.framing is Framing.NO_BODY:
         body = b""
     elif head.framing is Framing.CHUNKED:
         body = (chunk(body) if body else b"") + chunk(b"")
     elif head.framing is Framing.LENGTH and head.length != len(body):
-        raise AnswerError("the body is not as long as its content length says")
+        raise ResponseError("the body is not as long as its Content-Length")
     return head, head.data + body
 
 
-_encode_once = lru_cache(_KEPT)(_encode_answer)
+_encode_once = lru_cache(_CACHED)(_encode_response)
 
 
 def chunk(data: bytes) -> bytes:
@@ -474,12 +487,12 @@ def chunk(data: bytes) -> bytes:
 
 
 def informational(status: int, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
-    """Encode an interim answer, 100 to 199 without 101: this server switches no protocols."""
+    """Encode an interim response, 100 to 199 without 101: this server switches no protocols."""
     return _lines(status, [_checked(name, value) for name, value in headers])
 
 
 def refusal(status: int) -> bytes:
-    """Encode a whole answer of the server itself, after which the connection is closed."""
+    """Encode a response of the server itself, after which it closes the connection."""
     body = _REFUSALS.get(status, b"")
     media = ((b"content-type", b"application/json"),) if body else ()
     extra = ((b"retry-after", b"1"),) if status == 503 else ()
@@ -489,24 +502,24 @@ def refusal(status: int) -> bytes:
 
 def _encode_head(
     to_head: bool, version: str, status: int, headers: Iterable[tuple[bytes, bytes]], close: bool
-) -> AnswerHead:
+) -> ResponseHead:
     lines: list[tuple[bytes, bytes]] = []
     connection: list[bytes] = []
     length: int | None = None
     chunked = False
-    bodiless = status in (204, 304)  # these end with their head, whatever it says
+    bodiless = status in (204, 304)  # these never have a body
     for name, value in headers:
         name, value = _checked(name, value)
         match name.lower():
             case b"content-length":
                 if not value.isdigit() or (length is not None and length != int(value)):
-                    raise AnswerError(f"no content length: {value!r}")
+                    raise ResponseError(f"an invalid content length: {value!r}")
                 if length is None:
                     lines.append((name, value))
                 length = int(value)
             case b"transfer-encoding":
                 if chunked or value.lower() != b"chunked":
-                    raise AnswerError(f"a transfer coding that is not supported: {value!r}")
+                    raise ResponseError(f"a transfer coding that is not supported: {value!r}")
                 chunked = True
                 if bodiless:
                     lines.append((name, value.lower()))
@@ -517,14 +530,14 @@ def _encode_head(
     close = close or b"close" in connection
     framing = Framing.NO_BODY
     if not bodiless and (chunked or length is None):
-        # The chunked coding overrides a length (RFC 9112, 6.3). An answer to HEAD has the headers
-        # that the answer to GET would have (RFC 9110, 9.3.2).
+        # The chunked coding overrides a length (RFC 9112, 6.3). A response to HEAD has the headers
+        # of the response to GET (RFC 9110, 9.3.2).
         lines = [pair for pair in lines if pair[0].lower() != b"content-length"]
         if version == "1.1":
             lines.append((b"Transfer-Encoding", b"chunked"))
             framing = Framing.CHUNKED
         else:
-            # HTTP/1.0 knows no chunks: the end of the connection is the end of the body.
+            # HTTP/1.0 has no chunks: the end of the connection is the end of the body.
             framing, close = Framing.CLOSE, True
     elif not bodiless:
         framing = Framing.LENGTH
@@ -534,13 +547,13 @@ def _encode_head(
         connection = [token for token in connection if token not in (b"close", b"keep-alive")]
         connection.append(b"close")
     lines += [(b"Connection", token) for token in sorted(set(connection)) if token]
-    return AnswerHead(_lines(status, lines), framing, length or 0, close)
+    return ResponseHead(_lines(status, lines), framing, length or 0, close)
 
 
 def _checked(name: bytes, value: bytes) -> tuple[bytes, bytes]:
     name, value = bytes(name).strip(), bytes(value).strip()
     if is_token_bytes(name) is None or breaks_value(value) is not None:
-        raise AnswerError(f"a header that cannot be sent: {name!r}: {value!r}")
+        raise ResponseError(f"a header that cannot be sent: {name!r}: {value!r}")
     return name, value
 
 
@@ -550,21 +563,21 @@ def _lines(status: int, lines: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class ChunkedBody:
-    """A decoder: takes the bytes of a connection and returns those of the body.
+    """Decodes the chunked coding of one body.
 
-    ``complete`` is true once the last line has been taken; ``rest`` then holds what followed it.
+    ``complete`` is true once the last line was read; ``rest`` then holds the bytes after it.
     """
 
     def __init__(self) -> None:
         self.complete: bool = False
         self.rest: bytes = b""
-        self._left = 0  # bytes of the present chunk that have not arrived
+        self._left = 0  # bytes of the current chunk that have not arrived
         self._closing = False  # the line end after a chunk is due
         self._overhead = 0.0  # bytes of lines and line ends, less the body's share
-        self._trailing = -1  # bytes of trailers that have been seen; -1 before the last chunk
+        self._trailing = -1  # bytes of trailers that were read; -1 before the last chunk
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes and return the part of the body that they complete, maybe nothing.
+        """Decode the next bytes and return the part of the body in them, which may be empty.
 
         Raises:
             RequestError: the bytes are not in the chunked coding; do not call it again.
@@ -574,7 +587,7 @@ class ChunkedBody:
         pieces: list[bytes] = []
         while not self.complete:
             if not (self._left or self._closing) and self._trailing < 0:
-                at = self._take_plain(data, at, pieces)
+                at = self._decode_plain(data, at, pieces)
             if self._left:
                 piece = data[at : at + self._left]
                 if not piece:
@@ -599,12 +612,12 @@ class ChunkedBody:
                     break
                 at += len(line) + 2
                 self._spend(len(line) + 2)
-                self._take_line(line)
+                self._decode_line(line)
         self.rest = data[at:]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _take_plain(self, data: bytes, at: int, pieces: list[bytes]) -> int:
-        """Take the chunks that have arrived whole and have no extension; return where they end."""
+    def _decode_plain(self, data: bytes, at: int, pieces: list[bytes]) -> int:
+        """Decode the whole chunks without extensions; return the position after the last one."""
         begun, taken = at, 0
         while (size := _plain_size(data, at)) is not None:
             start = size.end()
@@ -620,21 +633,21 @@ class ChunkedBody:
     def _spend(self, overhead: float) -> None:
         self._overhead += overhead
         if self._overhead > OVERHEAD_BYTES:
-            raise RequestError(400, "the chunks are too small for so many")
+            raise RequestError(400, "the chunks are too many and too small")
 
-    def _take_line(self, line: bytes) -> None:
+    def _decode_line(self, line: bytes) -> None:
         if self._trailing < 0:
             match = _SIZE.fullmatch(line)
             if match is None:
-                raise RequestError(400, "a chunk's size is no number")
+                raise RequestError(400, "a chunk's size is not a number")
             self._left = int(match[1], 16)
             if not self._left:
                 self._trailing = 0
         elif not line:
             self.complete = True
         else:
-            # Trailers are read to find the beginning of the next request, and then ignored: nothing
-            # that follows a body may change what its headers said (RFC 9110, 6.5.1).
+            # Trailers are read to find the beginning of the next request, and then ignored: they
+            # must not change the meaning of the headers (RFC 9110, 6.5.1).
             self._trailing += len(line)
             if self._trailing > TRAILER_BYTES:
                 raise RequestError(431, "the trailers are too large")

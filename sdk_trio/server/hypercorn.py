@@ -1,8 +1,8 @@
-"""Hypercorn as the server, where ``Server:FastPath`` is false. No other module imports it.
+"""Hypercorn as the server, if ``Server:FastPath`` is false. No other module imports it.
 
-It is the way back if the project's own connections misbehave. The overrides below close holes that
-were found by sending the same bytes to both servers; every private part of hypercorn that they use
-has a test in ``tests/unit/test_hypercorn_seams.py``, and its minor version is pinned.
+It is the fallback if the project's own connections misbehave. The overrides below fix differences
+that were found by sending the same bytes to both servers. Each private part of hypercorn that they
+use has a test in ``tests/unit/test_hypercorn_seams.py``, and the minor version is pinned.
 """
 
 import logging
@@ -37,7 +37,7 @@ _log = get_logger("server")
 #: Trio's errors for a connection that has ended or is being closed.
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError)
 
-#: Time for the TLS closing alert and for a refusal, in seconds; then the connection is cut off.
+#: Time for the TLS closing alert and for a refusal, in seconds; then the connection is closed.
 CLOSE_SECONDS = 1.0
 
 
@@ -46,7 +46,7 @@ class HypercornServer:
 
     Args:
         app: the ASGI application.
-        limits: bounds of the connections; hypercorn has settings for some, :class:`_Connection`
+        limits: the limits of each connection. Hypercorn has settings for some; :class:`_Connection`
             enforces others.
         slots: the connection slots.
         note_refusal: is called for every request that hypercorn itself refuses.
@@ -55,7 +55,7 @@ class HypercornServer:
     def __init__(
         self, app: App, limits: Limits, slots: ConnectionSlots, note_refusal: NoteRefusal
     ) -> None:
-        self._app = ASGIWrapper(_without_complaints(app))
+        self._app = ASGIWrapper(_without_disconnect_errors(app))
         self._limits = limits
         self._slots = slots
         self._refusals = 0
@@ -63,7 +63,8 @@ class HypercornServer:
         config = Config()
         config.keep_alive_timeout = limits.keep_alive_seconds
         config.keep_alive_max_requests = limits.keep_alive_requests
-        # Neither header helps a sender, and the fast path sends none: both answer alike.
+        # Neither header helps a sender, and the fast path sends neither: responses must be the
+        # same.
         config.include_date_header = False
         config.include_server_header = False
         config.accesslog = None
@@ -76,14 +77,14 @@ class HypercornServer:
         await self._context.terminated.set()
 
     async def serve(self, stream: Any) -> None:
-        """Serve one connection; whatever its client sends ends this connection at worst."""
+        """Serve one connection; its errors end no other connection."""
         sock = (stream.transport_stream if isinstance(stream, trio.SSLStream) else stream).socket
         try:
             peer = parse_socket_addr(sock.family, sock.getpeername())
         except OSError:  # the client has left already
             await trio.aclose_forcefully(stream)
             return
-        if not self._slots.take(peer, trio.current_time()):
+        if not self._slots.reserve(peer, trio.current_time()):
             await self._refuse(stream)
             return
         source, connection = self._slots.source_of(peer), None
@@ -94,7 +95,7 @@ class HypercornServer:
             self._slots.register(connection, source)
             await connection.run()
         except* Exception as errors:
-            # Hypercorn lets some malformed upgrades and frames escape as exceptions.
+            # Hypercorn raises for some malformed upgrades and frames.
             reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
             _log.warning("server.connection_failed", error=reason)
         finally:
@@ -103,7 +104,7 @@ class HypercornServer:
     async def _refuse(self, stream: Any) -> None:
         """Close a connection for which there is no slot; a few at a time get a 503 first.
 
-        Not over TLS: the answer would need a handshake, which costs more than a request.
+        Over TLS there is no 503: it would need a handshake, which costs more than a request.
         """
         if self._refusals >= self._limits.refusals or isinstance(stream, trio.SSLStream):
             await trio.aclose_forcefully(stream)
@@ -120,22 +121,23 @@ class HypercornServer:
             await trio.aclose_forcefully(stream)
 
 
-def _without_complaints(app: App) -> App:
+def _without_disconnect_errors(app: App) -> App:
     """Hide from the application that its client has left: hypercorn would log a traceback.
 
-    The application runs in a cell, as on the fast path: hypercorn's own nursery of a connection is
-    cancelled for other reasons as well, and a handler that cancels its own has failed.
+    The application runs in a cell, as on the fast path, because a handler that cancels its own
+    nursery has failed. Hypercorn's own nursery is cancelled for other reasons as well.
     """
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         async def send_if_possible(message: Any) -> None:
-            # A handler that has cancelled its own cell has failed, and its sender is answered.
+            # A handler that has cancelled its own cell has failed; its sender still gets a
+            # response.
             own = is_cell_cancelled()
             try:
                 with trio.move_on_after(CLOSE_SECONDS if own else inf, shield=own):
                     await send(message)
             except (*_GONE, LocalProtocolError) as error:
-                # The connection ended between two messages of the answer, or was refused.
+                # The connection ended between two messages of the response, or was refused.
                 _log.debug("server.answer_not_sent", error=str(error))
                 await trio.lowlevel.checkpoint()
 
@@ -145,30 +147,28 @@ def _without_complaints(app: App) -> App:
 
 
 class _Connection(TCPServer):
-    """Hypercorn's connection, for HTTP/1.1 alone, with three differences.
+    """Hypercorn's connection, for HTTP/1.1 only, with four differences.
 
-    It ends as soon as nothing more can arrive. Hypercorn's own task that waits for the next request
-    keeps a closed connection, and its descriptor, until the keep-alive time is over; and a request
-    that was read behind the last answer of a drain would hold the drain up to its deadline.
-
-    It bounds the time for a head, which hypercorn does not. And an answer that has begun is sent to
-    its end even if the client sends malformed bytes meanwhile.
-
-    It gives way while it waits for a request or for the rest of one. It does not while a client
-    takes no answer: hypercorn has no public way to end such a wait, so the client keeps its slot.
+    - It ends as soon as nothing more can arrive. Hypercorn would keep a closed connection and its
+      descriptor until the keep-alive time is over, and a request that arrives after the last
+      response would delay a drain until its deadline.
+    - It limits the time for a head.
+    - A response that has begun is completed even if the client sends malformed bytes meanwhile.
+    - It can be evicted while it waits for a request or for the rest of one. It cannot while the
+      client accepts no response: hypercorn has no public API to end that wait.
     """
 
     _reading = True
     _idle = True
     _head_begun = False
-    _gives_way = False
+    _evicted = False
 
     def __init__(
         self,
         app: Any,
         config: Config,
         context: WorkerContext,
-        stream: Any,  # hypercorn names one of the kinds that it takes
+        stream: Any,  # hypercorn annotates only one of the types that it accepts
         limits: Limits,
         note_refusal: NoteRefusal,
     ) -> None:
@@ -180,19 +180,19 @@ class _Connection(TCPServer):
 
     @property
     def idle_since(self) -> float | None:
-        idles = self._idle and not self._head_begun and not self._gives_way
+        idles = self._idle and not self._head_begun and not self._evicted
         return self._waits_since if idles else None
 
     @property
     def unfinished_since(self) -> float | None:
-        if self._gives_way or (self._idle and not self._head_begun):
+        if self._evicted or (self._idle and not self._head_begun):
             return None
         if self._head_begun or self.protocol.connection.their_state is SEND_BODY:  # type: ignore[attr-defined]
             return self._waits_since
         return None
 
-    def give_way(self) -> None:
-        self._gives_way = True
+    def evict(self) -> None:
+        self._evicted = True
         self._reading_scope.cancel()
 
     async def run(self) -> None:
@@ -207,7 +207,7 @@ class _Connection(TCPServer):
             server = parse_socket_addr(plain.family, plain.getsockname())
             async with TaskGroup() as tasks:
                 self._task_group = tasks
-                self.protocol = protocol = _Http1(  # type: ignore[assignment]  # what the wrapper holds
+                self.protocol = protocol = _Http1(  # type: ignore[assignment]  # the wrapper declares a union
                     self.app,
                     self.config,
                     self.context,
@@ -231,7 +231,7 @@ class _Connection(TCPServer):
         if isinstance(event, Closed):
             self._reading_scope.cancel()
             if self.protocol.connection.our_state is SEND_BODY:  # type: ignore[attr-defined]
-                # An answer is being sent; its end closes the connection.
+                # A response is being sent; its end closes the connection.
                 return
             with trio.move_on_after(CLOSE_SECONDS):
                 async with self.send_lock:  # let another task finish sending first
@@ -275,9 +275,9 @@ class _Connection(TCPServer):
 class _Http1(H11Protocol):
     """HTTP/1.1 and nothing else.
 
-    A request to change to another protocol is answered as if it had not asked (RFC 9110, 7.8): no
-    sender of webhooks asks, and hypercorn's HTTP/2 keeps the tasks of a connection that ends at a
-    bad moment. Versions and targets are read as on the fast path.
+    A request for another protocol gets an ordinary response (RFC 9110, 7.8). No sender of webhooks
+    asks for one, and hypercorn's HTTP/2 leaks the tasks of a connection that ends at a bad moment.
+    Versions and targets are read as on the fast path.
     """
 
     note_refusal: NoteRefusal
@@ -306,7 +306,7 @@ def _as_on_the_fast_path(request: Request) -> Request:
     headers = list(request.headers)
     names = [name for name, _ in headers]
     if b"transfer-encoding" in names and b"content-length" in names:
-        # Two lengths of one body: a proxy may have seen another end of it (RFC 9112, 6.3).
+        # A proxy may have used the other one of the two lengths (RFC 9112, 6.3).
         raise RequestError(400, "the body has two lengths")
     version = bytes(request.http_version)
     if version[:2] != b"1.":

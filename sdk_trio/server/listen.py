@@ -1,7 +1,7 @@
 """Listening sockets of a server: TCP, unix sockets, and inherited ones.
 
-Either all addresses are opened or none: when one fails, the others are closed again and the error
-names it.
+Either all addresses are opened or none. If one fails, the others are closed again, and the error
+names the one that failed.
 """
 
 import errno
@@ -24,9 +24,9 @@ from ..errors import EXIT_UNAVAILABLE, SdkError
 #: Connections that the kernel queues while the loop is busy.
 BACKLOG = 1024
 
-#: The soft limit of descriptors that a start raises itself to, where the hard one allows it. The
-#: connections that :class:`~sdk_trio.server.limits.Limits` allows need 10 000; a hard limit may be
-#: 2**30, and a program that a handler starts might close every number up to its limit.
+#: The soft limit of descriptors that a process sets for itself, if the hard limit allows it. The
+#: connections of :class:`~sdk_trio.server.limits.Limits` need 10 000. It is not the hard limit,
+#: which may be 2**30: a program that a handler starts might close every number up to its limit.
 WANTED_DESCRIPTORS = 65_536
 
 
@@ -64,13 +64,15 @@ def _advice(error: OSError) -> str:
     match error.errno:
         case errno.EADDRNOTAVAIL:
             return (
-                "No interface of this machine has that address: 'ip address' lists them; 0.0.0.0 "
-                "and [::] stand for all."
+                "No interface of this machine has that address. List them with 'ip address', or "
+                "use 0.0.0.0 or [::] for all."
             )
         case errno.EACCES | errno.EPERM:
-            return "This user may not: take a port from 1024 on, or have systemd open the socket."
+            return "Permission denied: use a port from 1024 on, or let systemd open the socket."
         case errno.EADDRINUSE:
-            return "Stop what uses the address, or choose another one (port 0 takes a free one)."
+            return (
+                "Stop the program that uses it, or choose another address (port 0: any free port)."
+            )
     return "Choose another address."
 
 
@@ -94,8 +96,8 @@ def reachable_descriptor_limit() -> int:
 def raise_descriptor_limit() -> None:
     """Raise the soft limit of descriptors as far as the hard one allows, for a daemon's start.
 
-    Service managers set 1024 for the sake of programs that call ``select``, and expect others to
-    raise it. Programs that handlers start inherit it.
+    Service managers set 1024 because of programs that call ``select``, and expect others to raise
+    it. Programs that handlers start inherit the limit.
     """
     if resource is None:
         return
@@ -110,7 +112,7 @@ def _open(address: str) -> socket.socket:
     if address.startswith("fd:"):
         number = address.removeprefix("fd:")
         if not number.isdigit():
-            raise OSError("the service manager has passed no socket of that name")
+            raise OSError("the service manager passed no socket with that name")
         return _listening(socket.socket(fileno=int(number)), None)
     if address.startswith("unix:"):
         path, mode = split_unix(address)
@@ -126,14 +128,13 @@ def _open(address: str) -> socket.socket:
 
 
 def _unix_socket(path: str, mode: int) -> socket.socket:
-    """Return a listening socket at ``path``, never more open than ``mode``, whatever the umask.
+    """Return a listening socket at ``path``, never more open than ``mode``, with any umask.
 
-    A peer of a unix socket has no address to check, so the file's mode is all that keeps others
-    out.
+    A peer of a unix socket has no address to check, so only the mode of the file restricts access.
     """
     sock = opener.open_socket(socket.AF_UNIX)
     with suppress(OSError):
-        # Linux makes the file with the mode of the socket, so there is no moment in between.
+        # Linux creates the file with the mode of the socket, so it is never more open than that.
         os.fchmod(sock.fileno(), mode)
     _listening(sock, path)
     try:
@@ -157,7 +158,7 @@ def _listening(sock: socket.socket, name: str | tuple[str, int] | None) -> socke
 
 
 def _remove_stale_socket(path: str) -> None:
-    """Remove the socket file of a dead process; one that a live server listens on stays."""
+    """Remove the socket file of a dead process; keep one that a live server listens on."""
     if not Path(path).is_socket():
         return
     with opener.open_socket(socket.AF_UNIX) as probe:

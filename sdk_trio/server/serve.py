@@ -1,4 +1,4 @@
-"""The server of one ASGI application: listens on addresses, serves, and drains in order."""
+"""The server of one ASGI application: listens on addresses, serves requests, and drains."""
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ _log = get_logger("server")
 
 
 class Server:
-    """Serves one ASGI application on a list of addresses until told to stop.
+    """Serves one ASGI application on a list of addresses until it is stopped.
 
     Args:
         app: the ASGI application.
@@ -38,7 +38,7 @@ class Server:
         cert_file, key_file: PEM files; with both, every address speaks TLS.
         graceful_seconds: time for requests in progress after :meth:`stop`.
         fast_path: serve with the project's own connections; False: with hypercorn.
-        limits: bounds of the connections; hypercorn has only some of them.
+        limits: the limits of each connection; hypercorn enforces only some of them.
         source_of: maps the peer's host to the source that its connections count for; None: they
             have no limit, such as those of a trusted proxy.
         note_refusal: is called for every request that the server itself refuses.
@@ -74,9 +74,9 @@ class Server:
         self.ended: trio.Event = trio.Event()
 
     def prepare_certificate(self, cert_file: str, key_file: str) -> Callable[[], None]:
-        """Load the files now and return the call that uses them for new connections.
+        """Load the files now, and return a function that uses them for new connections.
 
-        The call does nothing where no TLS is served; established connections keep their keys.
+        The function does nothing without TLS. Established connections keep their keys.
 
         Raises:
             OptionsValidationError: the certificate or its key cannot be used.
@@ -93,17 +93,17 @@ class Server:
 
     def _note_dates(self, cert_file: str, dates: tuple[float, float] | None) -> None:
         self._certificate_end = dates and dates[1]
-        # Served all the same: refusing to start would take away what handles the waiting events.
+        # Serve anyway: without the process, events that wait in the store would not be handled.
         if (fault := validity_fault(dates, wall())) is not None:
             _log.warning("server.certificate", file=cert_file, fault=fault)
 
     async def run(
         self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Bind, report the real addresses as URLs, and serve until :meth:`stop`.
+        """Bind, report the actual addresses as URLs, and serve until :meth:`stop`.
 
-        Requests in progress get ``graceful_seconds`` then, after which they are cancelled. If it is
-        cancelled, it closes every connection at once.
+        Requests in progress then get ``graceful_seconds``, and are cancelled after that.
+        Cancellation of this method closes every connection at once.
 
         Raises:
             BindError: an address is in use, not ours, or not permitted.
@@ -141,7 +141,7 @@ class Server:
                 for sock in sockets:
                     sock.close()
                 cells.close()
-                # Idle connections close now, requests in progress get the time to finish.
+                # Idle connections close now; requests in progress get time to finish.
                 connections.cancel_scope.deadline = trio.current_time() + self._graceful_seconds
                 if self._hypercorn is not None:
                     await self._hypercorn.begin_drain()
@@ -152,16 +152,16 @@ class Server:
             self.ended.set()
 
     def samples(self) -> Iterator[Sample]:
-        """Return when the certificate that new connections are shown ends, where that is known."""
+        """Yield the end of the validity of the certificate for new connections, if it is known."""
         if self._certificate_end is not None:
             yield Sample("sdk_certificate_end_time_seconds", (), self._certificate_end)
 
     def stop(self) -> None:
-        """Stop accepting connections; :meth:`run` returns when the present requests have ended."""
+        """Stop accepting connections; :meth:`run` returns when the current requests have ended."""
         self._stop_wanted.set()
 
     def _load_hypercorn(self) -> "HypercornServer":
-        # Imported here: 40 ms and 5 MB, which a start without hypercorn does not pay.
+        # Imported here, because it costs 40 ms and 5 MB.
         from .hypercorn import HypercornServer
 
         self._hypercorn = HypercornServer(self._app, self._limits, self._slots, self._note_refusal)
@@ -191,7 +191,7 @@ class _RefusalLog:
 
 
 class _SecureListener(trio.abc.Listener["trio.SSLStream[trio.SocketStream]"]):
-    """A ``trio.SSLListener`` whose context may change: each connection gets the present one."""
+    """A ``trio.SSLListener`` whose context may change: each connection gets the current one."""
 
     def __init__(
         self, plain: trio.SocketListener, context: "Callable[[], ssl.SSLContext | None]"

@@ -1,7 +1,7 @@
 """TLS of the server: the context from a certificate, and a non-blocking socket that uses it.
 
-The socket has the surface of a plain one. OpenSSL works on the descriptor itself, without buffers
-in between, so that TLS costs a request only the cipher. A read or write that needs more TLS data,
+The socket has the interface of a plain one. OpenSSL works on the descriptor itself, without buffers
+in between, so TLS costs a request only the encryption. A read or write that needs more TLS data,
 such as the rest of a record, raises BlockingIOError.
 """
 
@@ -15,17 +15,17 @@ import trio
 from ..base.times import readable
 from ..errors import OptionsValidationError, Problem
 
-#: Time for the handshake, in seconds; an idle connection may not keep its place longer.
+#: Time for the handshake, in seconds; an idle connection may not keep its slot longer.
 HANDSHAKE_SECONDS = 10.0
 
-#: X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which the standard library has no name for.
+#: X509_V_FLAG_NO_CHECK_TIME of OpenSSL, for which the standard library has no name.
 _NO_CHECK_TIME = 0x200000
 
-#: The most rounds of messages in a handshake, with room to spare.
+#: More rounds of messages than any handshake needs.
 _ROUNDS = 10
 
-#: The cipher suites of TLS 1.2 with forward secrecy: a key that is stolen later does not open the
-#: traffic of before. All suites of TLS 1.3 have it.
+#: The cipher suites of TLS 1.2 with forward secrecy: a stolen key does not decrypt earlier traffic.
+#: All suites of TLS 1.3 have it.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
@@ -34,8 +34,8 @@ class TlsSocket:
 
     Args:
         sock: an accepted, non-blocking socket, which belongs to this object from then on.
-        context: a server's context that refuses renegotiation: with it a send could have to wait
-            for a read.
+        context: a server's context that refuses renegotiation, in which a send may have to wait for
+            a read.
 
     Raises:
         OSError: the client has left already; ``sock`` is closed.
@@ -52,9 +52,9 @@ class TlsSocket:
         """Agree on keys, within :data:`HANDSHAKE_SECONDS`.
 
         Raises:
-            OSError: the client speaks no TLS, none that we accept, or has left.
+            OSError: the client speaks no TLS or no accepted version of it, or has left.
             trio.TooSlowError: it took too long.
-            trio.ClosedResourceError: the server ends.
+            trio.ClosedResourceError: the server stops.
         """
         with trio.fail_after(HANDSHAKE_SECONDS):
             await trio.lowlevel.checkpoint()
@@ -80,7 +80,7 @@ class TlsSocket:
     def recv(self, size: int) -> bytes:
         """Return at most ``size`` bytes; none at the end of the stream, with or without an alert.
 
-        A missing closing alert is no error: HTTP notices by itself that a body was cut short.
+        A missing closing alert is not an error: HTTP itself detects a truncated body.
 
         Raises:
             BlockingIOError: a whole record has not arrived.
@@ -92,10 +92,10 @@ class TlsSocket:
             raise BlockingIOError from None
 
     def send(self, data: bytes | memoryview) -> int:
-        """Send what fits and return its size; the same bytes must follow after an error.
+        """Send as many bytes as fit and return their number; after an error, send the same bytes.
 
         Raises:
-            BlockingIOError: nothing fits at present.
+            BlockingIOError: nothing fits now.
             OSError: the connection is broken.
         """
         try:
@@ -108,16 +108,16 @@ class TlsSocket:
         return self._tls.getsockname()
 
     def shutdown(self, how: int) -> None:
-        """Send the closing alert and half-close; later bytes are read raw, to be thrown away."""
-        self._say_goodbye()
+        """Send the closing alert and half-close; later bytes are read undecrypted and discarded."""
+        self._send_closing_alert()
         self._tls.shutdown(how)
 
     def close(self) -> None:
-        """Send the closing alert if that is possible without waiting, and close."""
-        self._say_goodbye()
+        """Send the closing alert if that does not block, and close."""
+        self._send_closing_alert()
         self._tls.close()
 
-    def _say_goodbye(self) -> None:
+    def _send_closing_alert(self) -> None:
         # unwrap() sends the alert and then raises because the client's has not arrived. RFC 8446,
         # 6.1, lets us close without it.
         with suppress(OSError, ValueError):
@@ -128,21 +128,21 @@ def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:
     """Return a context for servers of HTTP/1.1, TLS 1.2 or newer.
 
     Args:
-        cert_file: PEM file with the certificate and those that lead to its authority.
+        cert_file: PEM file with the certificate and its intermediate certificates.
         key_file: PEM file with its key, without a passphrase.
 
     Raises:
-        OptionsValidationError: they cannot be used; the message names both settings.
+        OptionsValidationError: the files cannot be used; the message names both settings.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols(["http/1.1"])
-    # With renegotiation a send could have to wait for a read, which the connection's code does not
-    # expect; TLS 1.3 has none. Compression leaks the content of what it compresses (CRIME).
+    # In a renegotiation a send may have to wait for a read, which the connection's code does not
+    # expect. TLS 1.3 has none. Compression leaks the content of the plain text (CRIME).
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     try:
-        # A key with a passphrase is refused, or OpenSSL would ask for it on the terminal.
+        # The empty password: otherwise OpenSSL would ask for a passphrase on the terminal.
         context.load_cert_chain(cert_file, key_file, password=b"")
     except OSError as error:  # SSLError is one
         raise OptionsValidationError(
@@ -158,15 +158,15 @@ def load_certificate(cert_file: str, key_file: str | None) -> ssl.SSLContext:
     return context
 
 
-#: The seconds before its end from which a certificate is a warning: seven days.
+#: A certificate that expires within so many seconds causes a warning: seven days.
 URGENT_EXPIRY_SECONDS: Final = 7 * 86_400.0
 
-#: The advice about a certificate that ends.
-RENEW: Final = "renew it, and put it in the place of the old one: the receiver notices by itself"
+#: The advice about a certificate that expires.
+RENEW: Final = "renew it and replace the file; the receiver reloads it by itself"
 
 
 def validity_fault(dates: tuple[float, float] | None, now: float) -> str | None:
-    """Return the fault of a certificate and what to do, None if it is valid long enough. Pure.
+    """Return the problem of a certificate and the advice; None if it is valid long enough. Pure.
 
     Args:
         dates: the result of :func:`validity`.
@@ -185,19 +185,19 @@ def validity_fault(dates: tuple[float, float] | None, now: float) -> str | None:
 
 
 def validity(context: ssl.SSLContext, cert_file: str) -> tuple[float, float] | None:
-    """Return when the certificate of a server begins and ends, in Unix seconds; None: unknown.
+    """Return the validity period of a server's certificate, in Unix seconds; None: unknown.
 
-    The dates come of a handshake in memory with a client that trusts this certificate: the standard
-    library shows them to such a client alone, and no dependency reads certificates.
+    The dates come from a handshake in memory with a client that trusts this certificate. The
+    standard library shows them only to such a client, and no dependency reads certificates.
 
     Args:
-        context: what :func:`load_certificate` has returned for ``cert_file``.
+        context: the result of :func:`load_certificate` for ``cert_file``.
         cert_file: PEM file with the certificate.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    # The certificate itself is the anchor, although its issuer is unknown here; and the dates are
-    # wanted of one that has expired as well.
+    # The certificate itself is the trust anchor, because its issuer is unknown here. An expired
+    # certificate has dates as well.
     flags = ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
     client.verify_flags = ssl.VerifyFlags(flags)
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -206,12 +206,12 @@ def validity(context: ssl.SSLContext, cert_file: str) -> tuple[float, float] | N
         client.load_verify_locations(cert_file)
         client_side = client.wrap_bio(to_client, to_server)
         for _ in range(_ROUNDS):
-            # Each side reads what the other has written, in turn, until neither wants more.
+            # The sides read each other's messages alternately until the handshake is complete.
             for side in (client_side, server_side):
                 with suppress(ssl.SSLWantReadError):
                     side.do_handshake()
         found = client_side.getpeercert()
-    except (OSError, ValueError):  # SSLError is an OSError; no handshake came about: ValueError
+    except (OSError, ValueError):  # SSLError is an OSError; ValueError: the handshake failed
         return None
     if not found:
         return None

@@ -1,57 +1,39 @@
-"""The connection of a request that changes its protocol, as a stream of Trio (RFC 9110, 7.8).
+"""A connection that was upgraded to another protocol, as a Trio stream (RFC 9110, 7.8).
 
-A library that speaks the other protocol wants to read the request itself. So the stream begins with
-the head, written again out of what was read of it, and goes on with the bytes of the socket. The
-connection keeps its deadline for sending: a client that takes nothing for that long is gone.
+A library for the other protocol reads the request itself. So the stream begins with the head of the
+request, encoded again, and continues with the bytes of the socket. The deadline for sending still
+applies: a client that accepts nothing for that long counts as gone.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import trio
 
 from ..base.http import Header
+from .client_socket import ClientSocket
 from .limits import Expired
 
-#: Bytes that are sent within one deadline: so many get through on a slow line, whatever the length
-#: of a message.
+#: Bytes that are sent within one deadline, so that a long message over a slow line has the time it
+#: needs.
 PIECE_BYTES = 64 * 1024
 
 
-class UpgradedConnection(Protocol):
-    """The connection below the stream."""
-
-    ended: bool
-
-    async def read(self, *, idle: bool = False) -> bytes:
-        """Wait for bytes; raise Expired once :meth:`stop_reading` was called."""
-        ...
-
-    async def send(self, data: bytes) -> None:
-        """Send all of ``data``; if that fails, ``ended`` is true."""
-        ...
-
-    def stop_reading(self) -> None:
-        """End the wait of a reader, and every later one."""
-        ...
-
-
 def head_bytes(target: bytes, headers: Sequence[Header], protocol: bytes) -> bytes:
-    """Return the head of a request that asks for ``protocol``, as a client may have sent it."""
+    """Encode the head of a request for an upgrade to ``protocol``, as a client may have sent it."""
     lines = [b"GET %b HTTP/1.1" % target, b"upgrade: " + protocol]
     lines += [b"%b: %b" % header for header in headers]
     return b"\r\n".join([*lines, b"", b""])
 
 
 class UpgradedStream(trio.abc.Stream):
-    """A connection whose requests are over.
+    """The stream of an upgraded connection.
 
     Args:
         connection: reads and sends.
         beginning: bytes that are read first.
     """
 
-    def __init__(self, connection: UpgradedConnection, beginning: bytes) -> None:
+    def __init__(self, connection: ClientSocket, beginning: bytes) -> None:
         self._connection = connection
         self._beginning = beginning
         self._closed = False
@@ -86,7 +68,7 @@ class UpgradedStream(trio.abc.Stream):
 
         Raises:
             ClosedResourceError: it was closed.
-            BrokenResourceError: the client has left, or takes nothing.
+            BrokenResourceError: the client has left, or accepts nothing.
         """
         view = bytes(data)
         for start in range(0, len(view), PIECE_BYTES):

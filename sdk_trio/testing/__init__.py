@@ -1,7 +1,7 @@
 """A kit for your own tests: signed deliveries, a runtime to send them to, an upstream to call.
 
-With pytest and pytest-trio the fixtures ``sdk_app``, ``deliver`` and ``sdk_upstream`` are there
-without an import::
+With pytest and pytest-trio the fixtures ``sdk_app``, ``deliver`` and ``sdk_upstream`` need no
+import::
 
     @pytest.fixture
     def sdk_handlers():
@@ -11,9 +11,9 @@ without an import::
         delivered = await deliver("order.paid", {"customer_id": "cus_1"}, expect="done")
         assert delivered.status == 200
 
-Without pytest, :func:`running_app` does the same. Everything goes over a real connection on the
-loopback address, through the whole verification pipeline. A :class:`MockUpstream` answers the calls
-of your code to the upstream.
+Without pytest, :func:`running_app` does the same. Deliveries are sent over a real connection on the
+loopback address and are fully verified. A :class:`MockUpstream` answers the calls of your code to
+the upstream.
 """
 
 from typing import TYPE_CHECKING
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 # The names are imported on first use, because pytest loads the plugin of this package in every
-# project that has it installed.
+# project in which it is installed.
 __getattr__ = importing(
     __name__,
     {

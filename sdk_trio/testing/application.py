@@ -30,34 +30,35 @@ from .signing import sign_delivery
 #: The seconds after which :meth:`AppUnderTest.settle` gives up.
 SETTLE_SECONDS = 10.0
 
-#: The wait before a retry is drawn from 0 up to these seconds, the most that the key takes. No test
-#: meets a retry that it has not asked for: of those that fail, 1 in 86 400 runs within a second.
+#: The wait before a retry is random between 0 and these seconds, the largest value of the setting.
+#: So a test meets practically no retry that it has not requested: 1 in 86 400 occurs within a
+#: second.
 RETRY_SECONDS = 86_400.0
 
 _RETRY_KEYS = ("Webhooks:Queue:RetryBaseSeconds", "Webhooks:Queue:RetryCapSeconds")
 
-#: The records that a look at the store reads at once.
+#: The records that one query of the store returns.
 _PAGE = 500
 
 _OUTCOMES = [state.value for state in DeliveryState]
 
 
 class UnexpectedStateError(AssertionError):
-    """A delivery did not end in the state that its test expects.
+    """A delivery is not in the state that its test expects.
 
     The exception of the handler, if it raised one, is the cause.
     """
 
 
 class RecordedHandler(WebhookHandlerBase[Any]):
-    """A handler whose last exception is kept for the test, by the delivery's id."""
+    """Records the last exception of a handler for the test, by the delivery's id."""
 
     def __init__(self, inner: WebhookHandlerBase[Any], raised: dict[str, BaseException]) -> None:
         self._inner = inner
         self._raised = raised
 
     async def handle_core(self, event: Event[Any]) -> None:
-        """Run the handler, and keep what it raises, a cancellation excepted."""
+        """Run the handler, and record its exception, unless it is a cancellation."""
         try:
             await self._inner.handle_core(event)
         except trio.Cancelled:
@@ -68,7 +69,7 @@ class RecordedHandler(WebhookHandlerBase[Any]):
         self._raised.pop(event.webhook_id, None)
 
     async def on_error(self, event: Event[Any], error: Exception) -> None:
-        """Keep what the run itself raises, as of a forgotten ``await``; call the handler's hook."""
+        """Record an error of the run itself, such as a missing ``await``, and call ``on_error``."""
         self._raised.setdefault(event.webhook_id, error)
         await self._inner.on_error(event, error)
 
@@ -80,10 +81,10 @@ class RecordedHandlers(HandlerRegistry):
         super().__init__(catalog=registry.catalog)
         # The registrations are shared: a test may add one before the start.
         vars(self).update(vars(registry))
-        # Of a handler under test the others are not missed, and pytest shows the log of a failure.
+        # A test needs no handlers for other types, and pytest shows the log of a failure.
         self.warns_of_missing = False
         self._bind = registry.bind
-        self._given = registry
+        self._registry = registry
         self.raised: dict[str, BaseException] = {}
 
     def bind(self, services: Services[Any]) -> BoundHandlers:
@@ -97,18 +98,18 @@ class RecordedHandlers(HandlerRegistry):
 
     @contextmanager
     def beside_asyncio(self) -> Iterator[None]:
-        """Run a loop of asyncio in a thread for the block, if a handler has ``asyncio=True``."""
+        """Run an asyncio loop in a thread for the block, if a handler has ``asyncio=True``."""
         if not self.needs_host_loop:
             yield
             return
         with asyncio_loop() as loop:
-            self._given.host_loop = loop
+            self._registry.host_loop = loop
             yield
 
     @contextmanager
     def stored(self, settings: Settings) -> Iterator[Settings]:
         """Return the settings, with a store on disk for the block if memory is not enough."""
-        # Memory has no transactions, and the settings of tests name it unasked.
+        # Memory, the default for tests, has no transactions.
         if not (self.transactional and settings.storage.backend is StorageBackend.MEMORY):
             yield settings
             return
@@ -126,9 +127,9 @@ class RecordedHandlers(HandlerRegistry):
 class Delivered:
     """The outcome of one delivery in a test.
 
-    ``status`` and ``body`` are the receiver's answer. ``record`` is the inbox's record after the
-    handler has ended, None if nothing was kept; ``error`` is the last failure, and ``exception``
-    the exception with its traceback, if the handler raised one.
+    ``status`` and ``body`` are the receiver's response. ``record`` is the stored record after the
+    handler has ended; None if none was stored. ``error`` is the last failure. ``exception`` is the
+    handler's exception with its traceback, if it raised one.
     """
 
     webhook_id: str
@@ -139,7 +140,7 @@ class Delivered:
 
     @property
     def state(self) -> DeliveryState | None:
-        """Return ``done``, ``retrying``, ``dead`` or ``parked``; None if nothing was kept."""
+        """Return ``done``, ``retrying``, ``dead`` or ``parked``; None if nothing was stored."""
         return self.record.state if self.record else None
 
     @property
@@ -151,11 +152,11 @@ class Delivered:
 def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
     """Return settings for tests: a fresh secret, a free port, plain HTTP, the store in memory.
 
-    There is no admin address. An event that fails in the queue waits for :meth:`AppUnderTest.retry`
-    instead of seconds, unless ``overrides`` names ``RetryBaseSeconds`` or ``RetryCapSeconds``; the
-    other one of the two then has the default of the receiver.
+    There is no admin address. A failed event of the queue waits for :meth:`AppUnderTest.retry`
+    instead of seconds. If ``overrides`` has ``RetryBaseSeconds`` or ``RetryCapSeconds``, both have
+    their ordinary defaults.
 
-    ``overrides`` maps keys to values, as ``{"Webhooks:Queue:MaxAttempts": 2}``.
+    ``overrides`` maps keys to values, such as ``{"Webhooks:Queue:MaxAttempts": 2}``.
     """
     overrides = overrides or {}
     given = {fold(entry.path) for entry in read_section(overrides, None).entries}
@@ -165,9 +166,9 @@ def settings_for_tests(overrides: Mapping[str, Any] | None = None) -> Settings:
     return Settings.from_mapping(
         {
             "Environment": "Development",
-            # Port 0, so that tests run side by side.
+            # Port 0, so that tests can run in parallel.
             "Server:Bind": ["127.0.0.1:0"],
-            # One address less to be taken; tests of an application ask nothing of it.
+            # Tests of an application do not need it.
             "Admin:Enabled": False,
             "Storage:Backend": "Memory",
             "Webhooks:RequireHttps": False,
@@ -220,7 +221,7 @@ class AppUnderTest:
         return sign_delivery(
             event,
             data,
-            # Of the settings in force, so that a test can rotate the secret and go on.
+            # From the settings in force, so that a test can rotate the secret.
             secret=self.settings.webhooks.all_secrets[0],
             webhook_id=webhook_id,
             timestamp=timestamp,
@@ -238,18 +239,18 @@ class AppUnderTest:
     ) -> Delivered:
         """Post one delivery and, with ``settle``, wait until its handler has ended.
 
-        An ordered event that has to wait for another one's retry is still ``received`` then.
+        An ordered event that waits for another one's retry is still ``received``.
 
         Args:
-            event: an event type or class, the exact body, or a delivery signed before.
+            event: an event type or class, the exact body, or a signed delivery.
             data: merged into the sample's ``data``.
-            webhook_id: default a new one.
-            settle: False returns with the answer, while an enqueued handler may still run.
-            expect: the state that the event has to be in then, such as ``done``.
+            webhook_id: default: a new one.
+            settle: False: return with the response, while an enqueued handler may still run.
+            expect: the state that the event must then have, such as ``done``.
 
         Raises:
-            ValueError: there is no state ``expect``.
-            UnexpectedStateError: the event is in another state than ``expect``; the handler's own
+            ValueError: ``expect`` is not a state.
+            UnexpectedStateError: the event has another state than ``expect``; the handler's own
                 exception is the cause.
             DeliveryFailedError: the receiver cannot be reached.
             TooSlowError: the handler did not end in 10 seconds.
@@ -262,32 +263,32 @@ class AppUnderTest:
             else self.sign(event, data, webhook_id=webhook_id)
         )
         posted = await post(self.url, signed, ca_file=self.settings.server.cert_file)
-        # The answer of an enqueued delivery says only that it was kept; a test wants to know how
-        # the handler ended.
+        # The response to an enqueued delivery means only that it was stored. A test needs the
+        # outcome of the handler.
         record = await self._settled(signed.webhook_id) if settle else None
         exception = self._raised.get(signed.webhook_id)
         delivered = Delivered(signed.webhook_id, posted.status, posted.body, record, exception)
         if expect is not None and delivered.state != expect:
-            text = _difference(record, expect, exception, f"; the answer was {posted.status}")
+            text = _difference(record, expect, exception, f"; the response was {posted.status}")
             raise UnexpectedStateError(text) from _shown(exception)
         return delivered
 
     async def retry(self, *, expect: DeliveryState | str | None = None) -> list[DeliveryRecord]:
         """Run every event that waits for its retry now, and wait until all handlers have ended.
 
-        Their attempts are counted on, unlike those of a replay. An inline event is not among them,
-        because it waits for its sender: deliver it again under its id. Cancelled, it leaves the
-        runs to the queue.
+        Each run counts as a further attempt, unlike a replay. Inline events are not included,
+        because they wait for their sender: deliver them again with their id. After a cancellation
+        the queue still runs the events.
 
         Args:
-            expect: the state that each of them has to be in then, such as ``done``.
+            expect: the state that each of them must then have, such as ``done``.
 
         Returns:
-            the records of these events after their run, oldest arrival first.
+            The records of these events after their run, oldest arrival first.
 
         Raises:
-            ValueError: there is no state ``expect``.
-            UnexpectedStateError: one of them is in another state than ``expect``; the handler's own
+            ValueError: ``expect`` is not a state.
+            UnexpectedStateError: one of them has another state than ``expect``; the handler's own
                 exception is the cause.
             TooSlowError: a handler did not end in 10 seconds.
         """
@@ -295,7 +296,7 @@ class AppUnderTest:
         _require_outcome(expect)
         waiting = await self._records(DeliveryState.RETRYING)
         keys = [record.key for record in waiting if record.next_attempt_at is not None]
-        # By a clock at 0 every retry was decided in the future, and becomes due.
+        # With a clock at 0 every retry counts as decided in the future, and becomes due.
         await self.store.reschedule(now=0.0)
         self.runtime.receiver.wake()
         await self.settle()
@@ -310,26 +311,25 @@ class AppUnderTest:
     async def settle(self) -> None:
         """Wait until no event is received, running or due.
 
-        Retries that are not due may remain, and ordered events that wait for such a one.
+        Retries that are not due may remain, and ordered events that wait for them.
 
         Raises:
-            TooSlowError: an event still ran, or could not run, after 10 seconds.
+            TooSlowError: an event still ran or waited after 10 seconds.
         """
         with trio.fail_after(SETTLE_SECONDS):
             while True:
-                if not await self._is_at_work():
+                if not await self._has_unsettled_events():
                     return
                 await trio.sleep(0.01)
 
-    async def _is_at_work(self) -> bool:
+    async def _has_unsettled_events(self) -> bool:
         counts = await self.store.counts()
         if counts[DeliveryState.RUNNING] or self.runtime.receiver.runs:
             return True
         if not counts[DeliveryState.RETRYING]:
             return counts[DeliveryState.RECEIVED] > 0
-        # The counts do not tell a retry that waits from one that the queue has taken, nor an event
-        # that waits behind it. All records are read, since one may have gone from retrying to
-        # running after the counts.
+        # The counts do not distinguish a waiting retry from a claimed one, or from an event that
+        # waits for it. Read all records, because one may have begun to run after the counts.
         records = await self._records()
         waiting = [record for record in records if record.state is DeliveryState.RETRYING]
         return any(self._is_unsettled(record, waiting) for record in records)
@@ -337,7 +337,7 @@ class AppUnderTest:
     async def _settled(self, webhook_id: str) -> DeliveryRecord | None:
         with trio.fail_after(SETTLE_SECONDS):
             while True:
-                # Several signers may have used the id; the delivery that arrived last is taken.
+                # Several signers may have used the id; use the delivery that arrived last.
                 found = await self.store.find_by_id(webhook_id)
                 record = max(found, key=lambda one: one.sequence, default=None)
                 if record is None:
@@ -352,11 +352,11 @@ class AppUnderTest:
                 await trio.sleep(0.01)
 
     def _is_unsettled(self, record: DeliveryRecord, waiting: Iterable[DeliveryRecord]) -> bool:
-        """Say whether a record is at work: received, running, or a retry that is due.
+        """Return whether a record is still being handled: received, running, or a due retry.
 
-        One that the queue has taken is due still, because only its start changes the record. A
-        handler that calls ``services.finish`` may go on after its event is done. An ordered one
-        waits with an earlier one of its subject, if that is among those in ``waiting``.
+        A claimed retry is still due, because only its start changes the record. A handler that
+        calls ``services.finish`` may continue after its event is done. An ordered event is settled
+        while it waits for an earlier one of its subject that is in ``waiting``.
         """
         if record.state is DeliveryState.RECEIVED:
             return not any(
@@ -384,7 +384,7 @@ class AppUnderTest:
 
 
 def _is_behind(record: DeliveryRecord, earlier: DeliveryRecord) -> bool:
-    """Say whether an ordered event waits until ``earlier`` is finished."""
+    """Return whether an ordered event waits until ``earlier`` is finished."""
     return (
         record.ordered
         and earlier.ordered
@@ -395,11 +395,11 @@ def _is_behind(record: DeliveryRecord, earlier: DeliveryRecord) -> bool:
 
 def _require_outcome(expect: str | None) -> None:
     if expect is not None and expect not in _OUTCOMES:
-        raise ValueError(f"expect takes {', '.join(_OUTCOMES)}; not {expect!r}")
+        raise ValueError(f"expect must be one of {', '.join(_OUTCOMES)}, not {expect!r}")
 
 
 def _shown(exception: BaseException | None) -> BaseException | None:
-    """Return a handler's exception with the frames of its own code alone."""
+    """Return a handler's exception with only the frames of its own code."""
     if exception is None:
         return None
     trace = exception.__traceback__
@@ -414,7 +414,7 @@ def _difference(
     record: DeliveryRecord | None, expected: str, exception: BaseException | None, answer: str = ""
 ) -> str:
     state = "not in the inbox" if record is None else record.state.value
-    text = f"expected {expected}, and the event is {state}{answer}"
+    text = f"expected {expected}, but the event is {state}{answer}"
     if record is None or record.last_error is None:
         return text
     place = None if exception is None else place_of(exception)
@@ -422,9 +422,9 @@ def _difference(
 
 
 def _signalled() -> Quiescence:
-    """Return the signal that nothing but the test writes the data."""
+    """Return the signal that only the test writes the data."""
     quiescence = Quiescence()
-    quiescence.signal("the store is a test's own")
+    quiescence.signal("only the test uses the store")
     return quiescence
 
 
@@ -434,15 +434,14 @@ async def running_app(
 ) -> AsyncIterator[AppUnderTest]:
     """Run a runtime for the length of a ``with`` block, and drain it at the end.
 
-    When the block raises, handlers that still run are cancelled instead.
+    If the block raises, handlers that still run are cancelled instead.
 
     Args:
-        handlers: the handlers under test; None parks every event.
-        settings: default :func:`settings_for_tests`, with a store on disk where handlers need its
+        handlers: the handlers under test; None: every event is parked.
+        settings: default: :func:`settings_for_tests`, with a store on disk if handlers need
             transactions.
     """
-    # A real runtime on a real socket: a test that passes here has gone through verification, store
-    # and queue.
+    # A real runtime on a real socket, so that a test includes verification, store and queue.
     recorded = RecordedHandlers(HandlerRegistry() if handlers is None else handlers)
     with ExitStack() as stack:
         if settings is None:
@@ -460,7 +459,7 @@ async def running_app(
                     raise
                 runtime.shut_down("the test ended")
         except BaseExceptionGroup as group:
-            # The test's own exception is what it shows, without the group of the nursery.
+            # Raise the test's own exception without the group of the nursery.
             failed = only_member(group)
         if failed is not None:
             raise failed

@@ -23,38 +23,38 @@ def verify_notification(
 ) -> dict[str, Any]:
     """Return the payload of an authentic and recent notification webhook.
 
-    Both signatures are checked: ``X-Sdk-Signature`` over the body, and the Standard Webhooks one,
-    which covers the time as well, so that an old request cannot be sent again later. Within the
-    tolerance it can: remember each ``deliveryId`` that was handled.
+    Both signatures are checked: ``X-Sdk-Signature`` over the body, and the Standard Webhooks
+    signature. The latter covers the timestamp, so an old request cannot be replayed. It can be
+    replayed within the tolerance, so store each ``deliveryId`` that was handled.
 
     Args:
-        headers: of the request; names count without regard to case.
+        headers: those of the request; names are case-insensitive.
         body: the exact bytes.
         secret: the secret in the sender's variable ``SigningSecretEnvVar``.
-        tolerance_seconds: how far the sender's clock may be off, either way.
-        now: Unix seconds; default the present time.
+        tolerance_seconds: the most that the sender's clock may differ, in either direction.
+        now: Unix seconds; default: the current time.
 
     Raises:
-        VerificationError: it is not authentic, or too old; ``cause`` says why in one word.
+        VerificationError: it is not authentic, or too old; ``cause`` is the reason in one word.
         OptionsValidationError: the secret cannot be used.
     """
     text = secret.reveal() if isinstance(secret, Secret) else secret
     received_at = wall() if now is None else now
-    # Frameworks hand headers over in every case.
+    # Frameworks differ in the case of header names.
     lowered = {name.lower(): value for name, value in headers.items()}
     pairs = [(n.encode("latin-1"), v.encode("latin-1", "replace")) for n, v in lowered.items()]
-    # Auto, as the sender signs with the decoded key where the secret has one.
+    # Auto: the sender signs with the decoded key if the secret has one.
     keyring = Keyring.from_secrets([Secret(text)], KeyDerivation.AUTO)
     verdict = verify_delivery(
         Delivery(pairs, body, received_at), keyring, tolerance_seconds=tolerance_seconds
     )
     if isinstance(verdict, Rejected):
         raise VerificationError(str(verdict.cause), verdict.detail)
-    # After the Standard Webhooks signature, which alone proves the time.
+    # After the Standard Webhooks signature, because only that one proves the time.
     given = lowered.get(SIGNATURE_HEADER)
     if given is None:
         raise VerificationError("missing_header", f"{SIGNATURE_HEADER} missing.")
-    # Constant time: how far a forged signature agrees must not be told.
+    # In constant time, so that the duration does not reveal how much of a forgery is right.
     if not hmac.compare_digest(given.encode(), body_signature(text, body).encode()):
         raise VerificationError("no_match", f"{SIGNATURE_HEADER} was made with another secret.")
     document: dict[str, Any] = json.loads(body)

@@ -1,7 +1,7 @@
 """Fixtures for pytest with pytest-trio: ``sdk_app``, ``deliver`` and ``sdk_upstream``.
 
 Override ``sdk_handlers`` to return your registry, and ``sdk_settings`` for other settings. The
-package is imported when a fixture is used, so that a test run without them does not pay for it.
+package is imported only when a fixture is used, so other test runs are not slower.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from .application import RecordedHandlers
 
 try:
-    # pytest loads this file in every project that has the package, with or without pytest-trio.
+    # pytest loads this file in every project with the package, even without pytest-trio.
     from pytest_trio import trio_fixture
 except ImportError:  # pragma: no cover - without pytest-trio there is nothing to run them in
 
     def trio_fixture(function: Any) -> Any:
-        """Return the fixture as it is; pytest then reports that an async test has no runner."""
+        """Return the fixture unchanged; pytest then reports that an async test has no runner."""
         return pytest.fixture(function)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that use these fixtures as Trio's, so that no ``trio_mode`` has to be set."""
+    """Mark tests that use these fixtures as Trio tests, so that ``trio_mode`` is not needed."""
     for item in items:
         function = getattr(item, "obj", None)
         if (
@@ -42,16 +42,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a plain test of these fixtures before they are made, with what has to be written."""
-    # In pytest-trio that is an error of an inner fixture, and with pytest 9 it fails every test
-    # that comes after it as well.
+    """Fail a plain test that uses these fixtures, with a message that says how to write it."""
+    # Otherwise pytest-trio reports an error of an inner fixture. With pytest 9 it also fails every
+    # later test.
     if (
         "sdk_app" in getattr(item, "fixturenames", ())
         and item.get_closest_marker("trio") is None
         and not iscoroutinefunction(getattr(item, "obj", None))
     ):
         pytest.fail(
-            f"{item.name} uses the fixture deliver or sdk_app, which are awaited: write "
+            f"{item.name} uses the fixture deliver or sdk_app, which need an async test; write "
             f"`async def {getattr(item, 'originalname', item.name)}`",
             pytrace=False,
         )
@@ -59,7 +59,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> "Iterator[None]":
-    """Show what a test of these fixtures raised alone, without the group of pytest-trio."""
+    """Show the exception of a test of these fixtures without the group of pytest-trio."""
     failed: BaseException | None = None
     try:
         return (yield)
@@ -82,7 +82,7 @@ def sdk_handlers() -> "HandlerRegistry":
 
 @pytest.fixture
 def sdk_settings() -> "Settings":
-    """Return the settings of ``sdk_app``; override it to test with others."""
+    """Return the settings of ``sdk_app``; override it for others."""
     from . import settings_for_tests
 
     return settings_for_tests()
@@ -90,9 +90,9 @@ def sdk_settings() -> "Settings":
 
 @pytest.fixture
 def sdk_upstream() -> "Iterator[MockUpstream]":
-    """Return an upstream in memory; handlers in ``sdk_app`` find its client in their services.
+    """Return an upstream in memory; handlers in ``sdk_app`` get its client in their services.
 
-    After the test every route must have been called, and every call have had a route.
+    The test fails if a route was not called, or a call had no route.
     """
     from . import MockUpstream
 
@@ -104,8 +104,8 @@ def sdk_upstream() -> "Iterator[MockUpstream]":
 @pytest.fixture
 def _sdk_client(request: pytest.FixtureRequest) -> "Client | None":
     """Return the client of ``sdk_upstream`` for tests that ask for it."""
-    # A fixture cannot ask for another one on a condition; without the question every test would
-    # need httpx.
+    # A fixture cannot request another one conditionally. Without this check every test would need
+    # httpx.
     if "sdk_upstream" not in request.fixturenames:
         return None
     upstream: MockUpstream = request.getfixturevalue("sdk_upstream")
@@ -114,11 +114,11 @@ def _sdk_client(request: pytest.FixtureRequest) -> "Client | None":
 
 @pytest.fixture
 def _sdk_recorded(sdk_handlers: "HandlerRegistry") -> "Iterator[RecordedHandlers]":
-    """Return the handlers with recorders around them, and an asyncio loop beside if they ask."""
+    """Return the handlers with recorders, and run an asyncio loop if a handler needs one."""
     from .application import RecordedHandlers
 
     recorded = RecordedHandlers(sdk_handlers)
-    # Not in the fixture of the app: the loop has to outlive the drain, which ends after that.
+    # Not in the fixture of the app, which ends before the drain: the loop must last until then.
     with recorded.beside_asyncio():
         yield recorded
 
@@ -127,7 +127,7 @@ def _sdk_recorded(sdk_handlers: "HandlerRegistry") -> "Iterator[RecordedHandlers
 def _sdk_stored(
     _sdk_recorded: "RecordedHandlers", sdk_settings: "Settings"
 ) -> "Iterator[Settings]":
-    """Return the settings, with a store that has the transactions that the handlers need."""
+    """Return the settings, with a store that has transactions if the handlers need them."""
     with _sdk_recorded.stored(sdk_settings) as settings:
         yield settings
 

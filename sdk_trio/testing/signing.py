@@ -1,4 +1,4 @@
-"""Signed deliveries for tests of any receiver, this package's or another one."""
+"""Signed deliveries for tests of this package's receiver or any other."""
 
 import difflib
 import sys
@@ -16,8 +16,8 @@ from ..events.samples import sample, sample_body, sample_types
 from ..events.values import alternatives, fields_of
 from ..webhooks.signed_request import SignedDelivery, sign_body
 
-#: The least similarity of a misspelt name: "idd" and "id" have it, "currency_code" and "currency"
-#: do not.
+#: The minimum similarity of a misspelt name: "idd" is similar to "id", "currency_code" is not
+#: similar to "currency".
 _CLOSE = 0.78
 
 __all__ = ["SignedDelivery", "sample", "sample_body", "sample_types", "sign_delivery"]
@@ -34,31 +34,31 @@ def sign_delivery(
 ) -> SignedDelivery:
     """Make a delivery as the upstream would send it; ``headers`` and ``body`` are ready to post.
 
-    A field of ``data`` that looks like a misspelt one of its event is a ``UserWarning``. Other new
-    fields are sent: a receiver has to bear them.
+    A field of ``data`` that looks like a misspelt field of the event causes a ``UserWarning``.
+    Other unknown fields are sent: a receiver must accept them.
 
     Args:
-        event: an event type, whose realistic sample becomes the body; or the exact body's bytes.
+        event: an event type, whose realistic sample becomes the body, or the exact bytes of a body.
         data: merged into the sample's ``data`` (RFC 7396: null removes a field).
         secret: the receiver's ``whsec_`` secret, or the ``whsk_`` half of its ``whpk_`` key.
-        webhook_id: default a new one; repeat one to test your handler's idempotency.
-        timestamp: Unix seconds of the signature; default now.
-        derivation: how the secret becomes the key.
+        webhook_id: default: a new one; repeat one to test your handler's idempotency.
+        timestamp: Unix seconds of the signature; default: now.
+        derivation: how the key is derived from the secret.
 
     Raises:
         UnknownEventTypeError: there is no sample of that type.
-        ValueError: the id, the timestamp or the secret is one that a receiver would refuse.
+        ValueError: a receiver would refuse the id, the timestamp or the secret.
     """
     now = wall() if timestamp is None else float(timestamp)
-    # A new id for each, because a receiver answers a known one without running the handler.
+    # A new id for each: a receiver does not run the handler for a known id.
     identifier = f"msg_{uuid.uuid4().hex}" if webhook_id is None else webhook_id
     if isinstance(event, bytes):
         if data is not None:
-            raise ValueError("data is merged into a sample: give an event type, not a body")
+            raise ValueError("data is merged into a sample; pass an event type instead of a body")
         body = event
     else:
-        # The event happens when it is signed, and the id is its seed: equal arguments make equal
-        # bodies.
+        # The time of the event is that of the signature, and the id is the seed. So equal arguments
+        # make equal bodies.
         happened = datetime.fromtimestamp(now, UTC)
         body = sample_body(event, now=happened, overrides=data, seed=identifier)
         row = DEFAULT_CATALOG.by_type(event)
@@ -70,7 +70,7 @@ def sign_delivery(
 
 
 def _warn_of_misspelt(event: str, path: str, data: Mapping[str, Any], data_class: Any) -> None:
-    """Warn at the test's line of each field that a record lacks and that resembles one it has."""
+    """Warn, at the test's line, of each unknown field that resembles a known one."""
     known = {field.wire_name: field for field in fields_of(data_class) or ()}
     for name, value in data.items():
         field = known.get(name)
@@ -88,7 +88,7 @@ def _warn_of_misspelt(event: str, path: str, data: Mapping[str, Any], data_class
 
 
 def _depth_of_caller() -> int:
-    """Return the ``stacklevel``, for who calls this, of the first frame outside this package."""
+    """Return the ``stacklevel``, for the caller, of the first frame outside this package."""
     depth = 0
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("sdk_trio."):

@@ -1,6 +1,6 @@
 """An upstream in memory for tests of code that calls a :class:`~sdk_trio.Client`.
 
-A test sets up routes by the names of operations with their answers, and checks the calls::
+A test sets up routes by the names of operations, with their responses, and checks the calls::
 
     async def test_refund(sdk_upstream):
         sdk_upstream.on("orders.get", "ord_1").gives({"id": "ord_1", "amount": 500})
@@ -9,8 +9,8 @@ A test sets up routes by the names of operations with their answers, and checks 
             await my_application.refund(client, "ord_1")
         assert refund.call.json == {"order_id": "ord_1", "amount": 500}
 
-Calls go through the whole client: retries, breaker, masking, parsing. Waits between attempts are
-zero. A request without a route fails the test with a list of the routes.
+Calls use the whole client: retries, breaker, masking, parsing. Waits between attempts are zero. A
+request without a route fails the test with a list of the routes.
 """
 
 import json
@@ -36,8 +36,8 @@ BASE_PATH = "/v1"
 class MockedCall:
     """One request as the upstream received it.
 
-    ``path`` is below the base path, ``query`` has a list for each key, ``json`` is the body's JSON,
-    None without one. ``request`` has the rest.
+    ``path`` is relative to the base path. ``query`` has a list of values for each key. ``json`` is
+    the body's JSON; None without a body. ``request`` is the whole request.
     """
 
     method: str
@@ -48,15 +48,15 @@ class MockedCall:
 
 
 class MockedRoute:
-    """The upstream's answers to one kind of request, and the requests that got them.
+    """The responses to one kind of request, and the requests that got them.
 
-    Answers are given in the order in which they were set up; the last one is repeated.
+    Responses are sent in the order in which they were set up; the last one is repeated.
     """
 
     def __init__(self, row: Operation, values: Mapping[str, str]) -> None:
         self._row = row
-        # The path of the operation with its braces as patterns; what the test gave is matched
-        # exactly.
+        # The path of the operation with its parameters as patterns. The values of the test are
+        # matched exactly.
         pattern = re.sub(
             r"\\{(\w+)\\}",
             lambda match: re.escape(values[match[1]]) if match[1] in values else "[^/]+",
@@ -74,7 +74,7 @@ class MockedRoute:
             AssertionError: there was no call, or more than one.
         """
         if len(self.calls) != 1:
-            raise AssertionError(f"{self} was called {len(self.calls)} times, and not once")
+            raise AssertionError(f"{self} was called {len(self.calls)} times instead of once")
         return self.calls[0]
 
     def gives(
@@ -85,37 +85,37 @@ class MockedRoute:
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
     ) -> "MockedRoute":
-        """Answer with ``document`` as JSON, or with ``content`` as it is; return the route."""
+        """Respond with ``document`` as JSON, or with the bytes of ``content``; return the route."""
         body = content if content is not None else json.dumps(document).encode()
         kind = {} if content is not None else {"Content-Type": "application/json"}
         self._answers.append((status, {**kind, **(headers or {})}, body))
         return self
 
     def gives_list(self, records: Sequence[Mapping[str, Any]]) -> "MockedRoute":
-        """Answer with the page of ``records`` that each request asks for; return the route.
+        """Respond with the page of ``records`` that each request asks for; return the route.
 
         Raises:
-            ValueError: the operation is no list.
+            ValueError: the operation does not return a list.
         """
         if self._row.pagination is Pagination.NONE and self._row.resource:
-            raise ValueError(f"{self._row.full_name} answers no pages: use gives()")
+            raise ValueError(f"{self._row.full_name} returns no pages; use gives()")
         self._answers.append(list(records))
         return self
 
     def fails(self, error: Exception) -> "MockedRoute":
-        """Fail with ``error``, one of httpx's such as ``ReadTimeout("...")``; return the route."""
+        """Raise ``error`` of httpx, such as ``ReadTimeout("...")``; return the route."""
         self._answers.append(error)
         return self
 
     def matches(self, method: str, path: str) -> bool:
-        """Return whether this route answers a request."""
+        """Return whether this route matches a request."""
         return method == self._row.method and self._pattern.fullmatch(path) is not None
 
     def answer(self, call: MockedCall) -> httpx.Response:
-        """Note ``call`` and return its answer, or raise its failure."""
+        """Record ``call`` and return its response, or raise its error."""
         if not self._answers:
-            raise AssertionError(f"{self} has no answer: set one up with gives()")
-        # The last answer repeats, so that a test which retries need not count.
+            raise AssertionError(f"{self} has no response; set one up with gives()")
+        # The last response repeats, so that a test with retries need not count them.
         chosen = self._answers[min(len(self.calls), len(self._answers) - 1)]
         self.calls.append(call)
         if isinstance(chosen, Exception):
@@ -130,9 +130,9 @@ class MockedRoute:
 
 
 class MockUpstream(httpx.AsyncBaseTransport):
-    """The upstream of a test: a transport that answers from routes and sends nothing.
+    """The upstream of a test: a transport that responds from routes and sends nothing.
 
-    ``calls`` are all requests in their order.
+    ``calls`` are all requests in order.
     """
 
     def __init__(self) -> None:
@@ -141,32 +141,32 @@ class MockUpstream(httpx.AsyncBaseTransport):
         self._unexpected: list[str] = []
 
     def on(self, what: str, *values: object) -> MockedRoute:
-        """Set up a route, which goes before those that were set up earlier.
+        """Set up a route; it takes precedence over earlier ones.
 
         Args:
             what: an operation (``"orders.get"``), or a method and a path below the base path
                 (``"GET /new/{id}"``) for routes without an operation.
-            values: the values of the path's parameters, in order; omitted ones may be any.
+            values: the values of the path's parameters, in order; omitted ones match any value.
 
         Raises:
             UnknownOperationError: there is no such operation; the message names similar ones.
             ValueError: there are more values than parameters.
         """
-        # A blank before the slash is in no name of an operation.
+        # No name of an operation contains a blank before a slash.
         row = operation(what, OperationAnswer.JSON) if " /" in what else find_operation(what)
         if len(values) > len(row.parameters):
             raise ValueError(f"{what} has {len(row.parameters)} parameters in its path")
         named = dict(zip(row.parameters, map(str, values), strict=False))
         route = MockedRoute(row, named)
-        # In front, so that a test can override what a fixture has set up.
+        # In front, so that a test can override the routes of a fixture.
         self.routes.insert(0, route)
         return route
 
     def client(self, overrides: Mapping[str, Any] | None = None) -> Client:
-        """Return a client of this upstream, to be opened by ``async with`` or a runtime.
+        """Return a client of this upstream; open it with ``async with`` or in a runtime.
 
         Args:
-            overrides: settings as ``{"MaxRetries": 0}``.
+            overrides: settings, such as ``{"MaxRetries": 0}``.
         """
         settings = Settings.from_mapping(
             {
@@ -178,29 +178,29 @@ class MockUpstream(httpx.AsyncBaseTransport):
             },
             receiver=False,
         )
-        # No randomness: with a fraction of zero every jittered wait is none.
+        # No randomness: with a fraction of zero, every jittered wait is zero.
         return Client(settings, self, sources=RequestSources(random=lambda: 0.0))
 
     def assert_expected(self) -> None:
-        """Fail when a request had no route, or a route had no request.
+        """Fail if a request had no route, or a route had no request.
 
         Raises:
             AssertionError: the message lists both.
         """
-        faults = [*self._unexpected]
-        faults += [f"{route} was never called" for route in self.routes if not route.calls]
-        if faults:
-            raise AssertionError("; ".join(faults))
+        problems = [*self._unexpected]
+        problems += [f"{route} was never called" for route in self.routes if not route.calls]
+        if problems:
+            raise AssertionError("; ".join(problems))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer ``request`` from the routes.
+        """Respond to ``request`` from the routes.
 
         Raises:
-            AssertionError: no route answers it.
+            AssertionError: no route matches it.
         """
         await trio.lowlevel.checkpoint()
         body = await request.aread()
-        # Decoded, because routes are written with the values themselves.
+        # Decoded, because routes contain the values themselves.
         path = unquote(request.url.path).removeprefix(BASE_PATH)
         call = MockedCall(
             request.method,
@@ -214,11 +214,11 @@ class MockUpstream(httpx.AsyncBaseTransport):
             if route.matches(call.method, path):
                 return route.answer(call)
         routes = ", ".join(map(repr, self.routes)) or "none"
-        fault = f"no route answers {call.method} {path}; there are: {routes}"
-        # Noted as well as raised: an application that catches every exception would hide it from
+        problem = f"no route matches {call.method} {path}; the routes are: {routes}"
+        # Recorded as well as raised: an application that catches every exception would hide it from
         # the test.
-        self._unexpected.append(fault)
-        raise AssertionError(fault)
+        self._unexpected.append(problem)
+        raise AssertionError(problem)
 
 
 def _json_of(body: bytes) -> Any:

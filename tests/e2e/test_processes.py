@@ -278,7 +278,7 @@ def test_processes_that_end_again_and_again_end_the_supervisor(place: Place) -> 
             os.kill(pid, signal.SIGKILL)
         assert daemon.process.wait(2 * PATIENCE_SECONDS) == 1
         text = daemon.log.read_text()
-        assert "10 processes ended one after the other" in text
+        assert "10 processes ended in a row" in text
         assert "ended with status 7" in text
         pauses = [entry["retry_in"] for entry in daemon.logged("process.ended")]
         assert pauses == sorted(pauses)

@@ -126,4 +126,4 @@ async def test_a_socket_that_was_not_passed_is_named(tmp_path, passed):
         daemon = manager.start(sockets={passed: held} if passed else None)
         assert await manager.ended(daemon) == 78
         (line,) = (tmp_path / "log").read_text().splitlines()[1:]
-        assert "Sdk:Server:Bind: the service manager has passed no socket of the name 'web'" in line
+        assert "Sdk:Server:Bind: the service manager passed no socket with the name 'web'" in line

@@ -145,7 +145,7 @@ async def test_a_full_queue_is_degraded_and_ready():
             "name": "queue",
             "ok": True,
             "degraded": True,
-            "detail": "1 of 1 places are taken",
+            "detail": "1 of 1 slots are used",
         }
         metrics = await admin.metrics()
         assert (metrics["sdk_queue_depth"], metrics["sdk_queue_capacity"]) == (1, 1)
@@ -273,7 +273,7 @@ async def test_from_the_beginning_of_a_stop_it_is_unready_although_deliveries_ar
         assert answer.status_code == 503
         checks = checks_of(answer)
         assert checks["drain"]["detail"] == "a graceful stop has begun"
-        assert checks["receiver"]["detail"] == "accepts deliveries for a moment yet"
+        assert checks["receiver"]["detail"] == "still accepts deliveries for a moment"
         assert not checks["drain"]["ok"]
         assert not checks["receiver"]["ok"]
         assert (await admin.get("/healthz")).json()["state"] == "draining"

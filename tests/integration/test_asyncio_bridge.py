@@ -203,12 +203,12 @@ async def test_a_thread_that_does_not_end_is_named_and_left_behind(monkeypatch, 
     async with receiver.lifespan():
         assert await post(receiver, signed(webhook_id="a")) == 200
         await until(begun.is_set)
-        held_by = receiver._thread
+        code_of = receiver._thread
     assert "runtime.left_behind" in caplog.text
     assert "'webhook_id': 'a'" in caplog.text
     gate.set()
-    held_by._thread.join(PATIENCE)
-    assert not held_by._thread.is_alive()
+    code_of._thread.join(PATIENCE)
+    assert not code_of._thread.is_alive()
 
 
 @on_asyncio

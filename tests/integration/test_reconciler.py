@@ -15,8 +15,8 @@ from sdk_trio.events import OrderPaidEvent
 from sdk_trio.reconcile.plan import (
     CHECKPOINT_NAME,
     FIRST_WAIT_SECONDS,
-    Asked,
     Checkpoint,
+    Requests,
     UnknownEndpointError,
 )
 from sdk_trio.reconcile.reconciler import ASK_SECONDS, Reconciler
@@ -276,7 +276,7 @@ async def test_a_delivery_that_is_listed_late_is_found_behind_the_checkpoint():
 async def test_what_never_arrived_within_the_lookback_is_given_up_and_said(caplog):
     async with here() as place:
         long_ago = time.time() - 25 * HOUR
-        asked = {"evt_never": Asked(7, long_ago), "evt_young": Asked(1, time.time() - HOUR)}
+        asked = {"evt_never": Requests(7, long_ago), "evt_young": Requests(1, time.time() - HOUR)}
         checkpoint = Checkpoint(long_ago, time.time() - HOUR, asked)
         await place.inbox.write_checkpoint(CHECKPOINT_NAME, checkpoint.as_text())
         await place.reconcile()

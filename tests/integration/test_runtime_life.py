@@ -115,7 +115,7 @@ async def test_a_second_runtime_on_one_data_directory_is_refused_and_harms_nothi
 async def test_an_address_of_no_interface_is_not_said_to_be_in_use():
     with trio.fail_after(60), pytest.raises(BindError, match="No interface") as caught:
         await Runtime(settings(Server__Bind=["192.0.2.1:0"])).run()
-    assert "Stop what uses" not in str(caught.value)
+    assert "Stop the program" not in str(caught.value)
 
 
 async def test_an_address_in_use_names_key_and_address_and_frees_the_others(store):

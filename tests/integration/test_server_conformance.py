@@ -15,7 +15,8 @@ from support.http_serving import QUICK, Direct, http_server
 from support.serving import RawWire, chunked, delivery_request, serving, signed
 from support.waiting import until
 
-from sdk_trio.server.connection import Http1Request, Http1ServerConnection
+from sdk_trio.server.connection import Http1ServerConnection
+from sdk_trio.server.request import Http1Request
 
 both = pytest.mark.parametrize("fast", [True, False], ids=["fast", "stock"])
 
@@ -877,7 +878,7 @@ async def test_connections_of_one_source_are_bounded(fast):
             await trio.sleep(0.01)
 
 
-async def test_who_idles_gives_way_to_a_new_connection():
+async def test_a_new_connection_evicts_an_idle_one():
     async with http_server(True, limits=msgspec.structs.replace(QUICK, connections=3)) as server:
         with (
             await server.connect() as busy,
@@ -963,7 +964,7 @@ def counting(**limits):
 
 @both
 @pytest.mark.parametrize("kind", UNFINISHED)
-async def test_the_oldest_unfinished_request_of_the_largest_source_gives_way(fast, kind):
+async def test_the_oldest_unfinished_request_of_the_largest_source_is_evicted(fast, kind):
     async with http_server(fast, **counting(connections=7)) as server:
         with ExitStack() as stack:
             many = await hold(stack, server, "127.0.0.2", UNFINISHED[kind], 3)
@@ -1023,7 +1024,7 @@ async def test_a_source_pushes_out_no_request_of_a_smaller_one_nor_of_a_proxy(fa
             server.observer.gate.set()
 
 
-async def test_a_client_that_takes_no_answer_gives_way():
+async def test_a_client_that_reads_no_response_is_evicted():
     async with http_server(True, **counting(connections=2)) as server:
         with ExitStack() as stack:
             slow = await hold(stack, server, "127.0.0.2", get(b"/big"), 1)
@@ -1049,7 +1050,7 @@ async def pipeline_without_end(wire):
         pass  # it gave way
 
 
-async def test_sources_that_pipeline_without_end_give_way():
+async def test_sources_that_pipeline_endlessly_are_evicted():
     async def respond(request):
         return 404, ((b"content-length", b"0"),), b""
 
@@ -1069,8 +1070,8 @@ async def test_sources_that_pipeline_without_end_give_way():
 
 
 @both
-async def test_a_source_may_give_way_to_itself(fast):
-    options = counting(connections=6, source_gives_way=True)
+async def test_a_source_may_evict_its_own_connections(fast):
+    options = counting(connections=6, source_evicts_own=True)
     async with http_server(fast, **options) as server:
         with ExitStack() as stack:
             await hold(stack, server, "127.0.0.2", b"G", 2)

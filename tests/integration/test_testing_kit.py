@@ -561,7 +561,7 @@ def test_a_call_without_a_route_and_a_route_without_a_call_fail_the_test(project
     )
     result.stdout.fnmatch_lines_random(
         [
-            "*no route answers GET /orders/b; there are: <route GET /orders/a>*",
+            "*no route matches GET /orders/b; the routes are: <route GET /orders/a>*",
             "*<route POST /refunds/> was never called*",
         ]
     )
@@ -610,7 +610,7 @@ def test_a_failure_shows_the_line_of_the_handler(project):
     expected, _, compared = text.partition("_ test_compared _")
     # The cause is chained, with its source.
     assert "The above exception was the direct cause" in expected
-    assert "the event is retrying; the answer was 500; RuntimeError: no refunds" in expected
+    assert "the event is retrying; the response was 500; RuntimeError: no refunds" in expected
     # Beside a comparison of the test's own it stands in the log, line by line.
     for part in (expected, compared):
         log = part.partition("Captured log call")[2]
@@ -672,7 +672,10 @@ def test_a_plain_test_is_told_to_be_async_and_harms_no_other(project):
     text = result.stdout.str()
     assert "write `async def test_plain`" in text
     assert "Trio fixtures" not in text
-    assert "expect takes received, running, retrying, done, dead, parked; not 'finished'" in text
+    assert (
+        "expect must be one of received, running, retrying, done, dead, parked, not 'finished'"
+        in text
+    )
 
 
 async def test_a_misspelt_field_is_a_warning_at_the_line_of_the_test():

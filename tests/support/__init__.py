@@ -1,1 +1,1 @@
-"""What several test modules share."""
+"""Helpers for several test modules."""

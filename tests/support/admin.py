@@ -1,4 +1,4 @@
-"""A running receiver with its admin address, and requests to that."""
+"""A running receiver with its admin address, and requests to that address."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -28,14 +28,14 @@ class AdminUnderTest:
 
     @property
     def url(self) -> str:
-        """Where it is reached."""
+        """The URL of the admin address."""
         return str(self._client.base_url).rstrip("/")
 
     async def get(self, path: str, token: str | None = None, **headers: str) -> httpx.Response:
         return await self.ask("GET", path, token, headers)
 
     async def api(self, path: str) -> Any:
-        """The document at a path below ``/api``."""
+        """Return the document at a path below ``/api``."""
         answer = await self.get(f"/api{path}", TOKEN)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -57,7 +57,7 @@ class AdminUnderTest:
         return await self._client.request(method, path, headers=sent, json=order)
 
     async def metrics(self) -> dict[str, float]:
-        """Every sample of ``/metrics`` under its name with labels."""
+        """Return every sample of ``/metrics`` by its name with labels."""
         answer = await self.get("/metrics")
         assert answer.status_code == 200, answer.text
         lines = [line for line in answer.text.splitlines() if not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""Applications of asyncio frameworks under uvicorn, in processes of their own."""
+"""Applications of asyncio frameworks under uvicorn, each in its own process."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from .ports import free_port
 from .tables import STATE_OF_EACH
 from .waiting import wait_until
 
-#: Three kinds of handlers; each writes down what it has handled.
+#: Three kinds of handlers; each writes the id of its event to a file.
 HANDLERS = """
 import asyncio, os, threading, time
 import trio
@@ -143,7 +143,7 @@ APPLICATIONS = {
 
 @attrs.define
 class Uvicorn:
-    """``uvicorn app:app`` in a directory of its own."""
+    """``uvicorn app:app`` in its own directory."""
 
     directory: Path
     framework: str = "fastapi"
@@ -167,7 +167,7 @@ class Uvicorn:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The variables of the process, and of commands beside it."""
+        """The variables of the process, and of commands on the same data."""
         return {
             **os.environ,
             "SDK__WEBHOOKS__SECRET": SECRET,
@@ -179,7 +179,7 @@ class Uvicorn:
         }
 
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command of the package beside it."""
+        """Run a command of the package on the same data."""
         return run_command(words, environ=self.environ, directory=self.directory, seconds=60)
 
     def start(self) -> None:
@@ -188,12 +188,12 @@ class Uvicorn:
         wait_until(lambda: self.hello() is not None, self.log)
 
     def hello(self) -> bool | None:
-        """What the application's own route says of the receiver; None without an answer."""
+        """Return the response of the application's own route; None without one."""
         _, body = self.ask("GET", "/hello")
         return json.loads(body)["ready"] if body else None
 
     def ask(self, method: str, path: str, *content: Any) -> tuple[int | None, bytes]:
-        """Send a request on a connection of its own; return status and body, if there are any."""
+        """Send a request on a new connection; return status and body, None without a response."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, *content)
@@ -205,7 +205,7 @@ class Uvicorn:
             connection.close()
 
     def deliver(self, event_type: str, webhook_id: str, path: str = "/hooks/sdk") -> int | None:
-        """Send a delivery; return the status, None if there was no answer."""
+        """Send a delivery; return the status, None without a response."""
         signed = sign_delivery(event_type, secret=SECRET, webhook_id=webhook_id)
         return self.ask("POST", path, signed.body, signed.headers)[0]
 
@@ -238,7 +238,7 @@ class Uvicorn:
 
 
 def sending(server: Uvicorn, acknowledged: list[str], stop: threading.Event, name: str) -> None:
-    """Deliver until told to stop, each event again until it is acknowledged."""
+    """Deliver until stopped; repeat each event until it is acknowledged."""
     types = ("order.paid", "order.created", "order.refunded")
     number = 0
     while not stop.is_set():

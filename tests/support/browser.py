@@ -1,6 +1,6 @@
-"""A real browser, headless, driven over its DevTools protocol by a WebSocket of Trio's own.
+"""A real headless browser, controlled over its DevTools protocol with trio-websocket.
 
-The pages of one :class:`Browser` share nothing: each has a browser context of its own.
+The pages of one :class:`Browser` share nothing: each has its own browser context.
 """
 
 import base64
@@ -22,12 +22,12 @@ from .waiting import PATIENCE_SECONDS, wait_until
 
 CHROMIUM = shutil.which("chromium")
 
-#: Parts of the errors of a request to a page that is just left, or has just come.
+#: Parts of the errors of a request while the page changes.
 _LEFT = ("navigated or closed", "xecution context", "context with specified id", "was collected")
 
 
 class PageLeftError(Exception):
-    """The page was left for another one before it had answered."""
+    """The page changed before it had answered."""
 
 
 @attrs.define(eq=False)
@@ -47,14 +47,14 @@ class Page:
         assert "errorText" not in answer, (url, answer)
 
     async def load_again(self):
-        """Load the page again; what is asked afterwards is asked of the new one."""
-        # The old one answers for a while: without a mark, it would be taken for the new one.
+        """Reload the page; later calls use the new one."""
+        # The old page still answers for a while; the mark distinguishes it from the new one.
         await self.evaluate("window.isLeft = true")
         await self.call("Page.reload")
         await self.until("!window.isLeft && document.readyState === 'complete'")
 
     async def turn(self, address):
-        """Set the fragment of the address, and wait until the page has taken notice of it."""
+        """Set the fragment of the URL, and wait until the page has handled it."""
         await self.evaluate(f"""new Promise((then) => {{
             const before = location.hash;
             addEventListener("hashchange", () => setTimeout(then), {{once: true}});
@@ -74,7 +74,7 @@ class Page:
         """Wait until a JavaScript expression is true, and return its value."""
         with trio.move_on_after(PATIENCE_SECONDS):
             while True:
-                # A page that is just left answers nothing; the next one does.
+                # A page that is being left does not answer; the next one does.
                 with suppress(PageLeftError):
                     value = await self.evaluate(expression)
                     # An element arrives as an empty object.
@@ -89,9 +89,9 @@ class Page:
         await self.until(f"{within}?.innerText.includes({json.dumps(text)})")
 
     async def click(self, selector, text=""):
-        """Click the first visible element of this selector that holds this text.
+        """Click the first visible element with this selector and text.
 
-        One that lies below another one is waited for.
+        Wait while another element covers it.
         """
         found = await self.until(f"""(() => {{
             const all = [...document.querySelectorAll({json.dumps(selector)})];
@@ -122,7 +122,7 @@ class Page:
         await self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     async def write(self, selector, text):
-        """Put text into a field, as typing and leaving it does."""
+        """Set the text of a field, with the events of typing and leaving it."""
         await self.until(f"""(() => {{
             const field = document.querySelector({json.dumps(selector)});
             if (!field) return false;
@@ -161,7 +161,7 @@ class Page:
         await self.until(f"innerWidth === {width} && {dressed}")
 
     async def network(self, *, offline=False, latency=0):
-        """Take the network away from the page, or delay each answer by milliseconds."""
+        """Cut the page off the network, or delay each response by milliseconds."""
         await self.call("Network.enable")
         await self.call(
             "Network.emulateNetworkConditions",
@@ -172,7 +172,7 @@ class Page:
         )
         if latency:
             return
-        # The part of the browser that does it is told of it, and answers by what it does.
+        # The browser process applies the setting asynchronously; test its effect.
         loses = "onerror" if offline else "onload"
         await self.until(f"""new Promise((then) => {{
             const request = new XMLHttpRequest();
@@ -183,7 +183,7 @@ class Page:
         }})""")
 
     async def clipboard(self):
-        """Return the text of the clipboard."""
+        """Return the text in the clipboard."""
         allowed = ["clipboardReadWrite", "clipboardSanitizedWrite"]
         await self.call(
             "Browser.grantPermissions", browserContextId=self.context, permissions=allowed
@@ -191,7 +191,7 @@ class Page:
         return await self.evaluate("navigator.clipboard.readText()")
 
     async def picture(self, path):
-        """Write what the window shows as a WebP, which is a quarter of a PNG."""
+        """Write a screenshot as WebP, which has a quarter of the size of PNG."""
         answer = await self.call("Page.captureScreenshot", format="webp", quality=75)
         await trio.Path(path).write_bytes(base64.b64decode(answer["data"]))
 
@@ -244,8 +244,8 @@ class Browser:
     connection: object
 
     async def open(self, url):
-        """Return a new page in a context of its own, at this address."""
-        # A page that outlived its test would go on asking, and perhaps the program of another one.
+        """Return a new page in its own context, at this URL."""
+        # A page that is left open would send requests, perhaps to the program of another test.
         context = await self.connection.call(
             "Target.createBrowserContext", {"disposeOnDetach": True}
         )
@@ -276,14 +276,14 @@ async def connected(address):
 
 @contextmanager
 def started_browser(directory: Path):
-    """Start a browser with a profile in ``directory``, and give its address for tools."""
+    """Start a browser with a profile in ``directory``, and yield its DevTools address."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed: apt-get install chromium")
     profile = directory / "profile"
     command = [
         CHROMIUM,
         "--headless=new",
-        # In a container its own sandbox cannot be made, and root may not have one.
+        # Its sandbox does not work in a container, nor for root.
         "--no-sandbox",
         "--disable-gpu",
         "--disable-dev-shm-usage",
@@ -305,13 +305,13 @@ def started_browser(directory: Path):
     try:
         wait_until(
             lambda: _read_port(profile) or process.poll() is not None,
-            lambda: "the browser has not told its port",
+            lambda: "the browser has not reported its port",
         )
         lines = _read_port(profile)
         assert lines, f"the browser has ended: {process.returncode}"
         yield f"ws://127.0.0.1:{lines[0]}{lines[1]}"
     finally:
-        # With its children, which would go on writing into the profile.
+        # Including its children, which would continue to write to the profile.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

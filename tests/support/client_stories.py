@@ -1,7 +1,7 @@
-"""Calls against a scripted server in virtual time: what the tests of the client's pipeline share.
+"""Calls to a scripted server in virtual time, for the tests of the client's pipeline.
 
 A *story* is a few calls at given times against a list of replies, one for each attempt in order of
-arrival; after the last one the server is well. It keeps what the server saw and how calls ended.
+arrival; after the last one the server is healthy. It records the attempts and the ends of calls.
 """
 
 import itertools
@@ -34,12 +34,12 @@ class Policies:
     limit: LimitPolicy = attrs.field(factory=LimitPolicy)
 
 
-#: A breaker that opens soon, a budget that runs dry soon.
+#: A breaker that opens soon, and a small budget.
 TOUCHY = Policies(
     breaker=BreakerPolicy(failure_threshold=2, sampling_seconds=30, break_seconds=5),
     budget=BudgetPolicy(floor_per_second=0.2, floor_seconds=10),
 )
-#: A breaker that never opens, a budget that never runs dry.
+#: A breaker that never opens, and an unlimited budget.
 CALM = Policies(
     breaker=BreakerPolicy(failure_threshold=10_000),
     budget=BudgetPolicy(floor_per_second=1000, floor_seconds=1, maximum=1000),
@@ -48,7 +48,7 @@ CALM = Policies(
 
 @attrs.frozen
 class Reply:
-    """What the server does with one attempt: an answer, or how it fails, and when."""
+    """The server's reaction to one attempt: a response or a failure, and its time."""
 
     what: int | type[httpx.TransportError] | str = 200
     delay: float = 0.0
@@ -57,7 +57,7 @@ class Reply:
 
     @property
     def executes(self):
-        """Whether a request that gets this reply has taken effect."""
+        """Whether a request with this reply has taken effect."""
         return self.what not in (429, httpx.ConnectError, httpx.PoolTimeout)
 
 
@@ -159,7 +159,7 @@ class Ended:
 
 @attrs.define
 class Story:
-    """Everything that happened."""
+    """The record of a story."""
 
     asked: list[Asked]
     server: ScriptedServer
@@ -189,7 +189,7 @@ def call_of(number, asked):
 
 
 def addressed_call(number, asked):
-    """A call as the layers get it."""
+    """Return a call in the form that the layers get."""
     call = call_of(number, asked)
     pipeline_over(ScriptedServer(), CALM).address(call)
     return call
@@ -217,7 +217,7 @@ def pipeline_over(server, policies, *, random=random.random, hooks=()):
 
 
 async def open_pipeline(server, policies, **options):
-    """Open a pipeline over ``server``, which keeps nothing open that would have to be closed."""
+    """Open a pipeline over ``server``; it has no resources to close."""
     return await pipeline_over(server, policies, **options).__aenter__()
 
 
@@ -239,7 +239,7 @@ async def perform(story, number):
         result = await story.pipeline.send(call_of(number, asked))
     except CallError as error:
         result = error
-    # Noted before anything else can run: nothing of the call may be left at this moment.
+    # Record it before any other task runs: no part of the call may be left now.
     assert not [visit for visit in story.visits(number) if visit.ended is None]
     story.ended[number] = Ended(started_at, trio.current_time(), result)
 

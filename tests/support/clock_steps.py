@@ -1,4 +1,4 @@
-"""A wall clock that a test sets, of processes that it starts."""
+"""A wall clock that a test sets for the processes that it starts."""
 
 import time
 from pathlib import Path
@@ -11,10 +11,10 @@ _SOURCE = Path(__file__).with_suffix(".c")
 class ClockSteps:
     """The wall clock of the processes that were started with :attr:`environment`.
 
-    Skips the test where it cannot be had; see :func:`.preloaded.compiled`.
+    Skips the test if the library is not available; see :func:`.preloaded.compiled`.
 
     Args:
-        directory: where it is kept by how much the clock is wrong.
+        directory: for the file with the clock's offset.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -24,12 +24,12 @@ class ClockSteps:
         self.set(0)
 
     def set(self, seconds: int) -> None:
-        """Let the clock be ahead of the true time by ``seconds``, from now on."""
+        """Set the clock ahead of the true time by ``seconds``."""
         self.seconds = seconds
         partial = self._file.with_suffix(".partial")
         partial.write_text(str(seconds))
         partial.replace(self._file)
 
     def now(self) -> float:
-        """What those processes take for the time, in Unix seconds."""
+        """Return the time in those processes, in Unix seconds."""
         return time.time() + self.seconds

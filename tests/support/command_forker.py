@@ -1,8 +1,8 @@
-"""The program without the half second that each start of an interpreter takes.
+"""Runs the program without the half second of an interpreter's start.
 
-A server has loaded the program once. For each command, and each daemon of most tests, it forks a
-process of its own, with its own environment, directory and streams, so that nothing of one is left
-to the next one. Tests that are about the start itself start an interpreter.
+A server process loads the program once. For each command, and for the daemons of most tests, it
+forks a process with its own environment, directory and streams, so that commands do not affect each
+other. Tests of the start itself start an interpreter.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-#: Modules that most of the commands load, and a daemon.
+#: Modules that most commands and a daemon load.
 _MODULES = (
     "sdk_trio.__main__",
     "sdk_trio.cli.settings",
@@ -40,15 +40,15 @@ _MODULES = (
 
 
 def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an interpreter, or the system's loader, reads at its start."""
+    """Return the variables that an interpreter or the system's loader reads at its start."""
     names = ("LD_", "LC_", "LANG", "PYTHON")
     return {name: text for name, text in environ.items() if name.startswith(names)}
 
 
-#: With others, a program is started as usual.
+#: If any other is set, the program is started as usual.
 _HERE = _read_at_start(os.environ)
 
-#: Answers of the server: the id of a process when it has begun, its status when it has ended.
+#: Responses of the server: the id of a started process, and later its status.
 _NUMBER = struct.Struct("!q")
 
 _starting = threading.Lock()
@@ -59,7 +59,7 @@ class ForkedProgram:
     """A process of the program, with the part of ``subprocess.Popen`` that tests use."""
 
     def __init__(self, connection: socket.socket) -> None:
-        from . import reaper  # the server, which runs this file by itself, has no package
+        from . import reaper  # the server runs this file without its package
 
         self.returncode: int | None = None
         self._connection = connection
@@ -88,7 +88,7 @@ class ForkedProgram:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            # It may have ended since, and somebody else waits for it.
+            # It may have ended, and the server has waited for it.
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -99,7 +99,7 @@ class ForkedProgram:
         self.send_signal(signal.SIGKILL)
 
 
-#: A daemon, whichever way it was begun.
+#: A daemon, forked or started.
 Program = ForkedProgram | subprocess.Popen[bytes]
 
 
@@ -113,7 +113,7 @@ def start_program(
     umask: int = -1,
     seconds: int = 0,
 ) -> Program:
-    """Begin ``python -m sdk_trio WORDS``; after ``seconds``, if any, it is ended by SIGALRM."""
+    """Start ``python -m sdk_trio WORDS``; end it by SIGALRM after ``seconds``, if given."""
     global _server
     if _read_at_start(environ) != _HERE:
         return subprocess.Popen(
@@ -176,7 +176,7 @@ class _Server:
         assert self._process.stdout.readline() == b"ready\n"
 
     def ask(self, request: object, streams: Sequence[int]) -> socket.socket:
-        """Send a request with the descriptors of its streams; return where the answers come."""
+        """Send a request with the descriptors of its streams; return the response socket."""
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(self._path)
         socket.send_fds(connection, [b"\0"], streams)
@@ -207,11 +207,11 @@ def _serve(path: str) -> None:
                 listener.close()
                 os._exit(_attend(connection))
             connection.close()
-            _bury()
+            _reap()
 
 
-def _bury() -> None:
-    """Take note of attendants that have ended."""
+def _reap() -> None:
+    """Collect attendants that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -220,7 +220,7 @@ def _bury() -> None:
 
 
 def _attend(connection: socket.socket) -> int:
-    """Fork the program, say its id, wait for its end, and say its status."""
+    """Fork the program, send its id, wait for its end, and send its status."""
     with connection:
         _, streams, _, _ = socket.recv_fds(connection, 1, 2)
         with connection.makefile("rb") as lines:
@@ -231,7 +231,7 @@ def _attend(connection: socket.socket) -> int:
             _become(request, streams)
         for stream in streams:
             os.close(stream)
-        # Whoever has begun it may have gone since.
+        # The client may have ended meanwhile.
         with suppress(BrokenPipeError):
             connection.sendall(_NUMBER.pack(pid))
         _, status = os.waitpid(pid, 0)
@@ -256,7 +256,7 @@ def _become(request: dict, streams: Sequence[int]) -> None:
     from sdk_trio import __main__ as program
 
     sys.argv = [program.__file__, *request["words"]]
-    # An ordinary end, so that what measures coverage writes what it has.
+    # An ordinary end, so that coverage data is written.
     sys.exit(program.main())
 
 

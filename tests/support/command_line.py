@@ -1,4 +1,4 @@
-"""The command line in this process: its answer as data."""
+"""Runs the command line in this process, and returns its result as data."""
 
 import json
 import os
@@ -36,7 +36,7 @@ class Answer:
 
 @attrs.frozen
 class CommandLine:
-    """Runs commands in a directory of its own; ``data`` is the data directory there."""
+    """Runs commands in its own directory; ``data`` is the data directory there."""
 
     directory: Path
     capsys: pytest.CaptureFixture[str]
@@ -57,7 +57,7 @@ class CommandLine:
         return Answer(status, captured.out, captured.err)
 
     def seed(self, *events: tuple[str, DeliveryState] | tuple[str, DeliveryState, bytes]) -> None:
-        """Put events into the store: id and state, and a body if it matters."""
+        """Add events to the store: id, state, and optionally a body."""
 
         async def fill() -> None:
             settings = Settings.from_mapping(
@@ -74,7 +74,7 @@ class CommandLine:
 async def _bring(
     inbox: Inbox, webhook_id: str, state: DeliveryState, raw: bytes, now: float
 ) -> None:
-    """Bring one event into ``state`` the way that a receiver would."""
+    """Move one event to ``state`` as a receiver would."""
     delivery = NewDelivery(
         webhook_id, "order.paid", raw, int(now), now, subject=f"order-of-{webhook_id}"
     )
@@ -92,7 +92,7 @@ async def _bring(
 
 
 def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove what this machine's environment would add to the settings."""
+    """Remove the settings in this machine's environment."""
     names: Sequence[str] = [name for name in os.environ if name.upper().startswith("SDK")]
     for name in (*names, "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY"):
         monkeypatch.delenv(name, raising=False)

@@ -8,7 +8,7 @@ import trio
 
 
 class ConnectProxy:
-    """``credentials`` are ``user:password`` if it wants any; ``answer`` replaces its answer."""
+    """A proxy; ``credentials`` (``user:password``) are required, ``answer`` is its response."""
 
     def __init__(self, credentials=None, answer=None):
         self.credentials = credentials

@@ -16,7 +16,7 @@ from .deliveries import SECRET
 from .respawned import Respawned
 from .wire import Wire
 
-#: What the handler does, by its name.
+#: The actions of the handler, by name.
 DEATHS = (
     "os._exit",
     "segmentation fault",
@@ -80,19 +80,19 @@ SETTINGS = {
     "Webhooks:Queue:RetryCapSeconds": 0.02,
 }
 
-#: A daemon that has accepted for so long without dying is taken for one that goes on, in seconds.
+#: A daemon that has accepted for so many seconds counts as stable.
 QUIET_SECONDS = 5.0
 
-#: How long a sender waits for an answer here, in seconds.
+#: The seconds that a sender waits for a response.
 ANSWER_SECONDS = 3.0
 
 
 @attrs.frozen
 class Loop:
-    """How it ended with one event: of the daemon, of the event, and of what came after it.
+    """The result for one event: of the daemon, of the event, and of later deliveries.
 
-    ``statuses`` are those of the processes, in their order; ``others`` is what a harmless delivery
-    is answered at the end.
+    ``statuses`` are those of the processes, in order; ``others`` is the response to a harmless
+    delivery at the end.
     """
 
     death: str
@@ -122,7 +122,7 @@ async def crash_loop(directory: Path, death: str, way: str, *, starts: int) -> L
                 asked_at, quiet_since = daemon.starts, inf
                 await _accepting_or_over(daemon, asked_at)
                 quiet_since, answer = time.monotonic(), "none yet"
-            # The sender delivers again until it is answered 200.
+            # The sender repeats the delivery until the response is 200.
             if not acknowledged and answer != "connection lost":
                 answer = await _answer(daemon, event, death, webhook_id="deadly")
                 acknowledged = answer == "200"
@@ -146,7 +146,7 @@ async def crash_loop(directory: Path, death: str, way: str, *, starts: int) -> L
 
 
 async def _accepting_or_over(daemon: Respawned, start: int) -> None:
-    """Wait until the process of this start takes connections, unless it has died before."""
+    """Wait until the process of this start accepts connections or has died."""
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
 
@@ -190,7 +190,7 @@ async def _record(daemon: Respawned) -> DeliveryRecord | None:
 
 
 async def crash_loops(directory: Path, *, starts: int) -> list[Sequence[object]]:
-    """Return the rows of a table, its head first: every kind of death, inline and enqueued."""
+    """Return the rows of a table with its head: every kind of death, inline and enqueued."""
     head = ("death", "way", "starts", "runs", "statuses", "state", "attempts", "error", "others")
     rows: list[Sequence[object]] = [head, ("---",) * len(head)]
     for death in DEATHS:

@@ -18,14 +18,14 @@ from .waiting import PATIENCE_SECONDS, wait_until
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without anything that the program reads."""
+    """Return this process's environment without the program's variables."""
     ours = ("SDK_", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY")
     return {name: value for name, value in os.environ.items() if not name.upper().startswith(ours)}
 
 
 @attrs.frozen
 class Place:
-    """A directory in which commands run, with an environment of its own."""
+    """A directory in which commands run, with its own environment."""
 
     directory: Path
     environ: dict[str, str] = attrs.field(
@@ -43,13 +43,13 @@ class Place:
         return self.directory / "sdk-data"
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; its status is the test's to judge."""
+        """Run a command to its end; the test checks the status."""
         return run_command(
             words, environ=self.environ, directory=self.directory, seconds=PATIENCE_SECONDS
         )
 
     def checked(self, *assignments: str, **environ: str) -> list[dict[str, Any]]:
-        """The problems and warnings of ``config check`` for ``KEY=VALUE`` settings."""
+        """Return the problems and warnings of ``config check`` for ``KEY=VALUE`` settings."""
         words = [word for assignment in assignments for word in ("--set", assignment)]
         ran = run_command(
             ["config", "check", "--standalone", "--format", "json", *words],
@@ -65,7 +65,7 @@ class Place:
     def daemon(
         self, *words: str, umask: int = -1, start: Sequence[str] = ("run", "--standalone")
     ) -> Iterator["Daemon"]:
-        """A daemon that has started; at the end it is stopped with TERM."""
+        """Run a daemon for the length of the block; stop it with TERM."""
         log = self.directory / "log"
         with log.open("w") as err:
             process = start_program(

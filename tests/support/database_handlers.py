@@ -1,8 +1,8 @@
 """A daemon whose handlers write through Django or SQLAlchemy, with its connections counted.
 
-The database is a PostgreSQL server. The connections are counted in the daemon, since the server has
-one for a moment longer than whoever has closed it. Now and then all of them are cut on the server's
-side, as a restart or a proxy does.
+The database is a PostgreSQL server. The connections are counted in the daemon, because the server
+keeps each a moment longer than its client. From time to time all of them are closed by the server,
+as by a restart or a proxy.
 """
 
 import os
@@ -21,7 +21,7 @@ from .postgres import PostgresServer
 from .supervised import Daemon
 from .tables import STATES
 
-#: The places among the threads; no more connections may ever be open.
+#: The number of threads; no more connections may ever be open.
 THREADS = 8
 
 #: The tasks that deliver.
@@ -103,9 +103,9 @@ _CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application
 
 @attrs.define
 class Figures:
-    """The counts of a run: events acknowledged, rows written, connections at most and at the end.
+    """The counts of a run: acknowledged events, written rows, connections at most and at the end.
 
-    ``cuts`` says how often all connections were cut.
+    ``cuts``: how often all connections were closed.
     """
 
     acknowledged: int = 0
@@ -119,7 +119,7 @@ class Figures:
 async def run_handlers(
     framework: str, server: PostgresServer, directory: Path, *, events: int, cut_each: float
 ) -> Figures:
-    """Deliver ``events``, with all connections cut every ``cut_each`` seconds meanwhile."""
+    """Deliver ``events``; meanwhile close all connections every ``cut_each`` seconds."""
     database = server.empty()
     name = database.rpartition("=")[2]
     server.execute(_TABLE, name)
@@ -179,7 +179,7 @@ async def _send(url: str, events: int, figures: Figures) -> None:
 
 
 def _sockets(daemon: Daemon) -> int:
-    """Return how many connected Unix sockets the daemon has: a few of its own and the server's."""
+    """Return the number of connected Unix sockets of the daemon, including those to the server."""
     assert daemon.process is not None
     found = []
     for descriptor in Path(f"/proc/{daemon.process.pid}/fd").iterdir():

@@ -20,8 +20,8 @@ from sdk_trio.webhooks.services import Services
 #: A test value: published ones are refused in Production.
 SECRET = "whsec_z6fMa4YWa088j5EP9gJ8LDaGxrBzHpIg"  # a test value
 
-#: Keys of :func:`settings` with which no test meets a retry that it has not asked for: the wait is
-#: drawn from 0 up to a day.
+#: Keys of :func:`settings` that practically prevent unrequested retries: the wait is random between
+#: 0 and a day.
 UNRETRIED = {
     "Webhooks__Queue__RetryBaseSeconds": 86_400,
     "Webhooks__Queue__RetryCapSeconds": 86_400,
@@ -46,7 +46,7 @@ def settings(**keys: Any) -> Settings:
 
 
 def memory_inbox(**changes: Any) -> MemoryInbox:
-    """An inbox with the default retentions; its owner is ``here``."""
+    """Return an inbox with the default retentions; its owner is ``here``."""
     values = {
         "owner": "here",
         "lease_seconds": 75.0,
@@ -64,7 +64,7 @@ def arrival(
     ordered: bool = False,
     now: float = 0.0,
 ) -> VerifiedDelivery:
-    """A verified delivery of ``event_type``, as the receiver hands it on."""
+    """Return a verified delivery of ``event_type``, as the receiver passes it on."""
     body = b'{"type":"%b","data":{"id":"%b"}}' % (event_type.encode(), subject.encode())
     delivery = NewDelivery(
         webhook_id=webhook_id or f"msg_{next(_numbers)}",

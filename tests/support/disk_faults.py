@@ -1,7 +1,7 @@
-"""A disk that fails on demand: a library, compiled when it is first wanted, before the C library.
+"""A disk that fails on demand: a preloaded library, compiled at the first use.
 
-Give a process :attr:`DiskFaults.environment`, and :meth:`DiskFaults.set` what shall go wrong; it
-begins with the next call and ends with :meth:`DiskFaults.clear`, while the process runs.
+Start a process with :attr:`DiskFaults.environment`, and set faults with :meth:`DiskFaults.set`.
+They apply from the next call until :meth:`DiskFaults.clear`, while the process runs.
 """
 
 import errno
@@ -17,10 +17,10 @@ _SOURCE = Path(__file__).with_suffix(".c")
 
 @attrs.frozen
 class Fault:
-    """What goes wrong: ``kind`` is ``error``, ``slow``, ``hang`` or ``short``; see the C source.
+    """A fault: ``kind`` is ``error``, ``slow``, ``hang`` or ``short``; see the C source.
 
-    ``operation`` is ``open``, ``read``, ``write``, ``sync``, ``delete`` or ``any``; ``prefix`` is
-    how the resolved paths of the files begin, and ``percent`` of the calls meet it.
+    ``operation`` is ``open``, ``read``, ``write``, ``sync``, ``delete`` or ``any``. ``prefix`` is
+    the beginning of the resolved paths, and ``percent`` of the calls are affected.
     """
 
     kind: str
@@ -40,27 +40,27 @@ def broken(operation: str, prefix: str | os.PathLike[str], *, percent: int = 100
 
 
 def full(prefix: str | os.PathLike[str]) -> Fault:
-    """There is no room for what is written (ENOSPC)."""
+    """Writes fail because the disk is full (ENOSPC)."""
     return Fault("error", "write", prefix, errno.ENOSPC)
 
 
 def hanging(operation: str, prefix: str | os.PathLike[str]) -> Fault:
-    """Calls do not return until the fault is gone."""
+    """Calls do not return until the fault is cleared."""
     return Fault("hang", operation, prefix)
 
 
 def slow(operation: str, prefix: str | os.PathLike[str], milliseconds: int) -> Fault:
-    """Every call takes that much longer."""
+    """Every call takes longer by that time."""
     return Fault("slow", operation, prefix, milliseconds)
 
 
 class DiskFaults:
     """The faults of the processes that were started with :attr:`environment`.
 
-    Skips the test where there is no compiler, or the system has no such libraries.
+    Skips the test without a compiler, or if the system does not support preloading.
 
     Args:
-        directory: where the rules are kept: one that no fault concerns.
+        directory: for the rules; no fault may affect it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -75,12 +75,12 @@ class DiskFaults:
         return self._hung.exists()
 
     def set(self, *faults: Fault) -> None:
-        """Let ``faults``, the first that fits first, take the place of those before."""
+        """Replace the faults; the first one that matches a call applies."""
         self._hung.unlink(missing_ok=True)
         partial = self._rules.with_suffix(".partial")
         partial.write_text("".join(fault.line() for fault in faults))
         partial.replace(self._rules)
 
     def clear(self) -> None:
-        """Let the disk work again; what hangs goes on."""
+        """Let the disk work again; hanging calls continue."""
         self.set()

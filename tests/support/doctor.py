@@ -1,4 +1,4 @@
-"""``doctor`` in this process: its findings as data, with every one checked for its form."""
+"""Runs ``doctor`` in this process, and returns its findings as data, each checked for its form."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ class Found:
 
 
 class Doctor:
-    """Runs ``doctor`` in a directory of its own; secrets are in its environment."""
+    """Runs ``doctor`` in its own directory; secrets are in its environment."""
 
     def __init__(self, command_line, monkeypatch):
         self.command_line = command_line
@@ -54,5 +54,5 @@ class Doctor:
         return self("--standalone", *words)
 
     async def beside(self, *words):
-        """Run it in a thread, while something is served in this loop."""
+        """Run it in a thread, while this loop serves requests."""
         return await trio.to_thread.run_sync(partial(self, *words))

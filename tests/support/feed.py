@@ -14,14 +14,14 @@ from .admin import TOKEN
 
 
 class Listener:
-    """One listener of the feed: its messages one after the other."""
+    """One listener of the feed and its messages in order."""
 
     def __init__(self, socket: WebSocketConnection) -> None:
         self.socket = socket
         self._waiting: list[dict[str, Any]] = []
 
     async def next(self, *kinds: str) -> dict[str, Any]:
-        """The next message, of these kinds if any are given."""
+        """Return the next message, of these kinds if any are given."""
         while True:
             while not self._waiting:
                 frame = await self.socket.get_message()
@@ -31,13 +31,13 @@ class Listener:
                 return message
 
     async def ids(self, number: int) -> list[str]:
-        """The ids of the next deliveries."""
+        """Return the ids of the next deliveries."""
         return [(await self.next("delivery"))["event"]["webhook_id"] for _ in range(number)]
 
 
 @asynccontextmanager
 async def listening(admin: Any, query: str = "", **options: Any) -> AsyncIterator[Listener]:
-    """A listener of the receiver that runs as ``admin``; it has heard the hello."""
+    """Return a listener of the receiver ``admin``, after its hello message."""
     host = admin.runtime.started.admin[0].partition("://")[2]
     options = {"extra_headers": [(b"authorization", f"Bearer {TOKEN}".encode())], **options}
     name, _, port = host.rpartition(":")

@@ -1,4 +1,4 @@
-"""The bytes of requests, and of what is none."""
+"""Bytes of valid and invalid requests."""
 
 from .serving import chunked
 
@@ -20,7 +20,7 @@ def streamed(body, path=b"/", *headers, trailers=b""):
     return head + chunked(body, 5).removesuffix(b"\r\n") + trailers + b"\r\n"
 
 
-#: name: (request, status). Refused by both paths, and nothing after it is read.
+#: name: (request, status). Both servers refuse it and read nothing after it.
 REFUSED = {
     "a length and a coding": (
         get(b"/", b"Content-Length: 3", b"Transfer-Encoding: chunked", method=b"POST"),
@@ -71,7 +71,7 @@ REFUSED = {
 }
 
 
-#: Bodies in the chunked coding that both paths refuse.
+#: Bodies in the chunked coding that both servers refuse.
 BAD_CHUNKS = {
     "no number": b"ZZ\r\n",
     "an empty size": b"\r\n\r\n",
@@ -91,7 +91,7 @@ def _chunk(line):
     return get(b"/", b"Transfer-Encoding: chunked", method=b"POST") + line + b"\r\nabc\r\n0\r\n\r\n"
 
 
-#: Refused by the fast path alone: hypercorn reads them, or waits for ever.
+#: Refused only by the fast path: hypercorn accepts them, or waits forever.
 STRICTER = {
     "line feeds alone": (b"GET / HTTP/1.1\nHost: test\n\n", 400),
     "one line feed alone": (b"GET / HTTP/1.1\r\nHost: test\nX: y\r\n\r\n", 400),

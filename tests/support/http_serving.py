@@ -1,4 +1,4 @@
-"""A server of the runtime with an application that tells what it was given."""
+"""A server of the runtime with an application that records its requests."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -12,20 +12,20 @@ from sdk_trio.server.serve import Server
 
 from .serving import RawWire
 
-#: The sweep of the fast path is so frequent in tests that short limits are kept.
+#: The sweep of the fast path is frequent in tests, so that short limits are exact enough.
 QUICK = Limits(sweep_seconds=0.01)
 
 
 @attrs.frozen
 class Seen:
-    """One request as an application was given it, with the whole of its body."""
+    """One request as the application got it, with its whole body."""
 
     scope: dict[str, Any]
     body: bytes
 
     @property
     def reading(self) -> tuple[Any, ...]:
-        """All of it that a client decides about."""
+        """The part that the client determines."""
         scope = self.scope
         names = ("method", "http_version", "raw_path", "path", "query_string", "headers")
         return (*(scope[name] for name in names), self.body)
@@ -40,7 +40,7 @@ class Direct:
 
 @attrs.define
 class Observer:
-    """An ASGI application that keeps what it sees and answers in the way that the path names."""
+    """An ASGI application that records requests and responds as the path says."""
 
     seen: list[Seen] = attrs.Factory(list)
     received: list[dict[str, Any]] = attrs.Factory(list)
@@ -138,7 +138,7 @@ async def _gate(observer: Observer, scope: Any, receive: Any, send: Any) -> None
 
 
 async def _watch(observer: Observer, scope: Any, receive: Any, send: Any) -> None:
-    """Wait for the client to leave, then answer all the same."""
+    """Wait for the client to leave, then respond anyway."""
     await observer.read(scope, receive)
     observer.began.set()
     observer.received.append(await receive())
@@ -147,7 +147,7 @@ async def _watch(observer: Observer, scope: Any, receive: Any, send: Any) -> Non
 
 
 async def _after(observer: Observer, scope: Any, receive: Any, send: Any) -> None:
-    """Answer, then ask what there is to receive."""
+    """Respond, then call receive."""
     await observer.read(scope, receive)
     await start(send, 200, (b"content-length", b"0"))
     await finish(send)
@@ -155,7 +155,7 @@ async def _after(observer: Observer, scope: Any, receive: Any, send: Any) -> Non
 
 
 async def _both(observer: Observer, scope: Any, receive: Any, send: Any) -> None:
-    """Wait for the client to leave in one task, and answer in another."""
+    """Wait for the client to leave in one task, and respond in another."""
     await observer.read(scope, receive)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
@@ -211,7 +211,7 @@ class ServerUnderTest:
         return await RawWire.connect(self.url, source)
 
     async def exchange(self, *pieces: bytes, half_close: bool = True) -> bytes:
-        """Send the pieces, one after the other was read, and return all that comes back."""
+        """Send the pieces, each after the previous one was read, and return all received bytes."""
         with await self.connect() as wire:
             for piece in pieces:
                 await wire.send_what_is_taken(piece)
@@ -235,7 +235,7 @@ async def http_server(
     certificate: tuple[str | None, str | None] = (None, None),
     **options: Any,
 ) -> AsyncIterator[ServerUnderTest]:
-    """Run a server with an :class:`Observer`; fail when anything hangs."""
+    """Run a server with an :class:`Observer`; fail if anything hangs."""
     observer = Observer()
     server = Server(
         app or observer,

@@ -1,9 +1,8 @@
-"""What was promised and what was done, written down beside the daemon, and the comparison of both.
+"""A ledger of acknowledged events and of runs, and the comparison of both.
 
-The sender writes a line for each id once it has been answered 200; the handler writes one when it
-begins and one when it ends. Each line is one ``write`` to a file opened with O_APPEND, so it is
-there although its writer is killed at once. Times are nanoseconds of the monotonic clock, which is
-the same in all processes of a machine.
+The sender writes a line for each id that was answered 200; the handler writes one at its beginning
+and one at its end. Each line is one ``write`` to a file opened with O_APPEND, so it survives a kill
+of its writer. Times are nanoseconds of the monotonic clock, which all processes of a machine share.
 """
 
 import bisect
@@ -18,15 +17,15 @@ import attrs
 #: Ids of one ordered lane: its name, and the position in it.
 _IN_LANE = re.compile(r"(lane\d+)_(\d+)").fullmatch
 
-#: States in which nothing is left to do for an event that has been acknowledged.
+#: Final states of an acknowledged event.
 FINAL = frozenset({"done", "dead", "parked"})
 
 
 @attrs.frozen
 class Run:
-    """One run of a handler; ``end`` is the moment in which its process died if it wrote none.
+    """One run of a handler; ``end`` is the time at which its process died if it wrote none.
 
-    ``finished`` says that the handler came to its end, not that anybody could record it.
+    ``finished``: the handler returned, even if its outcome was not recorded.
     """
 
     webhook_id: str
@@ -38,9 +37,10 @@ class Run:
 
 @attrs.frozen
 class Again:
-    """A run of what had finished before; ``before_death_ms`` is how long, None without a death.
+    """A repeated run after a finished one.
 
-    ``faulty`` says that the disk failed between the end and that death, or between both runs.
+    ``before_death_ms`` is the time between that end and a death; None without a death. ``faulty``:
+    the disk failed between the end and that death, or between both runs.
     """
 
     webhook_id: str
@@ -50,7 +50,7 @@ class Again:
 
 @attrs.frozen
 class Account:
-    """The comparison; ids by what became of them."""
+    """The comparison: ids by their result."""
 
     acknowledged: int
     states: Mapping[str, int]
@@ -62,12 +62,12 @@ class Account:
 
     @property
     def again_without_reason(self) -> list[Again]:
-        """What ran again although neither its process died nor the disk failed."""
+        """Events that ran again although neither their process died nor the disk failed."""
         return [again for again in self.again if again.before_death_ms is None and not again.faulty]
 
     @property
     def broken(self) -> bool:
-        """Whether a promise was broken."""
+        """Whether a guarantee was violated."""
         return bool(
             self.lost
             or self.never_finished
@@ -109,8 +109,8 @@ def by_process(
 def runs_of(lines: Iterable[str], deaths: Mapping[int, int], last: int) -> list[Run]:
     """Read the handler's lines: ``stamp start|stop|finish id pid``, in the order of their starts.
 
-    ``deaths`` are the moments in which processes died, by their pid; ``last`` stands for the end of
-    a run whose process lives.
+    ``deaths`` are the times of the deaths of processes, by pid; ``last`` is the end of a run whose
+    process is alive.
     """
     open_runs: dict[tuple[str, int], int] = {}
     runs: list[Run] = []
@@ -118,7 +118,7 @@ def runs_of(lines: Iterable[str], deaths: Mapping[int, int], last: int) -> list[
         stamp, what, webhook_id, number = line.split()
         key = (webhook_id, int(number))
         if what == "start":
-            if key in open_runs:  # a second one beside it in the same process
+            if key in open_runs:  # a second, concurrent one in the same process
                 runs.append(Run(*key, open_runs.pop(key), last, finished=False))
             open_runs[key] = int(stamp)
         else:
@@ -166,7 +166,7 @@ def account(
 def _again(
     runs: Sequence[Run], deaths: Mapping[int, int], faults: Sequence[tuple[int, int]]
 ) -> Iterable[Again]:
-    """Yield each run of one id behind one that finished."""
+    """Yield each run of one id after a finished one."""
     done: Run | None = None
     for run in runs:
         if done is not None:
@@ -186,10 +186,10 @@ def _overlap(runs: Sequence[Run]) -> bool:
 
 
 def _out_of_order(runs: Sequence[Run], dead: Collection[str]) -> list[str]:
-    """Return what ran in an ordered lane at a time that was not its own.
+    """Return the runs of an ordered lane that were out of order.
 
-    An event of a lane begins when every earlier one has finished, or is dead; nothing runs beside
-    it, and nothing earlier begins after it.
+    An event of a lane begins when every earlier one has finished or is a dead letter. No other one
+    runs concurrently, and no earlier one begins after it.
     """
     lanes: dict[str, list[tuple[int, Run]]] = collections.defaultdict(list)
     for run in runs:

@@ -6,9 +6,9 @@ from typing import Any
 
 
 def entries_in(text: str, event: str | None = None) -> list[Mapping[str, Any]]:
-    """Return the logged events in ``text``, or those of one name; what is no event is left out.
+    """Return the logged events in ``text``, or those of one name; other lines are left out.
 
-    So is what comes behind the last line break: a line that is still being written.
+    An incomplete last line is left out as well.
     """
     lines = text.rpartition("\n")[0].splitlines()
     entries = [json.loads(line) for line in lines if line.startswith("{")]

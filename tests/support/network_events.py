@@ -1,9 +1,9 @@
-"""Events of a network between a client and healthy servers, and what becomes of the calls.
+"""Events of a network between a client and healthy servers, and the results of calls.
 
-A *front* forwards bytes to a server and does one thing to them: it resets the first connection,
-swallows it, or drops it while requests are out. Behind it stand servers that this project did not
-write (node, nginx) and those of ``upstreams.py``. ``python -m support.network_events``, run in
-``tests``, prints the table that ``docs/adr/0028-network-incidents.md`` quotes.
+A *front* forwards bytes to a server and causes one event: it resets the first connection, ignores
+it, or drops it while requests are in flight. The servers are node, nginx and those of
+``upstreams.py``. ``python -m support.network_events``, run in ``tests``, prints the table in
+``docs/adr/0028-network-incidents.md``.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from support.upstreams import Authority, Upstream, http1_handler, http2_handler,
 from support.waiting import until
 
 TASKS = 20
-#: How long a server takes to answer where the event comes by itself.
+#: The seconds until a server responds if the event does not depend on the requests.
 ANSWER_SECONDS = 0.4
 
 NODE_SERVER = """
@@ -83,12 +83,11 @@ http {{
 
 
 class Front:
-    """Forwards connections to ``target``; ``first`` is what the first one meets.
+    """Forwards connections to ``target``; ``first`` is the event of the first one.
 
-    ``reset``: it is reset after 20 ms. ``silence``: it is accepted and never answered.
-    ``drop``: it works, and is reset when the event ``drop`` is set. ``die``: so is each one, after
-    half the time that an answer takes. ``mute``: from then on it
-    swallows what arrives.
+    ``reset``: it is reset after 20 ms. ``silence``: it is accepted and never answered. ``drop``: it
+    works, and is reset when the event ``drop`` is set. ``die``: each one is reset after half the
+    time of a response. ``mute``: from then on it discards all bytes.
     """
 
     def __init__(self, target: int, first: str) -> None:
@@ -226,11 +225,10 @@ async def _until_it_listens(port, process, log):
 
 @attrs.frozen
 class Scenario:
-    """One event: what happens to whom, and the calls that are made meanwhile.
+    """One event, and the calls that are made meanwhile.
 
     ``first`` is the front's, ``per_connection`` the server's graceful limit of requests. A
-    connection that drops does so when all calls are out: none is answered before one has been
-    repeated.
+    connection drops when all calls are in flight: none gets a response before one was repeated.
     """
 
     name: str
@@ -243,13 +241,13 @@ class Scenario:
 
     @property
     def target(self) -> str:
-        """Return the path that is asked for."""
+        """Return the path of the requests."""
         return f"/together/{self.tasks + 1}" if self.first == "drop" else self.path
 
 
 @attrs.define
 class Outcome:
-    """What became of the calls, and of the circuit."""
+    """The results of the calls, and the state of the circuit."""
 
     ok: int = 0
     failed: Counter = attrs.Factory(Counter)
@@ -294,7 +292,7 @@ def settings_of(port: int, protocol: str, **fields) -> Settings:
 
 
 async def run(scenario: Scenario, kind: str, protocol: str, **fields) -> Outcome:
-    """Let the event happen to the scenario's tasks, which call a server of ``kind``."""
+    """Run a scenario: tasks call a server of ``kind`` while the event happens."""
     authority = Authority()
     outcome = Outcome()
     async with (
@@ -319,7 +317,7 @@ async def run(scenario: Scenario, kind: str, protocol: str, **fields) -> Outcome
                     nursery.start_soon(task)
                 if scenario.first == "drop":
                     await until(lambda: transport.statistics.exchanges >= scenario.tasks)
-                    # Each turn of the loop takes the requests further, until the server has them.
+                    # Each step of the loop sends more of the requests, until the server has them.
                     for _ in range(10):
                         await trio.sleep(0.005)
                     front.drop.set()
@@ -333,14 +331,14 @@ CASES = [
     (name, kind, protocol)
     for name in SCENARIOS
     for kind, protocol in itertools.product(("own", "node", "nginx"), ("h1", "h2"))
-    # nginx answers at once; our HTTP/1.1 server never says goodbye.
+    # nginx responds at once; our HTTP/1.1 server sends no GOAWAY.
     if not (kind == "nginx" and SCENARIOS[name].first == "drop")
     and not (kind == "own" and protocol == "h1" and SCENARIOS[name].per_connection)
 ]
 
 
 def main() -> None:
-    """Print what becomes of the calls of each case; an argument chooses scenarios by their name."""
+    """Print the results of each case; an argument selects scenarios by name."""
     _say("event | server | protocol | ok | retries | failed | circuit | connections")
     _say("---|---|---|---|---|---|---|---")
     for name, kind, protocol in CASES:

@@ -1,4 +1,4 @@
-"""Transitions to tell of, and the settings of channels that tell of them."""
+"""Transitions to announce, and settings of channels."""
 
 import socket
 import time
@@ -61,7 +61,7 @@ def record(transition=Transition.SUSPENDED, **changes):
 
 
 def options(base, *, webhook_url=None, timeout_seconds=60, **changes):
-    """Every channel enabled, all of them at ``base``."""
+    """Return options with every channel enabled, all of them at ``base``."""
     known = NotificationsOptions(
         enabled=True,
         enabled_channels=EnabledChannelsOptions(email=True, sms=True, webhook=True),
@@ -97,7 +97,7 @@ class Request:
 
 @attrs.define
 class FakeProvider:
-    """Answers with ``answer`` when it has read a request; see :func:`fake_provider`."""
+    """Responds with ``answer`` after reading a request; see :func:`fake_provider`."""
 
     answer: bytes = b""
     port: int = 0
@@ -132,7 +132,7 @@ async def read_request(stream):
 
 @asynccontextmanager
 async def fake_provider(answer=b"", behave=None):
-    """Serve a provider on loopback; ``behave(provider, stream)`` replaces reading and answering."""
+    """Serve a provider on loopback; ``behave(provider, stream)`` replaces its behaviour."""
     provider = FakeProvider(answer)
 
     async def handle(stream):

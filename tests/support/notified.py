@@ -110,7 +110,7 @@ async def transition(
 
 @attrs.define
 class FakeChannel:
-    """Notes what it is asked to send, and answers as told; ``behave`` may wait or raise."""
+    """Records the messages, and returns preset results; ``behave`` may wait or raise."""
 
     repeatable: bool = False
     behave: Callable[[int], Awaitable[Outcome]] | None = None
@@ -132,7 +132,7 @@ class FakeChannel:
 
 
 def answering(*outcomes: Outcome) -> Callable[[int], Awaitable[Outcome]]:
-    """Answer with these in turn, and with the last one from then on."""
+    """Return these results in order, and then repeat the last one."""
 
     async def behave(number: int) -> Outcome:
         await trio.lowlevel.checkpoint()

@@ -9,7 +9,7 @@ from sdk_trio.errors import RetryLater
 
 
 def raising(error: type[BaseException] = ValueError) -> Callable[..., object]:
-    """A method that raises, whatever it is given."""
+    """Return a method that always raises."""
 
     def method(*arguments: object, **options: object) -> object:
         raise error("from a method of the exception")
@@ -75,7 +75,7 @@ def changed(**members: object) -> BaseException:
 
 
 def leaked() -> BaseException:
-    """A Cancelled of a scope that has ended."""
+    """Return the Cancelled of a scope that has ended."""
     kept = []
 
     async def main() -> None:
@@ -92,7 +92,7 @@ def leaked() -> BaseException:
 
 _LEAKED = leaked()
 
-#: What a handler may raise, by a name that is a webhook id as well.
+#: Exceptions of a handler, by a name that is also a webhook id.
 ODD_ERRORS: dict[str, Callable[[], BaseException]] = {
     "traceback-raises": lambda: made("T", __traceback__=property(raising()))(),
     "traceback-exits": lambda: made("T", __traceback__=property(raising(SystemExit)))(),

@@ -1,6 +1,6 @@
-"""The scheme of signatures once more, in the plainest way: what the tests hold the code against.
+"""A second, simple implementation of the signature scheme, as a reference for tests.
 
-Nothing here is taken from the package. The whole content is hashed at once by ``hmac``.
+It uses nothing of the package. ``hmac`` hashes the whole content at once.
 """
 
 import base64
@@ -9,12 +9,12 @@ import hmac
 import random
 from collections.abc import Iterator
 
-#: hashlib keeps the interpreter's lock for shorter inputs, so the package hashes in such pieces ...
+#: hashlib keeps the GIL for shorter inputs, so the package hashes in such pieces ...
 PIECE = 2047
 #: ... and longer contents than this at once.
 AT_ONCE = 16 * 1024
 
-#: Sizes of the signed content at which it is cut otherwise than one byte before.
+#: Sizes of the signed content at which the split into pieces changes.
 EDGES = (*range(PIECE, AT_ONCE + PIECE, PIECE), AT_ONCE, 2 * AT_ONCE)
 
 
@@ -30,7 +30,7 @@ def entry(key: bytes, webhook_id: bytes, timestamp: bytes, body: bytes) -> bytes
 
 
 def body_of(size: int, seed: int = 0) -> bytes:
-    """Return bytes of which no two pieces are alike."""
+    """Return bytes in which no two pieces are equal."""
     return random.Random(f"{size} {seed}").randbytes(size)
 
 

@@ -1,26 +1,26 @@
-"""Ports for programs that cannot be told to choose one themselves."""
+"""Ports for programs that cannot choose a free one themselves."""
 
 import itertools
 import os
 import random
 import socket
 
-#: Below the range from which systems choose ports for clients and for "port 0": a port out of that
-#: range would be taken by any connection of the machine before the program, which perhaps stops and
-#: starts again, binds it.
+#: Below the range from which systems choose ports for clients and for "port 0". Another connection
+#: of the machine could take a port of that range before the program binds it, perhaps a second
+#: time.
 _FIRST, _LAST = 15_000, 32_000
 
-#: The processes of pytest-xdist draw from ranges of their own. There are rarely more of them.
+#: Each process of pytest-xdist uses its own range. There are rarely more of them.
 _SHARES = 10
 
 _drawn = itertools.count(random.randrange(_LAST - _FIRST))
 
 
 def free_port() -> int:
-    """Return a TCP port of loopback that nothing uses, and that nobody is given by chance.
+    """Return an unused TCP port of loopback.
 
-    No other process of this run is given it, nor this one once more before all others: it stays
-    free until the program binds it, and while a program that is started again does not run.
+    No other process of this run gets it, and this one gets it again only after all others. So it
+    stays free until the program binds it, and between two starts of the program.
     """
     first, size = _FIRST, _LAST - _FIRST
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, and a database for each test."""
+"""A PostgreSQL server for tests, and a database for each test."""
 
 import contextlib
 import itertools
@@ -26,7 +26,7 @@ from .waiting import wait_until
 
 _NUMBERS = itertools.count()
 
-#: For tests with the fixture ``store`` that are worth a server, too.
+#: For tests with the fixture ``store`` that also run on a server.
 on_every_store = pytest.mark.parametrize("store", ["Memory", "Sqlite", "Postgres"], indirect=True)
 
 #: Major versions beside the machine's own that `make emulators` installs: the oldest supported one,
@@ -39,7 +39,7 @@ _NPM_PROCESSORS = {"x86_64": "x64", "aarch64": "arm64"}
 #: Databases that are used in turn; no test needs as many at once.
 _KEPT = 8
 
-# The trigger that keeps the audit trail sleeps meanwhile. The rest is as after the migration.
+# Without the trigger that protects the audit trail. The result equals a new migration.
 _EMPTY = """
 DO $$
 DECLARE each text;
@@ -60,7 +60,7 @@ BEGIN
 END $$
 """
 
-# Tests look at what is committed, and no test pulls the plug of the machine.
+# Tests need committed data to be visible, not to survive a power cut.
 _SETTINGS = {
     "listen_addresses": "",  # its socket is in its directory
     "fsync": "off",
@@ -108,7 +108,7 @@ def give_to_server(directory: Path) -> None:
 
 
 class PostgresServer:
-    """A server in a directory of its own, as a user without rights, on a port of its own."""
+    """A server in its own directory, as an unprivileged user, on its own port."""
 
     def __init__(self, programs: Path, primary: "PostgresServer | None" = None) -> None:
         """A new server, or with ``primary`` a standby that follows that one, which runs."""
@@ -159,15 +159,15 @@ class PostgresServer:
         return Path(f"/proc/{self.pid}").exists()
 
     def kill(self) -> None:
-        """End the server as a crash does, and wait until nothing of it is left."""
+        """Kill the server, and wait for the end of all its processes."""
         os.kill(self.pid, signal.SIGKILL)
-        # Its children notice that by themselves; a new server waits for the last of them.
+        # Its children end by themselves; a new server waits for the last of them.
         deadline = time.monotonic() + 30
         while self.runs and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def promote(self) -> None:
-        """Make a standby the primary, and wait until it is."""
+        """Promote a standby, and wait for it."""
         self._run("pg_ctl", "promote", "-w", "-D", str(self.data))
 
     def dsn(self, database: str = "postgres") -> str:
@@ -182,13 +182,13 @@ class PostgresServer:
 
     @contextmanager
     def without_its_standby(self) -> Iterator[None]:
-        """Have every commit wait for a standby that never answers."""
+        """Make every commit wait for a standby that never answers."""
         self._set_standby("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         end = f"SELECT pg_terminate_backend(pid) {self.commits_that_wait('emit_message')}"
         commit: Future[Any] | None = None
         with ThreadPoolExecutor(1) as thread:
             try:
-                # The server follows in its own time, and does so when a commit waits.
+                # The server applies the setting with a delay; it has when a commit waits.
                 while not self.execute(end):
                     if commit is None or commit.done():
                         commit = thread.submit(self._commit_something)
@@ -243,7 +243,7 @@ class PostgresServer:
         wait_until(lambda: not self.execute(end))
 
     def database_of(self, place: Path) -> str:
-        """The connection string of the database that stands for a file: always the same one."""
+        """Return the connection string of the database that is used instead of a file."""
         if place not in self._places:
             self._places[place] = self.fresh()
         return self._places[place]
@@ -279,7 +279,7 @@ def remove_server() -> None:
 
 @contextmanager
 def pooled(server: PostgresServer, dsn: str, *, connections: int) -> Iterator[str]:
-    """PgBouncer in transaction mode before the server; yields a connection string for ``dsn``."""
+    """Run PgBouncer in transaction mode; yield a connection string for ``dsn`` through it."""
     program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
     if program is None:
         pytest.skip("no pgbouncer is installed: apt-get install pgbouncer")

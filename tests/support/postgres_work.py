@@ -46,7 +46,7 @@ def add_finished(
 
 
 async def work(inbox: Any, name: str, rounds: int, last: int) -> None:
-    """Do everything that receivers, workers, retention and people do, some times over.
+    """Run the operations of receivers, workers, retention and people, several times.
 
     ``last`` is the number of finished deliveries that :func:`add_finished` has added.
     """
@@ -83,7 +83,7 @@ async def work(inbox: Any, name: str, rounds: int, last: int) -> None:
 
 
 async def look(inbox: Any, keys: list[str], last: int) -> None:
-    """List and show as the console and the command line do."""
+    """List and show deliveries as the console and the command line do."""
     await inbox.get(keys[0])
     await inbox.find_by_id(keys[1])
     await inbox.known(keys)
@@ -114,7 +114,7 @@ def forget_blocks(server: PostgresServer) -> None:
 
 
 def blocks(server: PostgresServer, database: str) -> dict[str, float]:
-    """The blocks that each call of each statement has read, by its text."""
+    """Return the blocks that each call of each statement has read, by its text."""
     rows = server.execute(
         "SELECT query, sum(shared_blks_hit + shared_blks_read)::float / sum(calls) "
         f"FROM pg_stat_statements JOIN pg_database ON oid = dbid WHERE datname = '{database}' "

@@ -1,12 +1,12 @@
-"""A power cut: what is left of a process's files when the machine loses its power.
+"""A power cut: the state of a process's files after the machine loses its power.
 
-A preloaded library records every write and sync (``power_cut.c``). :func:`replay` follows the
-records and knows of each page of 4 KB what the page cache has and what the disk has:
+A preloaded library records every write and sync (``power_cut.c``). :func:`replay` replays the
+records and tracks the content of each page of 4 KB in the page cache and on the disk:
 
-- a write changes the page cache and makes the page dirty;
-- a sync that succeeds takes the pages that were dirty when it began to the disk;
-- a sync that *fails* writes nothing and marks these pages clean, as Linux does: they do not reach
-  the disk before they are written again (https://wiki.postgresql.org/wiki/Fsync_Errors).
+- A write changes the page cache and makes the page dirty.
+- A successful sync writes the pages that were dirty at its beginning to the disk.
+- A *failed* sync writes nothing and marks these pages clean, as Linux does: they do not reach the
+  disk before they are written again (https://wiki.postgresql.org/wiki/Fsync_Errors).
 
 Creating and removing files counts as durable at once.
 """
@@ -31,7 +31,7 @@ PAGE = 4096
 _RECORD = struct.Struct("=IIIIQQ")
 _WRITE, _TRUNCATE, _UNLINK, _SYNC_BEGIN, _SYNC_DONE, _SYNC_FAILED = range(1, 7)
 
-#: Files that no power cut leaves behind in a state of use: SQLite makes its index anew.
+#: Files that are useless after a power cut: SQLite rebuilds its index.
 _SUFFIXES_LOST = ("-shm",)
 
 
@@ -58,7 +58,7 @@ class _File:
         self.dirty = {page: number for page, number in self.dirty.items() if page * PAGE < size}
 
     def dirty_pages(self) -> dict[int, tuple[int, bytes]]:
-        """Return the pages that a sync that begins now has to write."""
+        """Return the pages that a sync would have to write now."""
         return {
             page: (number, bytes(self.cached[page * PAGE : (page + 1) * PAGE]))
             for page, number in self.dirty.items()
@@ -72,7 +72,7 @@ class _File:
                 del self.dirty[page]
 
     def after_cut(self, chance: random.Random | None) -> bytes:
-        """Return what is left; with ``chance``, the system has written some dirty pages already."""
+        """Return the remaining content; with ``chance``, some dirty pages were already written."""
         left = bytearray(self.disk)
         for page, (_, content) in self.dirty_pages().items():
             if chance is not None and chance.random() < 0.5:
@@ -90,10 +90,10 @@ class _File:
 
 
 class Disk:
-    """The files of the directory at one moment of the records.
+    """The files of the directory at one position in the records.
 
     Attributes:
-        at: the number of bytes of the journal up to that moment.
+        at: that position, in bytes of the journal.
         failed_syncs: the number of syncs that have failed before.
     """
 
@@ -107,7 +107,7 @@ class Disk:
         self._syncs: dict[tuple[int, str], dict[int, tuple[int, bytes]]] = {}
 
     def apply(self, operation: int, name: str, thread: int, number: int, data: bytes) -> None:
-        """Follow one record; ``number`` is its offset, or the new size of the file."""
+        """Apply one record; ``number`` is its offset, or the new size of the file."""
         if operation == _UNLINK:
             self._files.pop(name, None)
             return
@@ -123,9 +123,9 @@ class Disk:
             file.end_sync(self._syncs.pop((thread, name), {}), operation == _SYNC_DONE)
 
     def cut(self, into: Path, chance: random.Random | None = None) -> None:
-        """Write the files that a power cut at this moment leaves into a directory.
+        """Write the files after a power cut at this position into a directory.
 
-        Without ``chance`` nothing is left but what was synced.
+        Without ``chance`` only synced data is left.
         """
         for name, file in self._files.items():
             if not name.endswith(_SUFFIXES_LOST):
@@ -136,7 +136,7 @@ def replay(journal: Path, base: Path) -> Iterator[Disk]:
     """Yield the disk after each record of the journal; it is always the same object.
 
     Args:
-        journal: the file of the records; what is incomplete at its end is left out.
+        journal: the file of the records; an incomplete last one is ignored.
         base: the files at the beginning, all of them on the disk.
     """
     disk = Disk(base)
@@ -158,10 +158,10 @@ def replay(journal: Path, base: Path) -> Iterator[Disk]:
 class PowerCut:
     """The disk of the processes that were started with :attr:`environment`.
 
-    Skips the test where it cannot be had; see :func:`.preloaded.compiled`.
+    Skips the test if the library is not available; see :func:`.preloaded.compiled`.
 
     Args:
-        data: the directory whose files are concerned.
+        data: the directory of the files.
         kept: a directory for the records, made here.
     """
 
@@ -180,7 +180,7 @@ class PowerCut:
         }
 
     def kill_after_sync(self, wanted: bool) -> None:
-        """Let the next sync end the process, as soon as what it has synced is safe."""
+        """Make the next sync end the process as soon as its data is on the disk."""
         if wanted:
             (self._kept / "kill").touch()
         else:
@@ -191,7 +191,7 @@ class PowerCut:
         return self.journal.stat().st_size
 
     def happen(self) -> None:
-        """Leave of the data directory what was synced; its processes have been killed before."""
+        """Replace the data directory by the synced data, after its processes were killed."""
         with tempfile.TemporaryDirectory() as name:
             self._cut_to(Path(name))
             for directory in (self._data, self.base):
@@ -201,7 +201,7 @@ class PowerCut:
         self.journal.unlink()
 
     def left(self, statement: str) -> list[tuple[object, ...]]:
-        """Ask the store that a power cut would leave, without touching it."""
+        """Query the store that a power cut would leave, without changing it."""
         with tempfile.TemporaryDirectory() as name:
             self._cut_to(Path(name))
             connection = sqlite3.connect(Path(name) / "inbox.db")

@@ -1,4 +1,4 @@
-"""Libraries in C that stand before the C library of a process: how they are compiled."""
+"""Compiles C libraries that are preloaded before the C library of a process."""
 
 import functools
 import shutil
@@ -14,7 +14,7 @@ import pytest
 def compiled(source: Path) -> str:
     """Return the library of a source file, for ``LD_PRELOAD``.
 
-    Skips the test where there is no compiler, or the system has no such libraries.
+    Skips the test without a compiler, or if the system does not support preloading.
     """
     if sys.platform != "linux":
         pytest.skip("it needs a preloaded library, as Linux has them")

@@ -1,4 +1,4 @@
-"""Programs that tests run beside the package: where they are, and what to do without one.
+"""External programs of tests, and what happens without one.
 
 `make emulators` installs those of the registries below ``tests/emulators``; Debian's come with the
 system. A missing one skips the test, which SDK_TEST_REQUIRE_ALL turns into a failure.
@@ -13,7 +13,7 @@ import pytest
 
 EMULATORS = Path(__file__).parents[1] / "emulators"
 
-#: Where a program may lie, first found wins; Debian keeps servers off a user's PATH.
+#: Directories of programs, in order; Debian's servers are not on a user's PATH.
 _PLACES = (
     Path(sys.executable).parent,
     EMULATORS / "node_modules" / ".bin",

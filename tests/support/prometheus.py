@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback that scrapes what tests run."""
+"""A real Prometheus on loopback that scrapes the programs of tests."""
 
 import contextlib
 import json
@@ -30,25 +30,25 @@ scrape_configs:
 
 @attrs.define
 class Prometheus:
-    """A running one."""
+    """A running Prometheus."""
 
     client: httpx.AsyncClient
 
     async def api(self, path: str, **parameters: Any) -> Any:
-        """The data of an answer of its API; fails with its reason."""
+        """Return the data of a response of its API; fail with its error."""
         answer = await self.client.get(f"/api/v1/{path}", params=parameters)
         assert answer.status_code == 200, f"{parameters}: {answer.text}"
         return answer.json()["data"]
 
     async def query(self, expression: str) -> list[Any]:
-        """What an expression is at this moment: a list of series."""
+        """Return the current value of an expression: a list of series."""
         result: list[Any] = (await self.api("query", query=expression))["result"]
         return result
 
 
 @asynccontextmanager
 async def prometheus(directory: Path, target: str, rules: Path) -> AsyncIterator[Prometheus]:
-    """Run one that scrapes ``target`` (HOST:PORT) as the job ``sdk_trio``."""
+    """Run a Prometheus that scrapes ``target`` (HOST:PORT) as the job ``sdk_trio``."""
     shutil.copy(rules, directory)
     configuration = directory / "prometheus.yml"
     interval = int(SCRAPE_SECONDS * 1000)

@@ -22,7 +22,7 @@ HOST = "webhooks.example.com"
 
 
 def replaced(text: str, changes: dict[str, str]) -> str:
-    """Return an example with values of the test in place of its own, each of which is there."""
+    """Return an example with values of the test; fail if an original value is missing."""
     for old, new in changes.items():
         assert old in text, f"the example has no {old!r} any more"
         text = text.replace(old, new)
@@ -31,7 +31,7 @@ def replaced(text: str, changes: dict[str, str]) -> str:
 
 @attrs.frozen
 class Proxy:
-    """A running proxy: its port on both loopback addresses, and who vouches for it."""
+    """A running proxy: its port on both loopback addresses, and its certificate authority."""
 
     port: int
     ca_file: Path
@@ -54,7 +54,7 @@ class Proxy:
             )
 
     async def exchange(self, data: bytes) -> bytes:
-        """Send exact bytes; return the beginning of the answer, nothing if there is none."""
+        """Send exact bytes; return the beginning of the response, empty without one."""
         context = ssl.create_default_context(cafile=str(self.ca_file))
         tcp = await trio.open_tcp_stream("127.0.0.1", self.port)
         stream = trio.SSLStream(tcp, context, server_hostname=HOST, https_compatible=True)
@@ -79,7 +79,7 @@ class Proxy:
 
 
 class _Named(httpx.AsyncBaseTransport):
-    """Asks for the proxy's name, which no resolver knows, at its address."""
+    """Requests the proxy's name, which has no DNS entry, at its address."""
 
     def __init__(self, inner):
         self._inner = inner

@@ -1,11 +1,11 @@
-"""Ends what a test process has started once that process has ended, however it ended.
+"""Ends the processes of a test process after that process has ended in any way.
 
 :func:`begin` starts one reaper for this process, and registers each process that
 ``subprocess.Popen`` starts from then on. :func:`register` adds one that was started otherwise. The
-reaper waits for the end of its parent. Then it kills what is left of them, with descendants.
+reaper waits for the end of its parent. Then it kills the remaining processes and descendants.
 
-``PR_SET_PDEATHSIG`` would not do: it is bound to the thread that forks, a daemonized server loses
-it, and the descendants of a child do not inherit it.
+``PR_SET_PDEATHSIG`` is not sufficient: it is bound to the thread that forks, a daemonized server
+loses it, and descendants of a child do not inherit it.
 """
 
 import os
@@ -32,7 +32,7 @@ class RegisteredPopen(_Popen):  # type: ignore[type-arg]
 
 
 def begin() -> None:
-    """Start the reaper of this process; a no-op where there is no ``/proc``."""
+    """Start the reaper of this process; a no-op without ``/proc``."""
     global _reaper
     if _reaper is not None or not Path("/proc/self/stat").exists():
         return
@@ -44,7 +44,7 @@ def begin() -> None:
         start_new_session=True,  # Ctrl-C reaches the whole group of a terminal
     )
     assert started.stdin is not None
-    # A descriptor alone: an object that ends with the interpreter would warn of its process.
+    # Only the descriptor is kept: the destructor of a Popen object would warn about its process.
     _reaper = os.dup(started.stdin.fileno())
     started.stdin.close()
     started.returncode = 0
@@ -52,7 +52,7 @@ def begin() -> None:
 
 
 def register(pid: int) -> None:
-    """Have a process end with this one, together with its descendants then."""
+    """Register a process, to end with this one, including its descendants."""
     started = _start_of(pid)
     if _reaper is None or started is None:
         return
@@ -61,7 +61,7 @@ def register(pid: int) -> None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of ``/proc/PID/stat`` behind the name, from the state on."""
+    """Return the fields of ``/proc/PID/stat`` after the name, beginning with the state."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
@@ -69,7 +69,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return when a process began, in ticks: its id may be used again, the pair is not."""
+    """Return the start time of a process in ticks: together with the id it is unique."""
     fields = _stat(pid)
     return None if fields is None else fields[19]
 
@@ -102,7 +102,7 @@ def _reap(registered: dict[int, str]) -> None:
     roots = {pid for pid, started in registered.items() if _is_alive(pid, started)}
     stopped: set[int] = set()
     # A stopped process forks no more, so the last round finds all. The reaper of a process of
-    # pytest-xdist is left alone: it knows daemons that are no descendants any more.
+    # pytest-xdist is excluded: it has registered daemons that are no longer descendants.
     while more := {pid for pid in descendants(roots | stopped) - stopped if not _is_reaper(pid)}:
         for pid in more:
             _send(pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""A host with tenants and a target, whose replicas are restored and verified by commands."""
+"""A host with tenants and a target; commands restore and verify the replicas."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ class ReplicaHost:
     target: Target
     extra: Mapping[str, Any] = attrs.field(factory=dict)
     tenants: dict[str, Tenant] = attrs.field(factory=dict)
-    #: How long a replicator may take to end: one whose target is away would try for half a minute.
+    #: The seconds for a replicator to end. With an unreachable target it retries for half a minute.
     ending_seconds: float = PATIENCE_SECONDS
 
     def __attrs_post_init__(self) -> None:
@@ -90,7 +90,7 @@ class ReplicaHost:
         return self.databases / f"{self.tenants[name].id}.db"
 
     def replica(self, name: str) -> Path:
-        """The directory of a tenant's replica, of a target that is a directory."""
+        """Return the directory of a tenant's replica, if the target is a directory."""
         return self.target.directory / "replica" / self.replica_name(name)
 
     def replica_name(self, name: str) -> str:
@@ -124,7 +124,7 @@ class ReplicaHost:
         assert self.run("tenant", "reactivate", name).status == 0
 
     def write(self, name: str, rows: int, *, bytes_each: int = 200) -> None:
-        """Insert rows as an application would, each value different."""
+        """Insert rows like an application, each with a different value."""
         write_rows(self.database(name), rows, bytes_each=bytes_each)
 
     def rows(self, name: str) -> list[Any]:
@@ -165,10 +165,10 @@ class ReplicaHost:
 
     @contextmanager
     def replicating(self, *names: str) -> Iterator[None]:
-        """Run the bare replicator on the databases of these tenants, or of all.
+        """Run the replicator alone on the databases of these tenants, or of all.
 
-        It neither merges files at its own times nor heals a target that was emptied, so that what
-        a test does to the replica stays as it is.
+        It neither merges files by itself nor repairs an emptied target, so changes that a test
+        makes to the replica persist.
         """
         options = self.settings.multi_tenant.file_db.replication
         files = [
@@ -185,7 +185,7 @@ class ReplicaHost:
         with self._child(command, child_environment(options, self.environ)):
             self.wait_synced(*names)
             if self.target.kind == "LocalDisk":
-                # The first snapshot comes a moment after the first sync.
+                # The first snapshot follows shortly after the first sync.
                 for name in names or self.tenants:
                     replica = self.replica(name)
                     wait_until(lambda replica=replica: list(replica.glob("ltx/9/*.ltx")))
@@ -200,7 +200,7 @@ class ReplicaHost:
             yield
 
     def tell(self, *synced: str) -> None:
-        """Write the configuration of the tenants of now, have it read, and wait for these."""
+        """Write and reload the configuration of the current tenants; wait for their replicas."""
         assert self.run("replication", "render", "--output", str(self.manifest)).status == 0
         os.kill(int((self.root / "replicator.pid").read_text()), signal.SIGHUP)
         expected = {str(self.database(name)) for name in synced}
@@ -219,7 +219,7 @@ class ReplicaHost:
         self.wait_synced(*synced)
 
     def replicator_pid(self) -> int:
-        """The replicator's process id; one that is being restarted is waited for."""
+        """Return the replicator's process id; wait while it is being restarted."""
         control = ControlClient(control_socket_path(str(self.databases)))
 
         def answered() -> int | None:
@@ -251,7 +251,7 @@ class ReplicaHost:
                 child.wait()
 
     def wait_synced(self, *names: str) -> None:
-        """Wait until the target has all that these tenants, or all, have written."""
+        """Wait until the target has all data of these tenants, or of all."""
 
         async def wait() -> None:
             control = ControlClient(control_socket_path(str(self.databases)))
@@ -262,7 +262,7 @@ class ReplicaHost:
         trio.run(wait)
 
     def left_behind(self) -> list[str]:
-        """Names of all that a restore or a verification should have removed again."""
+        """Return the names of files that a restore or a verification should have removed."""
         return [
             path.name
             for path in self.root.rglob("*")

@@ -1,8 +1,8 @@
-"""The five targets of replication as emulators on loopback, and what settings name each of them.
+"""The five targets of replication as emulators on loopback, with the settings of each.
 
-Every target is a context manager that starts its server on a free port and stops it again. To
-start is fast; :meth:`Target.wait_ready` is what takes time, so several are started first and
-awaited then (:func:`all_targets`). Keys and accounts are made for each run.
+Every target is a context manager that starts its server on a free port and stops it. The start is
+fast, but :meth:`Target.wait_ready` takes time, so :func:`all_targets` first starts all of them and
+then waits. Keys and accounts are made for each run.
 """
 
 import base64
@@ -28,15 +28,14 @@ from typing import Any
 from .ports import free_port
 from .programs import program
 
-#: A server that has not answered after so many seconds will not; Node and Python start slowly on
-#: a busy machine.
+#: The seconds for a server to answer; Node and Python start slowly on a busy machine.
 START_SECONDS = 60
 
 BUCKET = "tenants"
 
 
 class Target:
-    """One target: its type, its keys below ``Replication``, and what the environment must hold."""
+    """One target: its type, its keys below ``Replication``, and its environment variables."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.kind = kind
@@ -57,12 +56,12 @@ class Target:
         }
 
     def run(self, *command: str, **environ: str) -> None:
-        """Remember how the server is started, and start it."""
+        """Store the command of the server, and start it."""
         self._command, self._command_environ = command, environ
         self.start()
 
     def start(self) -> None:
-        """Start the server, again after :meth:`stop`."""
+        """Start the server, possibly again after :meth:`stop`."""
         with (self.directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -81,7 +80,7 @@ class Target:
             self._process = None
 
     def pause(self) -> None:
-        """Let the server answer nobody, without an error, until :meth:`resume`."""
+        """Stop the server from answering, without an error, until :meth:`resume`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -97,7 +96,7 @@ class Target:
             self.prepare()
 
     def prepare(self) -> None:
-        """Make what replication expects to be there, such as a bucket."""
+        """Make the resources that replication expects, such as a bucket."""
 
     def _wait_for_port(self) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -140,7 +139,7 @@ def object_store(directory: Path) -> Iterator[Target]:
         "EndpointUrl": f"http://127.0.0.1:{target.port}",
         "ForcePathStyle": True,
     }
-    # The emulator takes any pair.
+    # The emulator accepts any pair.
     target.environ = {
         "OBJECT_STORE_ACCESS_KEY_ID": secrets.token_hex(10),
         "OBJECT_STORE_SECRET_ACCESS_KEY": secrets.token_hex(20),
@@ -156,7 +155,7 @@ class _ObjectStore(Target):
 
 @contextmanager
 def blob_store(directory: Path) -> Iterator[Target]:
-    """Azurite, with an account of its own instead of the one that everybody knows."""
+    """Azurite, with its own account instead of the well-known one."""
     target = _BlobStore("BlobStore", directory)
     target.port = free_port()
     account, key = "emulated", base64.b64encode(secrets.token_bytes(64)).decode()
@@ -184,7 +183,7 @@ class _BlobStore(Target):
         account, key = self.keys["AccountName"], self.environ["BLOB_STORE_KEY"]
         headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-10-04"}
         path = f"/{account}/{BUCKET}"
-        # What is signed: the method, eleven headers that are empty here, those of Azure, and the
+        # The signed text: the method, eleven headers that are empty here, those of Azure, and the
         # resource, which begins with the account.
         lines = ["PUT", *[""] * 11, *(f"{name}:{headers[name]}" for name in sorted(headers))]
         lines += [f"/{account}{path}", "restype:container"]
@@ -196,7 +195,7 @@ class _BlobStore(Target):
 
 @contextmanager
 def cloud_storage(directory: Path) -> Iterator[Target]:
-    """gcp-storage-emulator, and a service account that exists nowhere."""
+    """gcp-storage-emulator, with an invented service account."""
     target = Target("CloudStorage", directory)
     target.port = free_port()
     credentials = directory / "service-account.json"
@@ -245,7 +244,7 @@ def sftp(directory: Path) -> Iterator[Target]:
     user_public = _ssh_key(directory / "user_key")
     (directory / "authorized_keys").write_text(user_public + "\n")
     if os.geteuid() == 0:
-        # Where its process without privileges is locked up; the service of the system makes it.
+        # The chroot directory of its unprivileged process, which the system service would make.
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     (directory / "sshd_config").write_text(
         "\n".join(
@@ -260,7 +259,7 @@ def sftp(directory: Path) -> Iterator[Target]:
                 "PasswordAuthentication no",
                 "KbdInteractiveAuthentication no",
                 "UsePAM no",
-                # Directories for tests belong to more than their owner at times.
+                # Others than the owner may have access to directories of tests.
                 "StrictModes no",
                 "MaxStartups 100",
                 "Subsystem sftp internal-sftp",

@@ -20,9 +20,9 @@ from .programs import program
 
 
 def sooner(manifest: str) -> str:
-    """Return a configuration with which the replicator does not take a second for each step.
+    """Return a configuration with shorter intervals of the replicator.
 
-    The settings know no less than a second, because each sync costs a request.
+    The settings allow no less than a second, because each sync costs a request.
     """
     assert "\nsync-interval: 1s\n" in manifest
     quick = manifest.replace("\nsync-interval: 1s\n", "\nsync-interval: 100ms\n")
@@ -36,7 +36,7 @@ class Fleet:
     root: Path
     options: ReplicationOptions
     files: list[TenantDatabaseFile] = attrs.field(factory=list)
-    #: False: the configuration is to the letter what the program writes.
+    #: False: the configuration is exactly the one that the program writes.
     hurried: bool = True
 
     @property
@@ -95,7 +95,7 @@ def local_fleet(root: Path, **changes: object) -> Fleet:
 
 
 def write(path: str, count: int) -> None:
-    """Insert rows, as an application would."""
+    """Insert rows like an application."""
     connection = sqlite3.connect(path, timeout=20)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -116,7 +116,7 @@ def rows(path: str) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -125,7 +125,7 @@ def is_running(pid: int) -> bool:
 
 
 def replicators_of(directory: Path) -> list[int]:
-    """The replicators that run with a configuration in ``directory``."""
+    """Return the replicators that run with a configuration in ``directory``."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -136,12 +136,12 @@ def replicators_of(directory: Path) -> list[int]:
             continue
         of_ours = str(directory).encode()
         ours = b"replicate" in command and any(word.startswith(of_ours) for word in command)
-        # For a moment it is our launcher, which is not one yet.
+        # For a moment it is still our launcher.
         if ours and b"-I" not in command and is_running(int(entry)):
             found.append(int(entry))
     return found
 
 
 def said(caplog, event: str) -> list[dict]:
-    """The fields of every log event of this name."""
+    """Return the fields of every log event with this name."""
     return [record.sdk[1] for record in caplog.records if getattr(record, "sdk", ("",))[0] == event]

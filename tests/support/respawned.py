@@ -1,4 +1,4 @@
-"""A real daemon and what would supervise it: started again whenever and however it ends."""
+"""A real daemon and its supervisor, which starts it again after any end."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from .deliveries import SECRET
 from .ports import free_port
 from .wire import Wire
 
-#: A supervisor does not start a program again at once, in seconds.
+#: The pause of the supervisor before a restart, in seconds.
 RESTART_SECONDS = 0.1
 
 
@@ -61,7 +61,7 @@ class Respawned:
 
     @property
     def ended(self) -> bool:
-        """Whether the daemon runs no more, and will not be started again."""
+        """Whether the daemon has ended and will not be restarted."""
         return self.process is None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -102,7 +102,7 @@ class Respawned:
             )
 
     async def accepting(self) -> None:
-        """Wait until the daemon takes connections."""
+        """Wait until the daemon accepts connections."""
         while True:
             try:
                 with await Wire.connect(self.url):
@@ -111,7 +111,7 @@ class Respawned:
                 await trio.sleep(0.01)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the daemon, if there is one now."""
+        """Send a signal to the daemon, if it runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
@@ -121,6 +121,6 @@ class Respawned:
         self.kill(signal.SIGTERM)
 
     def logged(self, words: Sequence[str]) -> dict[str, int]:
-        """Return how many lines of the log hold each of ``words``."""
+        """Return the number of log lines that contain all of ``words``."""
         lines = (self.directory / "log").read_text(errors="replace").splitlines()
         return {word: sum(word in line for line in lines) for word in words}

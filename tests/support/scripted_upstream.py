@@ -1,7 +1,7 @@
 """An upstream on loopback that tests script: orders, webhook endpoints, deliveries, redelivery.
 
-Its webhook routes behave as the real one's: a delivery for each attempt, newest first, both ends of
-the time filter left out; the event's id is the ``webhook-id``; a redelivery is only scheduled.
+Its webhook routes behave like the real ones: a delivery for each attempt, newest first; a time
+filter that excludes both ends; the event's id as ``webhook-id``; redeliveries that are scheduled.
 """
 
 import json
@@ -45,7 +45,7 @@ class Sent:
 
 
 class ScriptedUpstream(Upstream):
-    """``fails(method, path)`` may return a status to answer with instead."""
+    """An upstream; ``fails(method, path)`` may return an error status."""
 
     def __init__(self):
         super().__init__()
@@ -66,7 +66,7 @@ class ScriptedUpstream(Upstream):
         return f"http://127.0.0.1:{self.port}"
 
     def missed(self, *ids, ago=60.0, succeeded=None, **fields):
-        """Events that were sent ``ago`` seconds before now, a second apart, without an answer."""
+        """Add events that were sent ``ago`` seconds ago, a second apart, without a response."""
         for offset, name in enumerate(ids):
             at = time.time() - ago + offset
             self.sent[name] = Sent(name, succeeded=succeeded, **fields)
@@ -165,7 +165,7 @@ class ScriptedUpstream(Upstream):
 
 @asynccontextmanager
 async def scripted_upstream():
-    """Serve one for the length of the block."""
+    """Serve an upstream for the length of the block."""
     upstream = ScriptedUpstream()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -176,7 +176,7 @@ async def scripted_upstream():
 
 
 def full_stack(upstream, **keys):
-    """Settings of a full stack whose upstream that is; keys as ``Webhooks__Path="/x"``."""
+    """Return settings of a full stack with this upstream; keys as ``Webhooks__Path="/x"``."""
     mapping = {
         "Environment": "Development",
         "Mode": "Custom",

@@ -1,4 +1,4 @@
-"""A sender that keeps delivering, counts what it hears, and tries again as the upstream does."""
+"""A sender that delivers continuously, counts responses, and retries like the upstream."""
 
 import collections
 import itertools
@@ -16,10 +16,10 @@ from .wire import Wire
 
 @attrs.define
 class Senders:
-    """Deliver until told to stop, each delivery on a connection of its own.
+    """Delivers until stopped, each delivery on a new connection.
 
-    ``accepted`` are the ids that were answered 200; ``answers`` counts every answer by its status,
-    and every failure by the name of its exception. Secret and address may change on the way.
+    ``accepted`` are the ids that were answered 200. ``answers`` counts responses by status, and
+    failures by the name of the exception. Secret and address may change meanwhile.
     """
 
     url: str

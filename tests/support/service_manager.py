@@ -1,4 +1,4 @@
-"""The service manager's side: it holds sockets, reads messages, starts and stops daemons."""
+"""A service manager: it passes sockets, reads messages, starts and stops daemons."""
 
 import contextlib
 import os
@@ -58,10 +58,10 @@ os.execv(sys.executable, [sys.executable, *rest[count:]])
 
 @attrs.define
 class ServiceManager:
-    """Daemons in one directory, with what they log, run and say to the service manager.
+    """Daemons in one directory, with their logs, runs and messages to the service manager.
 
-    No handler ends while there is a file "hold" in the directory; that of ``order.created`` blocks
-    the event loop until then, and makes a file "blocked" before.
+    No handler ends while the directory has a file "hold". The handler of ``order.created`` first
+    makes a file "blocked" and then blocks the event loop until that file is gone.
     """
 
     directory: Path
@@ -132,12 +132,12 @@ class ServiceManager:
         return entries[-1]
 
     async def url(self) -> str:
-        """The address of the daemon that started last."""
+        """Return the address of the daemon that started last."""
         entry = await self.wait_for("runtime.started", len(self.processes))
         return entry["receiver"][0]
 
     async def said(self, text: str, *, after: int = 0) -> int:
-        """Wait until a message from ``after`` on holds ``text``; return the place behind it."""
+        """Wait for a message with ``text``, from index ``after`` on; return the next index."""
         with trio.fail_after(PATIENCE_SECONDS):
             while True:
                 self.listen()
@@ -147,7 +147,7 @@ class ServiceManager:
                 await trio.sleep(0.01)
 
     def listen(self) -> None:
-        """Take the messages that have come."""
+        """Receive the messages of daemons."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self.messages.append(self.notify.recv(65536).decode())
@@ -167,9 +167,9 @@ class ServiceManager:
 
 @contextlib.contextmanager
 def service_manager(directory: Path, *, abstract: bool = False) -> Iterator[ServiceManager]:
-    """A service manager without a daemon yet; what still runs is killed at the end.
+    """Return a service manager without daemons; processes that still run are killed at the end.
 
-    Its daemons take plain HTTP at a free port, and the secret of the other tests as a key file.
+    Its daemons use plain HTTP on a free port, and the secret of the other tests as a key file.
     """
     if sys.platform != "linux":
         pytest.skip("a service manager's sockets")

@@ -26,7 +26,7 @@ PATH = "/hooks/sdk"
 async def serving(
     handlers: HandlerRegistry | None = None, **keys: Any
 ) -> AsyncIterator[AppUnderTest]:
-    """Run a receiver with settings as ``Webhooks__Queue__Capacity=2``; fail when anything hangs."""
+    """Run a receiver with settings as ``Webhooks__Queue__Capacity=2``; fail if anything hangs."""
     with trio.fail_after(PATIENCE_SECONDS):
         async with running_app(handlers, settings(**keys)) as app:
             yield app
@@ -34,7 +34,7 @@ async def serving(
 
 @asynccontextmanager
 async def running(runtime: Runtime, patience: float = PATIENCE_SECONDS) -> AsyncIterator[Started]:
-    """Run a runtime for the length of the block; yield the addresses that it serves."""
+    """Run a runtime for the length of the block; yield its addresses."""
     with trio.fail_after(patience):
         async with trio.open_nursery() as nursery:
             yield await nursery.start(runtime.run)
@@ -49,7 +49,7 @@ def registry(function: Any, event_class: Any = OrderPaidEvent, **options: Any) -
 
 
 async def works(event: Any) -> None:
-    """Take an event without any effect."""
+    """Handle an event without any effect."""
 
 
 def signed(event: str | bytes = "order.paid", data: Any = None, **options: Any) -> SignedDelivery:
@@ -97,7 +97,7 @@ class RawWire(Wire):
         return received
 
     async def rest_of_head(self) -> bytes:
-        """The head of the next answer, of which no body follows."""
+        """Return the head of the next response, which has no body."""
         while b"\r\n\r\n" not in self._received:
             await self._more()
         head, _, self._received = self._received.partition(b"\r\n\r\n")
@@ -108,7 +108,7 @@ class RawWire(Wire):
             await self._stream.send_eof()
 
     def reset_at_close(self) -> None:
-        """Let the end be a reset instead of an orderly close."""
+        """Make the close of the connection a reset."""
         self._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     async def send_what_is_taken(self, data: bytes) -> None:
@@ -118,7 +118,7 @@ class RawWire(Wire):
 
 
 def waiting_for_run_of(app: AppUnderTest, webhook_id: str) -> int:
-    """How many deliveries wait for the outcome of the inline run of the same id."""
+    """Return the number of deliveries that wait for the inline run of the same id."""
     flight = app.runtime.receiver._running.runner.inline._in_flight.get(webhook_id)
     if flight is None or flight.ended is None:
         return 0
@@ -126,7 +126,7 @@ def waiting_for_run_of(app: AppUnderTest, webhook_id: str) -> int:
 
 
 async def exchange(app: AppUnderTest, data: bytes) -> Any:
-    """Send exact bytes on a connection of their own and return the first answer."""
+    """Send exact bytes on a new connection and return the first response."""
     with await RawWire.connect(app.url) as wire:
         await wire.send_what_is_taken(data)
         return await wire.answer()
@@ -152,9 +152,9 @@ async def ask(
     client: tuple[str, int] | None = ("127.0.0.1", 50_000),
     ending: str = "complete",
 ) -> AsgiAnswer | None:
-    """Serve one request in process and return the answer; None if there was none.
+    """Serve one request in process and return the response; None without one.
 
-    ``ending`` says what follows the pieces of the body: ``complete``, ``disconnect``, ``silence``.
+    ``ending`` is the event after the pieces of the body: ``complete``, ``disconnect``, ``silence``.
     """
     pieces = [body] if isinstance(body, bytes) else list(body)
     last = len(pieces) - 1 if ending == "complete" else None

@@ -1,4 +1,4 @@
-"""A proxy in front of PostgreSQL that may fall silent: it takes every byte and passes none on."""
+"""A proxy in front of PostgreSQL that may fall silent: it reads bytes and forwards none."""
 
 import selectors
 import socket
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 class SilentProxy:
-    """Passes connections on to a server's socket; ``port`` is its own on 127.0.0.1.
+    """Forwards connections to a server's socket; ``port`` is its own on 127.0.0.1.
 
-    After :meth:`fall_silent` the kernel still acknowledges what clients send on the connections
-    that exist, so no timeout of TCP ends them. New connections work, unless ``new`` is True.
+    After :meth:`fall_silent` the kernel still acknowledges bytes on existing connections, so no TCP
+    timeout ends them. New connections work, unless ``new`` is True.
     """
 
     def __init__(self, target: Path) -> None:
@@ -31,12 +31,12 @@ class SilentProxy:
         self._thread.start()
 
     def fall_silent(self, *, new: bool = False) -> None:
-        """Pass nothing on for the connections of now, with ``new`` also for later ones."""
+        """Forward nothing on existing connections, with ``new`` also on later ones."""
         self._silenced = set(self._peers)
         self._silent_for_new = new
 
     def recover(self) -> None:
-        """Pass on what comes on new connections."""
+        """Forward bytes on new connections."""
         self._silent_for_new = False
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class SilentProxy:
 
     def _pass_on(self, one: socket.socket) -> None:
         other = self._peers.get(one)
-        if other is None:  # its pair ended within the same round
+        if other is None:  # the other half ended in the same iteration
             return
         data = b""
         with suppress(OSError):
@@ -86,7 +86,7 @@ class SilentProxy:
                 return
         except OSError:
             pass
-        # The other half of a silent connection stays open: the server hears nothing.
+        # The other half of a silent connection stays open: the server notices nothing.
         if one in self._silenced:
             self._selector.unregister(one)
             return

@@ -1,4 +1,4 @@
-"""What a single-tenant host leaves behind, and hosts that upgrade it, for tests."""
+"""The data of a single-tenant host, and hosts that upgrade it, for tests."""
 
 import os
 from collections.abc import AsyncIterator, Callable
@@ -22,9 +22,9 @@ from sdk_trio.tenants.upgrade_run import Upgrader
 
 
 def host_settings(data: Path, *, seconds: float | None = None, **keys: Any) -> Settings:
-    """Settings of a multi-tenant host; keys as ``DefaultTenantStrategy=...`` of the upgrade.
+    """Return settings of a multi-tenant host; keys of the upgrade as ``DefaultTenantStrategy=...``.
 
-    ``seconds`` is MaxRunDuration, also below the second that the settings allow.
+    ``seconds`` is MaxRunDuration, and may be less than the second that the settings allow.
     """
     prefix = "MultiTenant:SingleTenantUpgrade:"
     mapping: dict[str, Any] = {"Storage:Path": str(data), "MultiTenant:Enabled": True}
@@ -42,7 +42,7 @@ def host_settings(data: Path, *, seconds: float | None = None, **keys: Any) -> S
 
 
 def write_database(file: Path, rows: int = 50, *, journal: str = "wal") -> None:
-    """Write a database with a table ``grants`` of so many rows; nothing is left in its log."""
+    """Write a database with a table ``grants`` of so many rows, and an empty WAL."""
     file.parent.parent.mkdir(mode=0o700, exist_ok=True)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     database = apsw.Connection(os.fspath(file))
@@ -67,7 +67,7 @@ def grants_in(file: Path) -> list[str]:
 
 
 async def deliver(store: Store, count: int, *, first: int = 0) -> None:
-    """Put deliveries without a tenant into the inbox."""
+    """Add deliveries without a tenant to the inbox."""
     async with trio.open_nursery() as nursery:
         for number in range(first, first + count):
             delivery = NewDelivery(f"w{number}", "order.paid", b"{}", number, 1.0)
@@ -124,7 +124,7 @@ class Host:
         return Path(self.settings.storage.path) / "tenants"
 
     async def traces(self) -> Any:
-        """All that an upgrade could have changed."""
+        """Return all data that an upgrade could have changed."""
         files = {}
         if self.directory.exists():
             files = {
@@ -143,7 +143,7 @@ class Host:
 
 @asynccontextmanager
 async def opened_host(settings: Settings, *, quiet: bool = True) -> AsyncIterator[Host]:
-    """Open the store of a host, which is quiet unless told otherwise."""
+    """Open the store of a host, by default with the signal that nothing writes its data."""
     quiescence = Quiescence()
     if quiet:
         quiescence.signal("test")
@@ -153,7 +153,7 @@ async def opened_host(settings: Settings, *, quiet: bool = True) -> AsyncIterato
 
 @attrs.define
 class Reports:
-    """Remembers progress, and calls ``on_first[step]`` at the first report of that step."""
+    """Records progress, and calls ``on_first[step]`` at the first report of that step."""
 
     on_first: dict[str, Callable[[], Any]] = attrs.Factory(dict)
     seen: list[UpgradeProgress] = attrs.Factory(list)

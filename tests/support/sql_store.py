@@ -25,7 +25,7 @@ def new_store() -> SqliteTransaction:
 
 
 def value(tx: SqliteTransaction, query: str) -> Any:
-    """Return the only value that ``query`` finds."""
+    """Return the only value of ``query``."""
     ((found,),) = tx.all(query)
     return found
 
@@ -38,7 +38,7 @@ def add_done(tx: SqliteTransaction, told: Iterable[NewDelivery], *, at_once: int
 
 
 def steps_of(tx: SqliteTransaction, work: Callable[[], object]) -> int:
-    """Return the steps of SQLite's machine that ``work`` takes; no load of this host changes it."""
+    """Return the steps of SQLite's virtual machine for ``work``, which do not depend on load."""
     steps = 0
 
     def count() -> bool:

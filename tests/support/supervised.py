@@ -1,4 +1,4 @@
-"""A daemon that misbehaving handlers try to end, under a supervisor that starts it again."""
+"""A daemon with misbehaving handlers, under a supervisor that restarts it."""
 
 import os
 import signal
@@ -19,10 +19,10 @@ from .ports import free_port
 from .tables import DELIVERIES
 from .waiting import PATIENCE_SECONDS, wait_until
 
-#: What a webhook id begins with says what its handler does; ``order.paid`` is enqueued,
+#: The beginning of a webhook id selects the action of its handler. ``order.paid`` is enqueued,
 #: ``order.created`` is inline. The handlers of ``order.updated`` (enqueued) and ``order.refunded``
-#: (inline) are plain functions, which wait in their threads. An id that ends in ``-late`` lets the
-#: store have the beginning of the run first; ``aside`` waits while there is a file "hold".
+#: (inline) are plain functions, which wait in their threads. With an id that ends in ``-late``, the
+#: start of the run is stored first; ``aside`` waits while there is a file "hold".
 APPLICATION = """
 import asyncio, ctypes, os, re, signal, sys, threading, time
 import apsw, trio, sdk_trio
@@ -183,7 +183,7 @@ def plain(event):
 
 @attrs.define
 class Daemon:
-    """``python -m sdk_trio run`` with :data:`APPLICATION`, in a directory of its own."""
+    """``python -m sdk_trio run`` with :data:`APPLICATION`, in its own directory."""
 
     directory: Path
     settings: dict[str, str] = attrs.Factory(dict)
@@ -256,17 +256,17 @@ class Daemon:
         return file.read_text(errors="replace") if file.exists() else ""
 
     def logged(self, event: str) -> list[Mapping[str, Any]]:
-        """The lines of an event, without one that is still being written."""
+        """Return the complete log lines of an event."""
         return entries_in(self.log(), event)
 
     def runs(self, webhook_id: str, what: str = "begun") -> int:
-        """How many runs of an event were begun, or ended."""
+        """Return the number of started or ended runs of an event."""
         file = self.directory / "runs"
         lines = file.read_text().splitlines() if file.exists() else []
         return sum(line.startswith(f"{what} {webhook_id} ") for line in lines)
 
     def record(self, webhook_id: str) -> dict[str, object] | None:
-        """What the store holds of an event, read beside the daemon."""
+        """Return the record of an event, read while the daemon runs."""
         file = self.directory / "data" / "inbox.db"
         if not file.exists():
             return None
@@ -294,7 +294,7 @@ class Daemon:
         return (self.record(webhook_id) or {}).get("state")
 
     def wait_for_state(self, webhook_id: str, state: str) -> dict[str, object]:
-        """Wait until an event is in a state, and return the record that says so."""
+        """Wait until an event is in a state, and return its record."""
 
         def in_state() -> dict[str, object] | None:
             record = self.record(webhook_id) or {}
@@ -318,7 +318,7 @@ class Daemon:
             self.process.wait()
 
     def supervise(self, webhook_id: str, *, most: int = 12) -> None:
-        """Start it again whenever it ends, until the event waits no more, or ``most`` starts."""
+        """Restart it after each end, until the event no longer waits, at most ``most`` times."""
         while self.starts < most:
             process = self.process
             assert process is not None
@@ -341,7 +341,7 @@ FINAL = ("done", "dead", "parked")
 
 @contextmanager
 def running(daemon: Daemon) -> Iterator[Daemon]:
-    """A daemon that serves, and is gone at the end."""
+    """Run a daemon for the length of the block."""
     with daemon:
         assert daemon.start(), daemon.log()
         yield daemon

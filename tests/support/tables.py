@@ -1,6 +1,6 @@
-"""The deliveries in a store's file, read by SQL beside the daemon."""
+"""The deliveries in a store's file, read by SQL while the daemon runs."""
 
-#: Begins a statement that reads the deliveries of a SQLite store as one table, ``delivery``.
+#: The beginning of a statement that reads the deliveries of a SQLite store as a table ``delivery``.
 DELIVERIES = """
 WITH delivery AS (
     SELECT arrival.sequence, delivery_key, type, received_at, signed_at, subject, ordered,

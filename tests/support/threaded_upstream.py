@@ -1,4 +1,4 @@
-"""An upstream of the standard library's on loopback, in threads: for clients that have no loop."""
+"""An upstream on loopback in threads, from the standard library, for clients without a loop."""
 
 import contextlib
 import csv
@@ -16,8 +16,8 @@ ORDERS = [{"id": f"ord_{n}", "status": "paid", "total_amount": n} for n in range
 class ThreadedUpstream(ThreadingHTTPServer):
     """Orders in pages, an export, answers of any status at ``/v1/status/N``, and silence.
 
-    ``requests`` are method, path and query of all that came; ``silent`` counts those who wait at
-    ``/v1/silent``, and ``gone`` is set when one of them has hung up.
+    ``requests`` are method, path and query of all requests. ``silent`` counts clients that wait at
+    ``/v1/silent``, and ``gone`` is set when one of them has disconnected.
     """
 
     daemon_threads = True
@@ -47,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError):  # a client that hangs up
+        with contextlib.suppress(OSError):  # a client that disconnects
             super().handle()
 
     def do_GET(self) -> None:
@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def threaded_upstream() -> Iterator[ThreadedUpstream]:
-    """Serve on a port of its own until the block is left."""
+    """Serve on a free port for the length of the block."""
     with ThreadedUpstream() as upstream:
         thread = threading.Thread(target=upstream.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

@@ -1,21 +1,21 @@
-"""Inline runs that do not wait for their claims: when a daemon has come so far."""
+"""Waits until a daemon begins inline runs without waiting for their claims."""
 
 import threading
 
 from .supervised import Daemon
 from .waiting import PATIENCE_SECONDS, wait_until
 
-#: Seconds that a handler needs to be seen at work.
+#: Seconds that a handler takes, so that a test can observe it.
 SEEN_SECONDS = "0.3"
 
 
 def claims_of(daemon: Daemon) -> bytes:
-    """What the claims file holds at present."""
+    """Return the current content of the claims file."""
     return (daemon.directory / "data" / "inbox.claims").read_bytes()
 
 
 def wait_until_unawaited(daemon: Daemon) -> None:
-    """Deliver until a run begins without its claim: the keys of the store are learned by then.
+    """Deliver until a run begins before its claim is stored; the store's keys are cached by then.
 
     The daemon was started with :data:`SEEN_SECONDS` as ``ASIDE``.
     """

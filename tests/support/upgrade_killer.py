@@ -1,9 +1,9 @@
-"""Runs the upgrade many times, kills it with -9 at chosen moments, and looks at what is left.
+"""Runs the upgrade many times, kills it with -9 at chosen times, and checks the remaining data.
 
-A program of its own: it imports everything once and forks a child for each run, so that hundreds
-of runs take seconds. ``python upgrade_killer.py DIRECTORY LINES TIMES SEED`` kills before LINES of
+It is a separate program: it imports everything once and forks a child for each run, so hundreds of
+runs take seconds. ``python upgrade_killer.py DIRECTORY LINES TIMES SEED`` kills before LINES of
 the lines of code that an upgrade executes (0: before every one), spread evenly, and at TIMES random
-moments; it prints a JSON object with what it did, and ends with 1 at the first difference.
+moments; it prints a JSON object with its actions, and ends with 1 at the first difference.
 """
 
 import json
@@ -34,7 +34,7 @@ ROWS_IN_LOG = 500
 HOST_ROWS = 600
 BATCH = 100
 
-#: Every line executed in these is a place to be killed at.
+#: Each executed line in these is a position for a kill.
 TRACED = (
     "tenants/upgrade_run.py",
     "tenants/database_copy.py",
@@ -62,7 +62,7 @@ def connect(file: Path) -> apsw.Connection:
 
 
 def make_template(data: Path) -> None:
-    """Write what a single-tenant host leaves when it was killed: its last rows in the log only."""
+    """Write the data of a killed single-tenant host: its last rows are only in the WAL."""
     data.mkdir(mode=0o700, parents=True)
     (data / "tenants").mkdir(mode=0o700)
     trio.run(fill_inbox, data)
@@ -141,7 +141,7 @@ def run_killed_at_line(data: Path, line: int) -> None:
 
 
 def count_lines(data: Path, kill_at: int | None = None, report: int | None = None) -> None:
-    """Run the upgrade; kill the process before the ``kill_at``-th line, or write how many."""
+    """Run the upgrade; kill the process before line ``kill_at``, or write the number of lines."""
     lock = threading.Lock()
     seen = 0
 
@@ -246,7 +246,7 @@ class Runner:
             self.places[place] = self.places.get(place, 0) + 1
 
     def place_in(self, data: Path) -> str:
-        # Looked at in a copy: SQLite may finish here what the next run has to.
+        # Checked in a copy: SQLite might do the recovery that the next run must do.
         look = self.directory / "look"
         shutil.rmtree(look, ignore_errors=True)
         look.mkdir(mode=0o700)

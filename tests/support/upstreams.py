@@ -1,10 +1,10 @@
 """Small servers on loopback that tests of the client talk to, in the test's own event loop.
 
 They speak HTTP/1.1 by hand, HTTP/2 by h2 and HTTP/3 by aioquic, and record what the client did:
-connections, requests, resets. Paths ask for behaviour: ``/`` answers at once, ``/hang`` never,
-``/after/0.01`` after so many seconds, ``/together/9`` when so many requests have come in all,
-``/size/1000`` with so many bytes, ``/upload`` when the body has arrived, ``/stuck`` reads nothing
-of the body.
+connections, requests, resets. The path selects the behaviour: ``/`` responds at once, ``/hang``
+never, ``/after/0.01`` after so many seconds, ``/together/9`` after so many requests in total,
+``/size/1000`` with so many bytes, ``/upload`` after the whole body, ``/stuck`` reads nothing of the
+body.
 """
 
 import math
@@ -74,7 +74,7 @@ class Authority:
 
 
 class Upstream:
-    """What every server here counts."""
+    """The counters of every server in this module."""
 
     def __init__(self):
         self.port = 0
@@ -93,7 +93,7 @@ class Upstream:
         self.open_connections -= 1
 
     async def wait_as_asked(self, path):
-        """Wait as a path says that tells when it is answered; return at once for others."""
+        """Wait as long as the path says; return at once for others."""
         if path.startswith("/after/"):
             await trio.sleep(float(path[7:]))
         elif path.startswith("/together/"):
@@ -120,7 +120,7 @@ def _guarded(upstream, handler, context):
                 await stream.do_handshake()
             await handler(stream)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # of a handler with tasks of its own, more than one may find the client gone
+            pass  # several tasks of a handler may notice that the client has left
         finally:
             upstream.disconnected()
             with trio.move_on_after(1, shield=True):
@@ -134,7 +134,7 @@ def http1_answer(body=BODY, *, status=b"200 OK", extra=b""):
 
 
 def http1_handler(upstream):
-    """An HTTP/1.1 server that obeys the paths in the module's description."""
+    """Return an HTTP/1.1 server with the behaviour in the module's description."""
 
     async def handle(stream):
         buffer = b""
@@ -176,7 +176,7 @@ async def _http1_body(path, length):
 
 
 def http2_handler(upstream, *, max_streams=100, goaway_after=None, refusals=0):
-    """An HTTP/2 server over TLS; ``goaway_after`` so many requests it says goodbye gracefully.
+    """Return an HTTP/2 server over TLS; it sends GOAWAY after ``goaway_after`` requests.
 
     The first ``refusals`` streams of all connections are refused unprocessed.
     """
@@ -234,7 +234,7 @@ class _Http2Server:
         match event:
             case h2.events.RequestReceived():
                 if self.last_stream_id is not None:
-                    return  # too late: the goodbye named an earlier one
+                    return  # too late: GOAWAY had the id of an earlier one
                 if next(self.refused, None) is not None:
                     self.h2.reset_stream(event.stream_id, h2.errors.ErrorCodes.REFUSED_STREAM)
                     return
@@ -254,7 +254,7 @@ class _Http2Server:
             case h2.events.StreamReset():
                 self.upstream.resets[int(event.error_code)] += 1
                 self.paths.pop(event.stream_id, None)
-                # What a stream leaves behind belongs to the connection's window again.
+                # Return the unread bytes of a stream to the connection's window.
                 self.h2.acknowledge_received_data(
                     self.held.pop(event.stream_id, 0), event.stream_id
                 )
@@ -276,7 +276,7 @@ class _Http2Server:
             return
         self.served += 1
         if self.served == self.goaway_after:
-            # Before the answer, as nginx does; by hand, as h2 would close the connection.
+            # Before the response, like nginx; not through h2, which would close the connection.
             async with self.sending:
                 self.last_stream_id = max(self.paths)
                 data = self.h2.data_to_send()

@@ -1,7 +1,6 @@
-"""Waiting for a condition: the one way in which tests wait for what another task or process does.
+"""Waiting for a condition in another task or process; the only mechanism for that in tests.
 
-A machine may be slow, so nothing here measures how fast something was; the limit is a net that only
-catches what hangs.
+A machine may be slow, so nothing here measures speed. The time limit only detects hangs.
 """
 
 import inspect
@@ -11,14 +10,15 @@ from typing import Any
 
 import trio
 
-#: No single step of a test takes as long, unless something hangs.
+#: A single step of a test takes so long only if something hangs.
 PATIENCE_SECONDS = 60.0
 
 
 async def until(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
-    """Wait until a condition holds, and return what it was; it may be asynchronous.
+    """Wait until a condition is true, and return its value; it may be asynchronous.
 
-    Its answer may be awaitable. After ``seconds``, trio.TooSlowError.
+    Raises:
+        trio.TooSlowError: after ``seconds``.
     """
     with trio.fail_after(seconds):
         while True:
@@ -35,9 +35,9 @@ def wait_until(
     explain: Callable[[], object] = lambda: "it did not happen",
     seconds: float = PATIENCE_SECONDS,
 ) -> Any:
-    """Wait outside of Trio until a condition holds, and return what it was.
+    """Wait outside of Trio until a condition is true, and return its value.
 
-    After ``seconds`` the test fails with the end of what ``explain`` says, such as a log.
+    After ``seconds`` the test fails with the end of the text of ``explain``, such as a log.
     """
     deadline = time.monotonic() + seconds
     while not (found := condition()):

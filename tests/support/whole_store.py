@@ -1,4 +1,4 @@
-"""A store with something of everything that it can hold, and all that its ports say of it."""
+"""A store with all kinds of data, and its content as its interface returns it."""
 
 from pathlib import Path
 
@@ -24,13 +24,13 @@ from .postgres import PostgresServer, running_server
 
 TERMS = {"lease_seconds": 10.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
 
-#: A text with everything that PostgreSQL's own text does not hold.
+#: A text with all characters that PostgreSQL's text type cannot store.
 ODD = "a\0b\x1ac \u2603"
 
 
 @attrs.frozen
 class Database:
-    """A database, whose connection string ``SDK_POSTGRES_DSN`` holds."""
+    """A database; its connection string is in ``SDK_POSTGRES_DSN``."""
 
     server: PostgresServer
     dsn: str
@@ -72,9 +72,9 @@ def delivery(name: str, at: float = 5000.0, **fields) -> NewDelivery:
 
 
 async def fill(inbox, rounds: int = 1) -> None:
-    """Add something of everything; each round has 7 deliveries in 6 states.
+    """Add all kinds of data; each round has 7 deliveries in 6 states.
 
-    The last delivery of all is removed again, and its sequence is given to no other one.
+    The last delivery is removed again, and no other one gets its sequence.
     """
     for number in range(rounds):
         for name, outcome in (
@@ -134,7 +134,7 @@ async def fill(inbox, rounds: int = 1) -> None:
     )
 
 
-#: The rows of the tables after ``fill(rounds)``, less those of a store's own.
+#: The rows of the tables after ``fill(rounds)``, without the store's internal ones.
 def rows_of(rounds: int) -> dict[str, int]:
     return {
         "arrival": 7 * rounds + 3,
@@ -152,7 +152,7 @@ def rows_of(rounds: int) -> dict[str, int]:
 
 
 async def contents(inbox) -> dict[str, object]:
-    """Everything that the ports of a store say of it, but what only time tells."""
+    """Return the content of a store through its interface, without values that depend on time."""
     records = await inbox.find(limit=10_000, oldest_first=True)
     keys = [record.key for record in records]
     return {

@@ -1,4 +1,4 @@
-"""A sender on a raw connection: one keep-alive socket, exact bytes, nothing in between."""
+"""A sender on a raw connection: one keep-alive socket and exact bytes."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -11,7 +11,7 @@ from sdk_trio.webhooks.signed_request import SignedDelivery
 
 @attrs.frozen
 class WireAnswer:
-    """An HTTP/1.1 answer as it was received; header names in lower case."""
+    """An HTTP/1.1 response as received; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -38,14 +38,14 @@ class Wire:
         self._stream.socket.close()
 
     async def send(self, data: bytes) -> None:
-        """Send bytes; ConnectionError when the receiver has closed."""
+        """Send bytes; raise ConnectionError if the receiver has closed."""
         try:
             await self._stream.send_all(data)
         except trio.BrokenResourceError as error:
             raise ConnectionError("the connection was reset") from error
 
     async def answer(self) -> WireAnswer:
-        """Read one answer; ConnectionError when the receiver closes first."""
+        """Read one response; raise ConnectionError if the receiver closes first."""
         while b"\r\n\r\n" not in self._received:
             await self._more()
         head, _, self._received = self._received.partition(b"\r\n\r\n")

@@ -59,7 +59,7 @@ async def test_a_cancellation_from_outside_is_not_the_cells_own():
     assert seen == [False] * 40
 
 
-async def test_a_cell_is_used_again_unless_it_was_cancelled(monkeypatch):
+async def test_a_cell_is_reused_unless_it_was_cancelled(monkeypatch):
     monkeypatch.setattr(module, "_MOST_IDLE", 1)
     used = []
 
@@ -108,7 +108,7 @@ async def test_a_task_has_its_own_context_which_ends_with_it():
     assert seen == [True, False]
 
 
-async def test_what_a_task_raises_comes_out_of_the_nursery():
+async def test_an_exception_of_a_task_leaves_the_nursery():
     async def fails():
         raise ValueError("odd")
 

@@ -268,7 +268,7 @@ async def test_opening_says_what_is_in_force(autojump_clock, caplog):
     assert "production token" in doubted.message
 
 
-async def test_the_rate_is_kept(autojump_clock):
+async def test_the_rate_is_respected(autojump_clock):
     told = upstream_options(requests_per_minute=60)
     async with Client(told, Upstream()) as client:
         started = trio.current_time()

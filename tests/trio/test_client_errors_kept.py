@@ -130,7 +130,7 @@ async def test_a_call_whose_retry_the_breaker_refuses_ends_with_its_own_failure(
             await calls.request("POST", "/x")
 
 
-async def test_a_deadline_tells_the_last_answer(autojump_clock):
+async def test_a_deadline_reports_the_last_response(autojump_clock):
     def answer(number):
         return explained(503, number) if number < 3 else streamed(200, 1000.0)
 

@@ -73,7 +73,7 @@ async def test_without_a_rate_everybody_leaves_at_once_and_with_one_again_they_w
         assert upstream.seconds_since(start) == [0] * 22 + [1, 2]
 
 
-async def test_who_would_wait_for_too_long_is_told_at_once(autojump_clock):
+async def test_a_call_that_would_wait_too_long_fails_at_once(autojump_clock):
     upstream = Upstream()
     async with Client(limited(60), upstream) as client:
         start = trio.current_time()

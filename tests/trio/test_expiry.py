@@ -1,4 +1,4 @@
-"""The deadline that a connection keeps for its application, and runs that live under it."""
+"""The deadline of a request that its connection enforces, and runs within it."""
 
 from contextlib import contextmanager
 
@@ -29,28 +29,28 @@ async def expiry(nursery):
 
 @contextmanager
 def request(expiry):
-    """What a connection does around its application."""
+    """Do what a connection does around its application."""
     with expiry.scope:
         yield
 
 
 @pytest.mark.parametrize("begun", [0, 0.2, 0.49, 0.5])
 @pytest.mark.parametrize("seconds", [0.01, 0.49, 0.5, 0.99, 1, 1.01, 1.5, 3.7, 8])
-async def test_time_is_over_to_the_point(autojump_clock, expiry, seconds, begun):
+async def test_the_deadline_is_exact(autojump_clock, expiry, seconds, begun):
     await trio.sleep(begun)
     started = trio.current_time()
     with request(expiry):
         with expiry.move_on_after(seconds):
             await trio.sleep_forever()
         assert expiry.cancelled_caught
-        # The scope around the application is cancelled, and with it whatever it waits for next.
+        # The scope around the application is cancelled, and with it the next wait.
         await trio.sleep_forever()
     assert expiry.cancel_called
     assert expiry.scope.cancelled_caught
     assert trio.current_time() - started == pytest.approx(seconds)
 
 
-async def test_what_is_disarmed_is_never_cancelled(autojump_clock, expiry):
+async def test_a_block_that_ended_in_time_is_never_cancelled(autojump_clock, expiry):
     with request(expiry):
         for seconds in (0.3, 0.9, 2, 8, 0.3):
             with expiry.move_on_after(seconds):
@@ -60,9 +60,7 @@ async def test_what_is_disarmed_is_never_cancelled(autojump_clock, expiry):
     assert not expiry.spent
 
 
-async def test_a_run_that_outlasts_it_is_a_failure_and_its_answer_comes_in_time(
-    autojump_clock, expiry
-):
+async def test_a_run_past_the_deadline_fails_and_its_response_is_in_time(autojump_clock, expiry):
     ended, answers = [], []
 
     async def handler(event):
@@ -116,7 +114,7 @@ async def test_a_handler_that_ends_by_itself_when_cancelled_decides_the_outcome(
     assert record.last_error == ("ValueError: made of a cancellation" if fails else None)
 
 
-async def test_the_servers_end_releases_a_run_whose_time_is_not_over(autojump_clock, expiry):
+async def test_the_stop_of_the_server_releases_a_run_within_its_deadline(autojump_clock, expiry):
     async def handler(event):
         await trio.sleep_forever()
 

@@ -1,4 +1,4 @@
-"""Retention and the report of idle secrets, once an hour, on virtual time."""
+"""Retention and the report of unused secrets, once an hour, in virtual time."""
 
 import socket
 from typing import Any, cast
@@ -9,8 +9,9 @@ from support.deliveries import SECRET, arrival, memory_inbox
 from sdk_trio.config import Settings
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.records.deliveries import Done
-from sdk_trio.runtime.processes import Processes, WorkerCommand, _Process
+from sdk_trio.runtime.processes import Processes
 from sdk_trio.runtime.worker import FromProcess, MessageSocket, ProcessReport, encoded, framed
+from sdk_trio.runtime.worker_process import WorkerCommand, WorkerProcess
 from sdk_trio.webhooks import HandlerRegistry, WebhookReceiver
 from sdk_trio.webhooks.receiver import Janitor, Share
 from sdk_trio.webhooks.secret_usage import SecretUsage
@@ -30,7 +31,7 @@ async def run_for(seconds, inbox, usage, *, deliver_with=None):
                 await trio.sleep(3600)
 
 
-async def test_what_is_older_than_its_retention_goes_and_the_rest_stays(autojump_clock):
+async def test_records_past_their_retention_are_removed_and_others_kept(autojump_clock):
     inbox = memory_inbox(dedup_seconds=2 * DAY, payload_seconds=2 * DAY)
     for name in ("finished", "waiting"):
         await inbox.accept(arrival(webhook_id=name, now=trio.current_time()).delivery, leased=True)
@@ -49,7 +50,7 @@ async def test_a_secret_that_matches_no_longer_is_reported_once_a_day(autojump_c
     assert [fields["index"] for _, fields in reports] == [1, 1, 1]
 
 
-async def test_what_several_processes_verify_with_counts_for_all_of_them(autojump_clock, caplog):
+async def test_matches_of_secrets_count_in_all_processes(autojump_clock, caplog):
     others = [SECRET[:-4] + end for end in ("aaaa", "bbbb")]
     keys = {"Webhooks:Secret": SECRET, "Webhooks:Secrets": others}
     settings = Settings.from_mapping(keys, standalone=True)
@@ -60,7 +61,7 @@ async def test_what_several_processes_verify_with_counts_for_all_of_them(autojum
     processes = Processes(settings, command, receiver)
 
     async def report(number: int, *matches: int) -> None:
-        """Have a process report once more, over a real pair of sockets."""
+        """Send one more report of a process, over a real socket pair."""
         ours, theirs = socket.socketpair()
         samples = [
             ("sdk_webhook_secret_matches_total", [("index", str(index))], float(count))
@@ -74,13 +75,15 @@ async def test_what_several_processes_verify_with_counts_for_all_of_them(autojum
         await processes._receive(process)
         process.messages.close()
 
-    known = {number: _Process(number, "", settings, *cast("Any", [None] * 4)) for number in (1, 2)}
+    known = {
+        number: WorkerProcess(number, "", settings, *cast("Any", [None] * 4)) for number in (1, 2)
+    }
     janitor = Janitor(memory_inbox(), receiver._endpoint.secret_usage, clock=now)
     with trio.move_on_after(1.5 * DAY):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(janitor.run)
             for hour in range(100):
-                # Each process alone sees two of the three; the third is used by nobody.
+                # Each process sees two of the three secrets; no process uses the third.
                 await report(1, hour + 1, 0, 0)
                 await report(2, 1, hour + 1, 0)
                 await trio.sleep(3600)

@@ -52,7 +52,7 @@ async def test_runs_that_hang_are_cancelled_at_the_limit_and_the_others_go_on(au
         bench.queue.close()
 
 
-async def test_without_a_limit_a_run_goes_on(autojump_clock):
+async def test_without_a_limit_a_run_continues(autojump_clock):
     bench = bench_of(queued(hangs), Webhooks__Queue__HandlerTimeoutSeconds=None)
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.queue.run)

@@ -85,7 +85,7 @@ async def running(
         nursery.cancel_scope.cancel()
 
 
-async def test_each_transition_is_told_once_on_each_channel(autojump_clock: MockClock) -> None:
+async def test_each_transition_is_announced_once_on_each_channel(autojump_clock: MockClock) -> None:
     channels = {"email": FakeChannel(), "sms": FakeChannel(), "webhook": FakeChannel(True)}
     async with running(channels) as app:
         for number in range(5):
@@ -215,7 +215,7 @@ async def test_a_channel_that_hangs_holds_up_no_other(autojump_clock: MockClock)
         assert found.count("unknown") == ChannelLimits().concurrency
 
 
-async def test_a_channel_that_raises_is_recorded_and_goes_on(
+async def test_a_channel_that_raises_is_recorded_and_continues(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(number: int) -> Outcome:
@@ -282,7 +282,7 @@ async def test_what_a_shutdown_cuts_off_is_unknown_or_due_again(
         assert len(again.begun) == repeatable
 
 
-async def test_before_the_first_start_nobody_is_told_and_after_a_pause_everybody(
+async def test_transitions_before_the_first_start_are_skipped_and_those_of_a_pause_announced(
     autojump_clock: MockClock,
 ) -> None:
     store = new_store()
@@ -299,7 +299,7 @@ async def test_before_the_first_start_nobody_is_told_and_after_a_pause_everybody
         assert await app.states() == {"2-sms": "sent", "3-sms": "sent"}
 
 
-async def test_what_happens_while_they_are_switched_off_is_never_told(
+async def test_transitions_while_switched_off_are_never_announced(
     autojump_clock: MockClock,
 ) -> None:
     store = new_store()
@@ -409,7 +409,7 @@ async def test_a_store_that_fails_for_a_while_delays_and_loses_nothing(
         assert len(channel.begun) == len(set(channel.begun)) == 2
 
 
-async def test_who_lost_its_lease_meanwhile_does_not_send(autojump_clock: MockClock) -> None:
+async def test_a_stale_lease_holder_does_not_send(autojump_clock: MockClock) -> None:
     inbox = new_store("a")
     other_store = new_store("b", shares=inbox)
     inbox.notifications = failing = Failing(inbox.notifications)

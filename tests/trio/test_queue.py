@@ -192,7 +192,7 @@ async def test_a_duplicate_of_a_queued_event_is_200_at_once_and_runs_once(autoju
     assert runs == ["a"]
 
 
-async def test_a_drain_finishes_what_is_queued(autojump_clock):
+async def test_a_drain_finishes_queued_events(autojump_clock):
     handled = []
 
     async def handler(event):
@@ -555,7 +555,7 @@ async def test_a_store_that_refuses_the_commit_leaves_the_queue_usable(autojump_
     assert await states(bench) == {DeliveryState.DONE: 1}
 
 
-async def test_cancelling_an_accept_at_every_await_never_leaks_a_place(autojump_clock):
+async def test_cancelling_an_accept_at_every_await_never_leaks_a_slot(autojump_clock):
     async def handler(event):
         pass
 

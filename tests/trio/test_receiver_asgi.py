@@ -342,7 +342,7 @@ async def test_before_its_start_and_after_its_end_deliveries_are_503(autojump_cl
         _ = receiver.store
 
 
-async def test_it_serves_http_alone():
+async def test_it_serves_only_http():
     receiver = WebhookReceiver(settings(), registry(works))
     with pytest.raises(NotRunningError, match="websocket"):
         await receiver({"type": "websocket"}, None, None)

@@ -61,7 +61,7 @@ async def test_every_method_is_a_checkpoint() -> None:
             await call()
 
 
-async def test_an_inline_run_lets_nobody_in_between() -> None:
+async def test_an_inline_run_is_exclusive() -> None:
     inbox = make()
     others: list[str] = []
 

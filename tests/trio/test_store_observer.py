@@ -71,12 +71,12 @@ async def observer(store, nursery, autojump_clock):
     return observer
 
 
-async def test_nobody_asks_and_nothing_is_looked_at(store, observer, autojump_clock):
+async def test_without_requests_nothing_is_queried(store, observer, autojump_clock):
     await trio.sleep(1000)
     assert (store.writes, store.counts_made) == (0, 0)
 
 
-async def test_all_who_ask_within_some_seconds_share_one_look(store, observer, autojump_clock):
+async def test_requests_within_some_seconds_share_one_query(store, observer, autojump_clock):
     async with trio.open_nursery() as crowd:
         for _ in range(50):
             crowd.start_soon(observer.wait_for_check)
@@ -91,7 +91,7 @@ async def test_all_who_ask_within_some_seconds_share_one_look(store, observer, a
     assert store.writes == 2
 
 
-async def test_what_takes_long_to_count_is_counted_seldom(store, observer, autojump_clock):
+async def test_slow_counts_are_rarely_repeated(store, observer, autojump_clock):
     store.count_seconds = 4.0
     begun = trio.current_time()
     for _ in range(1000):

@@ -153,7 +153,7 @@ async def test_after_a_rotation_the_next_block_gets_a_new_client() -> None:
         assert kit.tokens == ["new"]
 
 
-async def test_a_client_that_nobody_uses_is_closed(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_unused_client_is_closed(autojump_clock: trio.testing.MockClock) -> None:
     kit = Kit()
     async with kit.pool(idle_seconds=100) as pool:
         async with pool.lease(kit.tenant("a", "a")):

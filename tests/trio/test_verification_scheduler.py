@@ -68,7 +68,7 @@ async def test_it_verifies_once_replication_is_up_and_then_in_its_interval(
     nursery.cancel_scope.cancel()
 
 
-async def test_what_a_command_has_verified_counts(autojump_clock, nursery, keeper):
+async def test_verifications_by_commands_count(autojump_clock, nursery, keeper):
     keeper.state = VerificationState(START - HOUR, START - HOUR)
     made = scheduler(keeper, 6)
     nursery.start_soon(made.run)
@@ -108,7 +108,7 @@ async def test_a_failure_is_known_and_logged_and_ages(autojump_clock, nursery, k
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("full"), StoreLockedError("a command")])
-async def test_what_fails_is_tried_again_soon(autojump_clock, nursery, keeper, error):
+async def test_failed_verifications_are_retried_soon(autojump_clock, nursery, keeper, error):
     keeper.fails = [error]
     nursery.start_soon(scheduler(keeper, 24).run)
     await trio.sleep(2.5 * LOOK_SECONDS)

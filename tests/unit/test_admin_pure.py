@@ -36,7 +36,7 @@ def test_any_label_and_value_can_be_read_back(label, value):
     assert read == value or (math.isnan(read) and math.isnan(value))
 
 
-def test_values_that_are_no_numbers_have_the_names_of_the_format():
+def test_non_finite_values_have_the_names_of_the_format():
     values = (math.inf, -math.inf, math.nan)
     text = expose([Sample("sdk_queue_depth", (), value) for value in values]).decode()
     assert [line.split()[1] for line in text.splitlines()[2:]] == ["+Inf", "-Inf", "NaN"]
@@ -62,7 +62,7 @@ def test_samples_are_grouped_by_metric_with_one_help_and_type():
 @pytest.mark.parametrize(
     "name", ["sdk_invented", "sdk_queue_depth_sum", "sdk_client_attempts", "_bucket", ""]
 )
-def test_a_metric_that_nobody_documented_is_not_exposed(name):
+def test_an_undocumented_metric_is_not_exposed(name):
     assert metric_of(name) is None
     with pytest.raises(UnknownMetricError):
         expose([Sample(name, (), 1)])
@@ -95,7 +95,7 @@ def test_a_histogram_counts_each_value_in_every_bucket_that_it_fits(values):
 
 
 @given(st.lists(st.text(), max_size=50))
-def test_types_that_nobody_knows_share_one_label(types):
+def test_unknown_types_share_one_label(types):
     counters = Counters(["order.paid", "other.known"])
     for event_type in ["order.paid", *types]:
         counters.observe(event_type, 0.1)

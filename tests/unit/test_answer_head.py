@@ -1,4 +1,4 @@
-"""Heads of answers: the same bytes as h11 makes of the same headers."""
+"""Heads of responses: the same bytes as h11 sends for the same headers."""
 
 import h11
 import pytest
@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdk_trio.server.head import (
-    AnswerError,
     Framing,
-    answer_head,
-    encode_answer,
+    ResponseError,
+    encode_response,
     informational,
     parse_head,
     refusal,
+    response_head,
 )
 from sdk_trio.server.limits import Limits
 
@@ -44,7 +44,7 @@ headers = st.lists(
 
 
 def h11_bytes(request, status, pairs):
-    """What h11 sends for an answer to ``request``; None where it refuses."""
+    """Return the bytes of h11 for a response to ``request``; None if it refuses."""
     connection = h11.Connection(h11.SERVER)
     connection.receive_data(request)
     connection.next_event()
@@ -60,22 +60,22 @@ def test_the_bytes_are_those_of_h11(request, status, pairs):
     parsed = parse_head(request, Limits())
     expected = h11_bytes(request, status, pairs)
     try:
-        made = answer_head(parsed, status, pairs, close=not parsed.keep_alive)
-    except AnswerError:
+        made = response_head(parsed, status, pairs, close=not parsed.keep_alive)
+    except ResponseError:
         assert expected is None
         return
     assert made.data == expected
     assert made.closes == (b"Connection: close" in made.data)
     body = bytes(made.length)
-    whole = encode_answer(parsed, (status, tuple(pairs), body), close=not parsed.keep_alive)
+    whole = encode_response(parsed, (status, tuple(pairs), body), close=not parsed.keep_alive)
     assert whole[0] == made
     assert whole[1].startswith(made.data)
 
 
-def test_the_same_headers_for_another_request_are_another_head():
+def test_the_framing_depends_on_the_request():
     pairs = ((b"x", b"y"),)
     made = {
-        answer_head(parse_head(request, Limits()), 200, pairs, close=close).framing
+        response_head(parse_head(request, Limits()), 200, pairs, close=close).framing
         for request in REQUESTS
         for close in (True, False)
     }
@@ -84,7 +84,7 @@ def test_the_same_headers_for_another_request_are_another_head():
 
 def test_a_close_of_the_application_is_kept():
     request = parse_head(REQUESTS[2], Limits())
-    made = answer_head(
+    made = response_head(
         request, 200, [(b"connection", b"Close"), (b"content-length", b"0")], close=False
     )
     assert made.closes
@@ -92,9 +92,9 @@ def test_a_close_of_the_application_is_kept():
 
 
 @pytest.mark.parametrize("body", [b"", b"body"])
-def test_a_whole_answer_is_framed_for_its_request(body):
+def test_a_whole_response_is_framed_for_its_request(body):
     answers = [
-        encode_answer(parse_head(request, Limits()), (200, ((b"x", b"y"),), body), close=False)
+        encode_response(parse_head(request, Limits()), (200, ((b"x", b"y"),), body), close=False)
         for request in REQUESTS
     ]
     chunked = (b"4\r\nbody\r\n" if body else b"") + b"0\r\n\r\n"
@@ -102,27 +102,27 @@ def test_a_whole_answer_is_framed_for_its_request(body):
     assert bodies == {Framing.CHUNKED: chunked, Framing.CLOSE: body, Framing.NO_BODY: b""}
 
 
-def test_an_answer_that_changes_is_encoded_again():
+def test_a_mutable_response_is_not_cached():
     request = parse_head(REQUESTS[2], Limits())
     pair = [b"x", b"1"]
-    _, first = encode_answer(request, (200, (pair,), b""), close=False)
+    _, first = encode_response(request, (200, (pair,), b""), close=False)
     pair[1] = b"2"
-    _, second = encode_answer(request, (200, (pair,), b""), close=False)
+    _, second = encode_response(request, (200, (pair,), b""), close=False)
     assert first != second
 
 
-def test_a_body_of_another_length_than_its_head_says_is_no_answer():
+def test_a_body_whose_length_differs_from_its_head_is_refused():
     request = parse_head(REQUESTS[2], Limits())
-    with pytest.raises(AnswerError):
-        encode_answer(request, (200, ((b"content-length", b"1"),), b""), close=False)
+    with pytest.raises(ResponseError):
+        encode_response(request, (200, ((b"content-length", b"1"),), b""), close=False)
 
 
-def test_interim_answers_and_refusals():
+def test_interim_responses_and_refusals():
     assert informational(103, [(b"link", b"</x>")]) == b"HTTP/1.1 103 \r\nlink: </x>\r\n\r\n"
     assert refusal(418) == b"HTTP/1.1 418 \r\ncontent-length: 0\r\nConnection: close\r\n\r\n"
     assert refusal(400) == (
         b"HTTP/1.1 400 \r\ncontent-type: application/json\r\ncontent-length: 23\r\n"
         b'Connection: close\r\n\r\n{"error":"bad request"}'
     )
-    with pytest.raises(AnswerError):
+    with pytest.raises(ResponseError):
         informational(103, [(b"link", b"a\nb")])

@@ -1,4 +1,4 @@
-"""What every module offers is there, and the tree of exceptions is drawn as it is."""
+"""Rules of the package: exports, imports, the tree of exceptions, docstrings, comments."""
 
 import ast
 import collections
@@ -27,22 +27,24 @@ def _modules():
 
 
 @pytest.mark.parametrize("name", ["sdk_trio", *_modules()])
-def test_every_name_that_a_module_offers_is_there(name):
+def test_every_exported_name_exists(name):
     module = importlib.import_module(name)
     offered = getattr(module, "__all__", [])
     twice = [public for public, times in collections.Counter(offered).items() if times > 1]
-    assert not twice, f"name them once in {name}.__all__: {twice}"
-    gone = [public for public in offered if getattr(module, public, None) is None]
-    assert not gone, f"{name}.__all__ names what is not there; import it or take it out: {gone}"
+    assert not twice, f"list these only once in {name}.__all__: {twice}"
+    missing = [public for public in offered if getattr(module, public, None) is None]
+    assert not missing, (
+        f"{name}.__all__ has names that do not exist; import or remove them: {missing}"
+    )
 
 
-def test_the_public_names_can_be_listed_and_others_are_refused():
+def test_the_public_names_are_listed_and_others_raise():
     assert set(sdk_trio.__all__) <= set(dir(sdk_trio))
     with pytest.raises(AttributeError, match="no_such_name"):
         sdk_trio.no_such_name  # noqa: B018 - the access itself is tested
 
 
-def test_the_package_was_built_with_the_version_that_it_tells():
+def test_the_package_has_the_version_of_its_metadata():
     assert sdk_trio.__version__ == metadata.version("sdk-trio")
 
 
@@ -78,9 +80,9 @@ def test_the_tree_of_exceptions_shows_each_below_its_parent(kind):
 FILES = modules(PACKAGE)
 IMPORTS = tuple(imports(FILES))
 
-#: Imports inside functions, by the module that imports: each is the door of what most starts do
-#: without. Elsewhere an import stands at the top of its file.
-DOORS = {
+#: Modules with imports inside functions, and the parts that they load only if needed. All other
+#: imports are at the top of their file.
+LAZY_IMPORTS = {
     "sdk_trio.__main__": "the command line, after the help has been printed",
     "sdk_trio.cli.doctor.store": "PostgreSQL, an extra",
     "sdk_trio.cli.settings": "the store and tenants, for config check",
@@ -98,7 +100,8 @@ DOORS = {
     "sdk_trio.net.http3_origins": "HTTP/3, an extra",
     "sdk_trio.runtime.console": "views, when somebody asks for them",
     "sdk_trio.runtime.preflight": "tenants, ssl",
-    "sdk_trio.runtime.runtime": "client, admin address, replication, data directory",
+    "sdk_trio.runtime.leader": "client, replication, leadership",
+    "sdk_trio.runtime.state": "client, admin address, replication",
     "sdk_trio.runtime.wiring": "client, admin address, notifications, simulator",
     "sdk_trio.server.serve": "hypercorn",
     "sdk_trio.storage.memory.inbox": "tenants",
@@ -108,10 +111,10 @@ DOORS = {
     "sdk_trio.webhooks.receiver": "tenants, the upgrade, tracing",
 }
 
-#: A channel has a file of its own, however short it is.
+#: Each channel has its own file, even a short one.
 ONE_EACH = "sdk_trio.notifications.channels."
 
-#: Files of fewer than 80 lines that one file imports, and why they are files.
+#: Files of fewer than 80 lines with a single importer, and the reason for each.
 SMALL = {
     "sdk_trio.admin.console_page": "the page itself, beside the console's API",
     "sdk_trio.client.layers.tracing": "an extra's door",
@@ -119,8 +122,8 @@ SMALL = {
     "sdk_trio.testing.notifications": "one subject of the kit, loaded when it is used",
 }
 
-#: Decisions in files that also do what was decided. Whole modules of decisions are in the import
-#: contract in pyproject.toml instead.
+#: Decisions in files with side effects. Modules of decisions only are in the import contract in
+#: pyproject.toml instead.
 DECISIONS = {
     "sdk_trio.client.layers.admission": "LimitPolicy RateLimiter",
     "sdk_trio.client.layers.breaker": "outcome_of_status",
@@ -140,17 +143,17 @@ DECISIONS = {
     "sdk_trio.tenants.upgrade": "choose_tenant step_names remaining_steps begin enter leave finish",
 }
 
-#: Modules that wait, know the time, throw dice or know the machine.
+#: Modules for waiting, time, randomness and the machine.
 WORLD = {"apsw", "httpx", "hypercorn", "os", "random", "socket", "time", "trio"}
 
-#: Above this, remarks have become a habit: the rule or the code is wrong.
+#: With more remarks than this, the rule or the code is wrong.
 MOST_REMARKS = 60
 
 
-def test_no_module_needs_itself():
+def test_imports_are_not_circular():
     needs = {name: set() for name in FILES}
     for importer, imported, _ in IMPORTS:
-        # The package itself imports nothing before it is asked for a name.
+        # The package itself imports nothing until a name is used.
         if importer not in {"sdk_trio", imported}:
             needs[importer].add(imported)
     try:
@@ -162,18 +165,18 @@ def test_no_module_needs_itself():
         )
 
 
-def test_imports_inside_functions_are_doors_only():
+def test_imports_inside_functions_are_listed():
     inside = collections.defaultdict(list)
     for each in IMPORTS:
         if each.inside:
             inside[each.importer].append(each.imported)
-    new = {importer: names for importer, names in inside.items() if importer not in DOORS}
+    new = {importer: names for importer, names in inside.items() if importer not in LAZY_IMPORTS}
     assert not new, (
         "move these imports to the top of their files; if most starts do without what they load, "
-        f"add the module to DOORS with that reason: {new}"
+        f"add the module to LAZY_IMPORTS with that reason: {new}"
     )
-    closed = set(DOORS) - set(inside)
-    assert not closed, f"take out of DOORS what imports nothing inside a function: {closed}"
+    closed = set(LAZY_IMPORTS) - set(inside)
+    assert not closed, f"take out of LAZY_IMPORTS what imports nothing inside a function: {closed}"
 
 
 @pytest.mark.parametrize("module", DECISIONS)
@@ -216,7 +219,7 @@ def _definitions():
                 yield node.name, name
 
 
-def test_a_class_name_means_one_thing():
+def test_a_class_name_is_unique():
     places = collections.defaultdict(list)
     for kind, module in _definitions():
         if not kind.startswith("_"):
@@ -276,11 +279,11 @@ def _name(node):
 
 
 def _broad_excepts(text):
-    """Yield the lines that catch everything and let nothing go on."""
+    """Yield the lines that catch everything without raising again."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ExceptHandler):
             last = node.body[-1]
-            # What only cleans up and raises again hides nothing.
+            # A handler that cleans up and raises again hides nothing.
             cleans = isinstance(last, ast.Raise) and last.exc is None
             caught = [] if cleans else [node.type]
         elif isinstance(node, ast.Call) and _name(node.func) == "suppress":
@@ -299,7 +302,7 @@ def test_an_except_for_everything_says_why():
     for path in FILES.values():
         text = path.read_text(encoding="utf-8")
         if not re.search(r"\b(except|suppress)\b.*\b(Base)?Exception\b", text):
-            continue  # most files: to parse them takes its time
+            continue  # most files have none, and parsing takes time
         lines = text.splitlines()
         silent += [
             f"{path.relative_to(PACKAGE)}:{number}"
@@ -320,7 +323,7 @@ def _defined_names(tree):
                 yield name
 
 
-def test_references_in_docstrings_lead_to_names_that_exist():
+def test_references_in_docstrings_exist():
     files = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
     known = {name for text in files.values() for name in _defined_names(ast.parse(text))}
     role = re.compile(r":(?:class|func|meth|attr|data|exc):`~?([\w.]+)`")
@@ -328,7 +331,7 @@ def test_references_in_docstrings_lead_to_names_that_exist():
         f"{path.relative_to(PACKAGE)}: {name}"
         for path, text in files.items()
         for name in role.findall(text)
-        # Names of the standard library are written with their module.
+        # Names of the standard library include their module.
         if name.rpartition(".")[2] not in known
         and name.partition(".")[0] not in sys.stdlib_module_names
     ]

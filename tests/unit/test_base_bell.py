@@ -9,7 +9,7 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 from sdk_trio.base.bell import Bell, Flag
 
 
-async def test_a_ring_wakes_all_who_wait_and_is_not_remembered():
+async def test_a_ring_wakes_all_waiters_and_is_not_stored():
     bell = Bell()
     woken = []
 
@@ -45,7 +45,7 @@ async def test_waiting_is_a_checkpoint_and_can_be_cancelled():
 
 
 @given(st.lists(st.sampled_from(["wait", "ring", "cancel"]), max_size=20))
-def test_whatever_happens_each_ring_wakes_exactly_those_who_wait(steps):
+def test_each_ring_wakes_exactly_the_current_waiters(steps):
     async def main() -> None:
         bell = Bell()
         waiting: dict[int, trio.CancelScope] = {}

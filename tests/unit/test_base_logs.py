@@ -69,7 +69,7 @@ def test_a_store_that_is_asked_each_second_is_told_of_at_growing_intervals(caplo
     assert again == ("store.unavailable", {"error": "away again", "retry_in": 1.0})
 
 
-def test_what_was_left_out_is_told_once():
+def test_omitted_lines_are_reported_once():
     throttle = Throttle(lines=1, seconds=10, clock=Clock())
     for kind in "aabbbc":
         throttle.admit(kind)
@@ -170,7 +170,7 @@ def test_colors_can_be_turned_off_and_files_have_none(written, monkeypatch):
     assert "\x1b" not in written(lambda log: log.error("x"), Terminal())
 
 
-def test_what_is_no_terminal_gets_json_lines(written):
+def test_without_a_terminal_lines_are_json(written):
     def fail(log):
         try:
             raise ValueError("boom")
@@ -223,7 +223,7 @@ def test_values_are_quoted_where_they_could_be_taken_for_something_else(value, s
 
 
 @given(st.text(), st.text(), st.text())
-def test_whatever_strangers_send_is_one_line_that_can_be_seen(event, value, name):
+def test_any_input_of_clients_is_one_visible_line(event, value, name):
     text = _shown(event=event, value=value, wrapped=[name])
     assert text.isprintable()
 
@@ -477,7 +477,7 @@ def circle():
         ("\\ud800", "\\ud800"),
     ],
 )
-def test_whatever_a_value_is_the_line_is_strict_json_and_nothing_fails(value, shown, capsys):
+def test_any_value_makes_a_line_of_strict_json(value, shown, capsys):
     stream = io.StringIO()
     logs.configure(stream=stream)
     log = logs.get_logger("webhooks")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sdk_trio.base.lru import Lru
 
 
-def test_what_was_not_used_for_longest_is_forgotten():
+def test_the_least_recently_used_is_evicted():
     lru: Lru[str, int] = Lru(2)
     lru["a"] = 1
     lru["b"] = 2

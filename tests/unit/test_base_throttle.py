@@ -27,7 +27,7 @@ def test_a_full_bucket_gives_its_burst_at_once_and_then_one_at_a_time():
     assert bucket.available(1000) == 3
 
 
-def test_who_finds_no_token_takes_none():
+def test_a_failed_attempt_takes_no_token():
     bucket = TokenBucket(per_second=1, burst=1)
     assert bucket.admit(0) == 0
     assert [bucket.admit(0.25), bucket.admit(0.25)] == [0.75, 0.75]

@@ -1,4 +1,4 @@
-"""Figures of the benchmark: what is refused or said beside them, and the page that shows them."""
+"""Figures of the benchmark: unreliable ones, remarks, and the page that shows them."""
 
 import importlib
 import json
@@ -34,7 +34,7 @@ def kept(name: str, runs, *, quick: bool = False, cores: int = 2, disk: str = "e
     return {"groups": {name: {"runs": runs, "quick": quick, "facts": facts}}}
 
 
-def test_one_idle_round_refuses_the_rate_and_leaves_the_cost(report):
+def test_one_idle_round_invalidates_the_rate_but_not_the_cost(report):
     found = kept(
         "limit",
         {
@@ -49,37 +49,37 @@ def test_one_idle_round_refuses_the_rate_and_leaves_the_cost(report):
     assert fastapi.of(found) == [3000, 3000]
     assert report.ratios(found, memory, fastapi) == []
     assert (
-        "| store in memory: CPU of FastAPI that keeps nothing to ours | 3.00 (3.00-3.00) | >= 2.3 |"
+        "| store in memory: CPU of FastAPI without a store to ours | 3.00 (3.00-3.00) | >= 2.3 |"
         in report.goals(found)
     )
     (problem,) = report.problems(found)
     assert problem == (
-        "limit, memory: its rate is refused, as it used 0.40 of its core and the generator 0.50 of "
-        "its own"
+        "limit, memory: its rate is not reliable: it used 0.40 of its core, and the generator 0.50 "
+        "of its own"
     )
 
 
-def test_who_waits_for_the_disk_may_leave_its_core_idle(report):
+def test_a_server_that_waits_for_the_disk_may_have_an_idle_core(report):
     found = kept("full", {"all": {"inline": [run(5000, used=0.5)]}})
     assert report.Column("full", "all", "inline", "rate").of(found) == [5000]
     assert report.problems(found) == []
 
 
-def test_an_answer_that_is_no_200_is_named(report):
+def test_a_response_other_than_200_is_reported(report):
     found = kept("full", {"all": {"inline": [run(9000, errors=3)]}})
-    assert report.problems(found) == ["full, inline: 3 answers were not 200, or missing"]
+    assert report.problems(found) == ["full, inline: 3 responses were not 200, or missing"]
 
 
 @pytest.mark.parametrize(
     ("change", "word"),
     [({"quick": True}, "quick"), ({"cores": 1}, "one core"), ({"disk": "tmpfs on x"}, "in memory")],
 )
-def test_figures_that_nobody_is_to_quote_say_why(report, change, word):
+def test_figures_that_must_not_be_quoted_have_a_reason(report, change, word):
     (problem,) = report.problems(kept("full", {"all": {"inline": [run(9000)]}}, **change))
     assert word in problem
 
 
-def test_a_high_quantile_is_of_all_rounds_together(report):
+def test_a_high_quantile_is_of_all_rounds(report):
     calm = {"count": 1000, "slowest_ms": [float(10 - n) for n in range(10)]}
     rough = {"count": 1000, "slowest_ms": [float(100 - n) for n in range(10)]}
     every = sorted([*calm["slowest_ms"], *rough["slowest_ms"], *([0.0] * 1980)])
@@ -87,7 +87,7 @@ def test_a_high_quantile_is_of_all_rounds_together(report):
     assert report.pooled([calm, rough], 0.995) == every[1990]
 
 
-def test_the_page_and_its_picture_show_the_figures_that_are_kept(report):
+def test_the_page_and_its_chart_show_the_stored_figures(report):
     figures = json.loads(report.FIGURES.read_text())
     text = report.PAGE.read_text()
     advice = "run: python benchmarks/report.py"

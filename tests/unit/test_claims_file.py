@@ -82,7 +82,7 @@ def test_runs_that_ended_a_process_stay_until_they_are_counted(path, caplog):
     assert keys_in(path) == ["b", "running"]
 
 
-def test_ended_runs_do_not_take_all_places(path):
+def test_ended_runs_do_not_use_all_slots(path):
     left = [EndedRun(f"m{number}", 0, number, number + 1) for number in range(SLOTS)]
     claims = ClaimsFile(path, left)
     assert list(claims.ended) == [f"m{number}" for number in range(SLOTS - MOST_ENDED, SLOTS)]
@@ -115,7 +115,7 @@ def test_a_torn_or_changed_slot_is_passed_over(tmp_path_factory, cut, place, byt
     ("content", "found"),
     [(None, "nothing"), (b"", "nothing"), (b"sdk-trio claims 1\n", "damaged"), (b"x", "damaged")],
 )
-def test_a_missing_or_damaged_file_is_said_and_made_anew(path, caplog, content, found):
+def test_a_missing_or_damaged_file_is_reported_and_replaced(path, caplog, content, found):
     caplog.set_level(logging.WARNING, "sdk_trio")
     if content is not None:
         path.write_bytes(content)
@@ -128,7 +128,7 @@ def test_a_missing_or_damaged_file_is_said_and_made_anew(path, caplog, content, 
     assert keys_in(path) == ["a"]
 
 
-def test_nothing_is_said_of_a_new_store(path, caplog):
+def test_a_new_store_causes_no_report(path, caplog):
     assert read_claims(path, is_new=True) == []
     assert caplog.records == []
 

@@ -276,13 +276,13 @@ def test_dev_is_development_and_nothing_else(command_line):
         (["order.created"], 69, "no receiver is running on the data directory"),
     ],
 )
-def test_what_cannot_be_triggered(command_line, words, status, message):
+def test_events_that_cannot_be_triggered(command_line, words, status, message):
     answer = command_line("events", "trigger", *words)
     assert (answer.status, answer.out) == (status, "")
     assert message in answer.err
 
 
-def test_nobody_listens(command_line, monkeypatch, free_port):
+def test_no_receiver_listens(command_line, monkeypatch, free_port):
     monkeypatch.setenv("SDK__WEBHOOKS__SECRET", SECRET)
     url = f"http://127.0.0.1:{free_port}/hooks/sdk"
     answer = command_line("events", "trigger", "order.created", "--url", url)

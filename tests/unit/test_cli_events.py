@@ -126,7 +126,7 @@ def test_the_json_of_an_event_is_a_stable_contract(command_line):
     }
 
 
-def test_a_body_that_is_no_utf_8_is_base64(command_line):
+def test_a_body_that_is_not_utf_8_is_base64(command_line):
     command_line.seed(("msg_1", DONE, b"\xff\x00"))
     shown = command_line("events", "show", "msg_1", "--format", "json").document
     assert shown["raw_base64"] == "/wA="
@@ -332,21 +332,21 @@ def test_replay_of_a_state_goes_through_every_page(command_line, monkeypatch):
     assert set(states(command_line).values()) == {"received", "parked"}
 
 
-def test_replay_since_leaves_older_ones_alone(command_line):
+def test_replay_since_excludes_older_ones(command_line):
     command_line.seed(("old", DEAD), ("new", DEAD))
     since = "2027-01-15T08:00:01Z"
     assert command_line("events", "replay", "--state", "dead", "--since", since).status == 0
     assert states(command_line) == {"old": "dead", "new": "received"}
 
 
-def test_replay_until_leaves_later_ones_alone(command_line):
+def test_replay_until_excludes_later_ones(command_line):
     command_line.seed(("old", DEAD), ("new", DEAD))
     until = "2027-01-15T08:00:01Z"
     assert command_line("events", "replay", "--state", "dead", "--until", until).status == 0
     assert states(command_line) == {"old": "received", "new": "dead"}
 
 
-def test_replay_of_one_error_leaves_the_others_alone(command_line):
+def test_replay_of_one_error_excludes_the_others(command_line):
     errors = {
         "a": "KeyError: order 17 of 3f2b1c9d8e7a is gone",
         "b": "KeyError: order 4 of 99aa88bb77cc is gone\nsecond line",
@@ -383,7 +383,7 @@ def test_a_list_that_stops_at_its_limit_says_that_there_are_more(command_line):
     assert "there are more" not in command_line("events", "list", "--limit", "51").err
 
 
-def test_replay_of_a_subject_leaves_the_others_alone(command_line):
+def test_replay_of_a_subject_excludes_the_others(command_line):
     command_line.seed(("a", DEAD), ("b", DEAD), ("c", PARKED))
     chosen = ("events", "replay", "--state", "dead", "--subject", "order-of-b", "--format", "json")
     assert [row["key"] for row in command_line(*chosen, "--dry-run").document] == ["b"]
@@ -582,7 +582,7 @@ def test_an_event_is_resent_to_any_address_with_its_bytes_and_a_new_signature(
         (["msg_1"], 2, "required: --to"),
     ],
 )
-def test_what_cannot_be_resent(command_line, words, status, message):
+def test_events_that_cannot_be_resent(command_line, words, status, message):
     command_line.seed(("msg_1", DEAD))
     answer = command_line("events", "resend", *words)
     assert (answer.status, answer.out) == (status, "")

@@ -34,7 +34,7 @@ def test_any_other_text_is_a_usage_error_and_nothing_else(text):
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "15", "1900-01-01", "-3d", "15 m", "1e3"])
-def test_what_is_no_time_is_refused(text):
+def test_an_invalid_time_is_refused(text):
     with pytest.raises(UsageError, match="--since takes a time"):
         parse_moment(text, now=NOW)
 

@@ -46,7 +46,7 @@ def test_the_signature_is_the_one_of_the_public_vector(command_line, monkeypatch
 
 
 @pytest.mark.parametrize("format_", ["headers", "json"])
-def test_what_is_signed_is_verified(command_line, format_):
+def test_signed_deliveries_are_verified(command_line, format_):
     (command_line.directory / "headers").write_text(sign(command_line, "--format", format_))
     answer = verify(command_line)
     assert answer.status == 0

@@ -90,7 +90,7 @@ def test_a_cell_says_what_has_no_text_of_its_own(value, shown):
     assert terminal.cell(value) == shown
 
 
-def test_what_is_no_terminal_gets_every_cell_whole(capsys):
+def test_without_a_terminal_every_cell_is_complete(capsys):
     row = ROW | {"last_error": "E" * 300}
     terminal.print_rows([ROW, row], COLUMNS, as_json=False)
     heading, first, second = capsys.readouterr().out.splitlines()

@@ -112,7 +112,7 @@ def test_a_failed_probe_opens_for_another_break():
     assert circuit.acquire() == CircuitRefusal(15.0)
 
 
-def test_a_cancelled_probe_gives_its_place_to_the_next():
+def test_a_cancelled_probe_frees_its_slot():
     circuit, clock = opened()
     clock.now += 15.0
     abandoned = circuit.acquire()
@@ -127,7 +127,7 @@ def test_a_cancelled_probe_gives_its_place_to_the_next():
     assert circuit.state is BreakerState.CLOSED
 
 
-def test_what_was_sent_before_the_outage_says_nothing_after_it():
+def test_results_of_requests_before_the_outage_do_not_count_after_it():
     circuit, clock = breaker(threshold=1)
     early = [circuit.acquire() for _ in range(3)]
     attempt(circuit, FAIL)
@@ -161,7 +161,7 @@ def test_closing_by_hand_forgets_failures():
     assert circuit.state is BreakerState.CLOSED
 
 
-def test_changes_are_told_once_each():
+def test_each_change_is_reported_once():
     told = []
     circuit, clock = breaker(threshold=1, on_change=told.append)
     attempt(circuit, FAIL)
@@ -187,7 +187,7 @@ def test_an_incident_is_one_failure_however_many_attempts_it_befell():
     assert circuit.state is BreakerState.OPEN
 
 
-def test_an_incident_told_late_is_not_a_second_failure():
+def test_an_incident_reported_late_is_not_a_second_failure():
     circuit, _ = breaker(threshold=2)
     incident = Incident()
     early, late = circuit.acquire(), circuit.acquire()

@@ -95,7 +95,7 @@ def test_compressed_bytes_that_stand_for_nothing_count_too():
         (["gzip"], gzip.compress(b"x" * 100, mtime=0)[:-9]),
     ],
 )
-def test_what_cannot_be_decompressed_is_an_error(codings, data):
+def test_data_that_cannot_be_decompressed_is_an_error(codings, data):
     with pytest.raises(httpx.DecodingError):
         fed(BoundedBody(codings, limit=None), data, 10)
 

@@ -77,7 +77,7 @@ def test_forms_of_files(data: bytes, rows: list[dict[str, str]]) -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_is_no_csv_is_refused(data: bytes, message: str) -> None:
+def test_an_invalid_csv_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(data, [])
 

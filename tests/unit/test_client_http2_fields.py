@@ -25,7 +25,7 @@ def fields(pairs):
 
 
 @given(STEPS)
-def test_the_other_side_reads_what_was_meant(steps):
+def test_the_other_side_reads_the_same_fields(steps):
     encoder, decoder = FieldEncoder(), Decoder()
     for step in steps:
         if isinstance(step, int):

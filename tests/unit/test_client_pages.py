@@ -51,7 +51,7 @@ def test_a_cursor_goes_on_while_it_says_so_and_has_records(
         ({"items": []}, "'pagination'"),
     ],
 )
-def test_what_is_no_page_is_refused_with_what_it_lacks(document: Any, lacking: str) -> None:
+def test_an_invalid_page_is_refused_with_the_missing_part(document: Any, lacking: str) -> None:
     with pytest.raises(NotAPageError, match=lacking):
         read_page(document, 1)
 

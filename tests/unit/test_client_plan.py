@@ -24,7 +24,7 @@ def test_the_mode_chooses_the_address(mode, base):
     assert plan_of(settings).base_url == base
 
 
-def test_every_setting_has_its_place():
+def test_every_setting_is_used():
     settings = Settings(
         access_token=TOKEN,
         base_path="/v2/",

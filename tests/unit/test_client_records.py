@@ -162,7 +162,7 @@ def test_a_union_has_the_fields_of_each_of_its_models() -> None:
     assert (customer.type, customer.email, customer.billing_address) == ("brand_new", None, None)
 
 
-def test_what_a_record_is_survives_copies_and_pickles() -> None:
+def test_a_record_survives_copies_and_pickles() -> None:
     order = Record({"customer": {}}, "orders.get")
     for twin in (copy.deepcopy(order), pickle.loads(pickle.dumps(order))):
         assert twin == order

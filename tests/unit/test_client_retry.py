@@ -87,7 +87,7 @@ def test_a_number_is_seconds(value, expected):
         "0x1",
     ],
 )
-def test_what_is_no_wait_is_ignored(value):
+def test_an_invalid_wait_is_ignored(value):
     assert seconds(value) is None
 
 

@@ -123,7 +123,7 @@ def test_values_are_converted(mapping: Any, read: Any, value: Any) -> None:
         ("Webhooks", [], "is a section"),
     ],
 )
-def test_what_does_not_fit_is_reported_with_its_full_key(
+def test_invalid_values_are_reported_with_their_full_key(
     key: str, value: Any, message: str
 ) -> None:
     (problem,) = problems({key: value})
@@ -227,7 +227,7 @@ def test_a_whole_list_replaces_earlier_items() -> None:
     assert result.settings.webhooks.secrets == (B,)
 
 
-def test_an_ipv6_address_is_no_json_array() -> None:
+def test_an_ipv6_address_is_not_a_json_array() -> None:
     assert bound({"Server:Bind": "[::1]:80,[::1]"}).server.bind == ("[::1]:80", "[::1]")
 
 

@@ -269,12 +269,12 @@ def test_warnings(changes: dict[str, Any], key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["production", "Prod", "PRODUCTION"])
-def test_the_usual_names_of_production_are_no_warning(name: str) -> None:
+def test_the_usual_names_of_production_cause_no_warning(name: str) -> None:
     assert findings({"Environment": name}) == Findings()
 
 
 @pytest.mark.parametrize("name", ["Staging", "staging", "Tests", "QA", "Developement"])
-def test_every_other_name_counts_as_production_and_is_told(name: str) -> None:
+def test_every_other_name_counts_as_production_and_is_reported(name: str) -> None:
     [warning] = findings({"Environment": name}).warnings
     assert "counts as Production" in warning.message
     assert ("did you mean Development" in warning.message) == (name == "Developement")

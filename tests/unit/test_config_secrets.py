@@ -31,7 +31,7 @@ def test_one_derivation_gives_one_key(derivation: KeyDerivation) -> None:
     assert [kind for kind, _ in parse_secret(SECRET, derivation).hmac_keys] == [derivation]
 
 
-def test_a_public_key_is_no_hmac_key() -> None:
+def test_a_public_key_is_not_an_hmac_key() -> None:
     parsed = parse_secret(PUBLIC_KEY, AUTO)
     assert parsed.hmac_keys == ()
     assert parsed.ed25519_public_key == base64.b64decode(PUBLIC_KEY.removeprefix("whpk_"))
@@ -191,7 +191,7 @@ def test_a_public_key_is_told_apart_by_its_point(seed: bytes) -> None:
 
 
 @pytest.mark.parametrize("key", SMALL_ORDER, ids=bytes.hex)
-def test_a_key_of_small_order_is_nobody_s(key: bytes) -> None:
+def test_a_key_of_small_order_is_refused(key: bytes) -> None:
     assert is_forgeable(key)
     assert not is_public_key(key)
     with pytest.raises(ValueError, match="nobody can own"):

@@ -86,12 +86,12 @@ def pairs(table):
 
 
 @pytest.mark.parametrize(("form", "text"), pairs(ACCEPTED))
-def test_what_is_taken(form, text):
+def test_accepted_values(form, text):
     assert check_form(form, text, development=False) is None
 
 
 @pytest.mark.parametrize(("form", "text"), pairs(REFUSED))
-def test_what_is_refused(form, text):
+def test_refused_values(form, text):
     assert check_form(form, text, development=False)
 
 
@@ -115,7 +115,7 @@ def test_plain_http_stays_on_this_machine_and_in_development(url):
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1.example.com", "http://localhost.a", "http://a"])
-def test_what_only_looks_like_this_machine_is_another(url):
+def test_addresses_that_resemble_loopback_are_remote(url):
     assert check_form(Form.HTTPS_URL, url, development=True)
     assert not is_plain_loopback(url)
 

@@ -10,7 +10,7 @@ SPANS = st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=MAXIMUM_D
 
 
 @given(SPANS)
-def test_what_is_written_reads_back_the_same(span: timedelta) -> None:
+def test_written_values_are_read_back_unchanged(span: timedelta) -> None:
     assert parse_timespan(format_timespan(span)) == span
 
 

@@ -1,4 +1,4 @@
-"""Connection slots without sockets: the shares of descriptors, and who gives way."""
+"""Connection slots without sockets: the shares of descriptors, and evictions."""
 
 import attrs
 import pytest
@@ -43,15 +43,15 @@ class Client:
     def unfinished_since(self):
         return self.since if self.state == "unfinished" and not self.gave_way else None
 
-    def give_way(self):
+    def evict(self):
         assert not self.gave_way
         self.gave_way = True
 
 
 def connect(slots, clients, source, state, now):
-    """Take a slot; the connection that gives way frees its own at once."""
+    """Reserve a slot; an evicted connection frees its own at once."""
     before = list(clients)
-    if not slots.take((source, 1), now):
+    if not slots.reserve((source, 1), now):
         assert not any(client.gave_way for client in clients)
         return None
     for client in before:
@@ -77,8 +77,8 @@ states = st.sampled_from(["idle", "unfinished", "busy"])
     st.booleans(),
     st.lists(st.tuples(sources, states, st.booleans()), max_size=60),
 )
-def test_slots_are_shared_fairly_whatever_comes(most, gives_way, arrivals):
-    slots, clients = slots_of(connections=most, source_gives_way=gives_way), []
+def test_slots_are_shared_fairly(most, evicts_own, arrivals):
+    slots, clients = slots_of(connections=most, source_evicts_own=evicts_own), []
     for number, (source, state, finishes) in enumerate(arrivals):
         before = list(clients)
         count = sum(client.source == source for client in clients)
@@ -89,7 +89,7 @@ def test_slots_are_shared_fairly_whatever_comes(most, gives_way, arrivals):
         half = max(1, most // 2)
         assert source == "proxy" or sum(it.source == source for it in clients) <= half
         if client is None:
-            # Nothing that had to give way was there.
+            # There was no connection to evict.
             idle = any(it.state == "idle" for it in before)
             assert not idle or (count >= half and source != "proxy")
             assert len(before) == most or count >= half
@@ -104,7 +104,7 @@ def test_slots_are_shared_fairly_whatever_comes(most, gives_way, arrivals):
             slots.free(ended, slots.source_of((ended.source, 1)))
 
 
-def test_the_largest_source_gives_way_first_and_its_oldest_request():
+def test_the_oldest_request_of_the_largest_source_is_evicted_first():
     slots, clients = slots_of(connections=8), []
     for number, source in enumerate("aaabbc"):
         connect(slots, clients, source, "unfinished", float(number))
@@ -125,19 +125,19 @@ def test_the_largest_source_gives_way_first_and_its_oldest_request():
     assert connect(slots, clients, "proxy", "busy", 20.0) is not None
 
 
-def test_a_client_that_goes_on_in_time_keeps_its_slot():
+def test_a_client_that_continues_in_time_keeps_its_slot():
     slots, clients = slots_of(connections=2, sweep_seconds=0.5), []
     first = connect(slots, clients, "a", "unfinished", 0.0)
     second = connect(slots, clients, "b", "unfinished", 1.0)
     assert connect(slots, clients, "c", "unfinished", 2.0) is not None
     assert first not in clients
-    second.since = 2.1  # it has finished a request, and begun another one
+    second.since = 2.1  # it has finished a request and begun another one
     assert connect(slots, clients, "d", "busy", 2.2) is None
     assert connect(slots, clients, "d", "busy", 2.8) is not None
 
 
-def test_who_is_busy_for_a_moment_may_have_to_give_way_afterwards():
-    """Candidates are listed once in a sweep, and a client that pipelines is busy now and then."""
+def test_a_busy_connection_may_be_evicted_later():
+    """Candidates are listed once in a sweep, and a client that pipelines is busy at times."""
     slots, clients = slots_of(connections=4), []
     for number, source in enumerate("aabb"):
         connect(slots, clients, source, "unfinished", float(number))
@@ -151,7 +151,7 @@ def test_who_is_busy_for_a_moment_may_have_to_give_way_afterwards():
     assert connect(slots, clients, "d", "busy", 10.0) is not None
 
 
-def test_two_sources_do_not_end_each_others_connections_in_turns():
+def test_two_sources_do_not_evict_each_other_alternately():
     slots, clients = slots_of(connections=4), []
     for number, source in enumerate("aabb"):
         connect(slots, clients, source, "unfinished", float(number))

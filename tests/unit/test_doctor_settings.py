@@ -29,7 +29,7 @@ def found(check, **keys):
     return report.findings
 
 
-def test_what_is_wrong_and_what_to_do_are_two_things():
+def test_problem_and_advice_are_separate():
     environ = {"SDK__TIMEOUTMS": "1", "SDK__WEBHOKS__PATH": "/x"}
     report = Report("settings")
     check_settings(read_settings("/dev/null/no.json", environ=environ), report)
@@ -171,7 +171,7 @@ def test_secrets_and_tokens_that_were_exchanged(keys, where, what):
         ("Auto", "base64 of a key of 24 bytes and then as a text of 38 bytes"),
     ],
 )
-def test_what_a_secret_is_taken_for(derivation, what):
+def test_the_form_of_a_secret_is_recognised(derivation, what):
     findings = found(check_secrets, Webhooks__KeyDerivation=derivation)
     assert [finding.level for finding in findings] == [OK, OK]
     assert what in findings[1].what

@@ -1,4 +1,4 @@
-"""A group that holds one exception stands for that exception."""
+"""A group with one exception represents that exception."""
 
 import pytest
 

@@ -117,7 +117,7 @@ def test_all_exported_names_exist_once() -> None:
     assert all(hasattr(sdk_trio.events, name) for name in names)
 
 
-def test_a_type_that_nobody_knows_has_no_row() -> None:
+def test_an_unknown_type_has_no_row() -> None:
     assert DEFAULT_CATALOG.by_type("acme.invoice_sent") is None
 
 
@@ -387,7 +387,7 @@ def extra_member() -> Any:
         (lambda: InvoicePayload, "no class derived from"),
     ],
 )
-def test_what_would_fail_at_the_first_delivery_fails_at_registration(
+def test_errors_of_the_first_delivery_are_raised_at_registration(
     make: Callable[[], Any], says: str
 ) -> None:
     with pytest.raises(HandlerRegistrationError, match=says):

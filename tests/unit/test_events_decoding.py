@@ -215,7 +215,7 @@ def test_a_class_that_reads_the_id_otherwise_is_decoded_after_the_outline() -> N
         pytest.param(b'{"type":"order.paid","type":1}', id="last type number"),
     ],
 )
-def test_a_body_that_is_no_event(raw: bytes) -> None:
+def test_a_body_that_is_not_an_event(raw: bytes) -> None:
     with pytest.raises(DeliveryDecodingError, match="the body is no event"):
         decode_envelope(raw)
 
@@ -365,7 +365,7 @@ _JSON_VALUES = st.recursive(
     blank=st.sampled_from(["", " ", "\n\t"]),
     twice=st.booleans(),
 )
-def test_whatever_python_reads_with_a_type_is_an_event(
+def test_any_json_with_a_type_is_an_event(
     document: dict[str, Any], wire_type: str, data: object, as_is: bool, blank: str, twice: bool
 ) -> None:
     text = json.dumps({**document, "type": wire_type, "data": data}, ensure_ascii=not as_is)
@@ -386,7 +386,7 @@ def test_whatever_python_reads_with_a_type_is_an_event(
 @given(st.text(st.sampled_from('[]{}",:\\\\ud8dc01-.eENaInfity\n trusl')).map(str.encode))
 @example(b'{"type":"a","b":[1,2,{"c":"\\u0041"}]}')
 @example(b'{"type":"a",}')
-def test_what_is_legible_is_what_python_reads(raw: bytes) -> None:
+def test_legible_bodies_are_those_that_python_reads(raw: bytes) -> None:
     try:
         expected = json.loads(raw)
     except ValueError:
@@ -453,7 +453,7 @@ def test_of_duplicate_names_the_last_one_counts_everywhere() -> None:
 
 
 @pytest.mark.parametrize("kept", [b"null", b"[]", b"[1]", b'"text"', b"7", b"true", b"{}", None])
-def test_data_that_is_no_object_or_absent_is_drift(kept: bytes | None) -> None:
+def test_data_that_is_missing_or_not_an_object_is_drift(kept: bytes | None) -> None:
     data = b"" if kept is None else b',"data":' + kept
     raw = b'{"type":"order.paid","timestamp":"2026-03-04T05:06:07Z"' + data + b"}"
     event, drifts = decode(raw)
@@ -546,7 +546,7 @@ def test_a_payload_made_by_hand_has_no_extra() -> None:
 # Drift
 
 
-def test_new_values_and_new_fields_are_no_drift() -> None:
+def test_new_values_and_new_fields_are_not_drift() -> None:
     raw = body({"id": "a", "status": "quantum", "new": {"deep": [1]}, "items": [{"new": 1}]})
     event, drifts = decode(raw)
     assert drifts == []
@@ -555,7 +555,7 @@ def test_new_values_and_new_fields_are_no_drift() -> None:
     assert event.json["data"]["items"] == [{"new": 1}]
 
 
-def test_what_fits_is_kept_down_to_the_nested_records() -> None:
+def test_matching_fields_are_kept_down_to_the_nested_records() -> None:
     raw = body(
         {
             "id": "a",
@@ -613,7 +613,7 @@ def test_what_fits_is_kept_down_to_the_nested_records() -> None:
     ],
 )
 @pytest.mark.parametrize("wire_type", ["order.paid", "acme.invoice_sent"])
-def test_the_id_is_text_whatever_was_sent(
+def test_the_id_is_always_text(
     wire_type: str, sent: bytes, expected: str, subject: str | None, drifting: bool
 ) -> None:
     raw = body({"id": 0}, wire_type).replace(b'{"id": 0}', b'{"id":' + sent + b"}")
@@ -731,7 +731,9 @@ def fits(wire_type: str, name: str, value: object) -> bool:
 
 
 @given(st.data(), st.sampled_from(TYPES))
-def test_any_data_of_any_type_keeps_what_fits(data: st.DataObject, wire_type: str) -> None:
+def test_any_data_of_any_type_keeps_the_matching_fields(
+    data: st.DataObject, wire_type: str
+) -> None:
     row = DEFAULT_CATALOG.by_type(wire_type)
     assert row is not None
     original = sample(wire_type, now=NOW)["data"]
@@ -765,7 +767,7 @@ def test_any_data_of_any_type_keeps_what_fits(data: st.DataObject, wire_type: st
 
 
 @given(st.dictionaries(st.text(max_size=4), json_values, max_size=4))
-def test_the_two_ways_of_decoding_agree(unknown: dict[str, Any]) -> None:
+def test_the_two_decoders_agree(unknown: dict[str, Any]) -> None:
     """One unfit field sends a payload the slow way; all else must be as on the fast way."""
     named = sample("subscription.active", now=NOW)["data"]
     data = {**unknown, **named}
@@ -785,7 +787,7 @@ def test_events_can_be_copied() -> None:
     assert copy.deepcopy(event) == event
 
 
-def test_a_large_list_that_drifts_is_looked_at_within_bounds() -> None:
+def test_a_large_list_with_drift_is_checked_within_limits() -> None:
     """Counted, not timed: each value that does not fit costs a hundred times one that does."""
     good = {"product_id": "p", "amount": 1}
     bad = {"product_id": 7, "amount": "x", "label": [1]}
@@ -797,7 +799,7 @@ def test_a_large_list_that_drifts_is_looked_at_within_bounds() -> None:
     assert len(drifts) <= MAX_DRIFTS
 
 
-def test_repairs_are_counted_for_one_event_and_told() -> None:
+def test_repairs_are_counted_for_one_event_and_reported() -> None:
     reports: list[str] = []
     raw = json.dumps({"items": [{"amount": "x"}] * 3 * MAX_REPAIRS}).encode()
     fit(Order, raw, "data", lambda path, message: reports.append(message))

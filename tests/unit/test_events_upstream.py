@@ -161,7 +161,7 @@ def sent_types() -> list[str]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("wire_type", sent_types())
-def test_what_the_upstream_sends_is_read_whole(wire_type: str, version: str) -> None:
+def test_upstream_samples_are_read_completely(wire_type: str, version: str) -> None:
     model = payload_classes(version)[wire_type]
     for seed in range(SAMPLES):
         document = made_record(model, random.Random(f"{version} {wire_type} {seed}"))

@@ -56,7 +56,7 @@ def test_a_missing_number_holds_the_feed_until_it_cannot_come_any_more(sequences
 
 
 @given(st.permutations(range(1, 13)), st.data())
-def test_whatever_the_order_of_commits_none_is_passed_over(order, data):
+def test_no_commit_is_skipped_in_any_order(order, data):
     """Numbers are taken in order and appear in any; looks happen between, and time passes."""
     position, seen, told = 0, set(), []
     for count in range(len(order) + 1):
@@ -179,6 +179,6 @@ def test_no_body_makes_the_claimed_type_anything_but_a_short_text(body):
     assert found is None or (1 <= len(found) <= 256 and found.isprintable())
 
 
-def test_the_claimed_type_is_found_at_the_beginning_alone():
+def test_the_claimed_type_is_found_only_at_the_beginning():
     assert claimed_type(b'{"type": "order.paid", "data": {"type": "x"}}') == "order.paid"
     assert claimed_type(b'{"data":"' + b"x" * 2000 + b'","type":"order.paid"}') is None

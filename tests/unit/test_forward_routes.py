@@ -136,7 +136,7 @@ def test_the_table_of_the_page():
 
 
 @given(st.integers(100, 599), st.binary())
-def test_an_answer_is_told_in_one_bounded_line(status, body):
+def test_a_response_is_described_in_one_bounded_line(status, body):
     text = answer_text(status, body)
     assert text.startswith(f"answered {status}")
     assert len(text.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""What is generated is as its sources make it: types, data of events, pages, documents."""
+"""Generated files are not stale: types, data of events, pages, documents."""
 
 import subprocess
 import sys

@@ -1,7 +1,7 @@
-"""A canary for every private part of hypercorn that `server/hypercorn.py` stands on.
+"""Checks of every private part of hypercorn that `server/hypercorn.py` uses.
 
-A failure here after an upgrade of hypercorn says which seam has moved; the pin in pyproject.toml is
-widened only after that part of it has been looked at.
+A failure after an upgrade of hypercorn shows which part has changed. Review that part before you
+widen the pin in pyproject.toml.
 """
 
 import inspect
@@ -44,14 +44,14 @@ def test_the_signatures_are_those_that_we_call_and_override(function):
     assert list(inspect.signature(function).parameters) == SIGNATURES[function].split()
 
 
-def test_the_minor_version_is_the_one_that_was_read():
+def test_the_minor_version_is_the_reviewed_one():
     assert version("hypercorn").split(".")[:2] == ["0", "18"]
 
 
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        # What we override has to be called, and at these places.
+        # The overridden methods must be called, and at these places.
         (H11Protocol._handle_events, "await self._check_protocol(event)"),
         (H11Protocol._handle_events, "await self._create_stream(event)"),
         (H11Protocol._handle_events, "h11.Request"),
@@ -64,11 +64,11 @@ def test_the_minor_version_is_the_one_that_was_read():
         (TCPServer.protocol_send, "await self.stream.send_all(event.data)"),
     ],
 )
-def test_what_we_replace_is_used_where_we_think(function, text):
+def test_replaced_parts_are_used_where_expected(function, text):
     assert text in inspect.getsource(function)
 
 
-def test_the_connection_says_how_far_an_answer_and_the_next_head_have_come():
+def test_the_connection_shows_the_state_of_the_response_and_of_the_next_head():
     protocol = H11Protocol(
         None, Config(), WorkerContext(None), None, ConnectionState({}), False, None, None, None
     )
@@ -79,7 +79,7 @@ def test_the_connection_says_how_far_an_answer_and_the_next_head_have_come():
     connection.send(h11.Response(status_code=200, headers=[]))
     assert connection.our_state is h11.SEND_BODY
     assert connection.trailing_data[0] == b"GET / HT"
-    # Before the next request is waited for, and at no other moment.
+    # Before the wait for the next request, and at no other time.
     recycling = inspect.getsource(H11Protocol._maybe_recycle)
     assert "self.connection.start_next_cycle()" in recycling
     assert "await self.send(Updated(idle=True))" in recycling

@@ -1,4 +1,4 @@
-"""The account of the long run finds what it is there to find."""
+"""The ledger of the long runs detects violated guarantees."""
 
 import attrs
 from support.ledger import Account, Again, account, by_process, runs_of
@@ -13,13 +13,13 @@ def kept(*lines: str, states=None, acknowledged=None, faults=(), deaths=DEATHS) 
     return account(ids, runs, found, deaths=deaths, faults=faults)
 
 
-def test_what_ran_once_keeps_every_promise():
+def test_single_runs_keep_every_guarantee():
     found = kept("10 start a 1", "20 finish a 1", "30 start b 2", "40 finish b 2")
     assert not found.broken
     assert found == attrs.evolve(found, acknowledged=2, states={"done": 2}, again=[])
 
 
-def test_what_the_store_does_not_know_or_has_left_is_lost():
+def test_unknown_and_unfinished_events_are_lost():
     for states in ({}, {"a": "received"}, {"a": "running"}, {"a": "retrying"}):
         found = kept("10 start a 1", "20 finish a 1", states=states, acknowledged={"a"})
         assert found.lost == ["a"]
@@ -29,7 +29,7 @@ def test_what_the_store_does_not_know_or_has_left_is_lost():
     assert not kept(states={"a": "received"}, acknowledged=set()).broken
 
 
-def test_what_is_called_done_and_never_finished_is_found():
+def test_an_event_that_is_done_without_a_finished_run_is_found():
     for lines in ([], ["10 start a 1"], ["10 start a 1", "20 stop a 1"]):
         found = kept(*lines, states={"a": "done"})
         assert found.never_finished == ["a"]
@@ -68,7 +68,7 @@ def test_two_runs_of_one_id_at_a_time_overlap():
     assert beside.broken
     same_process = kept("10 start a 2", "15 start a 2", "20 finish a 2")
     assert same_process.overlapping == ["a"]
-    # What a process did not end ends with it: the next one runs at the earliest then.
+    # A run ends with its process at the latest; the next one runs after that.
     assert not kept("10 start a 1", "1000 start a 2", "1010 finish a 2").broken
     assert kept("10 start a 1", "999 start a 2", "1010 finish a 2").overlapping == ["a"]
 
@@ -105,7 +105,7 @@ def test_lanes_that_do_not():
         assert found.broken
 
 
-def test_a_dead_event_lets_its_lane_go_on():
+def test_a_dead_letter_lets_its_lane_continue():
     found = kept(
         "10 start lane1_0 2",
         "15 stop lane1_0 2",

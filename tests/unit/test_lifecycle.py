@@ -67,7 +67,7 @@ def test_the_delay_is_between_nothing_and_the_bound_of_its_attempt(attempts, pol
 
 
 @given(st.integers(1, 40), POLICIES, FRACTIONS, SECONDS)
-def test_what_the_handler_asked_for_is_a_lower_bound(attempts, policy, fraction, asked):
+def test_the_requested_delay_is_a_lower_bound(attempts, policy, fraction, asked):
     policy = DeliveryRetries(attempts + 1, policy.base_seconds, policy.cap_seconds)
     delay = retry(attempts, policy, fraction, asked).at - NOW
     assert delay >= asked - 1e-6

@@ -82,7 +82,7 @@ def test_a_reader_that_hangs_holds_up_nobody_and_gets_all_lines_in_their_order(p
     assert pipe.read_all() == ["at once\n"]
 
 
-def test_what_does_not_fit_is_dropped_and_counted_where_it_is_missing(pipe):
+def test_lines_that_do_not_fit_are_dropped_and_counted(pipe):
     before = dropped_in_all["info"]
     lines = pipe.fill()
     for number in range(100):
@@ -111,7 +111,7 @@ def test_an_error_takes_the_place_of_infos():
     assert [line for line in found if line.startswith("error")] == errors
 
 
-def test_errors_that_fill_all_are_dropped_last_and_told(pipe):
+def test_errors_are_dropped_last_and_reported(pipe):
     pipe.fill()
     for number in range(200):
         pipe.output.write(logging.ERROR, f"error {number} {'z' * 90}\n")
@@ -140,7 +140,7 @@ def test_flush_waits_for_a_reader_and_not_forever(pipe):
     reading.join(NET)
 
 
-def test_a_closed_pipe_is_no_error_and_is_not_waited_for():
+def test_a_closed_pipe_is_not_an_error():
     read_end, write_end = os.pipe()
     with os.fdopen(write_end, "w") as stream:
         output = LogOutput(stream, told)

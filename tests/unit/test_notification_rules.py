@@ -187,7 +187,7 @@ def test_names_of_senders_and_subjects_hold_nothing_that_cannot_be_seen():
 
 
 @pytest.mark.parametrize("hidden", [*"\u202e\u00ad\u200b\u200d\ufeff\ufffb", "\U000e0041"])
-def test_what_cannot_be_seen_is_refused_in_urls_and_lines(hidden):
+def test_invisible_characters_are_refused_in_urls_and_lines(hidden):
     for key, text in (
         ("Webhook__Url", f"https://hooks.example/a{hidden}b"),
         ("Email__FromDisplayName", f"a{hidden}b"),
@@ -225,5 +225,5 @@ def test_a_signing_secret_that_cannot_be_used_is_a_problem_without_it(secret):
 
 
 @pytest.mark.parametrize("secret", ["a-secret-of-some-length", "whsec_" + "A" * 32])
-def test_a_signing_secret_of_any_form_is_taken(secret):
+def test_a_signing_secret_of_any_form_is_accepted(secret):
     assert probed(secret) == []

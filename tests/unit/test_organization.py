@@ -95,7 +95,7 @@ _VALUES = st.recursive(
     st.booleans(),
     st.sampled_from([None, 2]),
 )
-def test_the_guess_agrees_with_what_is_read(
+def test_the_guess_agrees_with_the_decoded_value(
     wire_type: str, data: Any, rest: Any, last: bool, indent: int | None
 ) -> None:
     document = {**rest, "type": wire_type, "data": data} if last else {"data": data, **rest}
@@ -111,7 +111,7 @@ def test_any_bytes_claim_something_or_nothing(body: bytes) -> None:
     claimed_organization(b'{"data":{"organization_id":' + body)
 
 
-def test_no_more_is_read_than_the_bounds_say() -> None:
+def test_no_more_is_read_than_the_limits() -> None:
     claim = b'"data":{"organization_id":"org-1"}}'
     near = b'{"x":"' + b"a" * (SCANNED_BYTES - 100) + b'",' + claim
     assert claimed_organization(near) == "org-1"
@@ -120,7 +120,7 @@ def test_no_more_is_read_than_the_bounds_say() -> None:
     assert claimed_organization(b'{"x":[' + b'"",' * SCANNED_TOKENS + b"1]," + claim) is None
 
 
-def test_what_is_no_text_in_ascii_claims_nothing() -> None:
+def test_text_that_is_not_ascii_claims_nothing() -> None:
     for value in (b'"\xff"', b"7", b"null", b'["org-1"]', b'""'):
         body = b'{"data":{"organization_id":' + value + b"}}"
         assert claimed_organization(body) is None

@@ -62,7 +62,7 @@ class TestDirectPeers:
         lines = [xff(CLIENT), proto("http"), forwarded("for=x;proto=http")]
         assert origin(*lines, peer=ATTACKER, scheme="https") == RequestOrigin(ATTACKER, secure=True)
 
-    def test_by_default_nobody_is_trusted_not_even_this_machine(self) -> None:
+    def test_by_default_no_peer_is_trusted_not_even_this_machine(self) -> None:
         nobody = TrustedProxies([])
         for peer in ("127.0.0.1", "::1", None, ""):
             assert origin(xff(CLIENT), proto("https"), peer=peer, proxies=nobody) == RequestOrigin(
@@ -165,7 +165,7 @@ class TestXForwarded:
         )
         assert origin(peer=f"::ffff:{CLIENT}") == RequestOrigin(CLIENT, False)
 
-    def test_a_peer_that_is_no_address_is_not_trusted(self) -> None:
+    def test_a_peer_without_an_address_is_not_trusted(self) -> None:
         assert origin(proto("https"), peer="testclient") == RequestOrigin("testclient", False)
 
 
@@ -377,6 +377,6 @@ class TestSettings:
         assert [problem.key for problem in caught.value.problems] == [key] * 3
         assert "10.0.0.1/8" in caught.value.problems[0].message
 
-    def test_unix_is_no_source_range(self) -> None:
+    def test_unix_is_not_a_source_range(self) -> None:
         with pytest.raises(OptionsValidationError):
             AllowedSources(["unix"])

@@ -96,7 +96,7 @@ def test_nothing_of_ipv6_is_public_that_python_calls_otherwise(address):
 
 
 @pytest.mark.parametrize("text", ["", "localhost", "1.2.3", "127.1", "0x7f.1", "2130706433", "a.b"])
-def test_what_is_no_address_is_not_public(text):
+def test_an_invalid_address_is_not_public(text):
     assert not is_public(text)
 
 

@@ -26,7 +26,7 @@ def test_a_quiet_source_may_send_a_minute_s_worth_at_once(per_minute: int) -> No
 
 
 @pytest.mark.parametrize("per_minute", [1, 3, 7, 60, 600])
-def test_who_waits_as_told_is_admitted_once(per_minute: int) -> None:
+def test_a_client_that_waits_as_requested_is_admitted(per_minute: int) -> None:
     limit = RateLimit(per_minute)
     now = NOW
     spend(limit, A, now)
@@ -40,7 +40,7 @@ def test_who_waits_as_told_is_admitted_once(per_minute: int) -> None:
         assert limit.admit(A, now) is None
 
 
-def test_rounding_refuses_nobody_at_a_high_rate() -> None:
+def test_rounding_causes_no_refusal_at_a_high_rate() -> None:
     limit = RateLimit(100_000)
     now = NOW
     for _ in range(1000):
@@ -120,7 +120,7 @@ def test_no_window_admits_more_than_the_burst_and_its_share(
 
 
 @given(st.integers(1, 100), st.lists(st.floats(1, 5), min_size=1, max_size=40))
-def test_who_keeps_to_the_rate_is_never_refused(per_minute: int, factors: list[float]) -> None:
+def test_a_client_within_the_rate_is_never_refused(per_minute: int, factors: list[float]) -> None:
     limit = RateLimit(per_minute)
     now = NOW
     for _ in range(per_minute - 1):

@@ -1,4 +1,4 @@
-"""What a pass of the reconciliation decides, without any upstream."""
+"""The decisions of a reconciliation pass, without an upstream."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from sdk_trio.reconcile.plan import (
     FIRST_WAIT_SECONDS,
     WINDOW_SECONDS,
     Action,
-    Asked,
     Checkpoint,
     ReadEndpoint,
+    Requests,
     Sighting,
     UnknownEndpointError,
     UnreadableDeliveryError,
@@ -44,14 +44,14 @@ def test_windows_cover_the_time_without_a_gap(start: float, length: float) -> No
     assert all(window.end - window.start <= WINDOW_SECONDS + 1e-3 for window in found)
 
 
-def test_a_window_asks_for_both_of_its_ends() -> None:
+def test_a_window_includes_both_of_its_ends() -> None:
     assert Window(1000, 4600).query() == {
         "start_timestamp": "1970-01-01T00:16:39Z",
         "end_timestamp": "1970-01-01T01:16:41Z",
     }
 
 
-@given(times, times, st.dictionaries(st.text(), st.builds(Asked, st.integers(1, 9), times)))
+@given(times, times, st.dictionaries(st.text(), st.builds(Requests, st.integers(1, 9), times)))
 def test_a_checkpoint_survives_its_storage(began: float, until: float, asked: Any) -> None:
     checkpoint = Checkpoint(began, until, asked)
     assert Checkpoint.from_text(checkpoint.as_text()) == checkpoint
@@ -70,12 +70,12 @@ def test_a_checkpoint_survives_its_storage(began: float, until: float, asked: An
     )
 )
 def test_any_other_text_is_a_value_error(text: str) -> None:
-    with pytest.raises(ValueError, match="no checkpoint"):
+    with pytest.raises(ValueError, match="not a checkpoint"):
         Checkpoint.from_text(text)
 
 
 @given(times, st.lists(times, max_size=5), st.booleans())
-def test_a_checkpoint_is_never_past_what_is_unresolved(
+def test_a_checkpoint_never_passes_an_unresolved_event(
     until: float, ats: list[float], whole: bool
 ) -> None:
     window = Window(until, until + 10)
@@ -84,18 +84,18 @@ def test_a_checkpoint_is_never_past_what_is_unresolved(
     assert not whole or all(moved.until <= at for at in ats)
 
 
-def test_waits_double_and_what_has_arrived_is_forgotten() -> None:
+def test_waits_double_and_arrived_events_are_removed() -> None:
     checkpoint = Checkpoint(0, 0)
     for times in range(12):
         checkpoint = with_asked(checkpoint, "e", 1000)
         due = 1000 + FIRST_WAIT_SECONDS * 2**times
         assert decide(sighting(), checkpoint, due - 1) is Action.WAIT
         assert decide(sighting(), checkpoint, due) is Action.ASK
-    assert Asked(10**9, 0).is_due(1e30)
+    assert Requests(10**9, 0).is_due(1e30)
     assert without(checkpoint, ["e"]).asked == {}
 
 
-def test_what_others_answered_for_counts_only_from_before_the_first_pass() -> None:
+def test_deliveries_to_others_count_only_before_the_first_pass() -> None:
     checkpoint = Checkpoint(began=200, until=0)
     assert decide(sighting(199, delivered=True), checkpoint, 300) is Action.LEAVE
     assert decide(sighting(201, delivered=True), checkpoint, 300) is Action.ASK
@@ -128,7 +128,7 @@ HERE = {"id": "a", "url": "https://shop.example/pre/hooks/sdk"}
 ELSE = {"id": "b", "url": "https://user:pass@shop.example/other?key=hidden", "enabled": False}
 
 
-def test_the_endpoint_is_the_only_one_or_the_one_of_our_path_or_those_named() -> None:
+def test_the_endpoint_is_the_only_one_or_has_our_path_or_is_configured() -> None:
     def chosen(listed: Any, configured: Any = ()) -> list[str]:
         found = choose_endpoints(listed, configured=configured, path="/hooks/sdk")
         return [endpoint.id for endpoint in found]

@@ -121,7 +121,7 @@ def test_a_factory_with_a_parameter_gets_the_services(factory):
     assert bound(factory, services=services).services is services
 
 
-def test_every_binding_builds_anew():
+def test_every_binding_builds_new_handlers():
     handlers = HandlerRegistry()
     handlers.register(OrderPaidEvent, Grant)
     one, two = (handlers.bind(services_of()).find("order.paid").handler for _ in range(2))
@@ -223,7 +223,7 @@ def test_an_application_adds_its_own_types():
 
 
 @pytest.mark.parametrize("handler", [None, "handler", 7, object(), [], {}])
-def test_what_is_no_handler_is_refused_at_once(handler):
+def test_an_invalid_handler_is_refused_at_once(handler):
     with pytest.raises(HandlerRegistrationError, match="is no handler"):
         HandlerRegistry().register(OrderPaidEvent, handler)
 
@@ -304,7 +304,7 @@ def test_ordered_needs_enqueue():
 # -- fallback ---------------------------------------------------------------------------------
 
 
-def test_the_fallback_takes_what_has_no_handler_of_its_own():
+def test_the_fallback_handles_types_without_a_handler():
     handlers = HandlerRegistry()
     handlers.register(OrderPaidEvent, Grant)
     assert handlers.fallback(function, enqueue=True) is function
@@ -476,7 +476,7 @@ async def generates_later(event):
         (iter, "iter has no signature"),
     ],
 )
-def test_what_cannot_be_called_with_an_event_is_refused_at_once(handler, message):
+def test_a_callable_that_cannot_take_an_event_is_refused_at_once(handler, message):
     with pytest.raises(HandlerRegistrationError, match=message):
         HandlerRegistry().register(OrderPaidEvent, handler)
     with pytest.raises(HandlerRegistrationError, match=message):

@@ -1,4 +1,4 @@
-"""Which changes of settings come into force in a running program, and which wait."""
+"""The changes of settings that a running program applies, and those that wait."""
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from sdk_trio.webhooks.endpoint import LIVE_KEYS
 
 RUNNING = settings()
 
-#: Some valid change of each of these keys.
+#: A valid change of each of these keys.
 CHANGES = {
     "Webhooks:Secrets": ["whsec_c2VjcmV0LW9mLXRoaXMtdGVzdC0yNA=="],  # a test value
     "Webhooks:KeyDerivation": "Utf8",
@@ -33,7 +33,7 @@ def changed(keys):
 
 
 @given(st.sets(st.sampled_from(sorted(CHANGES))))
-def test_every_change_is_applied_or_named_and_a_second_reload_names_only_the_rest(keys):
+def test_every_change_is_applied_or_reported_and_a_second_reload_reports_only_the_rest(keys):
     wanted = changed(keys)
     plan = plan_reload(RUNNING, wanted, live=LIVE_KEYS)
     full = {f"Sdk:{key}" for key in keys}
@@ -48,7 +48,7 @@ def test_every_change_is_applied_or_named_and_a_second_reload_names_only_the_res
     assert again.settings == plan.settings
 
 
-def test_a_key_of_a_section_covers_what_lies_below_it_and_nothing_beside_it():
+def test_a_key_of_a_section_covers_exactly_the_keys_below_it():
     wanted = settings(Webhooks__Queue__Workers=2, Webhooks__Queue__Capacity=5, MaxRetries=1)
     plan = plan_reload(RUNNING, wanted, live=["sdk:webhooks:queue", "Sdk:MaxRetrie"])
     assert plan.applied == ("Sdk:Webhooks:Queue:Capacity", "Sdk:Webhooks:Queue:Workers")
@@ -59,7 +59,7 @@ def test_a_key_of_a_section_covers_what_lies_below_it_and_nothing_beside_it():
     ("before", "after", "applied"),
     [("a.pem", "b.pem", True), (None, "b.pem", False), ("a.pem", None, False)],
 )
-def test_tls_is_on_or_off_from_the_start_and_its_files_may_change(before, after, applied):
+def test_tls_cannot_be_switched_but_its_files_may_change(before, after, applied):
     running, wanted = (
         msgspec.structs.replace(
             RUNNING, server=msgspec.structs.replace(RUNNING.server, cert_file=path, key_file=path)
@@ -72,7 +72,7 @@ def test_tls_is_on_or_off_from_the_start_and_its_files_may_change(before, after,
 
 
 class Part:
-    """A part of the program; it refuses when told so."""
+    """A part of the program, which can be made to refuse."""
 
     def __init__(self, refusing=None):
         self.refusing = refusing
@@ -101,8 +101,8 @@ def test_one_part_that_refuses_keeps_every_part_at_the_old_settings(refusals):
         assert all(part.settings == wanted for part in (*parts, reloader))
 
 
-def test_what_is_valid_only_after_a_restart_is_refused_until_then():
-    """Without a secret of the host's own only with tenants, and those come with a restart."""
+def test_settings_that_are_valid_only_after_a_restart_are_refused():
+    """Only with tenants may the host have no secret, and enabling tenants needs a restart."""
     reloader = SettingsReload(RUNNING, standalone=True)
     reloader.subscribe(Part().prepare, LIVE_KEYS)
     no_secret = msgspec.structs.replace(RUNNING.webhooks, secret=None)

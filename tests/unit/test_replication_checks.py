@@ -40,7 +40,7 @@ def test_a_replica_that_is_not_in_step_is_worth_a_look_and_no_more(overseen, deg
     assert check.detail
 
 
-def test_the_reason_is_told():
+def test_the_reason_is_reported():
     check = check_replication(Overseen(health(HealthState.UNHEALTHY)))
     assert check.detail == "Unhealthy: 1 of 1 lags"
 

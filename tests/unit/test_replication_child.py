@@ -142,7 +142,7 @@ def test_any_output_of_the_replicator_is_one_line_without_secrets(raw):
 
 
 @pytest.mark.parametrize("secret", ["test value/no+key=", 'qu"ote', "back\\slash", "ümläut"])
-def test_no_secret_is_taken_over(secret):
+def test_no_secret_is_copied(secret):
     options = ReplicationOptions()
     secrets = secret_values(options, {"OBJECT_STORE_SECRET_ACCESS_KEY": secret})
     spoken = {"level": "ERROR", "msg": f"bad {secret}", "error": {"key": secret}}
@@ -153,7 +153,7 @@ def test_no_secret_is_taken_over(secret):
         assert "***" in line.message
 
 
-def test_a_level_of_compaction_is_no_level_of_the_log():
+def test_a_level_of_compaction_is_not_a_log_level():
     raw = b'{"level":"INFO","msg":"starting compaction monitor","level":2,"interval":30}'
     assert read_line(raw, ()).level == "debug"
     assert read_line(b'{"level":"WARN","msg":"m"}', ()).level == "warning"
@@ -162,7 +162,7 @@ def test_a_level_of_compaction_is_no_level_of_the_log():
     assert (last.plain, last.level, library.level) == (True, "error", "warning")
 
 
-def test_what_repeats_itself_is_counted_instead():
+def test_repeated_lines_are_counted_instead():
     limiter = LineLimiter()
     line = read_line(b'{"level":"ERROR","msg":"sync error"}', ())
     admitted = [limiter.admit(line, 10.0)[0] for _ in range(10)]

@@ -69,7 +69,7 @@ def test_a_count_of_syncs_that_stands_still_is_lag_whatever_the_socket_reports()
     ("listed", "reachable"),
     [(None, False), ([], True), ([reported(PATHS[0], 1000.0, "stopped")], True)],
 )
-def test_what_is_gone_is_unhealthy(listed, reachable):
+def test_a_missing_process_is_unhealthy(listed, reachable):
     health = judged(listed)
     assert (health.state, health.reachable) == (HealthState.UNHEALTHY, reachable)
     assert health.databases[0].reason
@@ -151,7 +151,7 @@ def test_the_age_of_what_waits_is_the_lag(position, state, lag):
     assert bool(found.databases[0].reason) == (state is not HealthState.HEALTHY)
 
 
-def test_one_missed_answer_of_a_socket_is_no_doubt():
+def test_one_missed_answer_of_a_socket_is_ignored():
     history, book = SyncHistory(), LagBook()
     judge(PATHS[:1], [reported(PATHS[0], 995.0)], history, RULES, now=1000.0)
     book.note({PATHS[0]: DatabaseMetrics(5, 9)}, 1005.0)

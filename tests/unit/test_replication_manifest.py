@@ -284,7 +284,7 @@ def test_a_path_that_would_be_taken_for_another_file_is_refused(character: str) 
         render_manifest(ReplicationOptions(), [TenantDatabaseFile(TENANT, f"/d{character}/t.db")])
 
 
-def test_a_name_that_is_no_text_is_refused() -> None:
+def test_a_name_that_is_not_text_is_refused() -> None:
     with pytest.raises(ValueError, match="UTF-8"):
         render_manifest(ReplicationOptions(), [TenantDatabaseFile(TENANT, "/d/\udcff.db")])
 

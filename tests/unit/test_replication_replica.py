@@ -185,7 +185,7 @@ def test_what_is_remembered_survives_the_store(ran, good, failed, marks, verifie
 
 
 @given(st.none() | st.text())
-def test_what_cannot_be_read_counts_as_nothing(text):
+def test_unreadable_state_counts_as_empty(text):
     assert isinstance(state_from_text(text), VerificationState)
 
 

@@ -158,7 +158,7 @@ def test_the_port_of_the_metrics_is_not_one_of_ours() -> None:
         ("Sftp", {"Sftp__HostKey": None}, "Sftp:HostKey"),
     ],
 )
-def test_what_works_and_is_odd_is_a_warning(
+def test_unusual_settings_that_work_are_a_warning(
     target: str, changes: dict[str, Any], warning: str
 ) -> None:
     changes = {key(name): value for name, value in changes.items()}
@@ -188,7 +188,7 @@ def test_what_works_and_is_odd_is_a_warning(
         ),
     ],
 )
-def test_what_is_usual_is_not_warned_of(target: str, changes: dict[str, Any]) -> None:
+def test_usual_settings_cause_no_warning(target: str, changes: dict[str, Any]) -> None:
     assert found(target, **{key(name): value for name, value in changes.items()}) == Findings()
 
 

@@ -1,4 +1,4 @@
-"""The readers of the fast path beside h11, without sockets."""
+"""The parsers of the fast path, compared with h11, without sockets."""
 
 import itertools
 from contextlib import suppress
@@ -48,7 +48,7 @@ mutation = st.tuples(st.integers(0, 500), st.binary(max_size=2), st.integers(0, 
 
 
 def h11_reading(data):
-    """Method, target, version and headers as h11 gives them; None where it refuses."""
+    """Return method, target, version and headers as h11 reads them; None if it refuses."""
     connection = h11.Connection(h11.SERVER)
     connection.receive_data(data)
     try:
@@ -58,13 +58,13 @@ def h11_reading(data):
     if event is h11.NEED_DATA:
         return None
     assert isinstance(event, h11.Request)
-    # This server speaks no other protocol, so no application sees an offer to change to one.
+    # No application sees an offer to upgrade.
     headers = [header for header in event.headers if header[0] != b"upgrade"]
     return event.method, event.target, event.http_version, headers
 
 
 @given(head, st.lists(mutation, max_size=2))
-def test_what_is_accepted_h11_reads_alike(data, mutations):
+def test_accepted_heads_are_read_like_h11(data, mutations):
     for place, piece, removed in mutations:
         at = place % len(data)
         data = data[:at] + piece + data[at + removed :]
@@ -83,7 +83,7 @@ def test_what_is_accepted_h11_reads_alike(data, mutations):
 
 
 @pytest.mark.parametrize("line", [b"POST /", b"OPTIONS *", b"options *", b"POST http://test/p"])
-def test_no_application_is_offered_another_protocol(line):
+def test_an_upgrade_is_hidden_from_the_application(line):
     data = b"%b HTTP/1.1\r\nHost: test\r\nUpgrade: h2c\r\n\r\n" % line
     assert parse_head(data, LIMITS).headers == [(b"host", b"test")]
 
@@ -108,8 +108,8 @@ def test_any_bytes_are_a_head_or_a_refusal(data):
             parse_head(text, LIMITS)
 
 
-#: Lines of one connection's requests: few names, so that heads repeat, and values that make another
-#: request of them, or none at all.
+#: Lines of one connection's requests: few names, so that heads repeat, and values that change the
+#: request or make it invalid.
 repeated_field = st.tuples(
     st.sampled_from(
         [b"Webhook-Id", b"webhook-id", b"X", b"Content-Length", b"Host", b"Connection"]
@@ -131,7 +131,7 @@ request_line = st.sampled_from(
 
 @st.composite
 def heads_of_one_connection(draw):
-    """Heads that differ from the one before in a line or two, as one sender's do, or in more."""
+    """Generate heads that differ from the previous one in few lines, or in more."""
     lines = [draw(request_line), b"Host: test", *draw(lines_of_a_head)]
     heads = []
     for _ in range(draw(st.integers(2, 6))):
@@ -148,7 +148,7 @@ def heads_of_one_connection(draw):
 
 
 def reading(data, template):
-    """What a head is compared with next, and what is read; or None and the refusal."""
+    """Return the next template and the head; or None and the refusal."""
     try:
         head, template = read_head(data, LIMITS, template)
     except RequestError as error:
@@ -157,7 +157,7 @@ def reading(data, template):
 
 
 def parsing(data):
-    """What is parsed without a template, or the refusal."""
+    """Return the head that is parsed without a template, or the refusal."""
     try:
         return parse_head(data, LIMITS)
     except RequestError as error:
@@ -170,7 +170,7 @@ def test_the_next_head_of_a_connection_is_read_as_if_it_were_the_first(heads):
     for data in heads:
         found, with_others = reading(data, template)
         event("fitted" if found is not None and found is template else "parsed")
-        # A connection ends with the first refusal; here it goes on, to try more.
+        # A connection ends with the first refusal; here it continues, to test more.
         template = found or template
         assert with_others == parsing(data)
 
@@ -208,7 +208,7 @@ def test_heads_that_differ_in_values_share_a_template():
         pytest.param(ALIKE.replace(b"Id: %b", b"Id: %b "), id="a space behind"),
     ],
 )
-def test_a_head_that_differs_otherwise_does_not_share_it(other):
+def test_a_head_that_differs_otherwise_does_not_share_a_template(other):
     template = None
     for identifier in (b"a", b"b", b"c"):
         _, template = read_head(ALIKE % (identifier, b"1"), LIMITS, template)
@@ -234,7 +234,7 @@ def test_a_head_that_differs_otherwise_does_not_share_it(other):
         (b"d", b"1\r\nContent-Length: 1"),
     ],
 )
-def test_what_the_pattern_refuses_a_template_does_not_let_through(identifier, length):
+def test_a_template_accepts_nothing_that_the_pattern_refuses(identifier, length):
     template = None
     for number in range(3):
         data = ALIKE % (b"%d" % number, b"%d" % number)
@@ -264,7 +264,7 @@ def test_the_request_line_is_never_taken_for_a_value(part):
     ],
     ids=lambda value: value.decode() if isinstance(value, bytes) else "",
 )
-def test_what_decides_about_the_connection_is_read_in_each_head(line, values):
+def test_decisive_headers_are_read_in_each_head(line, values):
     template = None
     for text in values:
         host = b"" if line.startswith(b"Host") else b"Host: test\r\n"
@@ -279,7 +279,7 @@ def test_what_decides_about_the_connection_is_read_in_each_head(line, values):
     [b"X: " + b"y" * 4096, b"Upgrade: h2c"],
     ids=["long", "with an upgrade"],
 )
-def test_a_head_that_is_long_or_was_changed_is_no_template(line):
+def test_a_long_or_changed_head_makes_no_template(line):
     data = ALIKE[:-2] % (b"a", b"1") + line + b"\r\n\r\n"
     assert read_head(data, LIMITS, None)[1] is None
     absolute = (ALIKE % (b"a", b"1")).replace(b"/p", b"http://other/p")
@@ -304,7 +304,7 @@ def in_chunks(body, sizes, extension=b""):
     st.binary(max_size=20),
     st.lists(st.integers(0, 400), max_size=6),
 )
-def test_a_chunked_body_is_read_however_it_is_cut(body, sizes, extension, trailers, after, cuts):
+def test_a_chunked_body_is_read_in_any_pieces(body, sizes, extension, trailers, after, cuts):
     coded, expected = in_chunks(body, sizes, extension)
     data = coded + b"0\r\n" + trailers + b"\r\n" + after
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
@@ -338,7 +338,7 @@ def test_a_target_is_a_path_or_a_url(method, target):
 
 
 @pytest.mark.parametrize("method", [b"GET", b"POST", b"PRI", b"HEAD"])
-def test_the_server_as_a_whole_is_the_target_of_options_alone(method):
+def test_only_options_has_the_whole_server_as_target(method):
     with pytest.raises(RequestError):
         parse_head(b"%b * HTTP/1.1\r\nHost: test\r\n\r\n" % method, LIMITS)
     assert parse_head(b"OPTIONS * HTTP/1.1\r\nHost: test\r\n\r\n", LIMITS).target == b"*"
@@ -369,7 +369,7 @@ def test_any_bytes_are_chunks_or_a_refusal(data, cuts):
         st.sampled_from([b"0", b"3", b"a", b"\r\n", b"\n", b"abc", b";", b" ", b"X: y", b"\r"])
     )
 )
-def test_what_is_accepted_of_a_chunked_body_h11_reads_alike(parts):
+def test_accepted_chunked_bodies_are_read_like_h11(parts):
     data = b"".join(parts)
     decoder = ChunkedBody()
     try:
@@ -388,7 +388,7 @@ def test_what_is_accepted_of_a_chunked_body_h11_reads_alike(parts):
     assert decoder.complete == isinstance(event, h11.EndOfMessage)
 
 
-def test_what_an_application_does_to_its_headers_stays_out_of_the_next_request():
+def test_changes_of_an_application_to_headers_do_not_reach_the_next_request():
     data = ALIKE % (b"a", b"1")
     first, template = read_head(data, LIMITS, None)
     expected = list(first.headers)

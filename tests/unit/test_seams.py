@@ -187,7 +187,7 @@ EXCEPTIONS = {
     "sdk_trio.replication.child": "a thread that lives as long as another program",
     "sdk_trio.replication.manifest": "compares with the times of files, which are the kernel's",
     "sdk_trio.replication.watch": "compares with the times of files, which are the kernel's",
-    "sdk_trio.runtime.processes": "the channel between two processes",
+    "sdk_trio.runtime.worker_process": "the channel between two processes",
 }
 
 

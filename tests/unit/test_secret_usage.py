@@ -45,7 +45,7 @@ def test_at_most_once_a_day_for_each_secret() -> None:
     assert usage.unused(120 * HOUR) == [1, 2]
 
 
-def test_without_deliveries_nothing_is_said() -> None:
+def test_without_deliveries_nothing_is_reported() -> None:
     usage = SecretUsage(2, 0.0)
     assert usage.unused(100 * DAY_SECONDS) == []
     usage.record(0, 100 * DAY_SECONDS)

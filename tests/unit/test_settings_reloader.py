@@ -1,4 +1,4 @@
-"""What a reload makes of files that are not what they were at the start."""
+"""Reloads after the settings files have changed since the start."""
 
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_file_that_was_emptied_keeps_its_settings(tmp_path, name, text, emptie
     assert reloader._read_all()[1].webhooks.rate_limit_per_minute == 1
 
 
-def test_a_file_that_never_held_settings_may_stay_so_and_go(tmp_path):
+def test_a_file_without_settings_may_stay_empty_or_disappear(tmp_path):
     (tmp_path / "sdk.toml").touch()
     reloader = reloader_of(partial(reading, tmp_path))
     reloader._read_all()
@@ -53,7 +53,7 @@ def test_a_file_that_never_held_settings_may_stay_so_and_go(tmp_path):
     reloader._read_all()
 
 
-def test_a_file_that_is_replaced_at_that_moment_is_read_again(tmp_path):
+def test_a_file_that_is_replaced_during_the_reload_is_read_again(tmp_path):
     file = tmp_path / "sdk.toml"
     file.write_text(TOML)
     moments = ["there", "away"]
@@ -69,7 +69,7 @@ def test_a_file_that_is_replaced_at_that_moment_is_read_again(tmp_path):
     assert reloader_of(read)._read_all()[1].webhooks.rate_limit_per_minute == 1
 
 
-def test_a_file_of_another_environment_is_left_behind(tmp_path):
+def test_a_file_of_another_environment_is_ignored(tmp_path):
     (tmp_path / "appsettings.Production.json").write_text(JSON)
     environment = ["Production"]
     reloader = reloader_of(lambda: reading(tmp_path, SDK_ENVIRONMENT=environment[0]))

@@ -58,7 +58,7 @@ class TestVectors:
         made = sign(SECRET, ID.decode(), int(TIMESTAMP), BODY, derivation=KeyDerivation.UTF8)
         assert made == UTF8_SIGNATURE
 
-    def test_auto_accepts_both_and_says_which(self) -> None:
+    def test_auto_accepts_both_and_reports_which(self) -> None:
         ring = keyring(SECRET, derivation=KeyDerivation.AUTO)
         assert match(ring, STANDARD_SIGNATURE) == Match(0, "v1", KeyDerivation.STANDARD)
         assert match(ring, UTF8_SIGNATURE) == Match(0, "v1", KeyDerivation.UTF8)
@@ -356,7 +356,7 @@ class TestKeyring:
             assert found is not None
             assert (found.index, len(compared)) == (index, comparisons)
 
-    def test_what_matched_last_changes_no_answer(self) -> None:
+    def test_the_last_match_changes_no_result(self) -> None:
         ring = keyring(OTHER_SECRET, SECRET, SECRET, PUBLIC_KEY)
         others = sign(OTHER_SECRET, ID.decode(), int(TIMESTAMP), BODY)
         both = f"{STANDARD_SIGNATURE} {others}"

@@ -40,7 +40,7 @@ def verdict(sent: dict[str, str], body: bytes, secrets: list[str], now: float) -
 
 @pytest.mark.parametrize("signer", SIGNERS)
 @pytest.mark.parametrize(("secret", "index"), [(NEW, 0), (OLD, 1)])
-def test_what_they_sign_is_accepted_here(signer: type, secret: str, index: int) -> None:
+def test_their_signatures_are_accepted_here(signer: type, secret: str, index: int) -> None:
     now = time.time()
     signature = signer(secret).sign("msg_1", datetime.fromtimestamp(int(now), UTC), BODY)
     accepted = verdict(headers("msg_1", int(now), signature), BODY.encode(), [NEW, OLD], now)
@@ -48,7 +48,7 @@ def test_what_they_sign_is_accepted_here(signer: type, secret: str, index: int) 
 
 
 @pytest.mark.parametrize("signer", SIGNERS)
-def test_what_is_signed_here_is_accepted_there(signer: type) -> None:
+def test_our_signatures_are_accepted_there(signer: type) -> None:
     now = int(time.time())
     body = BODY.encode()
     signatures = " ".join(sign(secret, "msg_1", now, body) for secret in (OLD, NEW))

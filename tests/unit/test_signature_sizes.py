@@ -61,7 +61,7 @@ def test_no_byte_of_a_content_in_pieces_is_left_out() -> None:
 
 
 @given(size=sizes, seed=st.integers(0, 3), data=st.data())
-def test_what_is_cut_moved_or_repeated_is_noticed(
+def test_truncated_moved_or_repeated_content_is_detected(
     size: int, seed: int, data: st.DataObject
 ) -> None:
     body = body_of(max(0, size - HEAD), seed)
@@ -101,7 +101,7 @@ def test_keys_of_any_length_with_contents_of_any_size(secret: str, size: int) ->
 
 @pytest.mark.parametrize("signer", [standardwebhooks.Webhook, svix.webhooks.Webhook])
 @pytest.mark.parametrize("size", [size for size in SIZES if size < 2**20])
-def test_the_packages_agree_both_ways(signer: type, size: int) -> None:
+def test_the_packages_agree_in_both_directions(signer: type, size: int) -> None:
     now = int(time.time())
     text = f'"{body_of(size).hex()[: size - HEAD - 2]}"'
     body = text.encode()
@@ -125,7 +125,7 @@ def sent(timestamp: int, signature: bytes) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("size", [0, 1, *EDGES, AT_ONCE + 1])
-def test_what_is_hashed_in_pieces_never_lets_go_of_the_lock(size: int) -> None:
+def test_hashing_in_pieces_never_releases_the_gil(size: int) -> None:
     # hashlib lets go of the interpreter's lock for 2048 bytes and more.
     content = body_of(size)
     pieces = _in_pieces(content)

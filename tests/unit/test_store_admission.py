@@ -37,7 +37,7 @@ def known(state: str, **fields: object) -> Known:
         (known("received"), ExistingState.WAITING),
     ],
 )
-def test_where_a_record_stands(record: Known, standing: ExistingState) -> None:
+def test_the_state_of_a_record(record: Known, standing: ExistingState) -> None:
     assert standing_of(record, now=1000.0, dedup_seconds=100.0) is standing
 
 

@@ -407,7 +407,7 @@ def test_an_outcome_with_a_stale_token_changes_nothing(outcome: Outcome) -> None
     assert [tx.all(f"SELECT * FROM {table}") for table in TABLES] != before
 
 
-def test_a_token_that_nobody_renews_is_claimed_again_after_its_end() -> None:
+def test_an_expired_lease_is_claimed_again() -> None:
     tx = new_store()
     accept(tx, delivery("a", 1000.0))
     mine = claim(tx, HERE, 1001.0).leases["a"]

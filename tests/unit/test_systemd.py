@@ -1,4 +1,4 @@
-"""What a service manager passes, as sd_notify(3) and sd_listen_fds(3) describe it."""
+"""The variables and sockets of a service manager: sd_notify(3), sd_listen_fds(3)."""
 
 import pytest
 from hypothesis import given
@@ -42,18 +42,18 @@ def test_a_process_without_a_service_manager():
         ({"LISTEN_FDS": "9" * 12, "LISTEN_PID": "4711"}, {}),
     ],
 )
-def test_what_it_passes(variables, expected):
+def test_variables_and_sockets_are_read(variables, expected):
     assert read_environment(variables, pid=PID) == ServiceEnvironment(**expected)
 
 
 @given(st.dictionaries(st.sampled_from(systemd.VARIABLES), st.text(max_size=30)))
-def test_whatever_the_variables_hold_it_starts(variables):
+def test_any_values_of_the_variables_allow_a_start(variables):
     found = read_environment(variables, pid=PID)
     assert found.watchdog_seconds is None or found.watchdog_seconds > 0
     assert all(found.sockets)
 
 
-def test_names_become_numbers_and_one_name_may_stand_for_several_sockets():
+def test_names_become_descriptors_and_several_sockets_may_share_a_name():
     given_settings = settings(Server__Bind=["fd:web", "127.0.0.1:0", "fd:9"], **ADMIN)
     resolved = with_inherited_sockets(given_settings, ("web", "admin", "web"))
     assert resolved.server.bind == ("fd:3", "fd:5", "127.0.0.1:0", "fd:9")
@@ -65,23 +65,23 @@ def test_names_become_numbers_and_one_name_may_stand_for_several_sockets():
     [
         ((), ["Sdk:Server:Bind", "Sdk:Admin:Bind"], "none at all"),
         (("other",), ["Sdk:Server:Bind", "Sdk:Admin:Bind"], "only 'other'"),
-        (("web", "admin", "admin"), ["Sdk:Admin:Bind"], "2 sockets of the name 'admin'"),
+        (("web", "admin", "admin"), ["Sdk:Admin:Bind"], "2 sockets with the name 'admin'"),
     ],
 )
-def test_sockets_that_are_missing_or_too_many_are_all_named(sockets, keys, words):
+def test_all_missing_and_surplus_sockets_are_reported(sockets, keys, words):
     with pytest.raises(OptionsValidationError) as caught:
         with_inherited_sockets(settings(Server__Bind=["fd:web"], **ADMIN), sockets)
     assert [problem.key for problem in caught.value.problems] == keys
     assert all(words in problem.message for problem in caught.value.problems)
 
 
-def test_an_admin_address_that_is_not_served_needs_no_socket():
+def test_a_disabled_admin_address_needs_no_socket():
     off = settings(Admin__Enabled=False, Admin__Bind="fd:admin")
     assert with_inherited_sockets(off, ()).admin.bind == "fd:admin"
 
 
 @given(st.text(max_size=60))
-def test_no_status_can_smuggle_in_another_message(status):
+def test_a_status_cannot_inject_another_message(status):
     for message in (systemd.status_line(status), systemd.ready(status), systemd.stopping(status)):
         lines = message.splitlines()
         assert [line for line in lines if line.startswith("STATUS=")] == lines[-1:]

@@ -84,7 +84,7 @@ def test_a_path_that_looks_like_two_is_not_written() -> None:
         csv_of([tenant("a", credentials=two)])
 
 
-def test_what_a_file_does_not_name_stays() -> None:
+def test_tenants_that_a_file_does_not_name_are_unchanged() -> None:
     known = tenant(
         "a", site_manager_email="m@x.example", site_manager_email_verified=True, organization_id="o"
     )

@@ -118,13 +118,13 @@ def test_no_other_transition_asks_for_a_verified_email() -> None:
     "slug",
     ["", "-a", "a-", "A", "a_b", "a b", "a" * 65, "ä", "a\n", "../a", "a.b", TENANT.id],
 )
-def test_what_is_no_identifier_is_refused(slug: str) -> None:
+def test_an_invalid_identifier_is_refused(slug: str) -> None:
     with pytest.raises(InvalidTenantError, match="the identifier"):
         identity.check_identifier(slug)
 
 
 @pytest.mark.parametrize("slug", ["a", "0", "a-b", "a--b", "a" * 64, "default"])
-def test_what_is_an_identifier_is_taken(slug: str) -> None:
+def test_a_valid_identifier_is_accepted(slug: str) -> None:
     assert identity.check_identifier(slug) == slug
 
 
@@ -150,7 +150,7 @@ def test_what_is_an_identifier_is_taken(slug: str) -> None:
         (identity.check_reason, "r" * 1001),
     ],
 )
-def test_what_cannot_be_accepted_is_named_and_not_quoted(check, bad) -> None:  # type: ignore[no-untyped-def] # any check
+def test_invalid_input_is_named_but_not_quoted(check, bad) -> None:  # type: ignore[no-untyped-def] # any check
     with pytest.raises(InvalidTenantError) as caught:
         check(bad)
     assert len(str(caught.value)) < 200
@@ -174,7 +174,7 @@ def test_sources_of_credentials_are_names_and_absolute_paths(
         identity.check_credentials(credentials)
 
 
-def test_the_directory_forgets_what_was_not_asked_for_longest() -> None:
+def test_the_directory_evicts_the_least_recently_used() -> None:
     directory = TenantCache(capacity=3)  # a tenant is remembered by its id as well
     for key in ("a", "b"):
         directory.remember(key, None, generation=0)

@@ -110,7 +110,7 @@ class TestAccepted:
         ],
         ids=lambda body: repr(body[:12]),
     )
-    def test_any_body_is_judged_by_its_bytes_alone(self, body: bytes) -> None:
+    def test_any_body_is_judged_only_by_its_bytes(self, body: bytes) -> None:
         assert isinstance(verdict(signed(body=body), body), Accepted)
         assert cause(verdict(signed(body=body), body + b" ")) is Cause.NO_MATCH
 
@@ -317,7 +317,7 @@ class TestHostileHeaders:
 
 
 class TestOrder:
-    def test_an_old_delivery_is_old_whatever_its_signature(self) -> None:
+    def test_an_old_delivery_is_old_with_any_signature(self) -> None:
         headers = with_header(b"webhook-signature", b"v1,x")
         assert cause(verdict(headers, now=NOW + 301)) is Cause.TOO_OLD
 

@@ -117,7 +117,7 @@ def test_details(sent: Headers, cause: str, detail: str) -> None:
     assert rejected(sent) == (cause, detail)
 
 
-def test_what_is_repeated_first_is_named() -> None:
+def test_the_first_repeated_header_is_named() -> None:
     identifier, timestamp, signature = headers()
     both = [identifier, timestamp, signature]
     for sent, first in [
@@ -174,7 +174,7 @@ def test_milliseconds_are_pointed_out(timestamp: bytes, milliseconds: bool) -> N
          "tolerated: it was delayed, replayed, or a clock is wrong."),
     ],
 )  # fmt: skip
-def test_the_age_is_told(age: float, tolerance: int, cause: str, detail: str) -> None:
+def test_the_age_is_reported(age: float, tolerance: int, cause: str, detail: str) -> None:
     told = rejected(headers(), now=NOW + age, tolerance=tolerance)
     assert told == (cause, f"webhook-timestamp is {detail}")
 
@@ -197,7 +197,7 @@ def test_the_age_is_told(age: float, tolerance: int, cause: str, detail: str) ->
          "it came with an underscore, which is another name; find what renames it."),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_told(sent: Headers, detail: str) -> None:
+def test_missing_headers_are_reported(sent: Headers, detail: str) -> None:
     assert rejected(sent) == ("missing_header", detail)
 
 
@@ -249,9 +249,7 @@ def test_problems_of_secrets_say_which_one() -> None:
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_who_signs_is_told_what_is_wrong(
-    arguments: tuple[str, str, int, bytes], message: str
-) -> None:
+def test_a_signer_gets_the_reason(arguments: tuple[str, str, int, bytes], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         sign(*arguments)
 
