@@ -218,7 +218,7 @@ class _Listener:
             self.dropped += len(self._waiting)
             self._waiting.clear()
         self._waiting.append(message)
-        self.flag.up()
+        self.flag.set()
 
     def take(self) -> list[dict[str, Any]]:
         """Return the changes that wait, and forget them."""
@@ -322,7 +322,7 @@ class Feed:
         listener = _Listener(query, tenant_id, 0 if replaced else position, here)
         listener.replaced = replaced
         self._listeners.add(listener)
-        self._wanted.up()
+        self._wanted.set()
         _log.info("admin.feed_opened", address=address, after=query.after, relay=query.relay)
         try:
             await self._converse(upgrade, listener)
@@ -538,7 +538,7 @@ class Feed:
         if reached > self._position:
             self._position = reached
             for listener in self._listeners:
-                listener.flag.up()
+                listener.flag.set()
         for record in await self._changed():
             message = {"kind": "changed", "at": self._clock(), "event": listed(record)}
             for listener in self._listeners:

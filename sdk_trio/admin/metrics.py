@@ -77,7 +77,7 @@ METRICS: Final = (
     Metric(
         "sdk_log_dropped_total",
         "counter",
-        "Lines of the log that were dropped because nobody read them in time.",
+        "Lines of the log that were dropped because its reader was too slow.",
         ("level",),
     ),
     Metric("sdk_draining", "gauge", "1 from the beginning of a graceful stop on, else 0."),

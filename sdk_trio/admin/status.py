@@ -246,7 +246,7 @@ class StoreObserver:
         with trio.move_on_after(PATIENCE_SECONDS):
             await trio.lowlevel.checkpoint()
             while not is_fresh() and looks == self._failed_looks:
-                self._wanted.up()
+                self._wanted.set()
                 await self._moved.wait()
 
     # -- looking -----------------------------------------------------------------------------

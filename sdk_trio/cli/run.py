@@ -484,15 +484,15 @@ class _LogTurns:
 
     def before_run(self) -> None:
         """Gather lines from now on."""
-        logs.begin_turns()
+        logs.begin_batching()
 
     def before_io_wait(self, timeout: float) -> None:
         """Write the lines of this turn."""
-        logs.end_turn()
+        logs.write_batch()
 
     def after_run(self) -> None:
         """Write each line at once again."""
-        logs.end_turns()
+        logs.end_batching()
 
 
 async def _serve(

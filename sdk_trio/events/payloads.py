@@ -1,6 +1,6 @@
 """The typed, lenient data of events: one class per shape (docs/reference/events.md).
 
-Made from the upstream's own models by generate/event_payloads.py; ``make generate`` writes it anew.
+Made from the upstream's own models by generate/event_payloads.py, which ``make generate`` runs.
 
 Only ``id`` is certain. Every other field is None when the sender left it out or sent a value of
 another kind; what is new in the sender's API is found in :attr:`Payload.extra`. Amounts are

@@ -183,12 +183,12 @@ class ChannelRunner:
 
     def wake(self) -> None:
         """Look again: there may be something to send."""
-        self._wanted.up()
+        self._wanted.set()
 
     def close(self) -> None:
         """Claim nothing more; :meth:`run` returns when the attempts in progress have ended."""
         self._closed = True
-        self._wanted.up()
+        self._wanted.set()
 
     async def run(self) -> None:
         """Send until :meth:`close`; then finish what was begun.
@@ -228,7 +228,7 @@ class ChannelRunner:
         for record in claimed:
             attempts.start_soon(self._deliver, record, pace)
         if due.more or (due.records and len(due.records) == free):
-            self._wanted.up()
+            self._wanted.set()
         if due.next_due_at is None:
             return LOOK_SECONDS
         return min(LOOK_SECONDS, max(0.001, due.next_due_at - self._clock()))
@@ -241,7 +241,7 @@ class ChannelRunner:
                 await self._send(record, pace)
         finally:
             self.held.discard(record.id)
-            self._wanted.up()
+            self._wanted.set()
 
     async def _begin(self, record: NotificationRecord) -> bool:
         """Write the mark of sending; return False if the message must not be sent."""
@@ -426,7 +426,7 @@ class NotificationPump:
 
     def wake(self) -> None:
         """Look for new transitions now instead of half a second later."""
-        self._changed.up()
+        self._changed.set()
 
     def replace(self, channels: Mapping[str, Channel]) -> None:
         """Send through these channels from the next message on; unknown names are left out."""

@@ -65,4 +65,4 @@ class Subscribers:
     def wake(self) -> None:
         """Tell every subscriber to look again."""
         for flag in self._flags:
-            flag.up()
+            flag.set()

@@ -116,7 +116,7 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
         (("set", "nobody", "--name", "x"), 1, "no tenant 'nobody'"),
         (("set", "acme", "--webhook-secret-env", "a b"), 2, "source"),
         (("set", "acme", "--keep-webhook-secrets"), 2, "name the new source"),
-        (("set", "acme", "--remove-webhook-secret", "X"), 2, "a source is env:"),
+        (("set", "acme", "--remove-webhook-secret", "X"), 2, "a source must be env:"),
         (("set", "acme", "--remove-webhook-secret", "env:X"), 2, "has no env:X"),
         (("set", "acme", "--no-webhook-secrets", "--webhook-secret-env", "X"), 2, "not allowed"),
         (("set", "acme", "--access-token-env", "X", "--no-access-token"), 2, "not allowed with"),

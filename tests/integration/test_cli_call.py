@@ -100,7 +100,7 @@ async def test_an_export_writes_no_control_characters_into_a_terminal(run, monke
     [
         ("orders gte ord_1", "did you mean orders get?"),
         ("ordres list", "did you mean orders list"),
-        ("orders get", "misses the path parameter 'id'"),
+        ("orders get", "needs the path parameter 'id'"),
         ("orders get a b", "got 2 positional arguments"),
         ("orders get a --limit 3", "--limit and --all are for lists"),
         ("orders list --limit 3 --all", "not both"),

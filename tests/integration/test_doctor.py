@@ -112,7 +112,7 @@ def test_secrets_that_are_the_same_or_do_not_look_like_one(doctor):
     found.one("settings", "warning", "is the same secret as Sdk:Webhooks:Secret")
     found.one("settings", "warning", "does not begin with whsec_")
     doctor.set("Webhooks__Secrets__1", "whsec_a-text-of-some-length-that-is-no-base64")
-    doctor.alone().one("settings", "warning", "is no base64 behind whsec_")
+    doctor.alone().one("settings", "warning", "is not base64 after whsec_")
     assert found.status == 0
 
 

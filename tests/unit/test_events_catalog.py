@@ -382,7 +382,7 @@ def extra_member() -> Any:
         (required_field, "give every field a default"),
         (undecodable, "cannot be decoded"),
         (not_a_record, "must be an attrs class"),
-        (extra_member, "give every field that it adds a default"),
+        (extra_member, "give every added field a default"),
         (lambda: "acme.invoice_sent", "no class derived from"),
         (lambda: InvoicePayload, "no class derived from"),
     ],
