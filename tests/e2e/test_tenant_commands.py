@@ -106,7 +106,7 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
         (("add", "b", "--name", "a\ufff9b"), 2, "U+FFF9, which cannot be seen"),
         (("add", "b", "--name", "ad\u200dmin"), 2, "U+200D, which cannot be seen"),
         (("add", "b", "--name", "\u200b\u3164"), 2, "U+200B, which cannot be seen"),
-        (("add", "b", "--name", "\u3164"), 2, "nothing that can be seen"),
+        (("add", "b", "--name", "\u3164"), 2, "no visible character"),
         (("add", "b", "--name", "x", "--email", "a\u202e@x.de"), 2, "U+202E"),
         (("add", "b", "--name", "x", "--actor", "kim\u2066"), 2, "U+2066"),
         (("deactivate", "acme", "--reason", "a\u009bb"), 2, "U+009B"),

@@ -50,7 +50,7 @@ def test_the_defaults_are_beyond_remark():
 
 def test_no_channel_at_all_is_a_way_to_tell_nobody_and_is_remarked_on():
     (warning,) = warnings(EnabledChannels__Email=False, EnabledChannels__Webhook=False)
-    assert warning.startswith(f"Sdk:{KEY}:EnabledChannels: has no channel, so no one is notified")
+    assert warning.startswith(f"Sdk:{KEY}:EnabledChannels: has no channel, so transitions are not announced")
 
 
 UNKNOWN_WORDS = (
