@@ -81,12 +81,12 @@ class RejectedRequests(Protocol):
 class ConsoleSource(Protocol):
     """The parts of the running program that the console shows.
 
-    A method whose part is not there raises :class:`MissingPartError`.
+    A method whose part is missing raises :class:`MissingPartError`.
     """
 
     @property
     def development(self) -> bool:
-        """Say whether the environment is Development."""
+        """Return whether the environment is Development."""
         ...
 
     @property
@@ -118,7 +118,7 @@ class ConsoleSource(Protocol):
         ...
 
     def replication(self) -> dict[str, Any]:
-        """Return how replication stands."""
+        """Return the status of replication."""
         ...
 
     def tenants(self) -> "TenantService":
@@ -138,7 +138,7 @@ class ConsoleSource(Protocol):
         ...
 
     async def trigger(self, type: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Deliver a signed sample to the receiver, in Development alone.
+        """Deliver a signed sample to the receiver, in Development only.
 
         Raises:
             MissingPartError: there is no such type.
@@ -154,7 +154,7 @@ class ConsoleSource(Protocol):
         ...
 
     def relay(self, here: bool) -> dict[str, Any]:
-        """Return what a listener needs to know.
+        """Return the data that a listener needs to start.
 
         Raises:
             SecretsStayHereError: it is elsewhere, and the relay is off.
@@ -208,7 +208,7 @@ class ConsoleAnswerer:
 
     Args:
         source: the parts of the program.
-        actions: keeps what was ordered.
+        actions: records the ordered actions.
     """
 
     def __init__(self, source: ConsoleSource, actions: Actions) -> None:
@@ -235,7 +235,7 @@ class ConsoleAnswerer:
         return document(200, [msgspec.structs.asdict(row) for row in self._source.settings()])
 
     async def replication(self) -> Reply:
-        """Return how replication stands, with the age of its verification."""
+        """Return the status of replication, with the age of its verification."""
         await trio.lowlevel.checkpoint()
         return document(200, self._source.replication())
 
@@ -308,7 +308,7 @@ class ConsoleAnswerer:
 
     async def messages(self, query: bytes) -> Reply:
         """Return a page of messages to site managers, newest first."""
-        # Whoever has messages has loaded their records already.
+        # A program with messages has loaded their records already.
         from ..records.notifications import listed_notification
 
         given = parameters(query, ("state", "channel", "tenant", "before", "limit"))
@@ -334,7 +334,7 @@ class ConsoleAnswerer:
         transition = _choice(given, "transition", Transition)
         if transition is None:
             raise BadQueryError(f"transition takes one of {', '.join(Transition)}")
-        # Asked first, so that a program without messages says so.
+        # Checked first, so that a program without messages reports that.
         self._source.notifications()
         name = given.get("tenant")
         tenant = None if name is None else await self._source.tenants().get(name)
@@ -342,7 +342,7 @@ class ConsoleAnswerer:
         return document(200, self._source.preview(transition, tenant))
 
     async def retry_messages(self, body: bytes, address: str | None) -> Reply:
-        """Put failed, skipped and unknown messages back; the answer names the others as left."""
+        """Retry failed, skipped and unknown messages; the answer lists the others as left."""
         order: RetryOrder = parse_order(body, RetryOrder)
         if not 1 <= len(order.ids) <= LARGEST_RETRY:
             raise BadQueryError(f"ids takes 1 to {LARGEST_RETRY} ids")
@@ -356,7 +356,7 @@ class ConsoleAnswerer:
     # -- samples, relay ----------------------------------------------------------------------
 
     async def trigger(self, body: bytes, address: str | None) -> Reply:
-        """Deliver a signed sample to the receiver; in Development alone."""
+        """Deliver a signed sample to the receiver; in Development only."""
         order: TriggerOrder = parse_order(body, TriggerOrder)
         sent = await self._source.trigger(order.type, order.data)
         actor = order.actor or USUAL_ACTOR
@@ -364,7 +364,7 @@ class ConsoleAnswerer:
         return document(200, sent)
 
     async def relay(self, here: bool, newest: Callable[[], Awaitable[int]]) -> Reply:
-        """Return what a listener needs to know before it begins."""
+        """Return the data that a listener needs to start."""
         told = self._source.relay(here)
         return document(200, {**told, "newest": await newest()})
 

@@ -1,7 +1,7 @@
-"""A tenant's live database beside its replica: read as of one moment, or held against everybody.
+"""A tenant's live database, next to its replica: read as of one moment, or locked exclusively.
 
-A verification reads it in a :class:`Snapshot` while its writers go on. A restore and an erasure
-take it as a :class:`HeldDatabase`, which nobody else can open.
+A verification reads it in a :class:`Snapshot` while writers continue. A restore and an erasure take
+it as a :class:`HeldDatabase`, which no other process can open.
 """
 
 import hashlib
@@ -23,10 +23,10 @@ from ..tenants.databases import SIDE_FILES
 #: Time to wait for a lock of another process, in seconds.
 _BUSY_SECONDS = 5.0
 
-#: Rows between two looks at cancellation: some milliseconds of work.
+#: Rows between two checks for cancellation: some milliseconds of work.
 _ROWS_PER_TURN = 2000
 
-#: The beginning of the names of the replicator's own tables: their content is no tenant's.
+#: The prefix of the replicator's own tables, whose content is not a tenant's.
 _REPLICATORS_TABLES = "_litestream_"
 
 #: Bits of the sum of the rows' hashes, by which the contents of two tables are compared.
@@ -45,13 +45,13 @@ class TableContent:
 
 @attrs.frozen
 class Content:
-    """All that a database holds: the statements of its schema, and its tables."""
+    """The whole content of a database: the statements of its schema, and its tables."""
 
     schema: tuple[tuple[str, ...], ...]
     tables: dict[str, TableContent]
 
     def difference(self, other: "Content") -> str | None:
-        """Return what differs in ``other``, None if both hold the same."""
+        """Return the differences of ``other``, or None if the contents are equal."""
         if self.schema != other.schema:
             return "the schema"
         for name, table in self.tables.items():
@@ -64,15 +64,15 @@ class Content:
 
 
 class Snapshot:
-    """A database as it was at one moment, whatever is written to it meanwhile.
+    """A database as of one moment, regardless of later writes.
 
-    ``settled``: it holds everything that was in the write-ahead log's file before. A commit is
-    written into the file first, synced then, and visible to readers last, so for milliseconds the
-    replicator can have a transaction that no reader sees yet.
+    ``settled``: it has everything that was in the write-ahead log's file before. A commit is
+    written to the file first, then synced, and visible to readers last. So for milliseconds the
+    replicator can have a transaction that readers do not see yet.
     """
 
     def __init__(self, file: Path) -> None:
-        """Open ``file`` and hold on to what it holds now.
+        """Open ``file`` and take a snapshot of its content.
 
         Raises:
             apsw.Error: it cannot be read.
@@ -106,12 +106,12 @@ class Snapshot:
         self._connection.close()
 
     def read(self, pause: Pause) -> Content:
-        """Return all that it holds, as :func:`read_content` does."""
+        """Return its whole content, as :func:`read_content` does."""
         return read_content(self._connection, pause)
 
 
 def read_content(connection: apsw.Connection, pause: Pause) -> Content:
-    """Return all that a database holds, of which nothing is written meanwhile.
+    """Return the whole content of a database that no one writes to.
 
     Raises:
         apsw.Error: it cannot be read.
@@ -135,7 +135,7 @@ def read_content(connection: apsw.Connection, pause: Pause) -> Content:
 
 
 def read_file(file: Path, pause: Pause) -> Content:
-    """Return all that the database ``file`` holds, as :func:`read_content` does."""
+    """Return the whole content of the database ``file``, as :func:`read_content` does."""
     with opened_snapshot(file) as snapshot:
         return snapshot.read(pause)
 
@@ -154,8 +154,7 @@ def _sum(connection: apsw.Connection, name: str, pause: Pause) -> TableContent:
     rows = total = 0
     for row in connection.execute(f"SELECT {values} FROM {quoted}"):
         digest = hashlib.blake2b(repr(row).encode(), digest_size=_SUM_BITS // 8)
-        # A sum, because the order of the rows is nobody's promise and sorting a large table would
-        # cost memory.
+        # A sum, because rows have no defined order and sorting a large table would cost memory.
         total += int.from_bytes(digest.digest(), "big")
         rows += 1
         if rows % _ROWS_PER_TURN == 0:
@@ -181,7 +180,7 @@ def opened_snapshot(file: Path) -> Iterator[Snapshot]:
 
 try:
     import fcntl
-except ImportError:  # Windows, for which there is no replicator
+except ImportError:  # Windows, where the replicator does not run
     fcntl = None  # type: ignore[assignment]
 
 # With a write-ahead log every connection holds a shared lock as long as it is open, also an idle
@@ -215,12 +214,12 @@ _LOCK_BYTES: Final = 512
 
 @attrs.define(eq=False)
 class HeldDatabase:
-    """A database that nobody else can open; every method blocks.
+    """A database that no other process can open; every method blocks.
 
     Attributes:
         file: its path.
-        connection: holds the lock; None: there is no file, or it is so damaged that SQLite cannot
-            open it.
+        connection: holds the lock; None if there is no file, or it is too damaged for SQLite to
+            open.
         descriptor: holds the same lock of a damaged file.
     """
 
@@ -230,7 +229,7 @@ class HeldDatabase:
 
     @classmethod
     def take(cls, file: Path) -> "HeldDatabase | None":
-        """Lock the database at ``file`` and return it; None: somebody has it open.
+        """Lock the database at ``file`` and return it; None if another process has it open.
 
         Raises:
             RestoreError: it cannot be opened, or its disk is full.
@@ -240,7 +239,7 @@ class HeldDatabase:
         try:
             connection = open_database(file, flags=apsw.SQLITE_OPEN_READWRITE)
             try:
-                # The caller tries again and says for whom it waits; SQLite would wait in silence.
+                # The caller retries and reports what it waits for; SQLite would wait silently.
                 connection.set_busy_timeout(0)
                 for statement in _TAKE:
                     connection.execute(statement).fetchall()
@@ -283,7 +282,7 @@ class HeldDatabase:
                 held.release()
 
     def read(self, pause: Pause) -> Content | None:
-        """Return all that it holds; None: it is damaged, or there is no file.
+        """Return its whole content; None if it is damaged or missing.
 
         Raises:
             RestoreError: it is there, and cannot be read for another reason.
@@ -296,7 +295,7 @@ class HeldDatabase:
             return None
         except apsw.Error as error:
             raise RestoreError(
-                f"{self.file} cannot be compared with its replica: {error}; see to that, or say "
+                f"{self.file} cannot be compared with its replica: {error}; fix that, or use "
                 "--discard-newer, and nothing is compared"
             ) from error
 
@@ -378,7 +377,7 @@ def name_holders(file: Path) -> str:
 async def take_in_time(
     file: Path, seconds: float, notice: Callable[[str], None] = lambda _holders: None
 ) -> HeldDatabase | str:
-    """Lock a database as soon as nobody else has it open, and return it.
+    """Lock a database as soon as no other process has it open, and return it.
 
     Args:
         file: its path.
@@ -394,7 +393,7 @@ async def take_in_time(
     deadline = trio.current_time() + seconds
     told = ""
     while True:
-        # SQLite's own lock proves that nobody has the database open (ADR 34).
+        # SQLite's own lock proves that no process has the database open (ADR 34).
         held = await run_in_thread(HeldDatabase.take, file)
         if held is not None:
             return held
@@ -404,5 +403,5 @@ async def take_in_time(
         if holders != told:
             told = holders
             notice(holders)
-        # Nothing tells when another process closes a file.
+        # There is no notification when another process closes a file.
         await trio.sleep(_TAKE_SECONDS)

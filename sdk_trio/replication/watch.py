@@ -1,8 +1,8 @@
 """The watcher: keeps the manifest at the active tenants' databases, the replicator at the manifest.
 
-It remembers no history: each look asks the store and the directory for their present state. So no
-event can be missed, a restart needs no catching up of its own, and changes that undo each other
-within a window come to nothing.
+It keeps no history: each poll reads the current state of the store and the directory. So no event
+can be missed, a restart needs no catch-up, and changes that cancel out within a window have no
+effect.
 """
 
 import ctypes
@@ -44,10 +44,10 @@ _BTIME_OFFSET: Final = 0x50
 _SUFFIX = ".db"
 
 
-# A replicator keeps a file that it has opened, also when another one takes its name. So each file
-# has an identity: its inode and the time of its creation. The inode alone is not enough, because a
-# file system gives it to the next file as soon as it is free. Writes, checkpoints and VACUUM change
-# neither. Python reads the time of creation on macOS and Windows only, so on Linux statx is called.
+# A replicator keeps its open file, even if another file takes the name. So each file has an
+# identity: its inode and creation time. The inode is not enough, because file systems reuse free
+# inodes at once. Writes, checkpoints and VACUUM change neither. Python reads the creation time only
+# on macOS and Windows, so on Linux statx is called.
 
 
 def read_identity(path: str, inode: int) -> str:
@@ -61,7 +61,7 @@ def read_identity(path: str, inode: int) -> str:
         Digits and one hyphen. Where the file system keeps no creation time, the number alone.
 
     Raises:
-        OSError: it is gone.
+        OSError: the file does not exist any more.
     """
     return f"{inode}-{_created(path) or 0:x}"
 
@@ -129,14 +129,14 @@ def database_files(directory: Path) -> Mapping[str, str]:
 
 
 async def find_databases(tenants: TenantList, directory: Path) -> list[TenantDatabaseFile]:
-    """Return the databases that are to be replicated now, by identifier.
+    """Return the databases to replicate now, by identifier.
 
     Args:
         tenants: who knows the tenants.
         directory: of the tenants' databases.
 
     Raises:
-        StoreUnavailableError: the store cannot be read at present.
+        StoreUnavailableError: the store cannot be read now.
         ReplicationError: the directory cannot be read.
     """
     active = await tenants.all(status=TenantStatus.ACTIVE)
@@ -178,14 +178,14 @@ _READ_AGAIN_SECONDS = 30.0
 
 _log = get_logger("replication")
 
-#: Time between two looks at the directory, in seconds. While no database comes or goes, a look is
-#: one ``stat``, also with 5000 databases. inotify would need a library and exists on Linux only.
+#: Polling interval for the directory, in seconds. While no database is added or removed, a poll is
+#: one ``stat``, even with 5000 databases. inotify would need a library and exists on Linux only.
 SCAN_SECONDS = 1.0
 
 #: Time after which a failure is tried again, in seconds.
 RETRY_SECONDS = 5.0
 
-#: Time after which a replicator that did not reload is asked again, in seconds.
+#: Seconds after which a replicator that did not reload is asked again.
 RETELL_SECONDS = 30.0
 
 #: Sync interval that the warning about a large fleet suggests, in seconds: each busy database makes
@@ -232,8 +232,7 @@ def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> s
     return render_manifest(
         options,
         databases,
-        # The replicator may be started in another directory, where a relative path of the settings
-        # would be another place.
+        # The replicator may be started in another directory, where a relative path would differ.
         working_directory=os.getcwd(),
         socket_path=control_socket_path(directory),
     )
@@ -243,10 +242,10 @@ class Reloader(Protocol):
     """Makes a replicator use a new manifest: by a signal, or as its supervisor."""
 
     async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
-        """Make the replicator replicate exactly these databases, which the manifest holds already.
+        """Make the replicator replicate exactly these databases, which the manifest already has.
 
-        Returns whether that worked. If not, the reason has been logged, and the watcher asks again
-        later with the databases of that time. The same databases again are no error.
+        Returns whether that succeeded. If not, the reason was logged, and the watcher retries later
+        with the databases of that time. Repeating the same databases is not an error.
 
         Raises nothing but ``Cancelled``.
         """
@@ -308,11 +307,11 @@ class DirectoryScanner:
         fresh = monotonic() - self._read_at < _READ_AGAIN_SECONDS
         if fresh and state is not None and state == self._state:
             return self._found
-        # The state is from before the read, so a change during the read is found by the next look.
+        # The state is read first, so a change during the read is found by the next poll.
         self._read_at = monotonic()
         self._state = None
         self._found = database_files(self._directory)
-        # A change in the same step of the file system's clock would leave the time as it is.
+        # A change within the resolution of the file system's clock leaves the time unchanged.
         if state is not None and now_ns - max(state[1:]) > _SETTLED_SECONDS * 1_000_000_000:
             self._state = state
         return self._found
@@ -337,16 +336,16 @@ class Watcher:
     """Watches database files and tenants, and regenerates the manifest.
 
     Args:
-        tenants: the tenants' service, whose ``run`` looks for changes of other processes.
+        tenants: the tenants' service, whose ``run`` polls for changes by other processes.
         directory: of the tenants' databases.
         render: makes the manifest of databases.
         writer: of the manifest.
         reloader: called after each change of the manifest, and once at the start, because a killed
             process may have written a manifest without a reload.
         window: ``AutoRegenerateDebounceWindow`` in seconds.
-        scan_seconds: how often the directory is looked at.
+        scan_seconds: the polling interval of the directory.
         retry_seconds: when a failed write is tried again.
-        retell_seconds: when a replicator that could not be told is told again.
+        retell_seconds: when to notify a replicator again after a failure.
     """
 
     def __init__(
@@ -372,8 +371,7 @@ class Watcher:
         self._scan_seconds = scan_seconds
         self._retry_seconds = retry_seconds
         self._retell_seconds = retell_seconds
-        # The looks follow each other, and a directory on a disk that hangs takes one thread and not
-        # all of them.
+        # Polls do not overlap, so a directory on a hanging disk blocks one thread only.
         self._limiter = trio.CapacityLimiter(1)
         self._active: Sequence[Tenant] | None = None
         self._files: Mapping[str, str] | None = None
@@ -388,10 +386,10 @@ class Watcher:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled; started when the manifest was brought up to date, or could not be.
 
-        Cancelled, a write that has begun is finished; the replicator may not have been told of it,
-        which the next start makes good.
+        On cancellation, a started write is finished; the replicator may not have been notified of
+        it, which the next start does.
         """
-        # Subscribed before the first look, so that no change is missed between the two.
+        # Subscribed before the first poll, so that no change is missed in between.
         with self._tenants.subscribe() as feed:
             self._debounce.postpone(trio.current_time(), 0)
             await self._look()
@@ -400,7 +398,7 @@ class Watcher:
             while True:
                 with trio.move_on_at(min(looked + self._scan_seconds, self._debounce.due_at)):
                     await feed.wait()
-                    # Only noted here, so that a burst of changes is not a burst of looks.
+                    # Only noted here, so that a burst of changes does not cause a burst of polls.
                     self._active = None
                     self._debounce.note(trio.current_time())
                     continue
@@ -408,7 +406,7 @@ class Watcher:
                 looked = trio.current_time()
 
     async def _look(self) -> None:
-        """Compare the databases with the last look, and apply a change that is due."""
+        """Compare the databases with the last poll, and apply a change that is due."""
         try:
             seen = await self._see()
             if seen != self._seen:

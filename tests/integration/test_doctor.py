@@ -509,7 +509,7 @@ def test_the_replicator_and_its_process(tmp_path):
     (tmp_path / "pid").write_text("words")
     assert "holds no number" in look(ReplicatorPath=str(binary))[1][1]
     (tmp_path / "pid").write_text("-1")
-    assert "which is no process" in look(ReplicatorPath=str(binary))[1][1]
+    assert "which is not a process id" in look(ReplicatorPath=str(binary))[1][1]
     obeying = "import signal; signal.signal(1, print); print(flush=True); signal.pause()"
     command = [sys.executable, "-c", obeying]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

@@ -150,7 +150,7 @@ async def test_within_the_retention_only_on_demand_and_the_record_names_nobody(b
     (row,) = await bench.tenants.audit(tenant_id)
     assert (row.action, row.tenant_identifier, row.reason) == ("Purged", tenant_id, None)
     assert "jane" not in str(row)
-    with pytest.raises(UnknownTenantError, match="no rows or files are left of purges"):
+    with pytest.raises(UnknownTenantError, match="no rows or files remain from earlier purges"):
         await bench.purger.candidate(tenant_id)
 
 
