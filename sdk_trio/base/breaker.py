@@ -35,7 +35,7 @@ class BreakerState(enum.StrEnum):
 
 
 class AttemptOutcome(enum.Enum):
-    """What an attempt shows about the server's health."""
+    """The evidence of an attempt about the server's health."""
 
     SUCCESS = enum.auto()
     """The server answered as a healthy server does, including 404 or 429."""

@@ -67,7 +67,7 @@ Whole = tuple[int, Headers, bytes]
 
 
 class Deadline(Protocol):
-    """How a block with a deadline ended; Trio's cancel scopes have this interface."""
+    """The end of a block with a deadline; Trio's cancel scopes have this interface."""
 
     @property
     def cancel_called(self) -> bool:

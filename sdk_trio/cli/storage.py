@@ -53,7 +53,7 @@ def migrate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--to", dest="to_engine", required=True, choices=_ENGINES, help="where it is moved"
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be moved")
+    parser.add_argument("--dry-run", action="store_true", help="show the rows to move")
     add_format(parser)
 
 
@@ -147,7 +147,7 @@ def _checked(result: CheckResult) -> dict[str, Any]:
 
 
 def migrate(arguments: Namespace) -> int:
-    """Move the store from one engine to another, or with ``--dry-run`` show what would be moved.
+    """Move the store from one engine to another, or with ``--dry-run`` show the rows to move.
 
     Killed at any point, it is repeated. Every row is compared at the end.
 
@@ -186,7 +186,7 @@ def migrate(arguments: Namespace) -> int:
             else transfer.move_to_sqlite(address, file, report=report)
         )
     print_rows(_table_rows(moved.rows), ("table", "rows"), as_json=as_json)
-    say(f"moved to {moved.target}, and every row compared")
+    say(f"moved to {moved.target}, and compared every row")
     _say_left(moved.left_behind)
     say(
         f"set Sdk:Storage:Backend to {'Postgres' if to_postgres else 'Sqlite'} before the next "
@@ -212,7 +212,7 @@ def _show_plan(plan: TransferPlan, *, as_json: bool) -> int:
         print_rows(rows, ("table", "rows"), as_json=False)
         say(f"from {plan.source} to {plan.target}")
         if plan.begun:
-            say("an earlier move has not come to its end; this one ends it, or begins again")
+            say("an earlier move was interrupted; this one finishes it, or starts over")
         _say_left(plan.left_behind)
         say("nothing was changed" if plan.refusal is None else f"refused: {plan.refusal}")
     return 0 if plan.refusal is None else EXIT_FAILURE
@@ -239,7 +239,7 @@ def back_up(arguments: Namespace) -> int:
     with _progress() as report:
         manifest = backup.back_up(file, make, backend=str(settings.storage.backend), report=report)
     _print_manifest(manifest, as_json=arguments.format == "json")
-    say(f"backed up to {file} ({size_text(file.stat().st_size)}), and read again")
+    say(f"backed up to {file} ({size_text(file.stat().st_size)}), and verified by reading it")
     return 0
 
 
@@ -271,7 +271,7 @@ def restore(arguments: Namespace) -> int:
     say(f"restored to {place}: the store is that of {manifest.made_at}")
     if settings.storage.backend is StorageBackend.POSTGRES:
         _say_left(manifest.other_tables)
-    say("start the receiver, and fetch what came since: sdk-trio events reconcile")
+    say("start the receiver, and fetch the events since then: sdk-trio events reconcile")
     return 0
 
 
@@ -288,7 +288,7 @@ def _table_rows(counted: Mapping[str, int]) -> list[dict[str, Any]]:
 
 def _say_left(tables: Sequence[str]) -> None:
     if tables:
-        say(f"not copied, because they are the application's: the tables {', '.join(tables)}")
+        say(f"not copied, because they belong to the application: the tables {', '.join(tables)}")
 
 
 def _file(settings: Settings) -> Path:

@@ -88,13 +88,13 @@ def _secrets_after(before: TenantCredentials, arguments: Namespace) -> tuple[Cre
     if not (new or kept):
         raise UsageError(
             "--remove-webhook-secret: it is the last one, without which the host's own secrets "
-            "alone sign for the tenant; if that is meant: --no-webhook-secrets"
+            "only sign for the tenant; if that is intended: --no-webhook-secrets"
         )
     return (*new, *kept)
 
 
 def _key_file(option: str, path: str) -> KeyFile:
-    # The daemon reads it, maybe as another user: what this one may not see is no mistake.
+    # The daemon reads it, maybe as another user: a file that this one cannot read is not an error.
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -134,7 +134,7 @@ def say_shared(tenant: Tenant, holders: Mapping[CredentialSource, Sequence[str]]
             names = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
             say(
                 f"warning: {source_to_text(source)} of {tenant.identifier} is named by {names} "
-                "too: whoever has it signs or calls for each of them; give each its own"
+                "too: its owner can sign or call for each of them; use a separate one for each"
             )
 
 
@@ -175,7 +175,6 @@ async def check_sources(
 def print_sources(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows of :func:`check_sources` for people."""
     print_rows(rows, ("use", "source", "found", "problem", "shared_with"), as_json=False)
-    # The most usual reason of a variable that is missing here: it is set in the unit of the daemon
-    # alone.
+    # The most common reason for a missing variable: it is set only in the daemon's unit.
     if any(row["problem"] and row["source"].startswith("env:") for row in rows):
         say("note: variables are looked up in this shell's environment, not in the daemon's")

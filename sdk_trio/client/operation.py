@@ -176,7 +176,7 @@ class OperationAnswer(enum.StrEnum):
 
 
 class Body(enum.StrEnum):
-    """How an operation's arguments other than path parameters are sent."""
+    """The form in which arguments other than path parameters are sent."""
 
     JSON = "json"
     """A JSON object."""
@@ -187,7 +187,7 @@ class Body(enum.StrEnum):
 
 
 class Pagination(enum.StrEnum):
-    """How further pages of a list are requested."""
+    """The method of requesting further pages of a list."""
 
     NONE = "none"
     """Not paginated: the answer is complete."""

@@ -126,7 +126,7 @@ class Mode(Choice):
 
 
 class ApiVersionStrictness(Choice):
-    """How an ApiVersion other than the bundled one is treated."""
+    """The reaction to an ApiVersion other than the bundled one."""
 
     WARN = "Warn"
     STRICT = "Strict"
@@ -134,7 +134,7 @@ class ApiVersionStrictness(Choice):
 
 
 class KeyDerivation(Choice):
-    """How a webhook secret becomes an HMAC key."""
+    """The derivation of an HMAC key from a webhook secret."""
 
     AUTO = "Auto"
     """Either of those below; a signature with either key is accepted."""
@@ -181,7 +181,7 @@ class LogFormat(Choice):
 
 
 class DefaultTenantStrategy(Choice):
-    """How the single-tenant upgrade finds the default tenant."""
+    """The single-tenant upgrade's method of finding the default tenant."""
 
     LITERAL_DEFAULT = "LiteralDefault"
     FIRST_USER_ORGANIZATION = "FirstUserOrganization"

@@ -1,1 +1,1 @@
-"""Helpers for handlers beside other frameworks, each imported by who has its framework."""
+"""Helpers for handlers that use other frameworks, each importable if its framework is."""

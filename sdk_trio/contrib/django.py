@@ -16,7 +16,7 @@ from ..events import Event
 
 @contextmanager
 def database_connections(event: Event[Any]) -> Iterator[None]:
-    """Do at both ends of a run what Django does at those of a request.
+    """Do at the start and end of a run what Django does for a request.
 
     Give it to ``handlers.around_threads``. Connections older than ``CONN_MAX_AGE`` (at the default,
     0, all of them) and broken ones are closed, in the thread of the run.

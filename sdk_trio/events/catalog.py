@@ -98,9 +98,7 @@ class Catalog:
         return len(self.rows)
 
     def by_type(self, wire_type: str) -> EventType | None:
-        """Return the row of ``wire_type``; None for a type without a class, which is not an
-        error.
-        """
+        """Return the row of ``wire_type``; None for a type without a class (no error)."""
         return self._by_type.get(wire_type)
 
     def by_class(self, event_class: type[Event[Any]]) -> EventType:

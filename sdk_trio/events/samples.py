@@ -697,8 +697,10 @@ def sample(
     seed: str = "sample",
     organization: str | None = None,
 ) -> dict[str, Any]:
-    """Return a realistic document of ``wire_type``: ``type``, ``timestamp``, ``api_version``,
-    and ``data`` with every field that the upstream sends.
+    """Return a realistic document of ``wire_type``.
+
+    It has ``type``, ``timestamp``, ``api_version``, and ``data`` with every field that the
+    upstream sends.
 
     Args:
         wire_type: one of :func:`sample_types`.

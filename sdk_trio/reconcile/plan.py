@@ -1,9 +1,9 @@
-"""The decisions of reconciliation: which deliveries were missed, and what to do about each. Pure.
+"""The decisions of reconciliation: which deliveries were missed, and what to do. Pure.
 
-The upstream lists the deliveries that it made, each with its event; the event's id is the
-``webhook-id`` of the delivery. An id without a record in the inbox was missed, and the upstream is
-asked to deliver it again. The list is read in *windows* of time, the oldest first, and the
-checkpoint moves over a window only when everything in it has arrived or is given up.
+The upstream lists its deliveries, each with its event; the event's id is the ``webhook-id`` of the
+delivery. An id without a record in the inbox was missed, and is requested again. The list is read
+in *windows* of time, the oldest first. The checkpoint passes a window only when everything in it
+has arrived or is given up.
 """
 
 import json
@@ -23,9 +23,9 @@ from ..errors import EXIT_CONFIGURATION, SdkError
 #: The name of the checkpoint in the inbox.
 CHECKPOINT_NAME = "reconciliation"
 
-#: Time before the checkpoint that a pass reads again, in seconds: the upstream lists a delivery
-#: some time after its timestamp, and clocks differ. A receiver whose clock is 5 minutes off rejects
-#: every delivery, so twice that covers both.
+#: Seconds before the checkpoint that a pass reads again: the upstream lists a delivery some time
+#: after its timestamp, and clocks differ. A receiver whose clock is 5 minutes off rejects every
+#: delivery, so twice that covers both.
 OVERLAP_SECONDS = 600.0
 
 #: Length of a window, in seconds; a crash repeats the reading of one window at most.
@@ -40,13 +40,13 @@ FIRST_WAIT_SECONDS = 600.0
 
 
 class UnknownEndpointError(SdkError):
-    """It is not known which of the upstream's webhook endpoints leads here; says what to set."""
+    """None, or several, of the upstream's endpoints may be this one; names the setting."""
 
     exit_code = EXIT_CONFIGURATION
 
 
 class UnreadableDeliveryError(SdkError):
-    """The upstream's list holds a delivery without an event id or a time."""
+    """The upstream's list has a delivery without an event id or a time."""
 
 
 @attrs.frozen
@@ -71,7 +71,7 @@ class Action(StrEnum):
     ASK = "ask"
     """Ask the upstream to deliver it again."""
     WAIT = "wait"
-    """Wait: it was asked for a short time ago."""
+    """Wait: it was requested a short time ago."""
     LEAVE = "leave"
     """Nothing: another receiver answered it with success before this inbox was first reconciled."""
     LOST = "lost"
@@ -103,13 +103,13 @@ class Checkpoint:
     asked: Mapping[str, Asked] = attrs.field(factory=dict)
 
     def as_text(self) -> str:
-        """Return it as it is stored."""
+        """Return it in the stored form."""
         asked = {name: [entry.times, entry.last] for name, entry in self.asked.items()}
         return json.dumps({"began": self.began, "until": self.until, "asked": asked})
 
     @classmethod
     def from_text(cls, text: str) -> "Checkpoint":
-        """Return what :meth:`as_text` stored; raises ``ValueError`` for anything else."""
+        """Return the checkpoint of an :meth:`as_text`; raises ``ValueError`` for any other text."""
         try:
             document = json.loads(text)
             asked = {
@@ -118,14 +118,14 @@ class Checkpoint:
             }
             read = cls(float(document["began"]), float(document["until"]), asked)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError(f"this is no checkpoint of a reconciliation: {error!r}") from error
+            raise ValueError(f"this is not a checkpoint of a reconciliation: {error!r}") from error
         if not math.isfinite(read.began + read.until):
-            raise ValueError("this is no checkpoint of a reconciliation: its times are no numbers")
+            raise ValueError("this is not a checkpoint of a reconciliation: a time is not a number")
         return read
 
     @classmethod
     def first(cls, now: float, lookback_seconds: float) -> "Checkpoint":
-        """Return where the first pass begins."""
+        """Return the start of the first pass."""
         return cls(began=now, until=now - lookback_seconds)
 
 
@@ -156,7 +156,7 @@ def read_sighting(delivery: Mapping[str, Any]) -> Sighting:
     """Read one entry of the upstream's list of deliveries.
 
     Raises:
-        UnreadableDeliveryError: it does not say which event it carried, or when.
+        UnreadableDeliveryError: its event or its time is missing.
     """
     event = delivery.get("webhook_event")
     webhook_id = event.get("id") if isinstance(event, Mapping) else None
@@ -167,13 +167,13 @@ def read_sighting(delivery: Mapping[str, Any]) -> Sighting:
     if not isinstance(event, Mapping) or not isinstance(webhook_id, str) or at is None:
         raise UnreadableDeliveryError(
             f"the upstream's delivery {delivery.get('id')!r} names no webhook_event with an id, or "
-            "has no created_at: its list is not what this version reads"
+            "has no created_at: this version cannot read the list"
         )
     return Sighting(
         webhook_id=webhook_id,
         type=str(event.get("type")),
         at=(at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(),
-        # The upstream says it of the event and of each attempt; either is enough.
+        # The upstream reports it for the event and for each attempt; either is enough.
         delivered=event.get("succeeded") is True or delivery.get("succeeded") is True,
         archived=event.get("is_archived") is True,
     )
@@ -198,9 +198,9 @@ def merge(sightings: Iterable[Sighting]) -> list[Sighting]:
 
 def decide(sighting: Sighting, checkpoint: Checkpoint, now: float) -> Action:
     """Return the action for an event that the inbox has no record of."""
-    # A successful delivery from before the first pass was answered by a predecessor of this inbox:
-    # to ask for it would run an event again that another program has handled. A later one means
-    # that this inbox has lost it, so it is asked for.
+    # A successful delivery before the first pass was handled by a predecessor of this inbox: a
+    # request would run its event again. A later one means that this inbox has lost it, so it is
+    # requested.
     if sighting.delivered and sighting.at < checkpoint.began:
         return Action.LEAVE
     if sighting.archived:
@@ -216,7 +216,7 @@ def advanced(
 
     ``whole``: everything before the window is resolved.
     """
-    # An earlier window holds something unresolved, and the checkpoint never passes that.
+    # An earlier window has an unresolved delivery, and the checkpoint never passes that.
     if not whole:
         return checkpoint
     oldest = min((sighting.at for sighting in unresolved), default=window.end)
@@ -253,12 +253,12 @@ def choose_endpoints(
 
     Args:
         listed: the upstream's endpoints.
-        configured: the ids that the settings name; empty: the only endpoint there is, or the
-            only one whose URL has this receiver's path.
+        configured: the ids in the settings; empty: the only endpoint, or the only one whose URL has
+            this receiver's path.
         path: ``Sdk:Webhooks:Path``.
 
     Raises:
-        UnknownEndpointError: there is no such endpoint, or more than one.
+        UnknownEndpointError: no endpoint matches, or more than one.
     """
     by_id = {str(entry.get("id")): entry for entry in listed}
     there = ", ".join(f"{name} ({_shown_url(entry)})" for name, entry in by_id.items()) or "none"
@@ -286,6 +286,6 @@ def has_path(entry: Mapping[str, Any], path: str) -> bool:
 
 
 def _shown_url(entry: Mapping[str, Any]) -> str:
-    """Return an endpoint's address without user, query or fragment, which may hold secrets."""
+    """Return an endpoint's address without user, query or fragment, which may contain secrets."""
     parts = urlsplit(str(entry.get("url")))
     return f"{parts.scheme}://{parts.hostname}{parts.path}"

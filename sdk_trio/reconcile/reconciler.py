@@ -1,4 +1,4 @@
-"""Reconciliation: finds deliveries that never arrived, and asks the upstream to send them again.
+"""Reconciliation: finds deliveries that never arrived, and requests them again.
 
 A redelivery arrives like every other delivery and so passes every check of the receiver. The
 decisions are in ``plan.py``; this module reads the upstream's lists and keeps the checkpoint.
@@ -35,8 +35,8 @@ from .plan import (
 
 _log = get_logger("runtime")
 
-#: Time between two requests for a redelivery, in seconds. 60 a minute stay below the rate limit of
-#: every known upstream and leave room for the application's own calls.
+#: Seconds between two requests for a redelivery. 60 a minute stay below the rate limit of every
+#: known upstream and leave capacity for the application's own calls.
 ASK_SECONDS = 1.0
 
 #: Time for a cancelled pass to save its checkpoint, in seconds.
@@ -51,9 +51,9 @@ SAVE_EVERY = 100
 class ReconcileReport:
     """The result of one pass.
 
-    ``asked`` events were asked for in this pass, ``waiting`` ones in an earlier pass and have not
-    arrived; ``lost`` ones cannot be delivered any more. ``until`` is the time (Unix seconds) up to
-    which nothing that the upstream lists is missing.
+    ``asked`` events were requested in this pass; ``waiting`` ones were requested in an earlier pass
+    and have not arrived; ``lost`` ones cannot be delivered any more. ``until`` is the time (Unix
+    seconds) up to which nothing on the upstream's list is missing.
     """
 
     asked: int
@@ -74,9 +74,9 @@ class Survey:
 
 
 class Upstream(Protocol):
-    """Asks the upstream what it delivered; ``client.client.UpstreamDeliveries`` is one.
+    """Queries the upstream's deliveries; ``client.client.UpstreamDeliveries`` implements it.
 
-    Every method raises ``CallError`` when the upstream could not be asked.
+    Every method raises ``CallError`` if the call fails.
     """
 
     async def endpoints(self) -> list[Any]:
@@ -93,7 +93,7 @@ class Upstream(Protocol):
         ...
 
     async def redeliver(self, webhook_id: str) -> bool:
-        """Ask for another delivery of an event; return whether the upstream agreed."""
+        """Request another delivery of an event; return whether the upstream accepted."""
         ...
 
 
@@ -101,12 +101,13 @@ class Reconciler:
     """Compares the upstream's list of deliveries with the inbox.
 
     Args:
-        upstream: asks the upstream, through an open client.
+        upstream: queries the upstream, through an open client.
         inbox: the inbox that deliveries go into; the checkpoint is kept there.
         settings: ``Sdk:Webhooks:Reconciliation`` counts.
         clock: returns Unix seconds.
         ask_seconds: the time between two requests for a redelivery.
-        term: what is written counts only while this host leads in that term; None: it is alone.
+        term: writes count only while this host is the leader in that term; None: it is the only
+    host.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class Reconciler:
             try:
                 await self.reconcile()
             except SdkError as error:
-                # Not sooner: what is missed now is in the upstream's list at the next pass, too.
+                # Not sooner: an event missed now is also on the upstream's list at the next pass.
                 _log.warning("reconciliation.failed", error=str(error), retry_in=self._interval)
             await trio.sleep(self._interval)
 
@@ -149,15 +150,15 @@ class Reconciler:
         """Make one pass from the checkpoint.
 
         Returns:
-            what was found; None if every endpoint that leads here is disabled.
+            the findings; None if every endpoint of this receiver is disabled.
 
         Raises:
-            CallError: the upstream could not be asked; the requests made so far are remembered.
+            CallError: a call failed; the requests made so far are recorded.
             UnknownEndpointError: it is not known which endpoint leads here.
             StoreUnavailableError: from the inbox.
 
-        If it is cancelled, it saves the checkpoint, within :data:`SAVE_SECONDS`; the next pass goes
-        on from there.
+        On cancellation, it saves the checkpoint, within :data:`SAVE_SECONDS`; the next pass
+        continues there.
         """
         endpoints = await self._enabled_endpoints()
         if not endpoints:
@@ -165,7 +166,7 @@ class Reconciler:
         now = self._clock()
         progress = _Progress(await self._load(now), now)
         for window in windows(self._start(progress.checkpoint, now), now):
-            # Window by window, so that a pass which is cut short keeps what it has done.
+            # Window by window, so that an interrupted pass keeps its progress.
             await self._work_on(window, endpoints, progress)
         self._forget_abandoned(progress, now)
         await self._save(progress.checkpoint)
@@ -176,9 +177,9 @@ class Reconciler:
     async def survey(self, since: float) -> Survey:
         """Find every listed event since a time (Unix seconds) that the inbox has no record of.
 
-        The checkpoint plays no part, so events that another receiver
-        answered with success are among them. ``since`` must not lie further back than the inbox
-        remembers ids: older ones would all seem to be missing.
+        The checkpoint is ignored, so events that another receiver answered with success are
+        included. ``since`` must not be further back than the inbox remembers ids: older ones would
+        all seem to be missing.
 
         Raises:
             As :meth:`reconcile`.
@@ -192,13 +193,13 @@ class Reconciler:
         return Survey(merge(sightings), disabled)
 
     async def ask(self, sighting: Sighting) -> bool:
-        """Ask the upstream to deliver an event again; return whether it agreed.
+        """Request an event again from the upstream; return whether it accepted.
 
         It takes at least ``ask_seconds``, so that calls in a loop keep their distance. If it is
         cancelled, the request may have been sent.
 
         Raises:
-            CallError: the upstream could not be asked.
+            CallError: the call failed.
         """
         # To be delivered twice does no harm: the inbox knows the second one.
         agreed = await self._upstream.redeliver(sighting.webhook_id)
@@ -214,14 +215,14 @@ class Reconciler:
             _log.warning(
                 "reconciliation.shortened",
                 hours=round((earliest - checkpoint.until) / 3600, 1),
-                hint="what was delivered before MaxLookbackHours is not looked at any more",
+                hint="deliveries older than MaxLookbackHours are not checked any more",
             )
         return max(start, earliest)
 
     async def _work_on(
         self, window: Window, endpoints: tuple[ReadEndpoint, ...], progress: "_Progress"
     ) -> None:
-        """Ask for the missing events of one window, then advance the checkpoint."""
+        """Request the missing events of one window, then advance the checkpoint."""
         missing = await self._missing(window, endpoints, progress)
         unresolved: list[Sighting] = []
         try:
@@ -236,7 +237,7 @@ class Reconciler:
                 if sighting.webhook_id in progress.waiting | progress.asked:
                     unresolved.append(sighting)
         except BaseException:
-            # Whatever ends the pass, save its requests, or the next pass repeats them.
+            # Save the requests however the pass ends, or the next pass repeats them.
             await self._save_at_the_end(progress.checkpoint)  # noqa: ASYNC102 - it shields itself
             raise
         progress.move_over(window, unresolved)
@@ -298,7 +299,7 @@ class Reconciler:
                 return Checkpoint.from_text(text)
             except ValueError as error:
                 _log.error("reconciliation.checkpoint_unreadable", error=str(error))
-        # An unreadable one costs a longer pass. To stop would leave events missing until somebody
+        # An unreadable one costs a longer pass. Stopping would leave events missing until someone
         # reads the log.
         return Checkpoint.first(now, self._lookback)
 
@@ -311,13 +312,13 @@ class Reconciler:
             try:
                 await self._save(checkpoint)
             except StoreUnavailableError as error:
-                # The next pass asks again for what is forgotten so, which does no harm.
+                # The next pass requests forgotten ones again, which is harmless.
                 _log.store_unavailable(error)
 
     def _forget_abandoned(self, progress: "_Progress", now: float) -> None:
-        """Give up events that were asked for and lie before the look-back time.
+        """Give up events that were requested and are before the look-back time.
 
-        No later pass sees them in the list, so nothing would ask for them again.
+        Later passes do not see them in the list, so they would never be requested again.
         """
         asked = progress.checkpoint.asked
         unseen = asked.keys() - progress.waiting - progress.asked

@@ -1,7 +1,7 @@
-"""The channels for notifying site managers, declared once. Settings, commands, doctor, metrics and
-stores read these rows.
+"""The channels for notifying site managers, declared once.
 
-The channels' code is in :mod:`sdk_trio.notifications.channels` (CONTRIBUTING.md).
+Settings, commands, doctor, metrics and stores read these rows. The channels' code is
+in :mod:`sdk_trio.notifications.channels` (CONTRIBUTING.md).
 """
 
 import enum

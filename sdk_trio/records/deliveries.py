@@ -20,7 +20,7 @@ from .states import REPLAYABLE as REPLAYABLE
 from .states import UNFINISHED as UNFINISHED
 from .states import DeliveryState as DeliveryState
 
-#: What a person enters instead of a tenant, to mean the host's delivery of an id.
+#: The word entered instead of a tenant for the host's delivery of an id.
 HOST = "host"
 
 #: The error of a run during which its process ended.

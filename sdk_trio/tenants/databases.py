@@ -408,8 +408,8 @@ class TenantDatabases:
                     "tenant.database_stalled",
                     tenant_id=call.tenant_id,
                     waited_seconds=STALL_SECONDS,
-                    hint="the disk does not answer, or the function still runs; the write is finished "
-                    "with it",
+                    hint="the disk does not answer, or the function still runs; the write "
+                    "is finished with it",
                 )
             raise
 

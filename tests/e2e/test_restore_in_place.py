@@ -442,8 +442,8 @@ def test_only_a_tenant_that_was_active_is_reactivated(still: ReplicaHost) -> Non
     ("options", "status", "words"),
     [
         (("--at", "2020-01-01T00:00Z"), 1, "the replica begins at"),
-        (("--output", "x.db"), 2, "--output does not go with --in-place"),
-        (("--discard-newer", "--at", "1m"), 2, "--discard-newer does not go with --at"),
+        (("--output", "x.db"), 2, "--output cannot be used with --in-place"),
+        (("--discard-newer", "--at", "1m"), 2, "--discard-newer cannot be used with --at"),
         (("--wait", "soon"), 2, "--wait takes a whole number"),
     ],
 )

@@ -442,7 +442,7 @@ def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
     second.close()
     assert beside.read_text() == "of another listener"
     file.write_text("seven")
-    with pytest.raises(UsageError, match="holds no position"):
+    with pytest.raises(UsageError, match="has no position"):
         second.open()
     second.close()
 

@@ -317,7 +317,7 @@ def test_replay_says_how_an_error_is_given_if_none_is_found(command_line):
     answer = command_line("events", "replay", "--state", "dead", "--error", "half of it")
     assert answer.status == 0
     assert "0 replayed" in answer.err
-    assert "takes them up" not in answer.err
+    assert "runs them" not in answer.err
     assert "--error takes the whole error" in answer.err
 
 

@@ -295,9 +295,9 @@ UPDATE = OPERATIONS["subscriptions.update"]
             ORDERS,
             [],
             {"stauts": "paid"},
-            r"orders\.list\(\) takes no 'stauts'; did you mean 'status'\?",
+            r"orders\.list\(\) has no argument 'stauts'; did you mean 'status'\?",
         ),
-        (ORDERS, [], {"stauts[a]": "paid"}, "takes no 'stauts\\[a\\]'"),
+        (ORDERS, [], {"stauts[a]": "paid"}, "has no argument 'stauts\\[a\\]'"),
         (ORDERS, [], {"optoins": None}, r"did you mean 'options'\?"),
         (UPDATE, ["s"], {"cancel_at_perod_end": True}, r"did you mean 'cancel_at_period_end'\?"),
         (UPDATE, ["s"], {"idd": "x"}, r"did you mean 'id'\?"),
@@ -346,7 +346,7 @@ def test_help_and_inspect_show_what_an_operation_takes() -> None:
     assert "List the orders." in text
     assert "Scopes: orders:read" in text
     assert "created_after: str | date | None" in text
-    assert "ready to be called" in pydoc.plain(pydoc.render_doc(BoundOperation))
+    assert "callable operation" in pydoc.plain(pydoc.render_doc(BoundOperation))
     assert inspect.signature(BoundOperation).parameters.keys() == {"endpoint", "sender", "options"}
 
 

@@ -100,7 +100,7 @@ def test_a_plain_word_that_happens_to_be_base64_is_the_key_itself() -> None:
     [
         ("", "empty"),
         (" \t", "empty"),
-        ("whsec_", "alone"),
+        ("whsec_", "is only the prefix"),
         ("whsec_whsec_" + encoded(24), "two prefixes"),
         (SECRET + "\n", "line break"),
         (" " + SECRET, "white space"),

@@ -70,7 +70,7 @@ def test_a_checkpoint_survives_its_storage(began: float, until: float, asked: An
     )
 )
 def test_any_other_text_is_a_value_error(text: str) -> None:
-    with pytest.raises(ValueError, match="no checkpoint"):
+    with pytest.raises(ValueError, match="not a checkpoint"):
         Checkpoint.from_text(text)
 
 

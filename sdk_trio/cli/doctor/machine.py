@@ -67,7 +67,7 @@ def _check_certificate(cert_file: str, key_file: str, report: Report) -> None:
         )
         return
     if dates is None:
-        report.note(where, "it cannot be told until when it is valid")
+        report.note(where, "its expiry date is unknown")
         return
     begin, end = dates
     now = time.time()
@@ -119,7 +119,7 @@ def _check_data_directory(directory: Path, report: Report) -> None:
         what, _, remedy = visible.partition(": ")
         report.warning(where, f"it {what}", remedy)
     else:
-        report.ok(where, "this user alone reads and writes it")
+        report.ok(where, "only this user can read and write it")
     # Files that a command has made as another user, such as root, cannot be opened by the receiver.
     for file in sorted(directory.iterdir()):
         if not os.access(file, os.R_OK | os.W_OK):
@@ -131,7 +131,7 @@ def _check_data_directory(directory: Path, report: Report) -> None:
 
 
 def _secret_files(loaded: Loaded, settings: Settings) -> list[tuple[str, str]]:
-    """Return the files that hold secrets, each with the key that names it."""
+    """Return the files with secrets, each with the key that names it."""
     found: dict[str, str] = {}
     secret_keys = tuple(row.key.casefold() for row in table() if row.kind is Secret)
     for key, origin in loaded.origins.items():
@@ -182,7 +182,7 @@ def _check_secret_file(key: str, file: Path, report: Report) -> None:
 
 
 def check_disk(settings: Settings, report: Report, growth_per_day: float | None = None) -> None:
-    """Compare the room on the data directory's disk with what the inbox needs.
+    """Compare the free space on the data directory's disk with the inbox's needs.
 
     ``growth_per_day`` is in bytes, None where it is not known.
     """
@@ -217,9 +217,9 @@ def check_disk(settings: Settings, report: Report, growth_per_day: float | None 
     if room.f_files and room.f_favail < LEAST_FREE_NODES:
         report.problem(
             where,
-            f"the file system has {room.f_favail} file nodes left: no file can be made soon, "
+            f"the file system has {room.f_favail} file nodes left: soon no file can be created, "
             "however many bytes are free",
-            "remove files that nobody needs (df -i shows where)",
+            "remove unneeded files (df -i shows where)",
         )
 
 
@@ -229,7 +229,7 @@ def check_descriptors(settings: Settings, report: Report) -> None:
     limit = share_descriptors(reachable_descriptor_limit()).receiver
     whose = "this shell's"
     try:
-        # The limit of this shell says little about the receiver, whose unit sets its own.
+        # This shell's limit says little about the receiver, whose unit sets its own.
         pid = find(settings.storage.path).pid
         limit = share_descriptors(_descriptors_of(pid)).receiver
         whose = f"the running receiver's (process {pid})"
@@ -241,7 +241,7 @@ def check_descriptors(settings: Settings, report: Report) -> None:
     if limit < calls + OWN_DESCRIPTORS:
         report.problem(
             "RLIMIT_NOFILE",
-            f"{whose} limit of open files leaves {limit} for connections, and the client alone "
+            f"{whose} limit of open files leaves {limit} for connections, and the client "
             f"may open {calls} (Sdk:Connection:MaxConnectionsPerServer)",
             "LimitNOFILE=65536 in the systemd unit, or ulimit -n 65536",
         )
@@ -249,7 +249,7 @@ def check_descriptors(settings: Settings, report: Report) -> None:
         report.note(
             "RLIMIT_NOFILE",
             f"{whose} limit of open files leaves {limit} for connections; beyond that senders "
-            f"are answered 503, else beyond {wanted}",
+            f"are answered 503, otherwise beyond {wanted}",
             "LimitNOFILE=65536 in the systemd unit, or ulimit -n 65536",
         )
     else:
@@ -278,17 +278,17 @@ def check_clock(report: Report) -> None:
     if state == -1:
         report.note(
             where,
-            "the kernel does not say whether it is kept right",
+            "the kernel does not report whether it is synchronized",
             "compare it with another one: beyond ToleranceSeconds every delivery is refused",
         )
     elif state == _CLOCK_ERROR:
         report.note(
             where,
-            "the kernel says that nothing keeps it right; in a container the host may do so",
+            "the kernel reports that it is not synchronized; in a container the host may do so",
             "run an NTP client (systemd-timesyncd, chrony) on the host",
         )
     else:
-        report.ok(where, "the kernel says that it is kept right by NTP or the like")
+        report.ok(where, "the kernel reports that it is synchronized by NTP or similar")
 
 
 def check_replication(
@@ -297,9 +297,9 @@ def check_replication(
     """Report which replicator would run, and whether the process to signal survives SIGHUP.
 
     Args:
-        may_run: the user has named the settings' files, so the binary that they name may be asked
-            for its version. A diagnosis never runs a program that the settings of a mere working
-            directory name.
+        may_run: the user named the settings' files, so the binary in them may be run for its
+            version. A diagnosis never runs a program from settings that were only found in a
+            working directory.
     """
     options = settings.multi_tenant.file_db.replication
     if not options.use_replication:
@@ -317,7 +317,7 @@ def check_replication(
             report.warning(where, f"{what}: 'replication verify' and 'restore' need it", remedy)
     else:
         if options.replicator_path and not may_run:
-            version = "it was not asked for its version, because no file was named with --config"
+            version = "its version was not checked, because no file was named with --config"
         else:
             version = f"version {_version_of(binary)}"
         report.ok(where, f"{binary}, {version}")

@@ -28,7 +28,7 @@ class AttemptKind(enum.StrEnum):
 
 
 class AttemptResult(enum.StrEnum):
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     ANSWERED = "answered"
     """With an answer of any status."""

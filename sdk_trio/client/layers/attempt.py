@@ -38,7 +38,7 @@ logger = get_logger("client")
 # They describe the compressed body, which is gone (RFC 9110, 8.4 and 8.6).
 _OF_THE_BODY = frozenset({b"content-encoding", b"content-length"})
 
-#: What an attempt was waiting for when it timed out.
+#: Words for the resource that an attempt was waiting for when it timed out.
 _WAITED_FOR = {
     FailureKind.NOT_SENT: "no connection",
     FailureKind.NO_CONNECTION_FREE: "none of our connections was free",
