@@ -10,7 +10,7 @@ import sys
 from types import FrameType
 
 
-class HeldSignal:
+class DeferredSignal:
     """A deferred signal: ``called`` says whether it has arrived."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ def main() -> int:
     gc.disable()
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) is signal.SIG_DFL:
-        signal.signal(hangup, HeldSignal())
+        signal.signal(hangup, DeferredSignal())
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, Interruption())
     from .cli.main import main as run

@@ -246,7 +246,7 @@ class Pacer:
         self._bucket = TokenBucket(per_second=per_second, burst=burst)
         self.waiting: int = 0
 
-    async def turn(self) -> None:  # noqa: ASYNC910 - sending the answer is a checkpoint
+    async def wait_for_slot(self) -> None:  # noqa: ASYNC910 - sending the answer is a checkpoint
         """Wait for a rate slot. Cancellation still consumes it."""
         now = trio.current_time()
         # Booked at once, so those who wait leave in the order in which they came.

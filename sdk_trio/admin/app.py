@@ -240,7 +240,7 @@ class AdminApp:
             return
         with self._concurrency.request(self._source_of(_address_of(scope))) as admitted:
             if admitted:
-                await self._pacer.turn()
+                await self._pacer.wait_for_slot()
                 await self._serve(scope, receive, send)
         if not admitted:
             # Pipelined requests would keep the connection busy, which then never gives way.
@@ -347,7 +347,7 @@ class AdminApp:
                 return problem(429, "too many wrong tokens", (b"retry-after", b"5"))
             # A wrong token waits for a rate slot, a missing one does not: only guessing gains by
             # speed.
-            await self._guesses.turn()
+            await self._guesses.wait_for_slot()
         extra = ((b"www-authenticate", b'Bearer realm="sdk_trio"'),) * (refusal.status == 401)
         return problem(refusal.status, refusal.reason, *extra)
 

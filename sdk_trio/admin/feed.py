@@ -375,7 +375,7 @@ class Feed:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear, socket, nursery.cancel_scope)
             nursery.start_soon(_ping, socket)
-            await self._tell(socket, listener)
+            await self._send_changes(socket, listener)
             nursery.cancel_scope.cancel()
 
     async def _hear(self, socket: "WebSocketConnection", scope: trio.CancelScope) -> None:
@@ -389,7 +389,7 @@ class Feed:
 
     # -- messages to one listener --------------------------------------------------------------
 
-    async def _tell(self, socket: "WebSocketConnection", listener: _Listener) -> None:
+    async def _send_changes(self, socket: "WebSocketConnection", listener: _Listener) -> None:
         hello = {
             "newest": self._position,
             "store": self._store,
@@ -400,19 +400,19 @@ class Feed:
         }
         await _send(socket, [self._message(listener, "hello", hello)])
         try:
-            await self._go_on_telling(socket, listener)
+            await self._keep_sending(socket, listener)
         except (NotRunningError, StoreUnavailableError):
             # The listener reconnects with its position, and misses nothing.
             await _close(socket, 1012, "the store cannot be read now")
 
-    async def _go_on_telling(self, socket: "WebSocketConnection", listener: _Listener) -> None:
+    async def _keep_sending(self, socket: "WebSocketConnection", listener: _Listener) -> None:
         while True:
-            more = await self._tell_deliveries(socket, listener)
+            more = await self._send_deliveries(socket, listener)
             changes = listener.take()
             if listener.dropped:
-                told = self._message(listener, "lagged", {"dropped": listener.dropped})
+                fields = self._message(listener, "lagged", {"dropped": listener.dropped})
                 listener.dropped = 0
-                changes.insert(0, told)
+                changes.insert(0, fields)
             # A change of an event that is not sent yet is omitted: the event is sent in its current
             # state.
             changes = [each for each in changes if _sequence(each) <= listener.position]
@@ -425,7 +425,7 @@ class Feed:
             if scope.cancelled_caught:
                 await _send(socket, [self._message(listener, "heartbeat", {})])
 
-    async def _tell_deliveries(self, socket: "WebSocketConnection", listener: _Listener) -> bool:
+    async def _send_deliveries(self, socket: "WebSocketConnection", listener: _Listener) -> bool:
         """Send the next deliveries after its position; return whether there may be more."""
         # The position of the feed as of now: it moves on while the page is read.
         until = self._position
@@ -444,8 +444,8 @@ class Feed:
                 if record.sequence not in self._watched:
                     self._watch(record)
                 event = await self._event(record, listener)
-                told = {"seq": record.sequence, "kind": "delivery", "at": record.received_at}
-                messages.append({**told, "event": event})
+                fields = {"seq": record.sequence, "kind": "delivery", "at": record.received_at}
+                messages.append({**fields, "event": event})
                 # Bodies are sent one by one: two hundred of a megabyte would be in memory together.
                 if listener.query.body or listener.query.relay:
                     await _send(socket, messages)
@@ -485,8 +485,8 @@ class Feed:
                 event["headers"] = await self._source.sign(whole, listener.here)
         return event
 
-    def _message(self, listener: _Listener, kind: str, told: Mapping[str, Any]) -> dict[str, Any]:
-        return {"seq": listener.position, "kind": kind, "at": self._clock(), **told}
+    def _message(self, listener: _Listener, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"seq": listener.position, "kind": kind, "at": self._clock(), **fields}
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -509,23 +509,23 @@ class Feed:
                     self._watch(record)
         self._rejected = self._source.rejected.total
         self._transition = None
-        await self._look_at_tenants()
+        await self._poll_tenants()
 
     async def run(self) -> None:
         """Poll the store while a listener is connected, until cancelled."""
         activity = -1
-        looked_at = 0.0
+        polled_at = 0.0
         while True:
             if not self._listeners:
                 await self._wanted.wait()
             await trio.sleep(BUSY_SECONDS)
             now = trio.current_time()
             before, activity = activity, self._source.activity
-            if activity == before and now < looked_at + QUIET_SECONDS:
+            if activity == before and now < polled_at + QUIET_SECONDS:
                 continue
-            looked_at = now
+            polled_at = now
             try:
-                await self._look()
+                await self._poll()
             except (NotRunningError, StoreUnavailableError):
                 await trio.sleep(QUIET_SECONDS)
             except Exception:
@@ -533,7 +533,7 @@ class Feed:
                 _log.exception("admin.feed_failed")
                 await trio.sleep(QUIET_SECONDS)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         reached = await self._reach()
         if reached > self._position:
             self._position = reached
@@ -546,8 +546,8 @@ class Feed:
                     record, listener.tenant_id
                 ):
                     listener.offer(message)
-        self._look_at_rejected()
-        await self._look_at_tenants()
+        self._poll_rejected()
+        await self._poll_tenants()
 
     async def _reach(self) -> int:
         """Return the sequence up to which no new row can appear."""
@@ -593,7 +593,7 @@ class Feed:
                     self._watch(record)
         return changed
 
-    def _look_at_rejected(self) -> None:
+    def _poll_rejected(self) -> None:
         ring = self._source.rejected
         before, self._rejected = self._rejected, ring.total
         fresh = ring.total - before
@@ -614,7 +614,7 @@ class Feed:
             for row in reversed(rows):
                 listener.offer({"kind": "rejected", "at": row["at"], "rejection": row})
 
-    async def _look_at_tenants(self) -> None:
+    async def _poll_tenants(self) -> None:
         try:
             service = self._source.tenants()
         except MissingPartError:
@@ -623,8 +623,8 @@ class Feed:
             self._transition = await service.newest_transition()
         for row in await service.transitions(after=self._transition, limit=PAGE):
             self._transition = row.sequence
-            told = {name: getattr(row, name) for name in _TRANSITION_FIELDS}
-            message = {"kind": "tenant", "at": row.occurred_at, "transition": told}
+            fields = {name: getattr(row, name) for name in _TRANSITION_FIELDS}
+            message = {"kind": "tenant", "at": row.occurred_at, "transition": fields}
             for listener in self._listeners:
                 if "tenant" in listener.query.kinds and listener.tenant_id in (None, row.tenant_id):
                     listener.offer(message)

@@ -126,7 +126,7 @@ _WATCHED = (".py", ".json", ".toml", ".env")
 LOOK_SECONDS = 0.5
 
 
-def look_at(directory: Path, others: Iterable[str] = ()) -> dict[str, int]:
+def scan_files(directory: Path, others: Iterable[str] = ()) -> dict[str, int]:
     """Return the files that a reload watches, with the time of their last change."""
     found = list(others)
     for place, below, names in os.walk(directory):
@@ -157,13 +157,13 @@ def run_reloading(directory: Path, others: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: wanted.append(number))
     while True:
-        seen = look_at(directory, others)
+        seen = scan_files(directory, others)
         # A session of its own: a Ctrl-C of the terminal reaches it through this process, once.
         process = subprocess.Popen(words, start_new_session=True)
         changed: list[str] = []
         while not wanted and not changed:
             time.sleep(LOOK_SECONDS)
-            now = look_at(directory, others)
+            now = scan_files(directory, others)
             changed = sorted(file for file, _ in seen.items() ^ now.items())
         if process.poll() is None:
             process.send_signal(wanted[-1] if wanted else signal.SIGTERM)

@@ -69,7 +69,7 @@ def _command(parsed: Namespace) -> int:
         release_interrupt()
         gc.enable()
         return function(parsed)
-    with _collector_held():
+    with _collector_deferred():
         return function(parsed)
 
 
@@ -80,7 +80,7 @@ _usual = gc.get_threshold()[0]
 
 
 @contextmanager
-def _collector_held() -> Iterator[None]:
+def _collector_deferred() -> Iterator[None]:
     """Keep the collector from its work until :func:`release_collector`, by its threshold.
 
     It stays enabled meanwhile, so that a ``gc.disable()`` of the application is detected and kept.

@@ -29,7 +29,7 @@ if not describing():
     from .terminal import print_text
 
 
-class NobodyThereError(SdkError):
+class NoReceiverError(SdkError):
     """No receiver is running on the data directory."""
 
     exit_code = EXIT_UNAVAILABLE
@@ -39,24 +39,24 @@ def find(directory: str | os.PathLike[str]) -> Presence:
     """Return the receiver that runs on the data directory ``directory``.
 
     Raises:
-        NobodyThereError: there is none, or the file was left by a process that has ended.
+        NoReceiverError: there is none, or the file was left by a process that has ended.
     """
     file = Path(directory) / FILE_NAME
     try:
         # Another version may have written it, so it is validated like any input.
         presence = msgspec.json.decode(read_private(file), type=Presence)
     except FileNotFoundError:
-        raise NobodyThereError(
+        raise NoReceiverError(
             f"no receiver is running on the data directory {file.parent.absolute()}: start one "
             "('dev' in another terminal), name its directory with --set Sdk:Storage:Path=..., or "
             "give its address with --url"
         ) from None
     except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
-        raise NobodyThereError(f"{file.absolute()} cannot be read: {error}; use --url") from error
+        raise NoReceiverError(f"{file.absolute()} cannot be read: {error}; use --url") from error
     # The process number may belong to another program by now. A wrong guess costs a refused
     # connection, which the command reports.
     if not _is_alive(presence.pid):
-        raise NobodyThereError(
+        raise NoReceiverError(
             f"{file.absolute()} was left behind by process {presence.pid}, which has ended: start "
             "the receiver again, or give the address of another one with --url"
         )
@@ -67,11 +67,11 @@ def reach(directory: str | os.PathLike[str]) -> Presence:
     """Return the receiver that runs on the data directory, with the address that it is served at.
 
     Raises:
-        NobodyThereError: there is none, or its address is not known.
+        NoReceiverError: there is none, or its address is not known.
     """
     presence = find(directory)
     if not presence.url:
-        raise NobodyThereError(
+        raise NoReceiverError(
             f"the receiver in process {presence.pid} is served by its program's own server, whose "
             "address is known here once a request has come to the receiver: give it with --url "
             "http://HOST:PORT"
@@ -101,7 +101,7 @@ READY = "/readyz"
 ANSWER_SECONDS = 3.0
 
 
-class SilentError(SdkError):
+class NoAnswerError(SdkError):
     """The admin address does not answer."""
 
     exit_code = EXIT_UNAVAILABLE
@@ -123,7 +123,7 @@ def check_health(arguments: Namespace) -> int:
     """Print the status of ``/livez`` or, with ``--ready``, of ``/readyz``; return 0 if it is 200.
 
     Raises:
-        SilentError: no answer in time.
+        NoAnswerError: no answer in time.
         UsageError: the address is unknown or cannot be used.
     """
     path = READY if arguments.ready else LIVE
@@ -158,7 +158,7 @@ def fetch(url: str, path: str) -> tuple[int, bytes]:
     """Return the status and body that an admin address answers to a GET without a token.
 
     Raises:
-        SilentError: no answer in time.
+        NoAnswerError: no answer in time.
         UsageError: it is not an address.
     """
     connection = _connection(url)
@@ -172,7 +172,7 @@ def fetch(url: str, path: str) -> tuple[int, bytes]:
         return answer.status, answer.read()
     except (OSError, HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise SilentError(
+        raise NoAnswerError(
             f"{url}{path} does not answer: {reason}. Is the daemon running, and is that its "
             "Sdk:Admin:Bind?"
         ) from error

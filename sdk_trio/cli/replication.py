@@ -283,7 +283,7 @@ def show_status(arguments: Namespace) -> int:
     supervised = settings.multi_tenant.file_db.replication.supervise
     if not supervised:
         name_unset_variables(settings)
-    health, identifiers = trio.run(_look, settings)
+    health, identifiers = trio.run(_health_now, settings)
     # For a supervised replicator the daemon has the keys; this shell need not have them.
     if supervised and health.state is not HealthState.HEALTHY:
         name_unset_variables(settings)
@@ -300,7 +300,7 @@ def show_status(arguments: Namespace) -> int:
     return EXIT_FAILURE if health.reachable else EXIT_UNAVAILABLE
 
 
-async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
+async def _health_now(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
     directory = databases_directory(settings).absolute()
     async with open_tenants(settings) as service:
         # The expected databases come from the tenants, not from the directory, so that a missing

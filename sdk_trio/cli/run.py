@@ -452,7 +452,7 @@ def serve(
             reloader,
             manager or ServiceEnvironment(),
             ending,
-            instruments=[cast("trio.abc.Instrument", _LogTurns())],
+            instruments=[cast("trio.abc.Instrument", _LogBatches())],
         )
 
 
@@ -473,7 +473,7 @@ def _streams_kept() -> Iterator[None]:
             setattr(sys, name, usable)
 
 
-class _LogTurns:
+class _LogBatches:
     """Writes the lines of one iteration of the event loop together, before the loop waits.
 
     Trio calls an instrument's methods by name. It is not a subclass of Trio's, because ``run

@@ -179,7 +179,7 @@ class ExitReport:
         # Trio has installed its own by now; they are called from ours.
         handlers = {number: signal.getsignal(number) for number in self._ending}
         for number, handler in handlers.items():
-            signal.signal(number, partial(self._give_way, handler))
+            signal.signal(number, partial(self._yield_to_thread, handler))
         try:
             yield
         finally:
@@ -188,7 +188,7 @@ class ExitReport:
             signal.set_wakeup_fd(before)
             self._watching.cancel()
 
-    def _give_way(self, handler: _Handler, number: int, frame: FrameType | None) -> None:
+    def _yield_to_thread(self, handler: _Handler, number: int, frame: FrameType | None) -> None:
         """Handle a signal in the main thread by sleeping, so that the other thread can run.
 
         A long match of a regular expression lets signals be handled and no other thread run.
@@ -252,7 +252,7 @@ class ExitReport:
                 elif self._signals == 1:
                     self._force(number)
                 self._signals += 1
-        self._call(_nothing)
+        self._call(_no_op)
 
     def _begin(self) -> None:
         """Note the first signal, from which the bounds count if the loop never receives it."""
@@ -324,7 +324,7 @@ class ExitReport:
             self._writer.send(_NUDGE)
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     """Do nothing; scheduling this wakes the loop, which then handles the signal."""
 
 

@@ -187,7 +187,7 @@ def migrate(arguments: Namespace) -> int:
         )
     print_rows(_table_rows(moved.rows), ("table", "rows"), as_json=as_json)
     say(f"moved to {moved.target}, and compared every row")
-    _say_left(moved.left_behind)
+    _note_left(moved.left_behind)
     say(
         f"set Sdk:Storage:Backend to {'Postgres' if to_postgres else 'Sqlite'} before the next "
         "start; the source is kept, marked as moved"
@@ -213,7 +213,7 @@ def _show_plan(plan: TransferPlan, *, as_json: bool) -> int:
         say(f"from {plan.source} to {plan.target}")
         if plan.begun:
             say("an earlier move was interrupted; this one finishes it, or starts over")
-        _say_left(plan.left_behind)
+        _note_left(plan.left_behind)
         say("nothing was changed" if plan.refusal is None else f"refused: {plan.refusal}")
     return 0 if plan.refusal is None else EXIT_FAILURE
 
@@ -270,7 +270,7 @@ def restore(arguments: Namespace) -> int:
     _print_manifest(manifest, as_json=arguments.format == "json")
     say(f"restored to {place}: the store is that of {manifest.made_at}")
     if settings.storage.backend is StorageBackend.POSTGRES:
-        _say_left(manifest.other_tables)
+        _note_left(manifest.other_tables)
     say("start the receiver, and fetch the events since then: sdk-trio events reconcile")
     return 0
 
@@ -286,7 +286,7 @@ def _table_rows(counted: Mapping[str, int]) -> list[dict[str, Any]]:
     return [{"table": name, "rows": count} for name, count in counted.items()]
 
 
-def _say_left(tables: Sequence[str]) -> None:
+def _note_left(tables: Sequence[str]) -> None:
     if tables:
         say(f"not copied, because they belong to the application: the tables {', '.join(tables)}")
 

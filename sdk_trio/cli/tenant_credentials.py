@@ -127,7 +127,7 @@ def holders_of(
     return holders
 
 
-def say_shared(tenant: Tenant, holders: Mapping[CredentialSource, Sequence[str]]) -> None:
+def note_shared(tenant: Tenant, holders: Mapping[CredentialSource, Sequence[str]]) -> None:
     """Print a warning for each source of ``tenant`` that others name."""
     for source, others in holders.items():
         if others:

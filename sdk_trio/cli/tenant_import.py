@@ -30,7 +30,7 @@ if not describing():
     from ..tenants.service import TenantChanges, TenantService, differing_fields, with_changes
     from .settings import load
     from .store import actor_of, run_with_tenants, why_unreachable
-    from .tenant_credentials import holders_of, say_shared
+    from .tenant_credentials import holders_of, note_shared
     from .tenants import listed
     from .terminal import Progress, print_json, print_list, read_bytes, say
 
@@ -389,7 +389,7 @@ def import_tenants(arguments: Namespace) -> int:
     async def work(service: TenantService) -> list[Step]:
         tenants = await service.all()
         steps = plan(rows, tenants)
-        _say_shared(steps, tenants)
+        _note_shared(steps, tenants)
         # All rows or none: half of an import is hard to distinguish from a whole one.
         if arguments.dry_run or any(step.verdict == "refused" for step in steps):
             return steps
@@ -444,7 +444,7 @@ async def _do(service: TenantService, step: Step, arguments: Namespace) -> None:
         await service.change(before, **changes, **who, expected_version=before.version)
 
 
-def _say_shared(steps: Sequence[Step], tenants: Sequence[Tenant]) -> None:
+def _note_shared(steps: Sequence[Step], tenants: Sequence[Tenant]) -> None:
     """Warn of sources that two tenants name once the file is imported."""
     final = {tenant.identifier: tenant for tenant in tenants}
     imported = [step.after for step in steps if step.after is not None]
@@ -456,7 +456,7 @@ def _say_shared(steps: Sequence[Step], tenants: Sequence[Tenant]) -> None:
         own = shared.intersection(tenant.credentials.sources)
         if own:
             others = [other for other in final.values() if other.identifier != tenant.identifier]
-            say_shared(tenant, holders_of(own, others, but="-"))
+            note_shared(tenant, holders_of(own, others, but="-"))
 
 
 def _shown(step: Step) -> dict[str, Any]:

@@ -86,12 +86,12 @@ def purge_tenants(arguments: Namespace) -> int:
     none = f"no tenant was deleted more than {days} days ago"
     if arguments.dry_run:
         print_list(arguments, [_row(c, purged=False) for c in candidates], COLUMNS)
-        _say_places(candidates)
+        _note_places(candidates)
         say(f"{len(candidates)} would be removed permanently" if candidates else none)
         return 0
     # Always ask, even for one: this command cannot be undone.
     if candidates and not arguments.yes:
-        _say_places(candidates)
+        _note_places(candidates)
         if not confirmed(_question(candidates)):
             say("nothing was removed")
             return EXIT_FAILURE
@@ -185,7 +185,7 @@ def _row(
     }
 
 
-def _say_places(candidates: Sequence[PurgeCandidate]) -> None:
+def _note_places(candidates: Sequence[PurgeCandidate]) -> None:
     """Name every file and replica, and how many rows there are."""
     for candidate in candidates:
         name = candidate.tenant.identifier if candidate.tenant else candidate.tenant_id

@@ -37,8 +37,8 @@ if not describing():
         credentials_after,
         named_secrets,
         named_token,
+        note_shared,
         print_sources,
-        say_shared,
     )
     from .terminal import (
         cell,
@@ -203,7 +203,7 @@ def _print_result(
     async def work(service: TenantService) -> tuple[Tenant, list[dict[str, Any]]]:
         tenant = await use(service)
         holders = await service.holders(tenant.credentials.sources, but=tenant)
-        say_shared(tenant, holders)
+        note_shared(tenant, holders)
         return tenant, await check_sources(tenant, holders)
 
     tenant, sources = run_with_tenants(arguments, work, creates=creates)

@@ -103,7 +103,7 @@ def trigger(arguments: Namespace) -> int:
 
     Raises:
         UnknownEventTypeError: no such type.
-        NobodyThereError: no receiver runs, and no ``--url`` was given.
+        NoReceiverError: no receiver runs, and no ``--url`` was given.
         UnknownTenantError: the tenant of ``--tenant`` does not exist.
         TenantCredentialsError: no secret of the tenant can be read.
         UsageError: ``--url`` is another machine's, and ``--secret-env`` is missing.

@@ -27,7 +27,7 @@ from .operation import description_of
 from .operations import Resources
 from .pages import Item, Listing, Page
 from .pipeline import ClientConfig, RequestSources
-from .portal import ClientClosedError, HeldContext, Portal
+from .portal import ClientClosedError, OpenContext, Portal
 from .resources import Blocking, BoundEndpoint, OfInstance, OperationMethod, WithResponse
 
 P = ParamSpec("P")
@@ -124,12 +124,12 @@ class _SyncContext(Generic[T]):
     def __init__(self, portal: Portal, context: AbstractAsyncContextManager[T]) -> None:
         self._portal = portal
         self._context = context
-        self._held: HeldContext[T] | None = None
+        self._held: OpenContext[T] | None = None
 
     def _enter(self) -> T:
         if self._held is not None:
             raise RuntimeError("this is open already: call the operation again")
-        held = HeldContext(self._context)
+        held = OpenContext(self._context)
         value = self._portal.enter(held)
         self._held = held
         return value

@@ -120,22 +120,22 @@ def _read_slowly(text: str, max_depth: int) -> Any:
     """
     open_ones: list[list[Any] | dict[str, Any]] = []
     names: list[str] = []
-    place = _skip(text, 0)
+    position = _skip(text, 0)
     while True:
-        if text[place : place + 1] in ("[", "{"):
+        if text[position : position + 1] in ("[", "{"):
             if len(open_ones) == max_depth:
                 raise UnreadableJsonError(f"nested deeper than {max_depth}")
-            opened: list[Any] | dict[str, Any] = [] if text[place] == "[" else {}
-            place = _skip(text, place + 1)
-            if text[place : place + 1] != ("]" if isinstance(opened, list) else "}"):
+            opened: list[Any] | dict[str, Any] = [] if text[position] == "[" else {}
+            position = _skip(text, position + 1)
+            if text[position : position + 1] != ("]" if isinstance(opened, list) else "}"):
                 open_ones.append(opened)
                 if isinstance(opened, dict):
-                    place = _read_name(text, place, names)
+                    position = _read_name(text, position, names)
                 continue
             value: Any = opened
-            place += 1
+            position += 1
         else:
-            value, place = _read_scalar(text, place)
+            value, position = _read_scalar(text, position)
         # After a value, any number of arrays and objects may close.
         while open_ones:
             holder = open_ones[-1]
@@ -143,49 +143,49 @@ def _read_slowly(text: str, max_depth: int) -> Any:
                 holder.append(value)
             else:
                 holder[names.pop()] = value
-            place = _skip(text, place)
-            mark = text[place : place + 1]
+            position = _skip(text, position)
+            mark = text[position : position + 1]
             if mark == ",":
-                place = _skip(text, place + 1)
+                position = _skip(text, position + 1)
                 if isinstance(holder, dict):
-                    place = _read_name(text, place, names)
+                    position = _read_name(text, position, names)
                 break
             if mark != ("]" if isinstance(holder, list) else "}"):
-                raise UnreadableJsonError(f"a comma or bracket is missing at character {place}")
+                raise UnreadableJsonError(f"a comma or bracket is missing at character {position}")
             value = open_ones.pop()
-            place += 1
+            position += 1
         else:
-            place = _skip(text, place)
-            if place != len(text):
-                raise UnreadableJsonError(f"something follows the value at character {place}")
+            position = _skip(text, position)
+            if position != len(text):
+                raise UnreadableJsonError(f"something follows the value at character {position}")
             return value
 
 
-def _skip(text: str, place: int) -> int:
-    match = _SPACE.match(text, place)
-    return place if match is None else match.end()
+def _skip(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return position if match is None else match.end()
 
 
-def _read_name(text: str, place: int, names: list[str]) -> int:
+def _read_name(text: str, position: int, names: list[str]) -> int:
     """Read a member's name and its colon; return the position of its value."""
-    if text[place : place + 1] != '"':
-        raise UnreadableJsonError(f"a name is missing at character {place}")
-    name, place = _read_text(text, place)
-    place = _skip(text, place)
-    if text[place : place + 1] != ":":
-        raise UnreadableJsonError(f"a colon is missing at character {place}")
+    if text[position : position + 1] != '"':
+        raise UnreadableJsonError(f"a name is missing at character {position}")
+    name, position = _read_text(text, position)
+    position = _skip(text, position)
+    if text[position : position + 1] != ":":
+        raise UnreadableJsonError(f"a colon is missing at character {position}")
     names.append(name)
-    return _skip(text, place + 1)
+    return _skip(text, position + 1)
 
 
-def _read_scalar(text: str, place: int) -> tuple[Any, int]:
-    if text[place : place + 1] == '"':
-        return _read_text(text, place)
-    if word := _WORD.match(text, place):
+def _read_scalar(text: str, position: int) -> tuple[Any, int]:
+    if text[position : position + 1] == '"':
+        return _read_text(text, position)
+    if word := _WORD.match(text, position):
         return _NAMES[word[0]], word.end()
-    number = _NUMBER.match(text, place)
+    number = _NUMBER.match(text, position)
     if number is None:
-        raise UnreadableJsonError(f"no value at character {place}")
+        raise UnreadableJsonError(f"no value at character {position}")
     return _number(number), number.end()
 
 

@@ -342,7 +342,7 @@ def prepare(
         _check_given_once(operation, body, rest)
         body, rest = {**body, **rest}, {}
     if rest and operation.method in BODY_METHODS:
-        _raise_surplus(operation, rest)
+        _raise_unexpected_fields(operation, rest)
     json, form = _body_parts(operation, body)
     # The row is more precise than the method: a POST that only requests a redelivery may be
     # repeated. Passed as an option, so the caller's own takes precedence.
@@ -428,7 +428,7 @@ def _check_given_once(
             raise TypeError(f"{operation.full_name}() got {name!r} twice: by name and in body=")
 
 
-def _raise_surplus(operation: Operation, rest: Mapping[str, object]) -> NoReturn:
+def _raise_unexpected_fields(operation: Operation, rest: Mapping[str, object]) -> NoReturn:
     names = ", ".join(rest)
     if operation.body is Body.NONE:
         raise TypeError(

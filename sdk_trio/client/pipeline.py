@@ -46,7 +46,7 @@ from .layers import (
     AttemptHook,
     AttemptKind,
     CallLayer,
-    CallsUnderWay,
+    CallsInProgress,
     ClientCounters,
     DeadlineLayer,
     chained,
@@ -280,7 +280,7 @@ class Pipeline:
             plan.breaker, clock=clock, on_change=self._circuit_changed
         )
         self.limiters: Limiters = Limiters(plan.limit, clock=clock)
-        self._under_way = CallsUnderWay()
+        self._under_way = CallsInProgress()
         self._outermost: CallLayer | None = None
         self._is_open = False
         # Lets the upstream's operators identify a faulty client and its Python version in their
@@ -356,7 +356,7 @@ class Pipeline:
         clock, budget, counters = self._sources.clock, self.budget, self.counters
         gate = RateGate(
             self.limiters,
-            under_way=self._under_way,
+            in_progress=self._under_way,
             clock=clock,
             wall_clock=self._sources.wall_clock,
             longest_wait=self.plan.retry.longest_wait_seconds,
@@ -392,7 +392,7 @@ class Pipeline:
             *tracing,
             AttemptLayer(
                 self._transport,
-                under_way=self._under_way,
+                in_progress=self._under_way,
                 clock=clock,
                 gate=gate,
                 budget=budget,

@@ -58,7 +58,7 @@ class _Loop:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._jobs: set[_Job[Any]] = set()
-        self._held: weakref.WeakSet[HeldContext[Any]] = weakref.WeakSet()
+        self._held: weakref.WeakSet[OpenContext[Any]] = weakref.WeakSet()
         self._nursery: trio.Nursery | None = None
         self._stop = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -184,7 +184,7 @@ class _Loop:
             self._jobs.discard(job)
             job.ended.release()
 
-    async def enter(self, held: "HeldContext[T]") -> T:
+    async def enter(self, held: "OpenContext[T]") -> T:
         """Enter a context in its own task; Trio's scopes must be exited in the same task."""
         assert self._nursery is not None
         self._held.add(held)
@@ -192,7 +192,7 @@ class _Loop:
         return value
 
 
-class HeldContext(Generic[T]):
+class OpenContext(Generic[T]):
     """An asynchronous context that is open in the thread."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
@@ -258,7 +258,7 @@ class Portal:
 
         return self.run(call())
 
-    def enter(self, held: HeldContext[T]) -> T:
+    def enter(self, held: OpenContext[T]) -> T:
         """Enter a context in the client's thread; return its value."""
         loop = self.opened()
         return loop.do(loop.enter(held))

@@ -194,10 +194,10 @@ def decode_envelope(raw: bytes) -> Envelope:
             raised.
     """
     # The tolerant reading is hundreds of times slower, so it runs only if the decoder refuses.
-    return plain_envelope(raw) or _close_look(raw)
+    return plain_envelope(raw) or _decode_tolerantly(raw)
 
 
-def _close_look(raw: bytes) -> Envelope:
+def _decode_tolerantly(raw: bytes) -> Envelope:
     try:
         text, changes = legible(raw)
     except NotJsonError as error:

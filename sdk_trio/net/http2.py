@@ -117,12 +117,12 @@ class Http2Connection:
         self._incident = Incident()
         self._silence = Incident()
         self._unsent: list[_Stream] = []
-        self._sent_away: type[NotProcessedError] = NotProcessedError
+        self._unsent_error: type[NotProcessedError] = NotProcessedError
 
     # -- used by the pool
 
     @property
-    def has_room(self) -> bool:
+    def has_free_stream(self) -> bool:
         """Return whether another exchange may start; includes the server's own limit."""
         return (
             not self.is_closed
@@ -146,7 +146,7 @@ class Http2Connection:
 
     def close(self) -> None:
         """Close at once, failing the exchanges in progress; idempotent."""
-        self._say_goodbye()
+        self._send_goaway()
         self._fail(ReadFailedError("the connection was closed"))
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -176,7 +176,7 @@ class Http2Connection:
             if not self._settings_arrived.is_set():
                 raise ConnectFailedError(f"no HTTP/2 from the server: {self._error}")
         finally:
-            self._say_goodbye()
+            self._send_goaway()
             self._fail(self._error or ReadFailedError("the connection was closed"))
 
     # -- the tasks of the connection
@@ -254,7 +254,7 @@ class Http2Connection:
                 except NetworkError as error:
                     self._error = error
                     self.is_draining = True
-                    self._send_unsent_away()
+                    self._fail_unsent()
                     # The reader continues for a while: the server may have sent answers before it
                     # closed.
                     await trio.sleep(PING_SECONDS)
@@ -282,7 +282,7 @@ class Http2Connection:
         if self._left:
             self._work.set()
 
-    def _say_goodbye(self) -> None:
+    def _send_goaway(self) -> None:
         """Send the queue and GOAWAY as far as possible without waiting."""
         if self._is_writing or self._left or self.is_closed:
             return  # half a frame was sent, anything after it would be garbage
@@ -300,7 +300,7 @@ class Http2Connection:
         self._wire.close()
         if error.incident is None:
             error.incident = self._incident
-        self._send_unsent_away()
+        self._fail_unsent()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
@@ -308,7 +308,7 @@ class Http2Connection:
         self._drained.ring()
         self._released(self)
 
-    def _send_unsent_away(self) -> None:
+    def _fail_unsent(self) -> None:
         """Fail the requests of which nothing was sent; any method may be resent elsewhere."""
         unsent, self._unsent = self._unsent, []
         for stream in unsent:
@@ -353,7 +353,7 @@ class Http2Connection:
 
     def _open(self, request: httpx.Request, *, has_body: bool) -> _Stream:
         if self.is_closed or self.is_draining:
-            raise self._sent_away("the connection ended before the request was sent")
+            raise self._unsent_error("the connection ended before the request was sent")
         headers = request_headers(request)
         note_departure(request)
         try:
@@ -556,10 +556,10 @@ class Http2Connection:
         # A connection that has served requests may end at any time. One that never served any may
         # be a broken server: such requests are tried three times only.
         if last and self._h2.highest_outbound_stream_id:
-            self._sent_away = RenewedError
+            self._unsent_error = RenewedError
         for stream in list(self._streams.values()):
             if stream.id > last:
-                self._fail_stream(stream, self._sent_away("the server is going away"))
+                self._fail_stream(stream, self._unsent_error("the server is going away"))
         self._released(self)
 
     def _fail_stream(self, stream: _Stream, error: NetworkError) -> None:

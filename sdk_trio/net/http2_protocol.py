@@ -65,11 +65,11 @@ class FieldEncoder(Encoder):
 
     def encode(self, headers: Any, huffman: bool = True) -> bytes:
         """Return the block of ``headers``, pairs of bytes with the pseudo-headers first."""
-        sizes = b"" if not self.table_size_changes else self._say_size()
+        sizes = b"" if not self.table_size_changes else self._size_update()
         known = self._known
         return sizes + b"".join([known.get(field) or self._encode(field) for field in headers])
 
-    def _say_size(self) -> bytes:
+    def _size_update(self) -> bytes:
         """Return the announcement of the table's new size, including the smallest one in between.
 
         hpack announces every size, which a server may refuse by then (RFC 7541, 4.2), and none if

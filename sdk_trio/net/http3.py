@@ -283,7 +283,7 @@ class Http3Connection:
         try:
             headers = request_headers(request)
             await trio.lowlevel.checkpoint_if_cancelled()
-            await self._wait_for_room()
+            await self._wait_for_stream()
             note_departure(request)
             stream = self._open(headers, has_body=body != b"")
             if not isinstance(body, bytes):
@@ -311,7 +311,7 @@ class Http3Connection:
             request=request,
         )
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_stream(self) -> None:
         while not self.is_closed and not self._quic.may_open_stream:
             await self._progress.wait()
         if self.is_closed:

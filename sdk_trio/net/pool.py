@@ -139,7 +139,7 @@ class ConnectionPool:
             # Report what the request waited for: a hanging dial is evidence about the upstream, a
             # full pool is not.
             if abandoned is not None:
-                abandoned(_held_up_by(lane, waiter), False)
+                abandoned(_awaited_incident(lane, waiter), False)
             raise
         if waiter.connection is not None:
             return waiter.connection
@@ -213,7 +213,7 @@ class ConnectionPool:
                 if multiplexed.is_suspect(now, PING_SECONDS):
                     multiplexed.close()
                     return self._take(lane)
-            elif multiplexed.has_room:
+            elif multiplexed.has_free_stream:
                 if not self._is_old(multiplexed, now):
                     multiplexed.in_use += 1
                     return multiplexed
@@ -282,7 +282,7 @@ class ConnectionPool:
             if connection.is_draining and not connection.in_use:
                 connection.close()  # which calls this method again
                 return
-            while lane.waiters and connection.has_room:
+            while lane.waiters and connection.has_free_stream:
                 connection.in_use += 1
                 self._assign(lane, connection)
         if lane.waiters:
@@ -599,7 +599,7 @@ def reaper_pause(
     return max(shortest, min(min(ends, default=inf) - now, idle, lifetime, longest))
 
 
-def _held_up_by(lane: OriginConnections, waiter: Waiter) -> Incident | None:
+def _awaited_incident(lane: OriginConnections, waiter: Waiter) -> Incident | None:
     """Return the incident of the attempt that ``waiter`` waited for, None without one.
 
     Without an attempt it waited for a free slot, which is no evidence about the upstream.

@@ -206,7 +206,7 @@ class Transport(httpx.AsyncBaseTransport):
     """
 
     #: This transport calls the extensions ``BEFORE_SEND`` and ``ABANDONED``.
-    tells_before_send = True
+    calls_before_send = True
 
     def __init__(
         self,

@@ -472,7 +472,7 @@ class NotificationPump:
         try:
             # Before ``started``: the first poll sets the position, before which no transition is
             # announced, and skips messages of a disabled channel.
-            await self._look(first=True)
+            await self._poll(first=True)
             async with trio.open_nursery() as background:
                 background.start_soon(self._watch)
                 background.start_soon(self._every, RENEW_SECONDS, self._renew)
@@ -495,7 +495,7 @@ class NotificationPump:
         while True:
             pause = POLL_SECONDS
             try:
-                if await self._look():
+                if await self._poll():
                     continue
             except StoreUnavailableError as error:
                 pause = STORE_RETRY_SECONDS
@@ -503,7 +503,7 @@ class NotificationPump:
             with trio.move_on_after(pause):
                 await self._changed.wait()
 
-    async def _look(self, *, first: bool = False) -> bool:
+    async def _poll(self, *, first: bool = False) -> bool:
         """Poll once; return True if there is more to enlist."""
         now = self._clock()
         seen = await self._store.look(self._repeatable, now=now)

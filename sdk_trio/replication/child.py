@@ -298,20 +298,20 @@ async def confirm(
     )
 
 
-class ChildLooker:
+class ChildMonitor:
     """Checks a running replicator: does it answer, and has it still the right databases.
 
     Args:
         client: queries it.
-        silent_looks: this many checks in a row without an answer mean that it hangs.
+        silent_checks: this many checks in a row without an answer mean that it hangs.
     """
 
-    def __init__(self, client: ControlClient, *, silent_looks: int) -> None:
+    def __init__(self, client: ControlClient, *, silent_checks: int) -> None:
         self._client = client
-        self._silent_looks = silent_looks
+        self._silent_looks = silent_checks
         self._silent = 0
 
-    async def look(self, wanted: Collection[str]) -> None:
+    async def check(self, wanted: Collection[str]) -> None:
         """Check once.
 
         Raises:

@@ -51,7 +51,7 @@ class _Known:
         metrics: the last metrics.
         read_at: the replicator was seen to read the database.
         tried_at: the target was queried, even without an answer.
-        looked_at: the target was queried and answered.
+        answered_at: the target was queried and answered.
         held: the newest transaction that the target had then; 0: none.
         in_step_at: everything up to this time was at the target then; None if nothing was.
     """
@@ -59,7 +59,7 @@ class _Known:
     metrics: DatabaseMetrics
     read_at: float | None = None
     tried_at: float | None = None
-    looked_at: float | None = None
+    answered_at: float | None = None
     held: int = 0
     in_step_at: float | None = None
 
@@ -125,7 +125,7 @@ class LagBook:
         known = self._known.get(path)
         if known is None:
             return
-        known = attrs.evolve(known, looked_at=now, held=position.txid)
+        known = attrs.evolve(known, answered_at=now, held=position.txid)
         times = [known.in_step_at, waiting_since, position.written_at]
         in_step_at = max((time for time in times if time is not None), default=None)
         if known.is_in_step:
@@ -134,9 +134,9 @@ class LagBook:
             in_step_at = None
         self._known[path] = attrs.evolve(known, in_step_at=in_step_at)
 
-    def was_looked_at(self, path: str) -> bool:
+    def was_queried(self, path: str) -> bool:
         """Return whether the target was ever queried for this database."""
-        return path in self._known and self._known[path].looked_at is not None
+        return path in self._known and self._known[path].answered_at is not None
 
     def has_replica(self, path: str) -> bool:
         """Return whether the target had any data of this database."""
@@ -160,11 +160,11 @@ class LagBook:
         database in time, it grows with the time since.
         """
         known = self._known.get(path)
-        if known is None or known.looked_at is None or known.read_at is None:
+        if known is None or known.answered_at is None or known.read_at is None:
             return None
         in_step_at = self.in_step_at(path)
-        outdated = unanswered or now - known.looked_at > self._fresh_seconds
-        as_of = now if outdated else known.looked_at
+        outdated = unanswered or now - known.answered_at > self._fresh_seconds
+        as_of = now if outdated else known.answered_at
         if known.is_in_step:
             as_of = self._noted_at
         return None if in_step_at is None else max(0.0, as_of - in_step_at)
@@ -447,7 +447,7 @@ def _known(choose: Callable[[Iterable[float]], float], *values: float | None) ->
 
 
 def _why_no_lag(path: str, book: LagBook | None) -> str:
-    if book is None or not book.was_looked_at(path):
+    if book is None or not book.was_queried(path):
         return _NOT_COMPARED
     return _NOT_READ if book.has_replica(path) else _NO_REPLICA
 

@@ -1,7 +1,7 @@
 """A tenant's live database, next to its replica: read as of one moment, or locked exclusively.
 
 A verification reads it in a :class:`Snapshot` while writers continue. A restore and an erasure take
-it as a :class:`HeldDatabase`, which no other process can open.
+it as a :class:`LockedDatabase`, which no other process can open.
 """
 
 import hashlib
@@ -213,7 +213,7 @@ _LOCK_BYTES: Final = 512
 
 
 @attrs.define(eq=False)
-class HeldDatabase:
+class LockedDatabase:
     """A database that no other process can open; every method blocks.
 
     Attributes:
@@ -228,7 +228,7 @@ class HeldDatabase:
     descriptor: int | None = None
 
     @classmethod
-    def take(cls, file: Path) -> "HeldDatabase | None":
+    def take(cls, file: Path) -> "LockedDatabase | None":
         """Lock the database at ``file`` and return it; None if another process has it open.
 
         Raises:
@@ -258,7 +258,7 @@ class HeldDatabase:
         return cls(file, connection)
 
     @classmethod
-    def _take_damaged(cls, file: Path) -> "HeldDatabase | None":
+    def _take_damaged(cls, file: Path) -> "LockedDatabase | None":
         descriptor = open_file(file, os.O_RDWR)
         try:
             if fcntl is not None:
@@ -272,7 +272,7 @@ class HeldDatabase:
 
     @classmethod
     @contextmanager
-    def taken(cls, file: Path) -> Iterator["HeldDatabase | None"]:
+    def taken(cls, file: Path) -> Iterator["LockedDatabase | None"]:
         """Hold the database at ``file`` for a block, as :meth:`take` does."""
         held = cls.take(file)
         try:
@@ -376,7 +376,7 @@ def name_holders(file: Path) -> str:
 
 async def take_in_time(
     file: Path, seconds: float, notice: Callable[[str], None] = lambda _holders: None
-) -> HeldDatabase | str:
+) -> LockedDatabase | str:
     """Lock a database as soon as no other process has it open, and return it.
 
     Args:
@@ -388,13 +388,13 @@ async def take_in_time(
         The database; or the names of the processes that had it open all the time.
 
     Raises:
-        RestoreError: as of :meth:`HeldDatabase.take`.
+        RestoreError: as of :meth:`LockedDatabase.take`.
     """
     deadline = trio.current_time() + seconds
     told = ""
     while True:
         # SQLite's own lock proves that no process has the database open (ADR 34).
-        held = await run_in_thread(HeldDatabase.take, file)
+        held = await run_in_thread(LockedDatabase.take, file)
         if held is not None:
             return held
         holders = await run_in_thread(name_holders, file)

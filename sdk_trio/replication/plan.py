@@ -56,8 +56,8 @@ class SupervisorTimeouts:
     ``reload_stop``: a stop before a restart, which is shorter as a sync follows the restart anyway.
     ``tell``: the wait for the first reload at the start. ``start``: until the replicator has its
     databases, plus ``start_each`` for each of them. ``lock``: the end of a killed predecessor's
-    child. ``watch``: between two checks; after ``silent_looks`` checks without an answer, it counts
-    as hanging.
+    child. ``watch``: between two checks; after ``silent_checks`` of them without an answer, it
+    counts as hanging.
     """
 
     stop: float = 35.0
@@ -68,7 +68,7 @@ class SupervisorTimeouts:
     start_each: float = 0.5
     lock: float = 10.0
     watch: float = 15.0
-    silent_looks: int = 4
+    silent_checks: int = 4
 
 
 @attrs.frozen
@@ -327,7 +327,7 @@ class ChildConfiguration:
             plan = self._good
         await self.adopt(plan)
 
-    async def look_again(self, binary: str) -> Plan | None:
+    async def read_latest(self, binary: str) -> Plan | None:
         """Return the current configuration, even one that failed; None if unreadable.
 
         The one in force stays so until :meth:`adopt` or :meth:`choose`.

@@ -23,7 +23,7 @@ from ..tenants.databases import SIDE_FILES
 from ..tenants.service import TenantService
 from . import replica
 from .control import ControlClient, control_socket_path
-from .live_database import HeldDatabase, name_holders, read_file, take_in_time
+from .live_database import LockedDatabase, name_holders, read_file, take_in_time
 from .manifest import replica_name
 from .replica import (
     ReplicaReader,
@@ -162,11 +162,11 @@ class Restorer:
     async def _watch(self, restored: Path) -> None:
         growing = restored.with_name(f"{restored.name}.tmp")
         while True:
-            self._report(_look(growing, restored))
+            self._report(_progress(growing, restored))
             await trio.sleep(_LOOK_SECONDS)
 
 
-def _look(growing: Path, restored: Path) -> RestoreProgress:
+def _progress(growing: Path, restored: Path) -> RestoreProgress:
     """Return the replicator's progress: it renames a file once it is complete."""
     for step, file in (("checking", restored), ("restoring", growing)):
         with suppress(OSError):
@@ -216,7 +216,7 @@ def _settle(restored: Path, point: RestorePoint, install: Install) -> None:
 def _install(restored: Path, _: RestorePoint, *, output: Path, overwrite: bool) -> None:
     """Give the restored file its name; an older one goes with its side files."""
     if overwrite:
-        with HeldDatabase.taken(output) as held:
+        with LockedDatabase.taken(output) as held:
             if held is None:
                 raise RestoreError(
                     f"{output} is not replaced: {name_holders(output)} has it open; close it there"
@@ -294,7 +294,7 @@ class Wish:
         return self.at is None and not self.discard_newer
 
     @property
-    def told_reason(self) -> str:
+    def audit_reason(self) -> str:
         """The reason of both transitions."""
         return REASON if self.reason is None else f"{REASON}: {self.reason}"
 
@@ -405,7 +405,7 @@ class InPlaceRestorer:
     async def _suspend(self, tenant: Tenant, wish: Wish) -> None:
         await self._tenants.suspend(
             tenant,
-            reason=wish.told_reason,
+            reason=wish.audit_reason,
             actor=wish.actor,
             bypass_email_verification=wish.bypass_email_verification,
         )
@@ -415,7 +415,7 @@ class InPlaceRestorer:
         """Reactivate the tenant, unless its status was changed meanwhile."""
         now = await self._tenants.get(tenant)
         if now.status is TenantStatus.SUSPENDED:
-            await self._tenants.reactivate(now, reason=wish.told_reason, actor=wish.actor)
+            await self._tenants.reactivate(now, reason=wish.audit_reason, actor=wish.actor)
             self._notice(f"{tenant.identifier} is active again")
 
     async def _try_to_reactivate(self, tenant: Tenant, wish: Wish) -> None:
@@ -448,7 +448,7 @@ class InPlaceRestorer:
             held.release()
         return restored, kept
 
-    async def _take(self, file: Path, seconds: float) -> HeldDatabase:
+    async def _take(self, file: Path, seconds: float) -> LockedDatabase:
         """Take the database as soon as no other process has it open."""
         held = await take_in_time(
             file,
@@ -469,7 +469,7 @@ def _name_of(tenant: Tenant) -> str:
     return replica_name(tenant.identifier, tenant.id)
 
 
-def _refuse_loss(held: HeldDatabase, restored: Path, point: RestorePoint) -> str | None:
+def _refuse_loss(held: LockedDatabase, restored: Path, point: RestorePoint) -> str | None:
     """Refuse to drop data that the replica lacks; return why that is unknown, or None.
 
     Any difference counts: a row that was deleted, and is there in the replica, is a loss as well.

@@ -344,7 +344,7 @@ def send_hangup(pid_file: Path) -> int | SignalRefusal:
     if isinstance(pid, SignalRefusal):
         return pid
     try:
-        return _send_held(pid) if hasattr(signal, "pidfd_send_signal") else _send(pid)
+        return _send_by_descriptor(pid) if hasattr(signal, "pidfd_send_signal") else _send(pid)
     except ProcessLookupError:
         return SignalRefusal("stale", f"there is no process {pid}: the replicator has ended")
     except PermissionError:
@@ -355,7 +355,7 @@ def send_hangup(pid_file: Path) -> int | SignalRefusal:
         return SignalRefusal("failed", f"process {pid} cannot be signalled ({error.strerror})")
 
 
-def _send_held(pid: int) -> int | SignalRefusal:
+def _send_by_descriptor(pid: int) -> int | SignalRefusal:
     """Send through a descriptor: a new process with the same number gets nothing."""
     # The descriptor refers to the process, not to its number, which the kernel reuses.
     descriptor = os.pidfd_open(pid)

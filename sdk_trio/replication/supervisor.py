@@ -32,7 +32,7 @@ from ..errors import ReplicationError, ReplicatorError
 from .child import (
     KILL_SECONDS,
     Child,
-    ChildLooker,
+    ChildMonitor,
     ChildOutputReader,
     LineLimiter,
     confirm,
@@ -426,19 +426,19 @@ class Supervisor:
         Raises:
             ReplicatorError: the child hangs, or lost a database.
         """
-        looker = ChildLooker(self.client, silent_looks=self._patience.silent_looks)
+        monitor = ChildMonitor(self.client, silent_checks=self._patience.silent_checks)
         while True:
             with trio.move_on_after(self._patience.watch) as waiting:
                 await self._wait_for_request()
             if waiting.cancelled_caught:
-                await looker.look(self.databases)
+                await monitor.check(self.databases)
             elif await self._apply(child, binary):
                 return
 
     async def _apply(self, child: Child, binary: str) -> bool:
         """Apply the present configuration; return whether that needs a restart."""
         asked, before = self._requests.newest, self._plans.plan
-        plan = await self._plans.look_again(binary)
+        plan = await self._plans.read_latest(binary)
         # An unreadable configuration is no reason to end a working replicator.
         if plan is None or plan is before:
             self._requests.settle(applied=plan is not None, up_to=asked)

@@ -303,7 +303,7 @@ class DirectoryScanner:
         Raises:
             ReplicationError: the directory cannot be read.
         """
-        state, now_ns = self._look(), time.time_ns()
+        state, now_ns = self._poll(), time.time_ns()
         fresh = monotonic() - self._read_at < _READ_AGAIN_SECONDS
         if fresh and state is not None and state == self._state:
             return self._found
@@ -316,7 +316,7 @@ class DirectoryScanner:
             self._state = state
         return self._found
 
-    def _look(self) -> _State | None:
+    def _poll(self) -> _State | None:
         try:
             found = os.stat(self._directory)
         except OSError:
@@ -345,7 +345,7 @@ class Watcher:
         window: ``AutoRegenerateDebounceWindow`` in seconds.
         scan_seconds: the polling interval of the directory.
         retry_seconds: when a failed write is tried again.
-        retell_seconds: when to notify a replicator again after a failure.
+        renotify_seconds: when to notify a replicator again after a failure.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class Watcher:
         window: float,
         scan_seconds: float = SCAN_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
-        retell_seconds: float = RETELL_SECONDS,
+        renotify_seconds: float = RETELL_SECONDS,
     ) -> None:
         self._tenants = tenants
         self._directory = directory.absolute()
@@ -370,7 +370,7 @@ class Watcher:
         self._debounce = Debounce(window)
         self._scan_seconds = scan_seconds
         self._retry_seconds = retry_seconds
-        self._retell_seconds = retell_seconds
+        self._renotify_seconds = renotify_seconds
         # Polls do not overlap, so a directory on a hanging disk blocks one thread only.
         self._limiter = trio.CapacityLimiter(1)
         self._active: Sequence[Tenant] | None = None
@@ -392,7 +392,7 @@ class Watcher:
         # Subscribed before the first poll, so that no change is missed in between.
         with self._tenants.subscribe() as feed:
             self._debounce.postpone(trio.current_time(), 0)
-            await self._look()
+            await self._poll()
             task_status.started()
             looked = trio.current_time()
             while True:
@@ -402,10 +402,10 @@ class Watcher:
                     self._active = None
                     self._debounce.note(trio.current_time())
                     continue
-                await self._look()
+                await self._poll()
                 looked = trio.current_time()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Compare the databases with the last poll, and apply a change that is due."""
         try:
             seen = await self._see()
@@ -451,7 +451,7 @@ class Watcher:
         self._applied = seen
         self._told = await self._reloader.reload(seen)
         if not self._told:
-            self._debounce.postpone(trio.current_time(), self._retell_seconds)
+            self._debounce.postpone(trio.current_time(), self._renotify_seconds)
 
     def _write(self, databases: Sequence[TenantDatabaseFile]) -> bool:
         return self._writer.write(self._render(databases))

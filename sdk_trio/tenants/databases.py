@@ -115,7 +115,7 @@ def database_path(directory: Path, tenant_id: str) -> Path:
 
 
 @attrs.define(eq=False)
-class _Turns:
+class _Waiting:
     """The calls of one tenant, which run one at a time; ``calls`` counts those in progress."""
 
     lock: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(1))
@@ -223,7 +223,7 @@ class TenantDatabases:
         self._max_threads = max_threads
         self._replicated = replicated
         self._threads = trio.Semaphore(max_threads)
-        self._turns: dict[str, _Turns] = {}
+        self._turns: dict[str, _Waiting] = {}
         # Databases that are open and not in use, the least recently used first. Databases in use
         # are not in here, so with max_open >= max_threads there is always one to close when another
         # has to be opened.
@@ -278,11 +278,11 @@ class TenantDatabases:
         """Run ``function`` as :meth:`TenantDatabase.run` does, outside of any block."""
         file = database_path(self.directory, tenant_id)
         work = partial(_transact, file, function, replicated=self._replicated)
-        return await self._take_turn(tenant_id, work, opens=True, admit=admit)
+        return await self._run_in_order(tenant_id, work, opens=True, admit=admit)
 
     async def forget(self, tenant_id: str) -> None:
         """Close the database of a tenant if it is open, after the calls that wait already."""
-        await self._take_turn(tenant_id, _close, opens=False)
+        await self._run_in_order(tenant_id, _close, opens=False)
 
     async def close(self) -> None:
         """Refuse further calls, wait for those that run, and close every database.
@@ -325,7 +325,7 @@ class TenantDatabases:
 
     # -- one function at a time --------------------------------------------------------------------
 
-    async def _take_turn(
+    async def _run_in_order(
         self,
         tenant_id: str,
         job: Callable[["_Call"], T],
@@ -337,7 +337,7 @@ class TenantDatabases:
         await trio.lowlevel.checkpoint_if_cancelled()
         # SQLite allows one writer at a time anyway. Queued here, calls keep their order and use no
         # thread while they wait.
-        turns = self._turns.setdefault(tenant_id, _Turns())
+        turns = self._turns.setdefault(tenant_id, _Waiting())
         turns.calls += 1
         held: list[trio.Semaphore] = []
         try:

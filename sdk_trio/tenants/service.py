@@ -341,7 +341,7 @@ class TenantService:
             TenantError: as of the transitions.
         """
         with self._attempt() as attempt:
-            before = await self._look(tenant, attempt, expected_version)
+            before = await self._read_current(tenant, attempt, expected_version)
             audit = audit_of(before, AuditAction.CHANGED, reason, actor, self._clock())
             after = with_changes(before, changes)
             differing = differing_fields(before, after)
@@ -421,7 +421,7 @@ class TenantService:
         bypass: bool = False,
     ) -> TransitionResult:
         with self._attempt() as attempt:
-            tenant = await self._look(key, attempt, expected_version)
+            tenant = await self._read_current(key, attempt, expected_version)
             now = self._clock()
             audit = audit_of(tenant, ACTIONS[transition], reason, actor, now)
             refusal: IllegalTransitionError | SuspensionRefusedError | None = None
@@ -488,7 +488,7 @@ class TenantService:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
 
-    async def _look(
+    async def _read_current(
         self, key: TenantKey, attempt: "_Attempt", expected_version: int | None
     ) -> Tenant:
         """Return the tenant's current record; raise a conflict if it has changed since."""
@@ -586,18 +586,18 @@ class TenantService:
         return await self._recall(f"id {tenant_id}", lambda: self._store.get(tenant_id))
 
     async def _recall(
-        self, key: str, look: Callable[[], Awaitable[Tenant | None]]
+        self, key: str, query: Callable[[], Awaitable[Tenant | None]]
     ) -> Tenant | None:
-        found = await self._ask(key, look)
+        found = await self._ask(key, query)
         return found if isinstance(found, Tenant) else None
 
-    async def _ask(self, key: str, look: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _ask(self, key: str, query: Callable[[], Awaitable[Answer]]) -> Answer:
         await trio.lowlevel.checkpoint()
         if key in self._directory:
             return self._directory.recall(key)
         # Read before the query: a result that a change has overtaken is not cached.
         generation = self._directory.generation
-        answer = await look()
+        answer = await query()
         self._directory.remember(key, answer, generation=generation)
         return answer
 

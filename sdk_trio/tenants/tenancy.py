@@ -177,7 +177,7 @@ class ClientPool:
         replaced = self._entries.get(key)
         if replaced is not None:
             self._retire(replaced)
-        self._make_room()
+        self._free_slot()
         entry = _Entry(key, token, self._reloads)
         await self._nursery.start(self._hold, entry)
         self._entries[key] = entry
@@ -226,7 +226,7 @@ class ClientPool:
         if not entry.users:
             entry.unused.set()
 
-    def _make_room(self) -> None:
+    def _free_slot(self) -> None:
         idle = sorted(
             (entry for entry in self._entries.values() if not entry.users),
             key=lambda entry: entry.idle_since,

@@ -535,7 +535,7 @@ class SqliteTenantIds:
             # The lock at the beginning: a read that became a write could meet SQLITE_BUSY, which no
             # waiting resolves.
             connection.execute("BEGIN IMMEDIATE")
-            end, looked_at = connection.execute(end_of_batch, (after, self._batch_rows)).get
+            end, read_rows = connection.execute(end_of_batch, (after, self._batch_rows)).get
             if end is None:
                 return StepBatch(0, position, last=True)
             connection.execute(fill, (tenant_id, after, end))
@@ -543,7 +543,7 @@ class SqliteTenantIds:
             # all have a tenant already is passed in one batch.
             changed = connection.changes()
             connection.execute("COMMIT")
-            return StepBatch(changed, str(end), last=looked_at < self._batch_rows)
+            return StepBatch(changed, str(end), last=read_rows < self._batch_rows)
 
 
 class _Opened:

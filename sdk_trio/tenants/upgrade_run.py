@@ -163,7 +163,7 @@ class Upgrader:
         chosen = self._choose(marker)
         run = _Run(trio.current_time())
         with trio.move_on_after(self._options.max_run_duration.total_seconds()):
-            return await self._run_in_turn(run, chosen, names)
+            return await self._run_exclusively(run, chosen, names)
         if run.waits:
             raise UpgradeInProgressError(
                 f"another host has been running the upgrade for {KEY}:MaxRunDuration "
@@ -173,7 +173,7 @@ class Upgrader:
         run.marker = await self._store.upgrade.marker()
         raise self._timed_out(run)
 
-    async def _run_in_turn(
+    async def _run_exclusively(
         self, run: "_Run", chosen: NewTenant | HostTenant | None, names: tuple[str, ...]
     ) -> UpgradeResult:
         """Run the upgrade while this host has its lease; wait while another one has it."""
@@ -434,7 +434,7 @@ class Upgrader:
         found = KnownOrganizations.at(marker.position)
         batches = 0
         while True:
-            further = await self._look_further(found, tenant.id)
+            further = await self._read_more(found, tenant.id)
             if further is None:
                 break
             found, batches = further, batches + 1
@@ -462,7 +462,7 @@ class Upgrader:
             )
         return marker
 
-    async def _look_further(
+    async def _read_more(
         self, found: KnownOrganizations, tenant_id: str | None
     ) -> KnownOrganizations | None:
         """Read the next bodies; return None when none are left or enough is known."""
@@ -556,9 +556,7 @@ class Upgrader:
         found = KnownOrganizations()
         # While deliveries are still to be moved, those without a tenant are counted.
         moved = marker is not None and DELIVERIES in upgrade.finished_steps(marker)
-        while (
-            further := await self._look_further(found, tenant_id if moved else None)
-        ) is not None:
+        while (further := await self._read_more(found, tenant_id if moved else None)) is not None:
             found = further
         if found.only is not None:
             return PlannedStep(step=ORGANIZATION, rows=1, remark=found.only)

@@ -355,7 +355,7 @@ STEPS = {
     "after the suspension": (f"{_SERVICE}.suspend", "after", "async", True),
     "when the database is taken": (_RESTORE, "before", "async", True),
     "when it is restored beside": (_FETCH, "after", "async", True),
-    "before it is replaced": (f"{_HELD}:HeldDatabase.replace_by", "before", "sync", True),
+    "before it is replaced": (f"{_HELD}:LockedDatabase.replace_by", "before", "sync", True),
     "while it is replaced": ("pathlib:Path.replace", "before", "sync", True),
     "when it is replaced": ("pathlib:Path.replace", "after", "sync", False),
     "before the reactivation": (f"{_SERVICE}.reactivate", "before", "async", False),

@@ -43,8 +43,8 @@ def test_what_is_wrong_and_what_to_do_are_two_things():
         ),
         (
             "is required: the receiver needs at least one secret",
-            "set the variable SDK__WEBHOOKS__SECRET or use a secret store (a program that only has a "
-            "client reads its settings with receiver=False)",
+            "set the variable SDK__WEBHOOKS__SECRET or use a secret store (a program that only has "
+            "a client reads its settings with receiver=False)",
         ),
         ("is not a known key", "did you mean Sdk:Webhooks?"),
     } <= said(report)

@@ -20,7 +20,7 @@ from ...server.limits import OWN_DESCRIPTORS, Limits, share_descriptors
 from ...server.listen import reachable_descriptor_limit
 from ...server.tls import RENEW, URGENT_EXPIRY_SECONDS, load_certificate, validity
 from ...storage.data_directory import exposure, visibility
-from ..receiver import NobodyThereError, find
+from ..receiver import NoReceiverError, find
 from ..sign import DEV_SECRET_NAME
 from ..terminal import size_text
 from . import Report
@@ -233,7 +233,7 @@ def check_descriptors(settings: Settings, report: Report) -> None:
         pid = find(settings.storage.path).pid
         limit = share_descriptors(_descriptors_of(pid)).receiver
         whose = f"the running receiver's (process {pid})"
-    except (NobodyThereError, OSError, ValueError):
+    except (NoReceiverError, OSError, ValueError):
         pass
     calls = settings.connection.max_connections_per_server
     # The pool of the client may fill up in an outage of the upstream: deliveries must still find

@@ -57,7 +57,7 @@ async def check_receiver(settings: Settings, report: Report) -> None:
     """Deliver a signed probe to the running receiver, and explain its answer.
 
     Raises:
-        NobodyThereError: no receiver is running.
+        NoReceiverError: no receiver is running.
     """
     await trio.lowlevel.checkpoint()
     presence = reach(settings.storage.path)

@@ -26,7 +26,7 @@ if not describing():
     from ...config import Loaded, Settings, StorageBackend
     from ...storage.examine import Contents
     from ..application import import_registry
-    from ..receiver import NobodyThereError
+    from ..receiver import NoReceiverError
     from ..settings import read_to_examine
     from ..sign import read_dev_secret
     from ..terminal import is_terminal, print_json, print_text, say
@@ -159,7 +159,7 @@ async def _examine(
     # A list, because the checks run as tasks: the one of the store fills it for those after it.
     found: list[Contents] = []
 
-    async def look_at_store(report: Report) -> None:
+    async def check_the_store(report: Report) -> None:
         if settings.storage.backend is StorageBackend.POSTGRES:
             contents = await check_database(settings, report)
         else:
@@ -167,13 +167,13 @@ async def _examine(
         if contents is not None:
             found.append(contents)
 
-    def look_at_disk(report: Report) -> None:
+    def check_the_disk(report: Report) -> None:
         check_disk(settings, report, found[0].growth_per_day if found else None)
 
-    async def look_at_tenants(report: Report) -> None:
+    async def check_the_tenants(report: Report) -> None:
         await check_tenants(settings, found[0] if found else None, report)
 
-    async def look_at_notifications(report: Report) -> None:
+    async def check_the_notifications(report: Report) -> None:
         await check_notifications(settings, found[0] if found else None, os.environ, report)
 
     # Their findings are shown in this order.
@@ -182,16 +182,16 @@ async def _examine(
         "https": _plain(partial(check_https, settings)),
         "sources": _plain(partial(check_sources, settings)),
         "permissions": _threaded(partial(check_permissions, loaded, settings)),
-        "disk": _threaded(look_at_disk),
+        "disk": _threaded(check_the_disk),
         "descriptors": _threaded(partial(check_descriptors, settings)),
         "clock": _plain(check_clock),
-        "store": look_at_store,
-        "receiver": partial(_look_at_receiver, settings),
-        "routes": partial(_look_at_routes, settings),
-        "upstream": partial(_look_at_upstream, settings, handled, arguments),
+        "store": check_the_store,
+        "receiver": partial(_check_receiver, settings),
+        "routes": partial(_check_routes, settings),
+        "upstream": partial(_check_upstream, settings, handled, arguments),
         "handlers": _plain(partial(handled.check, settings)),
-        "tenants": look_at_tenants,
-        "notifications": look_at_notifications,
+        "tenants": check_the_tenants,
+        "notifications": check_the_notifications,
         "replication": _threaded(
             partial(check_replication, settings, os.environ, may_run=bool(arguments.config))
         ),
@@ -223,17 +223,17 @@ async def _examine(
     return [finding for report in reports.values() for finding in report.findings]
 
 
-async def _look_at_receiver(settings: Settings, report: Report) -> None:
+async def _check_receiver(settings: Settings, report: Report) -> None:
     from .network import check_receiver  # brings httpx along
 
     await trio.lowlevel.checkpoint()
     try:
         await check_receiver(settings, report)
-    except NobodyThereError as error:
+    except NoReceiverError as error:
         report.note("receiver", f"nothing was delivered: {error}")
 
 
-async def _look_at_routes(settings: Settings, report: Report) -> None:
+async def _check_routes(settings: Settings, report: Report) -> None:
     if not settings.forward.all_routes:
         await trio.lowlevel.checkpoint()
         return
@@ -242,7 +242,7 @@ async def _look_at_routes(settings: Settings, report: Report) -> None:
     await check_routes(settings, report)
 
 
-async def _look_at_upstream(
+async def _check_upstream(
     settings: Settings, handled: _Handled, arguments: Namespace, report: Report
 ) -> None:
     from .network import check_upstream

@@ -28,7 +28,7 @@ from ...storage.open import open_store, postgres_address
 from ...storage.ports import NotificationStore
 from ...storage.sql.schema import BEING_FILLED, DATABASE_NAME, FILLING, VERSION
 from ...tenants.credentials import CredentialReader
-from ..receiver import NobodyThereError, find
+from ..receiver import NoReceiverError, find
 from ..terminal import size_text
 from . import Report
 from .machine import STORAGE_PATH
@@ -185,7 +185,7 @@ def _compare_with_receiver(settings: Settings, report: Report) -> None:
     try:
         # Without a receiver, no process writes elsewhere.
         receiver = find(settings.storage.path)
-    except NobodyThereError:
+    except NoReceiverError:
         return
     file = Path(settings.storage.path) / DATABASE_NAME
     if not _writes_elsewhere(receiver.pid, file):

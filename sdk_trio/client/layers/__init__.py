@@ -109,7 +109,7 @@ class CallCut(Exception):  # noqa: N818 - it says what happens, and never leaves
     """The call's deadline has passed, or the client is closed: its work is cancelled."""
 
 
-class CallsUnderWay:
+class CallsInProgress:
     """The waits of a client's calls in progress, so that closing the client can end them.
 
     A call waits in one place at a time, or in two if hedged: to be sent, and for an answer. Each
@@ -150,12 +150,12 @@ class DeadlineLayer(CallLayer):
     twelfth slower; it raises ``CallCut`` if it has to stop.
 
     Args:
-        under_way: whether the client is closed.
+        in_progress: whether the client is closed.
         clock: returns the current time in seconds.
     """
 
-    def __init__(self, under_way: CallsUnderWay, *, clock: Callable[[], float]) -> None:
-        self._under_way = under_way
+    def __init__(self, in_progress: CallsInProgress, *, clock: Callable[[], float]) -> None:
+        self._under_way = in_progress
         self._clock = clock
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:

@@ -16,7 +16,7 @@ from ...base.throttle import TokenBucket
 from ..answers import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, retry_after_of
 from ..call import Call
 from ..errors import RateLimitedError
-from . import AttemptKind, CallCut, CallLayer, CallsUnderWay
+from . import AttemptKind, CallCut, CallLayer, CallsInProgress
 
 SECONDS_PER_MINUTE = 60.0
 
@@ -55,15 +55,15 @@ class RateLimiter:
 
     def __init__(self, policy: LimitPolicy, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._shut_until = -math.inf
-        self._waited_for: set[Reservation] = set()
+        self._paused_until = -math.inf
+        self._waiting: set[Reservation] = set()
         self.policy: LimitPolicy = policy
         self._bucket = _bucket_of(policy)
 
     @property
-    def shut_until(self) -> float:
+    def paused_until(self) -> float:
         """Return the end of the pause; a time in the past if there is none."""
-        return self._shut_until
+        return self._paused_until
 
     @property
     def backlog(self) -> float:
@@ -73,11 +73,11 @@ class RateLimiter:
     @property
     def is_idle(self) -> bool:
         """Return whether dropping this limiter would change nothing."""
-        return self._shut_until <= self._clock() and not self.backlog
+        return self._paused_until <= self._clock() and not self.backlog
 
-    def shut(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Send no attempt for ``seconds``, after a 429; never shortens a longer pause."""
-        self._shut_until = max(self._shut_until, self._clock() + seconds)
+        self._paused_until = max(self._paused_until, self._clock() + seconds)
 
     def change(self, policy: LimitPolicy) -> None:
         """Change the rate.
@@ -91,13 +91,13 @@ class RateLimiter:
         if bucket is None or policy.per_minute is None:
             # No call waited before, or none has to wait now.
             self._bucket = _bucket_of(policy)
-            for place in self._waited_for:
-                place.due = now
+            for slot in self._waiting:
+                slot.due = now
             return
         bucket.change(per_second=_per_second(policy), burst=_burst(policy), now=now)
-        for place in self._waited_for:
-            ahead = (place.due - now) * _per_second(before) + _burst(before)
-            place.due = max(now, now + (ahead - _burst(policy)) / _per_second(policy))
+        for slot in self._waiting:
+            ahead = (slot.due - now) * _per_second(before) + _burst(before)
+            slot.due = max(now, now + (ahead - _burst(policy)) / _per_second(policy))
 
     def book(self) -> Reservation:
         """Reserve the next rate slot; call :meth:`leave` when its time has come.
@@ -105,19 +105,19 @@ class RateLimiter:
         Not needed for a slot that is due at once.
         """
         now = self._clock()
-        place = Reservation(now if self._bucket is None else self._bucket.book(now))
-        if place.due > now:
-            self._waited_for.add(place)
-        return place
+        slot = Reservation(now if self._bucket is None else self._bucket.book(now))
+        if slot.due > now:
+            self._waiting.add(slot)
+        return slot
 
-    def leave(self, place: Reservation) -> None:
-        """Stop waiting for ``place``, whether the attempt departs or not."""
-        self._waited_for.discard(place)
+    def leave(self, slot: Reservation) -> None:
+        """Stop waiting for ``slot``, whether the attempt departs or not."""
+        self._waiting.discard(slot)
 
     def book_now(self) -> bool:
         """Reserve a slot if an attempt may be sent at once; return whether it may."""
         now = self._clock()
-        if self._shut_until > now:
+        if self._paused_until > now:
             return False
         return self._bucket is None or not self._bucket.admit(now)
 
@@ -143,7 +143,7 @@ def _burst(policy: LimitPolicy) -> int:
 
 #: The longest pause that one answer can cause, in seconds: a day. A mistaken header must not stop a
 #: process for good.
-LONGEST_GATE_SECONDS = 86_400.0
+LONGEST_PAUSE_SECONDS = 86_400.0
 
 #: Above this number, idle limiters are dropped: there may be as many tokens as customers.
 _KEPT_LIMITERS = 256
@@ -197,7 +197,7 @@ class RateGate:
 
     Args:
         limiters: the limiters of all tokens.
-        under_way: registers each wait, so that closing the client ends it.
+        in_progress: registers each wait, so that closing the client ends it.
         clock: returns the current time in seconds.
         wall_clock: returns Unix time, for dates in answers without ``Date``.
         longest_wait: in seconds; a call that would wait longer is refused.
@@ -207,13 +207,13 @@ class RateGate:
         self,
         limiters: Limiters,
         *,
-        under_way: CallsUnderWay,
+        in_progress: CallsInProgress,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         longest_wait: float,
     ) -> None:
         self._limiters = limiters
-        self._under_way = under_way
+        self._under_way = in_progress
         self._clock = clock
         self._wall_clock = wall_clock
         self._longest_wait = longest_wait
@@ -232,14 +232,14 @@ class RateGate:
         the slot back.
         """
         limiter = self._limiters.of(call)
-        place = limiter.book()
+        slot = limiter.book()
         admitted = False
         try:
             while True:
                 # Computed again after each wait: there may be a new pause, or a reload may have
                 # changed the rate.
                 now = self._clock()
-                leaves_at = max(not_before, place.due, limiter.shut_until)
+                leaves_at = max(not_before, slot.due, limiter.paused_until)
                 if leaves_at <= now:
                     admitted = True
                     return None
@@ -249,7 +249,7 @@ class RateGate:
                     return WaitTooLong(leaves_at - now)
                 await self._wait(leaves_at)
         finally:
-            limiter.leave(place)
+            limiter.leave(slot)
             if not admitted:
                 limiter.give_back()
 
@@ -285,7 +285,7 @@ class RateGate:
         call.not_before = max(call.not_before, self._clock() + seconds)
         if response.status_code == TOO_MANY_REQUESTS:
             # Bounded: one wrong header must not stop every call with this token for good.
-            self._limiters.of(call).shut(min(seconds, LONGEST_GATE_SECONDS))
+            self._limiters.of(call).pause(min(seconds, LONGEST_PAUSE_SECONDS))
 
 
 class AdmissionLayer(CallLayer):

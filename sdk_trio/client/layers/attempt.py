@@ -27,7 +27,7 @@ from . import (
     CallAttempt,
     CallCut,
     CallLayer,
-    CallsUnderWay,
+    CallsInProgress,
     ClientCounters,
 )
 from .admission import RateGate
@@ -73,14 +73,14 @@ class _Abandoned:
 class AttemptLayer(CallLayer):
     """Sends one request and reads its answer.
 
-    A transport whose attribute ``tells_before_send`` is true calls the request extension
+    A transport whose attribute ``calls_before_send`` is true calls the request extension
     ``BEFORE_SEND``, without arguments, before any of it can reach the upstream. So a write that
     never got a connection certainly was not executed. It calls ``ABANDONED`` if the request is
     cancelled while waiting for a connection, with the incident that it waited for.
 
     Args:
         transport: sends the request.
-        under_way: registers each attempt, so that closing the client ends it.
+        in_progress: registers each attempt, so that closing the client ends it.
         clock: returns the current time in seconds.
         gate: gets each answer before its body is read, for its Retry-After.
         budget: gets the deposit of first attempts.
@@ -92,7 +92,7 @@ class AttemptLayer(CallLayer):
         self,
         transport: httpx.AsyncBaseTransport,
         *,
-        under_way: CallsUnderWay,
+        in_progress: CallsInProgress,
         clock: Callable[[], float],
         gate: RateGate,
         budget: RetryBudget,
@@ -100,8 +100,8 @@ class AttemptLayer(CallLayer):
         hooks: Sequence[AttemptHook],
     ) -> None:
         self._transport = transport
-        self._under_way = under_way
-        self._transport_tells = getattr(transport, "tells_before_send", False)
+        self._under_way = in_progress
+        self._transport_tells = getattr(transport, "calls_before_send", False)
         self._clock = clock
         self._gate = gate
         self._budget = budget
