@@ -6,19 +6,19 @@
     ├── OptionsValidationError          settings are wrong; lists every problem with its full key
     │   └── NotInThisVersionError       a documented part that this version does not contain
     ├── NotSupportedError               the settings have a known value that cannot be used
-    ├── HandlerAbortedError             a handler raised what is no Exception; given to on_error
-    ├── NotAwaitedError                 a handler made a coroutine or the like that never ran
-    ├── PartEndedError                  a part of the runtime ended without having been asked to
-    ├── HandlerRegistrationError        a handler was registered wrongly
+    ├── HandlerAbortedError             a handler raised a BaseException; passed to on_error
+    ├── NotAwaitedError                 a handler created a coroutine that never ran
+    ├── PartEndedError                  a part of the runtime ended unexpectedly
+    ├── HandlerRegistrationError        a handler was registered incorrectly
     │   └── MissingHandlersError        FailOnMissingHandlers and known types without a handler
     ├── StorageError
-    │   ├── StoreUnavailableError       the store cannot read or write at present
-    │   │   └── StoreLostError          its files were taken away or damaged: only a restart helps
+    │   ├── StoreUnavailableError       the store cannot read or write now
+    │   │   └── StoreLostError          its files were removed or damaged: restart the receiver
     │   ├── StoreLockedError            another process uses the data directory
     │   └── StoreVersionError           the store was written by another version
-    ├── EffectError                     the effects of an event cannot be applied once as asked
-    │   └── EventTakenOverError         another process has the event by now: nothing was applied
-    ├── TenantError                     base of what concerns tenants
+    ├── EffectError                     the effects of an event cannot be applied exactly once
+    │   └── EventTakenOverError         another process has claimed the event: nothing was applied
+    ├── TenantError                     base class of tenant errors
     │   ├── TenantsDisabledError        MultiTenant:Enabled is false
     │   ├── InvalidTenantError          a slug, name, address or id that cannot be accepted
     │   ├── TenantExistsError           an identifier or organization id that is taken
@@ -26,28 +26,28 @@
     │   ├── IllegalTransitionError      the status does not allow the transition
     │   ├── SuspensionRefusedError      the site manager's email is not verified
     │   ├── TenantConflictError         another change of the same tenant came first
-    │   ├── TenantNotActiveError        its client and database are not given out
+    │   ├── TenantNotActiveError        its client and database are unavailable
     │   └── TenantCredentialsError      a tenant's credential cannot be read
-    ├── UpgradeError                    base of what stops the upgrade from a single tenant
-    │   ├── NotQuiescentError           the host has not signalled that it is quiet
-    │   ├── UpgradeInProgressError      another host runs the upgrade at this moment
-    │   ├── UpgradeTimedOutError        MaxRunDuration is over; the position is kept
+    ├── UpgradeError                    base class of errors that stop the upgrade
+    │   ├── NotQuiescentError           the host has not signalled that it is idle
+    │   ├── UpgradeInProgressError      another host is running the upgrade
+    │   ├── UpgradeTimedOutError        MaxRunDuration has passed; the position is saved
     │   ├── DefaultTenantError          the default tenant cannot be resolved
     │   └── SourceDatabaseError         the single-tenant database cannot be copied
-    ├── NotificationError               base of what stops one attempt to send a message
-    │   ├── NotSentError                nothing of the request left: it may be tried again
-    │   │   ├── AddressInvalidError     the URL can be sent to by nobody, now or later
-    │   │   └── AddressRefusedError     only private addresses, where public ones are asked for
-    │   └── AnswerLostError             it may have arrived: no whole answer came
-    ├── ReplicationError                base of what concerns replication and restore
-    │   ├── ReplicatorError             the replicator's binary is missing, or does not do its work
-    │   └── RestoreError                a database cannot be restored, or is not what it should be
+    ├── NotificationError               base class of errors of one attempt to send
+    │   ├── NotSentError                nothing of the request was sent: it may be retried
+    │   │   ├── AddressInvalidError     the URL is invalid: retrying does not help
+    │   │   └── AddressRefusedError     only private addresses, but only public ones are allowed
+    │   └── AnswerLostError             it may have arrived: no complete answer came
+    ├── ReplicationError                base class of replication and restore errors
+    │   ├── ReplicatorError             the replicator's binary is missing or does not work
+    │   └── RestoreError                a database cannot be restored, or is not the expected one
     ├── VerificationError               a delivery is not authentic
-    ├── DeliveryDecodingError           a verified body is no event
+    ├── DeliveryDecodingError           a verified body is not an event
     ├── NotRunningError                 a part was used before its start, or is not part of the run
     ├── CallError                       a call to the upstream API; its subtree (ApiError by status,
     │                                   OutcomeUnknownError, ...) is drawn in client/errors.py
-    └── RetryLater                      raised *by handlers* to ask for a later attempt
+    └── RetryLater                      raised *by handlers* to request a later attempt
 
 Every class carries ``exit_code``, the exit status of a command that ends with it
 (sysexits: 1 failure, 2 usage, 69 unavailable, 78 configuration).

@@ -80,7 +80,7 @@ class Access:
         )
 
     def check_host(self, headers: Mapping[str, str]) -> Refusal | None:
-        """Refuse a ``Host`` that is neither an IP address nor a name of ours."""
+        """Refuse a ``Host`` that is neither an IP address nor one of our names."""
         name = host_name(headers.get("host", ""))
         own = (host_name(address.partition("://")[2]) for address in self.addresses)
         # These names resolve only to this machine (RFC 6761, 6.3), so no page can own one.
@@ -225,7 +225,7 @@ def is_of_this_machine(address: str) -> bool:
 def header_map(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Return ASGI headers by name; a repeated header counts as empty.
 
-    No client of ours sends one twice, and a proxy may see the other one of the two.
+    Our clients never repeat one, and a proxy may use the other of the two.
     """
     found: dict[str, str] = {}
     for name, value in headers:
@@ -302,7 +302,7 @@ _TOKEN_BYTES = 32
 class AdminToken:
     """The token, and its location for people: a variable, or the path of a file.
 
-    Without a token, the location says so, and names the variable that would set one.
+    Without a token, the location is a text that names the variable to set.
     """
 
     value: str | None = attrs.field(repr=False)
@@ -356,7 +356,7 @@ def _kept(file: Path) -> str | None:
         return None
     with os.fdopen(descriptor, encoding="ascii", errors="replace") as opened:
         token = opened.read(1024).strip()
-        # Of the open file and not of the name, which may lead to another one by now.
+        # Checks the open file, not the name, which may refer to another one by now.
         exposed = os.name == "posix" and os.fstat(opened.fileno()).st_mode & 0o077
     # A token that others could read may be known to them, whatever the mode now.
     if token and not exposed:
@@ -376,7 +376,7 @@ def _generate(file: Path) -> str:
             opened.write(f"{token}\n")
         try:
             # Unlike a rename, a hard link does not replace a file of another process that started
-            # at the same moment; both then use the same token.
+            # at the same time; both then use the same token.
             os.link(temporary, file)
         except FileExistsError:
             return _kept(file) or token

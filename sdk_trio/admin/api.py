@@ -55,7 +55,7 @@ _PAGE = 500
 _log = get_logger("admin")
 
 
-#: Headers of every answer: a browser may not store it, guess its type, or run it.
+#: Headers of every answer: a browser must not store it, guess its type, or run it.
 _ALWAYS = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -117,7 +117,7 @@ KEPT_IDS = 20
 
 
 class Actions:
-    """The last actions; each is logged as ``admin.acted`` or by an event of its own."""
+    """The last actions; each is logged as ``admin.acted`` or by its own event."""
 
     def __init__(self, clock: Callable[[], float] = wall) -> None:
         self._clock = clock

@@ -119,7 +119,7 @@ def status_of(checks: Iterable[Check]) -> str:
 
 
 def checks_document(checks: Sequence[Check], *, details: bool) -> list[dict[str, Any]]:
-    """Return the checks as JSON; ``details`` adds the reasons, which strangers need not see."""
+    """Return the checks as JSON; ``details`` adds the reasons, which strangers must not see."""
     return [
         {
             "name": check.name,
@@ -243,7 +243,8 @@ class AdminApp:
                 await self._pacer.wait_for_slot()
                 await self._serve(scope, receive, send)
         if not admitted:
-            # Pipelined requests would keep the connection busy, which then never gives way.
+            # Pipelined requests would keep the connection busy, so it could never be closed as
+            # idle.
             extra = ((b"retry-after", b"1"), _CLOSES)
             await problem(503, "too many requests are in progress", *extra).send(send)
 
@@ -323,7 +324,7 @@ class AdminApp:
             )
         except TooManyListenersError as error:
             return problem(503, str(error), (b"retry-after", b"5"))
-        except Exception as error:  # _failure raises what has no meaning here
+        except Exception as error:  # _failure re-raises unknown errors
             return self._failure(error, CALL_SECONDS)
         return None
 
@@ -401,7 +402,7 @@ class AdminApp:
         try:
             with trio.fail_after(route.seconds):
                 return await route.answer()
-        except Exception as error:  # _failure raises what has no meaning here
+        except Exception as error:  # _failure re-raises unknown errors
             return self._failure(error, route.seconds)
 
     def _failure(self, error: Exception, seconds: float) -> Reply:

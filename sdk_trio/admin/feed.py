@@ -60,7 +60,7 @@ BUFFERED = 1000
 #: Concurrent listeners: each costs a query of the store at every change.
 MOST_LISTENERS = 32
 
-#: A listener hears something at least this often, and has to answer a ping within as much again.
+#: A listener gets a message at least this often, and must answer a ping within the same time.
 HEARTBEAT_SECONDS = 15.0
 PONG_SECONDS = 20.0
 
@@ -117,7 +117,7 @@ class FeedQuery:
     most: int | None = None
 
     def wants(self, record: DeliveryRecord, tenant_id: str | None) -> bool:
-        """Return whether the subscription is about this event in its present state."""
+        """Return whether the subscription includes this event in its current state."""
         return (
             self.state in (None, record.state)
             and (tenant_id is None or record.tenant_id == tenant_id)

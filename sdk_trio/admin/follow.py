@@ -71,8 +71,8 @@ def feed_url(base: str) -> str:
     """Return the address of the feed of an admin address.
 
     Args:
-        base: ``http``, ``https``, ``ws`` or ``wss``, with a path in front of ours if a proxy has
-            one; or ``unix:PATH``, which is returned without a mode.
+        base: ``http``, ``https``, ``ws`` or ``wss``, with the path prefix of a proxy, if any;
+            or ``unix:PATH``, which is returned without a mode.
 
     Raises:
         FeedRefusedError: it is not such a URL.
@@ -325,7 +325,7 @@ class _Exchange:
         expected = proof_of(token, nonce, of_runtime=True)
         if not hmac.compare_digest(theirs.encode("utf-8", "replace"), expected.encode()):
             raise _unproven("its answer is not the receiver's")
-        # One that ends the connection here would have the token sent over another one.
+        # If this connection were closed here, the token would be sent over another one.
         if self._http.their_state is not h11.DONE:
             raise _unproven("it ends the connection")
         self._http.start_next_cycle()
@@ -442,7 +442,7 @@ async def open_feed(
             ``heartbeat`` always come.
         types: only these event types; ``*`` matches any text.
         state: only deliveries in this state.
-        tenant: only those of this tenant, by identifier or id.
+        tenant: only events of this tenant, by identifier or id.
         body: each delivery carries its body, ``raw`` or ``raw_base64``.
         relay: and its signed headers, ``headers``.
         context: the TLS context of ``https`` and ``wss``; None: the system's authorities.

@@ -203,7 +203,7 @@ BY_NAME: Final[Mapping[str, Metric]] = {metric.name: metric for metric in METRIC
 
 def metric_of(sample_name: str) -> Metric | None:
     """Return the metric that a sample of this name belongs to, or None."""
-    # The whole name first: a counter may end in one of a histogram's endings.
+    # The full name first: a counter may end in one of a histogram's suffixes.
     found = BY_NAME.get(sample_name)
     if found is not None:
         return None if found.kind == "histogram" else found

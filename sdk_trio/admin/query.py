@@ -34,7 +34,7 @@ LINE = r"^[^\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]+$"
 #: The greatest sequence that a store has.
 LARGEST_SEQUENCE = 2**63 - 1
 
-#: The forms of a moment: Unix seconds, or RFC 3339 with its offset from UTC. An unescaped plus sign
+#: The forms of a time: Unix seconds, or RFC 3339 with its offset from UTC. An unescaped plus sign
 #: in a query arrives as a space, so both are accepted.
 MOMENT = (
     r"^([0-9]{1,11}(\.[0-9]{1,6})?"
@@ -44,7 +44,7 @@ MOMENT = (
     r"(Z|[+ -]([01][0-9]|2[0-3]):[0-5][0-9]))$"
 )
 
-#: The latest moment that can be written in seconds.
+#: The latest time that can be written in seconds.
 LATEST_MOMENT = 99_999_999_999.0
 
 _MAX_PARAMETERS = 20
@@ -237,10 +237,10 @@ def parse_number(
 
 
 def parse_moment(given: Mapping[str, str], name: str) -> float | None:
-    """Return the moment of a parameter in Unix seconds, None if it is not given.
+    """Return the time of a parameter in Unix seconds, None if it is not given.
 
     Raises:
-        BadQueryError: it has not the form of :data:`MOMENT`.
+        BadQueryError: it does not have the form of :data:`MOMENT`.
     """
     text = given.get(name)
     if text is None:

@@ -36,7 +36,7 @@ _DEPTH = "sdk_queue_depth"
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """The totals of one moment: deliveries by result, runs by the upper end of their bucket."""
+    """The totals at one time: deliveries by result, runs by the upper bound of their bucket."""
 
     results: Mapping[str, float]
     buckets: Mapping[float, float]

@@ -90,7 +90,7 @@ class RunningProgram(Protocol):
         ...
 
     def status(self) -> Mapping[str, Any]:
-        """Return addresses and figures of this moment for ``GET /api/status``."""
+        """Return the current addresses and figures for ``GET /api/status``."""
         ...
 
     def wake(self) -> None:
@@ -159,7 +159,7 @@ class StoreObserver:
     # -- for requests ------------------------------------------------------------------------
 
     async def wait_for_check(self) -> None:
-        """Wait until the store was tried a moment ago, or until that has taken too long."""
+        """Wait until the store was tried a moment ago, or until that takes too long."""
         await self._wait(lambda: trio.current_time() < self._written_at + FRESH_SECONDS)
 
     async def wait_for_figures(self) -> None:
@@ -199,8 +199,8 @@ class StoreObserver:
     def check_leases(self) -> Check:
         """Return whether events wait that no process runs, by the last count; never unready.
 
-        Other processes take deliveries as before, and one that is taken out of a load balancer
-        would not run these events either.
+        Other processes still accept deliveries, and one that is removed from a load balancer would
+        not run these events either.
         """
         if self.figures is None:
             return Check("leases", True, "not counted yet")

@@ -126,7 +126,7 @@ def _broken(asked: str, name: str, error: BaseException) -> SdkError:
     else:
         place = place_of(error)
     where = "" if place is None else f" at {place.removesuffix(' in <module>')}"
-    # Errors of this package are sentences; the class adds nothing to them.
+    # Errors of this package are sentences; their class adds nothing.
     kind = "" if isinstance(error, SdkError) else f"{type(error).__name__}: "
     wrong = isinstance(error, _WRONG) or getattr(error, "exit_code", 0) == EXIT_CONFIGURATION
     return (AppWrongError if wrong else AppBrokenError)(
@@ -277,8 +277,7 @@ def init(arguments: Namespace) -> int:
     here = directory.resolve() == Path.cwd()
     enter = "" if here else f"cd {shlex.quote(str(directory))} && "
     say(f"next: {enter}{program_name(elsewhere=not here)} dev --app app:handlers")
-    # .env is left to the user: a file with an empty secret would be a webhook secret that is
-    # refused.
+    # The user creates .env: a file with an empty secret would be refused as a webhook secret.
     say("for deliveries of the upstream: copy .env.example to .env, and set its secret there;")
     say("'run' is Production and reads no .env: set the same variables there")
     return 0

@@ -68,7 +68,7 @@ def dev_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--reload",
         action="store_true",
-        help="start again when a Python or settings file of this directory changes",
+        help="restart when a Python or settings file of this directory changes",
     )
 
 
@@ -143,7 +143,7 @@ def scan_files(directory: Path, others: Iterable[str] = ()) -> dict[str, int]:
 
 
 def run_reloading(directory: Path, others: Sequence[str]) -> int:
-    """Run ``dev`` in a process of its own, and another one whenever a file has changed.
+    """Run ``dev`` in a separate process, and restart it whenever a file has changed.
 
     A process that ended by itself, for example because the application cannot be imported, is
     restarted at the next change. Each one drains as at a stop: no acknowledged event is lost.
@@ -158,7 +158,7 @@ def run_reloading(directory: Path, others: Sequence[str]) -> int:
         signal.signal(number, lambda number, _: wanted.append(number))
     while True:
         seen = scan_files(directory, others)
-        # A session of its own: a Ctrl-C of the terminal reaches it through this process, once.
+        # A separate session: a Ctrl-C of the terminal reaches it once, through this process.
         process = subprocess.Popen(words, start_new_session=True)
         changed: list[str] = []
         while not wanted and not changed:
@@ -258,7 +258,7 @@ def _refuse_another_environment(arguments: Namespace) -> None:
         is_environment = split_mapping_key(key)[-1].casefold() == "environment"
         if is_environment and environment_meant(value) != DEVELOPMENT:
             raise UsageError(
-                f"--set {key}: 'dev' is the Development environment; 'run' takes another one"
+                f"--set {key}: 'dev' is the Development environment; use 'run' for another one"
             )
 
 

@@ -89,7 +89,7 @@ def readable_body(raw: bytes | None) -> str:
     if raw is None:
         return "(removed: see Sdk:Webhooks:PayloadRetentionDays)"
     try:
-        # A body is JSON mostly. One that is not is shown as well: it is why it was parked.
+        # A body is usually JSON. Any other is shown as well: it is the reason for parking.
         text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         text = raw.decode("utf-8", "backslashreplace")
@@ -533,7 +533,7 @@ class TailFilter:
 class TailPrinter:
     """Prints a change in a line that fits a terminal of 80 columns, and colours its state.
 
-    A pipe gets the line whole and without colours.
+    A pipe gets the whole line without colours.
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -600,7 +600,7 @@ class Tailer:
         self._open: dict[str, DeliveryRecord] = {}
 
     async def begin(self) -> None:
-        """Read the present state, so that only later changes are reported."""
+        """Read the current state, so that only later changes are reported."""
         await self._inbox.changed_elsewhere()
         # Before the open ones: an event that arrives between the two reads is then found as an
         # arrival.

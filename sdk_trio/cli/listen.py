@@ -60,7 +60,7 @@ ASK_SECONDS = 10.0
 
 
 #: The sentence for a position of another store than the one that the receiver has now.
-REPLACED = "the receiver's store is another one than before: beginning with its first delivery"
+REPLACED = "the receiver has a different store than before: starting with its first delivery"
 
 
 class RelayError(SdkError):
@@ -129,7 +129,7 @@ async def ask(
 
 async def first_since(source: FeedSource, since: float) -> int | None:
     """Return the sequence before the first arrival since a moment; None if there is none yet."""
-    # Down: a moment that is rounded up is behind the very delivery that arrived at it.
+    # Rounded down: a time rounded up would be after the delivery that arrived at it.
     numerator, denominator = since.as_integer_ratio()
     micros = numerator * 10**6 // denominator
     query = {"since": f"{micros // 10**6}.{micros % 10**6:06}", "order": "oldest", "limit": "1"}
@@ -185,7 +185,7 @@ class Cursor:
             ) from None
 
     def save(self, position: int, store: str | None = None) -> None:
-        """Keep a position and the name of the store that it is of, whole or not at all."""
+        """Store a position and the name of its store, atomically."""
         if (position, store) == (self.position, self.store):
             return
         write_private(self._file, json.dumps({"position": position, "store": store}) + "\n")

@@ -81,7 +81,7 @@ _usual = gc.get_threshold()[0]
 
 @contextmanager
 def _collector_deferred() -> Iterator[None]:
-    """Keep the collector from its work until :func:`release_collector`, by its threshold.
+    """Disable the collector by its threshold until :func:`release_collector`.
 
     It stays enabled meanwhile, so that a ``gc.disable()`` of the application is detected and kept.
     """
@@ -174,8 +174,8 @@ def _show_detail(error: BaseException, parsed: Namespace) -> bool:
     if not is_development(parsed):
         return False
     cause = error.__cause__
-    # A sentence of ours around another one, or around an error of the system such as a port that is
-    # taken: the way there leads through this package only.
+    # Our own error, caused by another one of ours or by a system error such as a port in use: the
+    # frames are only in this package.
     told = cause is not None and (isinstance(cause, SdkError) or not _place_of(cause))
     if isinstance(error, SdkError) and told:
         return False

@@ -389,7 +389,7 @@ def _ending_of(outcome: Outcome) -> tuple[str, int, str]:
             return "refused", EXIT_FAILURE, "change that, then test again"
         case Skipped():
             return "skipped", EXIT_CONFIGURATION, "change that, then test again; nothing was sent"
-        # 1 and not 69: trying again by itself, as a script does for 69, might send it twice.
+        # 1 and not 69: scripts retry after 69, which might send it twice.
         case Ambiguous():
             advice = "check whether it has arrived: it may have been sent"
             return "unknown", EXIT_FAILURE, advice
@@ -453,7 +453,7 @@ def _settings(arguments: Namespace) -> Settings:
             f"{NOTIFICATIONS}:{channel.key} says"
         )
     own = {f"{NOTIFICATIONS}:Enabled": "true"} | {
-        # The others are off, so that only this channel's settings have to be right.
+        # The others are disabled, so that only this channel's settings must be valid.
         f"{NOTIFICATIONS}:EnabledChannels:{row.key}": str(row is channel).lower()
         for row in CHANNELS.values()
     }

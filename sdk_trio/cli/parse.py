@@ -212,7 +212,7 @@ PROGRAM = "sdk-trio"
 
 _EXIT_CODES = """\
 exit status: 0 fine, 1 failure, 2 usage, 69 unavailable, 78 configuration, 128 + the signal's
-number when it was cut short. 'help COMMAND' describes a command, 'config schema' every setting,
+number when it was interrupted. 'help COMMAND' describes a command, 'config schema' every setting,
 'events types' every event.
 """
 
@@ -297,7 +297,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         # For people who enter only the group: show its list. A script that lost a word fails
         # anyway.
         build_parser(alone=True).choose(arguments).print_help(sys.stderr)
-        raise UsageError("a command is missing: choose one of this list")
+        raise UsageError("a command is missing: choose one from this list")
     parser = build_parser(alone=not _HELP.isdisjoint(arguments))
     parsed: argparse.Namespace
     # The rest is judged here, because `call` takes options that no parser knows: the fields of the
@@ -342,7 +342,7 @@ def _require_utf_8(text: str, name: Sequence[str]) -> None:
 
 
 def _as_options(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the command line with ``help WORDS`` and ``version`` as the options that they are."""
+    """Return the command line with ``help WORDS`` and ``version`` replaced by their options."""
     match arguments:
         case ["help", *words]:
             return [*words, "--help"]
@@ -514,7 +514,7 @@ def add_number(
     metavar: str = "N",
     **about: Any,
 ) -> None:
-    """Add an option that takes a whole number from ``least`` to ``greatest``."""
+    """Add an option for an integer from ``least`` to ``greatest``."""
     kind = partial(parse_count, option=option, least=least, greatest=greatest)
     parser.add_argument(option, metavar=metavar, type=kind, **about)
 
@@ -708,7 +708,7 @@ def _check(chosen: str, candidates: Sequence[str]) -> None:
     meant = f"{group} {_MEANT.get(word, '')}".strip()
     if word in _MEANT and meant in candidates:
         raise UsageError(f"there is no command '{chosen}': did you mean '{meant}'?")
-    # One suggestion: a list of guesses is a guess.
+    # Only one suggestion: several guesses would not help.
     import difflib  # on the path of a mistake only
 
     close = difflib.get_close_matches(chosen, candidates, n=1)
@@ -766,7 +766,7 @@ def parse_moment(text: str, *, now: float, option: str = "--since") -> float:
 
 
 def parse_count(text: str, *, option: str, least: int = 1, greatest: int = 1_000_000) -> int:
-    """Return a whole number from ``least`` to ``greatest``.
+    """Return an integer from ``least`` to ``greatest``.
 
     Raises:
         UsageError: it is none.

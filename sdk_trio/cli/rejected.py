@@ -27,7 +27,7 @@ ADVICE = {
     "too_old": "the sender's timestamp is too old: compare both clocks, or it is a replay",
     "too_new": "the sender's timestamp is in the future: compare both clocks",
     "not_https": "no trusted proxy reported HTTPS: see Sdk:Server:TrustedProxies",
-    "own_secrets": "the tenant has secrets of its own, and the host's signed: see "
+    "own_secrets": "the tenant has its own secrets, but the host's signed: see "
     "Sdk:MultiTenant:OwnSecretsOnly",
     "bad_signature_header": "the signature is in another format: the endpoint has to send the "
     "format of Standard Webhooks",

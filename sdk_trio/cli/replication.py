@@ -62,7 +62,7 @@ def open_reader(settings: Settings) -> ReplicaReader:
     _require_replicated(settings)
     binary = find_replicator(settings.multi_tenant.file_db.replication)
     name_unset_variables(settings)
-    # The whole environment: roles and profiles of a provider's client are variables of its own.
+    # The whole environment: roles and profiles of a provider's client are other variables.
     return ReplicaReader(settings, binary=binary, environ=os.environ)
 
 
@@ -106,7 +106,7 @@ _HANGUP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 def render_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``replication render``."""
     parser.add_argument(
-        "--output", metavar="F", help="write this file, whole, mode 0600 (default: print)"
+        "--output", metavar="F", help="write this file atomically, mode 0600 (default: print)"
     )
     parser.add_argument(
         "--check",

@@ -125,7 +125,7 @@ def _check_arguments(arguments: Namespace) -> None:
     if arguments.in_place is not None:
         others = {"--tenant": arguments.tenant, "--output": arguments.output}
         given = [name for name, value in others.items() if value is not None]
-        # Both name a tenant; which one would be overwritten must not be a guess.
+        # Both name a tenant; it must be certain which one is overwritten.
         if given:
             raise UsageError(
                 f"{given[0]} cannot be used with --in-place, which restores that tenant's own "
@@ -217,7 +217,7 @@ async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str,
 
 
 def _past(at: float | None) -> float | None:
-    # A time in the future is mostly one without its offset from UTC.
+    # A time in the future usually lacks its offset from UTC.
     if at is not None and at > time.time():
         raise UsageError(
             f"--at {moment_text(at)} is in the future; leave it out for the newest state, and give "
@@ -230,7 +230,7 @@ def _is_its_place(settings: Settings, tenant_id: str, tenant: Tenant | None, out
     """Return whether the output is the tenant's own file.
 
     Raises:
-        RestoreError: it is one that the runtime may have open at this moment.
+        RestoreError: the runtime may have the file open.
     """
     # Resolve links: two spellings of one path are the same file.
     directory = databases_directory(settings).resolve()

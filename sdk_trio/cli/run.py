@@ -72,7 +72,7 @@ _EMPTIED = "the file has no settings any more: put them back, or restart without
 
 
 class SettingsReloader:
-    """Makes one reload at a time; a request during a reload leads to another one after it.
+    """Runs one reload at a time; a request during a reload causes another one after it.
 
     Args:
         read: reads all layers again; called in a thread.
@@ -98,7 +98,7 @@ class SettingsReloader:
         self._key_files.read(self._directories)
 
     def began_with(self, loaded: Loaded) -> None:
-        """Remember the files of the settings in force; none of them may vanish."""
+        """Remember the files of the current settings; none of them may be removed."""
         self._files = _with_settings(loaded)
 
     def request(self) -> None:
@@ -109,13 +109,13 @@ class SettingsReloader:
     async def run(self, runtime: Runtime, notifier: SystemdNotifier, status: str) -> None:
         """Reload at each request and when a key file has changed, until cancelled.
 
-        When it is cancelled, either all of the new settings are in force or none of them.
+        On cancellation, either all of the new settings apply or none of them.
         ``status`` is the text that the service manager shows after each reload.
         """
         await self._changed_files(runtime)
         while True:
-            # The poll also bounds the wait for a request, so that one task does both and two
-            # reloads never meet.
+            # The poll also limits the wait for a request, so that one task does both and reloads
+            # never overlap.
             asked = await self._wait(runtime.settings.server.key_file_poll_seconds)
             files = await self._changed_files(runtime)
             if not asked and not files:
@@ -170,8 +170,8 @@ class SettingsReloader:
     def _read_all(self) -> tuple[Loaded, Settings]:
         loaded = self._read()
         if any(file not in loaded.files and os.path.exists(file) for file in self._files):
-            # A file may have been replaced at that moment, or belong to another Environment now, so
-            # everything is read once more.
+            # A file may just have been replaced, or belong to another Environment now, so
+            # everything is read again.
             loaded = self._read()
         told = {problem.origin for problem in loaded.problems}
         # A file that was not named may be missing at the start, but its removal later is an
@@ -285,8 +285,8 @@ def run(arguments: Namespace) -> int:
             reloader.request()
     loaded = read_again()
     settings = complete(loaded)
-    # The reloader compares with the files of the start: one that vanishes later is an error and no
-    # silent return to the defaults.
+    # The reloader compares with the files of the start: a later removal is an error, not a silent
+    # return to the defaults.
     reloader.began_with(loaded)
     begin_logs(loaded)
     workers = _workers(arguments, settings, manager)
@@ -510,7 +510,7 @@ async def _serve(
         ExitStack() as while_running,
     ):
         async with trio.open_nursery() as outer:
-            # Signals and the bound of the end are watched in the outer nursery: they have to work
+            # Signals and the shutdown deadline are watched in the outer nursery: they must work
             # while the runtime in the inner one starts, drains, or hangs.
             outer.start_soon(signals.watch, arriving)
             outer.start_soon(ending.watch)
@@ -533,7 +533,7 @@ async def _serve(
             outer.cancel_scope.cancel()
     if signals.forced_by is not None:
         return 128 + signals.forced_by
-    # A runtime that ended unasked is a failure even if it raised nothing: systemd has to restart
+    # A runtime that ends unexpectedly is a failure even if it raised nothing: systemd must restart
     # it.
     left = runtime.processes is not None and runtime.processes.failed
     return 0 if signals.stopped and not left else EXIT_FAILURE

@@ -135,7 +135,7 @@ class ExitReport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Let the process end by itself, and bound the wait for the application's threads."""
+        """Let the process end by itself, with a time limit for the application's threads."""
         # The loop has ended, so its timer must not end a process that is only tidying up.
         faulthandler.cancel_dump_traceback_later()
         left = [
@@ -218,7 +218,7 @@ class ExitReport:
 
     async def _leave(self) -> None:
         self._log_left()
-        # A part of the time is kept for the exit itself, before the thread takes over.
+        # Part of the time is reserved for the exit itself, before the thread acts.
         with trio.move_on_after(self._leave_seconds * 0.8):
             await self._runtime.leave()
         _exit(self._status)
@@ -304,7 +304,7 @@ class ExitReport:
         runs = [run.described(now) for run in self._runtime.receiver.runs]
         step = self._runtime.receiver.upgrade_step
         if step is not None:
-            hint = "nothing ends this step of the upgrade; the next start goes on from its position"
+            hint = "nothing ends this step of the upgrade; the next start continues at its position"
         elif runs:
             hint = LEFT_BEHIND
         else:

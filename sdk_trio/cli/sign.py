@@ -206,7 +206,7 @@ def verify_arguments(parser: ArgumentParser) -> None:
         required=True,
         help="the request's headers: 'Name: value' lines, or a JSON object",
     )
-    add_moment(parser, "--at", "take this for the present time, for a delivery of earlier")
+    add_moment(parser, "--at", "use this as the current time, for an earlier delivery")
     add_format(parser)
     _add_body(parser)
 
@@ -285,7 +285,7 @@ def _hint(verdict: Rejected, delivery: Delivery, keyring: Keyring) -> str | None
 def _variants(raw: bytes) -> Iterator[tuple[bytes, str]]:
     """Yield the forms that a body often takes between the wire and a file."""
     yield raw.rstrip(b"\r\n"), "without the line break at the end, which an editor or echo adds"
-    yield raw + b"\n", "with a line break at the end, which was lost on the way"
+    yield raw + b"\n", "with a line break at the end, which was lost in transit"
     yield raw.replace(b"\r\n", b"\n"), "with LF instead of CRLF line ends"
     yield raw.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"), "with CRLF instead of LF line ends"
     yield raw.removeprefix(b"\xef\xbb\xbf"), "without the byte order mark at the beginning"
@@ -365,7 +365,7 @@ def read_dev_secret(directory: str) -> Secret | None:
     file = Path(directory) / DEV_SECRET_NAME
     try:
         text = read_private(file).strip()
-        # Strictly: a file that was cut off would be a secret under Auto.
+        # Strictly: under Auto a truncated file would be accepted as a secret.
         parse_secret(text, KeyDerivation.STANDARD)
     except FileNotFoundError:
         return None

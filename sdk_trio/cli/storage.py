@@ -157,7 +157,7 @@ def migrate(arguments: Namespace) -> int:
         StorageError: one of them cannot be used, or the rows differ.
     """
     if arguments.from_engine == arguments.to_engine:
-        raise UsageError("a store is moved --from sqlite --to postgres, or the other way round")
+        raise UsageError("use --from sqlite --to postgres, or the reverse")
     keep_files_private()
     settings = load(arguments)
     logs.configure(level="Error", format=settings.logging.format)
@@ -178,7 +178,7 @@ def migrate(arguments: Namespace) -> int:
             else transfer.plan_to_sqlite(address, file)
         )
         return _show_plan(plan, as_json=as_json)
-    # The lock is the proof that no receiver of this host works on either.
+    # The lock proves that no receiver of this host uses either.
     with lock_data_directory(settings.storage.path), _progress() as report:
         moved = (
             transfer.move_to_postgres(file, address, report=report)

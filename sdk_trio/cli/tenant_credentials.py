@@ -84,7 +84,8 @@ def _secrets_after(before: TenantCredentials, arguments: Namespace) -> tuple[Cre
         return new or before.webhook_secrets
     # The first source signs, so a source that is named again moves to the front.
     kept = tuple(s for s in before.webhook_secrets if s not in removed and s not in new)
-    # Without a secret of its own, the host's sign for the tenant: a rotation must not lead there.
+    # Without its own secret, the host's secrets sign for the tenant: a rotation must not cause
+    # that.
     if not (new or kept):
         raise UsageError(
             "--remove-webhook-secret: it is the last one, without which the host's own secrets "
@@ -142,7 +143,7 @@ async def check_sources(
     tenant: Tenant, holders: Mapping[CredentialSource, Sequence[str]]
 ) -> list[dict[str, Any]]:
     """Return for each source how many values this process finds there, and who shares it."""
-    # Variables are those of this shell: the reader takes its environment when it is made.
+    # Variables of this shell: the reader copies its environment when it is created.
     reader = CredentialReader()
     credentials = tenant.credentials
     uses = [("webhook_secret", source) for source in credentials.webhook_secrets]

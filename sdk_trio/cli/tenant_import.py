@@ -60,7 +60,7 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
 class ImportFileError(SdkError):
-    """A file of tenants cannot be read as a whole."""
+    """The whole file of tenants cannot be read."""
 
 
 class ExportError(SdkError):
@@ -138,7 +138,7 @@ def _json_row(number: int, item: Any) -> Row:
     credentials = item.get("credentials", {})
     if not isinstance(credentials, dict):
         return Row(number, fields, "its credentials are not a JSON object")
-    # Sources are columns of their own in CSV, so both forms meet here.
+    # In CSV, sources are separate columns, so both forms are handled here.
     fields |= credentials
     unknown = [name for name in fields if name not in (*FIELDS, *FOR_READING)]
     return Row(number, fields, _unknown(unknown) if unknown else None)
@@ -396,7 +396,7 @@ def import_tenants(arguments: Namespace) -> int:
         return await _apply(service, steps, arguments)
 
     if arguments.dry_run and _is_new(arguments):
-        # A dry run makes no store: all tenants of the file would be new.
+        # A dry run creates no store: all tenants of the file would be new.
         steps = plan(rows, ())
     else:
         steps = run_with_tenants(arguments, work, creates=not arguments.dry_run)

@@ -98,11 +98,11 @@ def purge_tenants(arguments: Namespace) -> int:
     rows, unreached, other_tables = trio.run(_purge, settings, candidates, arguments)
     print_list(arguments, rows, COLUMNS)
     removed = sum(row["purged"] for row in rows)
-    say(f"{removed} removed; backups elsewhere are not removed" if rows else none)
+    say(f"{removed} removed; backups elsewhere remain" if rows else none)
     if removed and settings.storage.backend is StorageBackend.POSTGRES:
         say(
-            "the pages and the log of the database are the server's, not ours to overwrite: "
-            "remnants go with its VACUUM, and as it recycles its WAL"
+            "the server owns the pages and the log of the database: "
+            "remnants disappear with its VACUUM, and when it recycles its WAL"
         )
     for left in unreached:
         say(f"not reached: {left}")
@@ -111,7 +111,7 @@ def purge_tenants(arguments: Namespace) -> int:
             f"not checked: {', '.join(other_tables)} (tables that handlers have created in the "
             "store); remove the tenant's data from them"
         )
-    # A replica that we cannot reach is personal data that is left: a script has to notice.
+    # An unreachable replica is remaining personal data: a script must notice it.
     return 0 if removed == len(rows) and not unreached else EXIT_FAILURE
 
 
@@ -149,7 +149,7 @@ async def _purge(
                 rows.append(_row(candidate, purged=True, removed=removed))
                 unreached += removed.unreached
             progress.advance()
-        # Also without a candidate: an earlier purge may have been cut short before its wipe.
+        # Also without a candidate: an earlier purge may have been interrupted before its wipe.
         left = await purger.wipe()
         if left is not None:
             unreached.append(left)
@@ -168,7 +168,7 @@ def _row(
         reason = "left behind by an earlier purge, or of an unknown tenant"
     days = None
     if tenant is not None and tenant.deleted_at is not None:
-        # Whole days that have passed, as the retention counts them.
+        # Full days, as the retention counts them.
         days = int((time.time() - tenant.deleted_at) // _DAY_SECONDS)
     return {
         "identifier": None if tenant is None else tenant.identifier,

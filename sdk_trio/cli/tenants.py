@@ -168,7 +168,7 @@ async def _chosen(service: TenantService, arguments: Namespace) -> list[Tenant]:
 
 
 def find_tenant(arguments: Namespace, identifier: str) -> Tenant:
-    """Return the tenant of an identifier or id, out of the configured store.
+    """Return the tenant of an identifier or id, from the configured store.
 
     Raises:
         UnknownTenantError: there is none.
@@ -215,7 +215,7 @@ def _print_result(
         path = {"webhook_path": own or host, "own_webhook_path": bool(own)}
         print_json({**listed(tenant), **path, "sources": sources})
         return tenant
-    why = "the host's, with the host's secret: it has no webhook secrets of its own"
+    why = "the host's, with the host's secret: it has no own webhook secrets"
     fields = attrs.asdict(tenant, recurse=False)
     del fields["credentials"]
     path_text = f"{own} (for senders with its own secrets)" if own else f"{host} ({why})"

@@ -141,7 +141,7 @@ def _padded_width(column: Sequence[str]) -> int:
 def cell(value: Any) -> str:
     """Return a value as one line of text, without terminal control characters.
 
-    Senders choose ids and subjects; a control sequence in one could rewrite what an operator sees.
+    Senders choose ids and subjects; a control sequence in one could rewrite the operator's screen.
     """
     if value is None:
         return "-"
@@ -225,7 +225,7 @@ class Progress:
 
 
 class ByteProgress:
-    """Shows the present step and the number of bytes, as :class:`Progress` does."""
+    """Shows the current step and the number of bytes, as :class:`Progress` does."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

@@ -274,7 +274,7 @@ def _whole(url: str, path: str, *, option: str = "--url") -> str:
 
 
 def _tenant_target(settings: Settings, key: str, url: str | None, given: Secret | None) -> Target:
-    """Return the tenant's own address and secret; the host's where it has no secrets of its own.
+    """Return the tenant's own address and secret, or the host's if it has no secrets.
 
     Raises:
         UsageError: tenants are off, or nothing would make a delivery this tenant's.
@@ -382,7 +382,7 @@ async def _send(
         row = {"webhook_id": webhook_id, "type": wire_type, "status": posted.status}
         sent.append(row | unknown)
         progress.advance()
-    # With --url the inbox is mostly another machine's, and the answers are all there is.
+    # With --url the inbox is usually on another machine, and only the answers are known.
     if why_unreachable(settings) is None:
         await _look_up(settings, sent, target.signer)
 

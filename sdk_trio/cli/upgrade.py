@@ -152,7 +152,7 @@ def _print_result(result: UpgradeResult, *, as_json: bool) -> None:
             }
         )
         return
-    tenant = result.tenant_id or "needed by nothing: nothing had to be moved"
+    tenant = result.tenant_id or "not needed: nothing had to be moved"
     if result.already_done:
         say(f"the upgrade was done already; the default tenant is {tenant}")
         return

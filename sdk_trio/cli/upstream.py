@@ -64,7 +64,7 @@ def choose(words: Sequence[str]) -> Chosen:
             return Chosen(find_operation(words[:count]), tuple(words[count:]))
         except UnknownOperationError:
             continue
-    # A word with a digit is an id rather than a name, and would spoil the search for similar names.
+    # A word with a digit is probably an id, and would distort the search for similar names.
     names = [word for word in words if not any(letter.isdigit() for letter in word)]
     return Chosen(find_operation(names), ())
 
@@ -356,7 +356,7 @@ def reconcile(arguments: Namespace) -> int:
 
 
 def _check_reach(settings: Settings, since: float, now: float) -> None:
-    """Refuse a time before the inbox's memory: forgotten events would be handled twice."""
+    """Refuse a time further back than the inbox remembers: events would be handled twice."""
     options = settings.webhooks
     hours = min(options.dedup_retention_hours, options.payload_retention_days * 24)
     if since < now - hours * 3600:

@@ -145,7 +145,7 @@ def is_encrypted_key(content: bytes) -> bool | None:
     if found is None or not found["label"].endswith(b"PRIVATE KEY"):
         return None
     if found["label"] != b"OPENSSH PRIVATE KEY":
-        # In the traditional PEM format, a header above the key says so.
+        # In the traditional PEM format, a header above the key marks it.
         return found["label"].startswith(b"ENCRYPTED") or bool(_PROC_TYPE.search(found["body"]))
     try:
         blob = base64.b64decode(b"".join(found["body"].split()), validate=True)

@@ -485,7 +485,7 @@ def key_directories(
 
 
 def key_files(settings: Settings) -> tuple[Path, ...]:
-    """Return the files that the settings name and a running receiver can take anew."""
+    """Return the configured key files that a running receiver can reload."""
     named = (settings.server.cert_file, settings.server.key_file)
     return tuple(Path(path) for path in named if path is not None)
 
@@ -537,6 +537,6 @@ def _files_of(place: Path) -> Iterator[Path]:
     else:
         for name in names:
             path = place / name
-            # As read_directory reads the place: other files are no settings.
+            # As in read_directory: other files are not settings.
             if is_key_file(name) and not path.is_dir():
                 yield path

@@ -1,7 +1,7 @@
 """Django's database connections in handlers that run in threads.
 
-Django opens a connection for each thread and closes it when a request ends. A handler is no
-request: without this its connections would stay open, and one that the server has dropped would
+Django opens a connection for each thread and closes it when a request ends. A handler
+is not a request: without this its connections would stay open, and one dropped by the server would
 fail every run in its thread.
 """
 

@@ -117,7 +117,8 @@ class Pace:
         self._paused_until = max(self._paused_until, until)
 
     def is_paused(self, now: float) -> bool:
-        """Return whether a provider's pause is in force."""
+        """Return whether a provider's pause applies now."""
+
         return now < self._paused_until
 
     def wait(self, now: float) -> float:
@@ -244,7 +245,7 @@ class ChannelRunner:
             self._wanted.set()
 
     async def _begin(self, record: NotificationRecord) -> bool:
-        """Write the mark of sending; return False if the message must not be sent."""
+        """Write the mark ``sending``; return False if the message must not be sent."""
         try:
             while not self._closed:
                 try:
@@ -440,7 +441,7 @@ class NotificationPump:
             runner.close()
 
     async def recover(self) -> None:
-        """Take over the messages of earlier processes; the caller knows that none of them lives.
+        """Recover the messages of earlier processes; the caller knows that none of them lives.
 
         A message that one of them was sending becomes ``unknown`` if it cannot be repeated.
 

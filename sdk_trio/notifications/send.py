@@ -100,7 +100,7 @@ def log_fault(event: str, error: Exception, **fields: object) -> None:
 
 
 class Channel(Protocol):
-    """One way to reach a site manager."""
+    """One channel for notifying site managers."""
 
     @property
     def repeatable(self) -> bool:
@@ -147,7 +147,7 @@ class Poster(Protocol):
             AddressInvalidError: nothing can ever be sent to this URL.
             AddressRefusedError: ``public_only``, and the host has no public address.
             NotSentError: nothing of the request was sent: it may be tried again.
-            AnswerLostError: it was sent, or may have been, and no whole answer came.
+            AnswerLostError: it was sent, or may have been, and no complete answer came.
         """
         ...
 
@@ -366,7 +366,7 @@ def ending_of(
     now: float,
     fraction: float,
 ) -> SendResult:
-    """Decide what follows an attempt.
+    """Decide the next step after an attempt.
 
     Args:
         outcome: the channel's.
@@ -398,8 +398,8 @@ def ending_of(
     wait = jittered_wait(
         attempts, fraction, base_seconds=schedule.base_seconds, cap_seconds=schedule.cap_seconds
     )
-    # The provider's wait is a lower bound. The jitter on top keeps all messages that got the same
-    # answer from coming back at the same moment.
+    # The provider's wait is a lower limit. Jitter keeps messages with the same answer from retrying
+    # together.
     return SendResult(NotificationState.RETRYING, _cut(reason), next_attempt_at=now + asked + wait)
 
 

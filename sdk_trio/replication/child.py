@@ -294,7 +294,7 @@ async def confirm(
                 problem = str(error)
             await trio.sleep(_POLL_SECONDS)
     raise ReplicatorError(
-        f"the replicator does not replicate what it should after {seconds:g} s: {problem}"
+        f"the replicator does not have the configured databases after {seconds:g} s: {problem}"
     )
 
 
@@ -327,8 +327,7 @@ class ChildMonitor:
             if found != set(wanted):
                 raise ReplicatorError(f"the replicator lost databases: {difference(wanted, found)}")
             return
-        # A replicator that waits for its target lists nothing, but it works and must not be
-        # killed.
+        # A replicator that waits for its target lists nothing, but it works and must not be killed.
         self._silent = 0 if await self._client.answers() else self._silent + 1
         if self._silent >= self._silent_looks:
             raise ReplicatorError(f"the replicator hangs: {problem}") from problem
@@ -468,7 +467,7 @@ async def _start_and_wait(
             os.close(output)
             trio.from_thread.run_sync(launch.settled.set, trio_token=token)
         if launch.process is not None:
-            # The thread that started the child has to live as long as the child: the kernel ties
+            # The thread that started the child must live as long as the child: the kernel ties
             # PDEATHSIG to it.
             launch.process.wait()
 

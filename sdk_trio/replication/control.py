@@ -42,7 +42,7 @@ _OK = 200
 
 @attrs.frozen
 class LocalAnswer:
-    """A whole answer: its status, and its body."""
+    """A complete answer: its status, and its body."""
 
     status: int
     body: bytes
@@ -110,7 +110,7 @@ async def _ask(
                 status = event.status_code
             elif isinstance(event, h11.Data):
                 found += event.data
-                # Any program of this machine may listen on a port that the replicator has left.
+                # Any program of this machine may listen on a port that the replicator has freed.
                 if len(found) > max_bytes:
                     raise _TooLongError(f"its answer is longer than {max_bytes} bytes")
             elif isinstance(event, h11.EndOfMessage):
@@ -234,7 +234,7 @@ def read_sync(body: bytes) -> SyncResult:
 
 
 def read_error(body: bytes) -> str:
-    """Return the replicator's own words for a refusal; never raises."""
+    """Return the replicator's reason for a refusal; never raises."""
     try:
         return msgspec.json.decode(body, type=_Error).error or "without a reason"
     except msgspec.MsgspecError:
@@ -249,7 +249,7 @@ def _decoded(body: bytes, kind: type[T]) -> T:
 
 
 class ControlClient:
-    """The control socket at ``socket_path``; each question is a connection of its own.
+    """The control socket at ``socket_path``; each query has its own connection.
 
     Every method raises :class:`~sdk_trio.errors.ReplicatorError` without a connection, without a
     complete answer in time, and for a refusal or an unreadable answer. Cancellation closes the

@@ -71,7 +71,7 @@ class _Known:
 class LagBook:
     """The observations of all databases, and the choice of those to query next.
 
-    ``fresh_seconds``: the time for which an observation counts; after it the lag grows by itself.
+    ``fresh_seconds``: how long an observation counts; after that the lag grows by itself.
     """
 
     def __init__(self, fresh_seconds: float = math.inf) -> None:
@@ -171,7 +171,7 @@ class LagBook:
 
 
 def read_metrics(text: str) -> dict[str, DatabaseMetrics]:
-    """Return the databases that the replicator's metrics name, out of the text of its endpoint."""
+    """Return the databases in the replicator's metrics, from the text of its endpoint."""
     values: dict[tuple[str, str], int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition('{db="')
@@ -245,7 +245,7 @@ class DatabaseHealth:
 
 @attrs.frozen
 class ReplicationHealth:
-    """All databases, worst first, and the state of the whole: that of the worst.
+    """All databases, worst first, and the overall state, which is that of the worst.
 
     ``reachable`` is whether the replicator answered; ``reason`` is one line for people.
     """
@@ -305,7 +305,7 @@ class SyncHistory:
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
-        #: The count of syncs in the metrics, and the time at which it was last another one.
+        #: The count of syncs in the metrics, and the time of its last change.
         self._syncs: dict[str, tuple[int, float]] = {}
         self._wanted_since: dict[str, float] | None = None
 

@@ -151,7 +151,7 @@ class LagSurveyor:
 
     async def _files(self, replica: TenantReplica, path: str) -> tuple[ReplicaFile, ...]:
         """Return the fresh files, or all when these do not show that it is in step."""
-        # Mostly enough: one request instead of one for each level.
+        # Usually enough: one request instead of one per level.
         fresh = await replica.list_files(level=_FRESH)
         if self.book.covers(path, newest_position(fresh)):
             return fresh
@@ -217,7 +217,7 @@ class HealthChecker:
         socket_path: the replicator's control socket.
         wanted: returns the databases that should be replicated: the names of their replicas by
             path.
-        failure: returns the supervisor's present failure, or None.
+        failure: returns the supervisor's current failure, or None.
         reloading: returns whether the replicator is being restarted for a reload; meanwhile the
             last answer counts, and the lag grows.
         surveyor: queries the target, for an operator's replicator without a control socket.
@@ -236,7 +236,7 @@ class HealthChecker:
         clock: Callable[[], float] = wall,
     ) -> None:
         self._options = options
-        # A check must not outlast the lag that it has to notice.
+        # A check must not take longer than the lag that it should detect.
         self._patience = min(ANSWER_SECONDS, float(options.health_check_max_lag_seconds))
         self._client = ControlClient(socket_path, answer_seconds=self._patience)
         self._wanted = wanted
@@ -393,7 +393,7 @@ class HealthChecker:
                 now=self._clock(),
                 problem=problem or error,
             )
-        # If the replicator waits for its target, the target would not answer us either.
+        # If the replicator waits for its target, the target would not answer our query either.
         surveyor = None if waits else self._surveyor
         if surveyor is not None:
             await surveyor.survey(wanted, metrics)

@@ -93,7 +93,7 @@ class Snapshot:
             raise
 
     def _let_commits_end(self) -> bool:
-        """Wait for a commit that is under way; False if the lock cannot be had for that."""
+        """Wait for a commit in progress; return False if the lock is unavailable for that."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except (apsw.BusyError, apsw.ReadOnlyError):
@@ -128,7 +128,7 @@ def read_content(connection: apsw.Connection, pause: Pause) -> Content:
     names = [
         name
         for kind, name, _, sql in schema
-        # The content of a virtual table is in tables of its own.
+        # The content of a virtual table is in other tables.
         if kind == "table" and not sql.upper().startswith("CREATE VIRTUAL")
     ]
     return Content(schema, {name: _sum(connection, name, pause) for name in names})
@@ -183,14 +183,13 @@ try:
 except ImportError:  # Windows, where the replicator does not run
     fcntl = None  # type: ignore[assignment]
 
-# With a write-ahead log every connection holds a shared lock as long as it is open, also an idle
-# one of another process and the replicator's. So an exclusive lock proves that nobody has the
-# database open, and keeps everybody out while it is replaced. To change the journal mode under that
-# lock brings the log into the database: from then on one rename replaces all of it, and a process
-# that is killed at any moment leaves the old database whole, or the new one. To remove the old
-# files before the rename would lose the newest transactions, which are in the log, if it was killed
-# in between. A process that opened the old file and waited for the lock gets
-# SQLITE_READONLY_DBMOVED.
+# With a write-ahead log every open connection holds a shared lock, even an idle one of another
+# process or the replicator's. So an exclusive lock proves that no one has the database open, and
+# keeps it closed while it is replaced. Changing the journal mode under that lock merges the log
+# into the database. From then on one rename replaces all of it: a process killed at any moment
+# leaves the complete old or new database. Removing the old files before the rename could lose the
+# newest transactions, which are in the log. A process that opened the old file and waited for the
+# lock gets SQLITE_READONLY_DBMOVED.
 
 _TAKE: Final = (
     # Before the first read, so that SQLite uses the log without its shared index.
@@ -342,14 +341,14 @@ class LockedDatabase:
             copy.close()
 
     def replace_by(self, restored: Path) -> None:
-        """Replace the file by ``restored``, on the same disk; a crash leaves one of them whole.
+        """Replace the file by ``restored``, on the same disk; a crash leaves one of them complete.
 
         Raises:
             OSError: the directory cannot be written.
         """
         for suffix in SIDE_FILES:
-            # The log is in the database by now. Side files that a crash left would be taken for
-            # those of the new database.
+            # The log is already in the database. Files left by a crash would be mistaken for the
+            # new database's.
             Path(f"{self.file}{suffix}").unlink(missing_ok=True)
         restored.replace(self.file)
         sync_path(self.file.parent)

@@ -4,9 +4,8 @@ Rendering is pure; :class:`ManifestWriter` writes the file atomically. The schem
 Litestream 0.5. It ignores unknown keys, so a mistake here causes no error there: tests check with
 the real binary what it replicates.
 
-The replicator expands ``$NAME`` and ``${NAME}`` in the whole file before it parses it, so quotes
-protect nothing from that: a ``$`` of ours must not be in the file, and a value that it puts in must
-not end the quotes around it.
+The replicator expands ``$NAME`` and ``${NAME}`` in the whole file before it parses it, even in
+quotes. So the file must not contain another ``$``, and an expanded value must not end its quotes.
 """
 
 import glob
@@ -63,7 +62,7 @@ PASSED_ON: Final = frozenset(
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_EC2_METADATA_DISABLED"),
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
         *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
-        # Of its own runtime; and where an interpreter, which starts it, has its libraries.
+        # For its own runtime, and for an interpreter that starts it to find its libraries.
         *("GOMEMLIMIT", "GOMAXPROCS", "LD_LIBRARY_PATH"),
     }
 )
@@ -204,7 +203,7 @@ def render_manifest(
             lines += [
                 f"  - path: {quoted(entry.path)}",
                 # A replicator keeps a file that it has opened. With the identity in a comment, a
-                # file that was replaced changes the text, and so leads to a reload.
+                # replaced file changes the text, and so causes a reload.
                 *([f"    # file {entry.identity}"] if entry.identity else ()),
                 "    replica:",
                 *(f"      {line}" for line in target),
@@ -410,10 +409,10 @@ def _address(host: str, port: int) -> str:
 
 
 class ManifestWriter:
-    """Writes one file, whole and durably.
+    """Writes one file, atomically and durably.
 
     Args:
-        path: the file; a link is followed, and the file that it leads to is replaced.
+        path: the file; a link is followed, and its target is replaced.
     """
 
     def __init__(self, path: Path) -> None:
@@ -424,7 +423,7 @@ class ManifestWriter:
         try:
             with open(self.path, "rb", opener=open_file) as file:
                 mode = os.fstat(file.fileno()).st_mode & 0o777
-                # Reads one byte more than expected, never the whole of a large foreign file.
+                # Reads one byte more than expected, not all of a large foreign file.
                 expected = text.encode()
                 return mode == MODE and file.read(len(expected) + 1) == expected
         except OSError:

@@ -162,7 +162,7 @@ def difference(wanted: Collection[str], found: Collection[str]) -> str:
 
 
 def _parts(text: str) -> tuple[str, list[str]]:
-    """Split a configuration of ours into its head and its databases' entries."""
+    """Split our configuration into its head and its databases' entries."""
     if "\ndbs: []" in text:
         return text.replace("\ndbs: []", "\ndbs:").rstrip("\n"), []
     head, *entries = text.split("\n  - path: ")
@@ -286,7 +286,7 @@ def _check(answer: "subprocess.CompletedProcess[bytes]") -> None:
 
 
 class ChildConfiguration:
-    """The configuration in force, the last one that worked, and the last one that did not.
+    """The current configuration, the last one that worked, and the last one that did not.
 
     Args:
         reader: of the configuration.
@@ -296,12 +296,12 @@ class ChildConfiguration:
         self._reader = reader
         self._good: Plan | None = None
         self._rejected: str | None = None
-        #: The configuration in force; None: there was none yet.
+        #: The current configuration; None before the first one.
         self.plan: Plan | None = None
 
     @property
     def databases(self) -> frozenset[str]:
-        """The paths of the databases that the configuration in force names."""
+        """The paths of the databases in the current configuration."""
         return frozenset() if self.plan is None else self.plan.databases
 
     @property
@@ -323,14 +323,14 @@ class ChildConfiguration:
             self._complain(error)
             plan = self.plan
         if plan.text == self._rejected and self._good is not None:
-            # It failed before: take the last good one. A further reload tries the new one again.
+            # It failed before: use the last good one. A later reload retries the new one.
             plan = self._good
         await self.adopt(plan)
 
     async def read_latest(self, binary: str) -> Plan | None:
         """Return the current configuration, even one that failed; None if unreadable.
 
-        The one in force stays so until :meth:`adopt` or :meth:`choose`.
+        The current one stays until :meth:`adopt` or :meth:`choose`.
         """
         try:
             plan = await self._reader.read(binary, self.plan)
@@ -350,11 +350,11 @@ class ChildConfiguration:
         self.plan = plan
 
     def confirm(self) -> None:
-        """Remember that the configuration in force works."""
+        """Record that the current configuration works."""
         self._good = self.plan
 
     def reject(self) -> None:
-        """Remember that it does not, if there is another one to go back to."""
+        """Record that the current configuration failed, if there is another one to return to."""
         # The only available configuration is retried: its fault may be the target's, and temporary.
         if self._good is not None and self._good is not self.plan and self.plan is not None:
             self._rejected = self.plan.text

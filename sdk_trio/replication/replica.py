@@ -5,8 +5,8 @@ at transaction 1. New files have single transactions. Later they are merged into
 the time of their *last* transaction: an old point in time is therefore restored to the last
 boundary before it, never to a later state.
 
-Each question starts the binary with a configuration of exactly one tenant, which is in a
-directory of its own for as long as that takes. No database and no running replicator is touched.
+Each query starts the binary with a configuration of exactly one tenant, in a temporary directory.
+It touches no database and no running replicator.
 """
 
 import json
@@ -112,11 +112,11 @@ T = TypeVar("T")
 #: up to five minutes.
 LIST_SECONDS = 60.0
 
-#: Characters of the binary's own words that a message shows.
+#: Characters of the binary's own output in a message.
 _SHOWN_CHARACTERS = 400
 
-# The binary's words for a replica that cannot be restored; every other failure is the target's or
-# ours, and worth another try.
+# The binary's messages for a replica that cannot be restored; every other failure is the target's
+# or ours, and worth a retry.
 _DAMAGE = re.compile(
     r"checksum|integrity check|decode|corrupt|non-contiguous|invalid ltx|unexpected EOF|"
     r"malformed|lz4"
@@ -418,7 +418,7 @@ class TenantReplica:
         # It logs its attempts first and the reason for giving up last.
         told = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
         words = " ".join((told or lines or [f"exit status {ended.returncode}"])[-1].split())
-        # An address of a target may be in its words, with the key in it.
+        # The output may contain an address of the target, with the key in it.
         for secret in self._secrets:
             words = words.replace(secret, "***")
         words = words[:_SHOWN_CHARACTERS]

@@ -55,7 +55,7 @@ Install = Callable[[Path, RestorePoint], None]
 class Restored:
     """A restored database: its replica, its last transaction, when that was, and where it is.
 
-    ``as_of`` are Unix seconds, cut to whole ones; up to then everything is in the file.
+    ``as_of`` is in Unix seconds, truncated; the file contains everything up to then.
     """
 
     replica: str
@@ -207,8 +207,7 @@ def _scratch_prefix(output: Path) -> str:
 def _settle(restored: Path, point: RestorePoint, install: Install) -> None:
     # Readable by no one else, whatever mode the replicator has set.
     restored.chmod(0o600)
-    # Before it gets its name: a name that leads to half a file after a loss of power is worse than
-    # none.
+    # Before the rename: after a power cut, a name with half a file is worse than no name.
     sync_path(restored)
     install(restored, point)
 
@@ -313,7 +312,7 @@ class InPlaceRestorer:
 
     Args:
         restorer: of the replicas.
-        tenants: the tenants' service; it need not run.
+        tenants: the tenants' service; it need not be running.
         notice: called with one line about each step and each wait.
     """
 

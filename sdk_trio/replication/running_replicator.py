@@ -227,7 +227,7 @@ def refusal_to_signal(pid: int, *, proc: Path = Path("/proc")) -> SignalRefusal 
     It would end the replicator's own binary, and every process that has set no handler.
 
     Args:
-        pid: of a process that exists, or did a moment ago.
+        pid: of a process that exists, or existed a moment ago.
         proc: where the kernel lists processes; if it does not, ``ps`` is run.
     """
     if not (proc / "self").exists():

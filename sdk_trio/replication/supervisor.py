@@ -1,4 +1,4 @@
-"""The supervisor: runs the replicator as a child, and keeps it at the configuration.
+"""The supervisor: runs the replicator as a child process and applies its configuration.
 
 The binary cannot reload: SIGHUP ends it. So databases that are added or removed are registered and
 unregistered over its control socket, if that replicates them as the configuration says
@@ -163,7 +163,7 @@ class Supervisor:
         self._requests = ReloadRequests()
         self._secrets = secret_values(options, environ)
         self._limiter = LineLimiter()
-        # The child's last words are the reason for its end, and go into the log with it.
+        # The child's last lines contain the reason for its end, and are logged with it.
         self._last_lines: deque[str] = deque(maxlen=5)
         self._child: Child | None = None
         # Shielded without a deadline only until the caller is cancelled: :meth:`run` sets one then.
@@ -196,15 +196,15 @@ class Supervisor:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Supervise until :meth:`stop`; started once the databases are locked.
 
-        Cancelled, it stops the replicator in an orderly way, within ``patience.stop`` and a few
-        seconds, then raises ``Cancelled``.
+        On cancellation, it stops the replicator in an orderly way, within ``patience.stop`` and a
+        few seconds, then raises ``Cancelled``.
 
         Raises:
             StoreLockedError: another process replicates these databases.
             ReplicatorError: they cannot be locked.
         """
         with ExitStack() as stack:
-            # The child of a predecessor that was killed may have to end first.
+            # The child of a killed predecessor may have to end first.
             lock = await lock_patiently(stack, self._directory, seconds=self._patience.lock)
             self._running = True
             task_status.started()
@@ -324,7 +324,7 @@ class Supervisor:
         """Run one child until it must be replaced or stopped.
 
         Raises:
-            ReplicationError: it could not be started, ended, hangs, or does not do its work.
+            ReplicationError: it could not be started, ended, hangs, or does not work.
         """
         # Read before the configuration: a later request may need a newer one.
         asked = self._requests.newest
@@ -375,13 +375,13 @@ class Supervisor:
             return
         raise ReplicatorError(
             f"process {other.pid} already replicates these databases, and is not our child: "
-            "stop it, because two replicators of one database spoil its replica"
+            "stop it, because two replicators of one database corrupt its replica"
         )
 
     async def _look_after(
         self, child: Child, binary: str, reason: str | None, asked: int, before: frozenset[str]
     ) -> ReplicationError | None:
-        """Serve reloads until the child has to end, and end it; return its failure, if any."""
+        """Serve reloads until the child must end, and end it; return its failure, if any."""
         failure: ReplicationError | None = None
         with self._until_stopped():
             async with trio.open_nursery() as nursery:
@@ -436,7 +436,7 @@ class Supervisor:
                 return
 
     async def _apply(self, child: Child, binary: str) -> bool:
-        """Apply the present configuration; return whether that needs a restart."""
+        """Apply the current configuration; return whether that needs a restart."""
         asked, before = self._requests.newest, self._plans.plan
         plan = await self._plans.read_latest(binary)
         # An unreadable configuration is no reason to end a working replicator.

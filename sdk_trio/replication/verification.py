@@ -6,8 +6,8 @@ is compared with the live database. Writers wait only for a moment at the start.
 covers the schema, the number of rows of each table, and a checksum over all values; it excludes the
 replicator's own tables.
 
-The results are remembered as a small JSON document in the store, so that a verification by a
-command counts for the daemon and the other way round.
+The results are stored as a small JSON document in the store, so that verifications by a command
+count for the daemon and vice versa.
 """
 
 import enum
@@ -44,7 +44,7 @@ CHECKPOINT = "replication.verification"
 _REMEMBERED_FAILURES = 100
 
 
-#: Tolerance in seconds: the times of a replica's files are cut to whole seconds.
+#: Tolerance in seconds: the times of a replica's files are truncated to seconds.
 _CUT_SECONDS = 2.0
 
 
@@ -52,7 +52,7 @@ class Comparison(enum.StrEnum):
     """The outcome of comparing the restored content with the live database."""
 
     IDENTICAL = "identical"
-    #: Writes came all the while, so that no moment could be compared.
+    #: Writes were constant, so that no moment could be compared.
     BUSY = "not compared: busy"
     #: There is no live database to compare it with.
     ALONE = "not compared: no database"
@@ -145,11 +145,11 @@ class VerificationState:
         return attrs.evolve(state, marks={k: at for k, at in state.marks.items() if k in known})
 
     def after_one(self, result: Verification, *, accept_loss: bool = False) -> "VerificationState":
-        """Return the state after one tenant was verified by itself; see :meth:`after_run`."""
+        """Return the state after the verification of one tenant; see :meth:`after_run`."""
         others = {key: text for key, text in self.failed.items() if key != result.tenant_id}
         verified = self.verified
         if verified is not None and _is_good(result):
-            # At least this one: it may be of a tenant that the last run has not met.
+            # At least this one: it may be a tenant that the last run did not include.
             verified = max(1, verified + (result.tenant_id in self.failed))
         state = attrs.evolve(self, failed={**others, **_problems([result])}, verified=verified)
         return state._marked(result, accept_loss=accept_loss)
@@ -245,12 +245,12 @@ class Verifier:
         self._data = Path(settings.storage.path).absolute()
 
     def alone(self) -> AbstractContextManager[None]:
-        """Keep other verifications of this data directory away for a block.
+        """Exclude other verifications of this data directory for a block.
 
-        So the disk holds one restored database at most, and what is remembered has one writer.
+        So the disk has at most one restored database, and the state has one writer.
 
         Raises:
-            StoreLockedError: another one runs.
+            StoreLockedError: another one is running.
             StoreUnavailableError: the data directory cannot be made.
         """
         return work_alone(create_data_directory(self._data), LOCK_NAME, "verification")
@@ -332,9 +332,9 @@ class Verifier:
     def _check_age(
         self, found: Verification, moment: _Moment, difference: str, active: bool
     ) -> None:
-        """Raise if the difference cannot be what was written a moment ago."""
+        """Raise unless the difference may be a recent write that is not synced yet."""
         behind = moment.written_at - (found.as_of or 0.0)
-        # A difference that is younger may be what was written a moment ago and not synced yet.
+        # A younger difference may be a recent write.
         if behind > self._sync_seconds:
             who = "and no replicator answers" if active else "which was left so at its suspension"
             raise _Unproven(
@@ -353,7 +353,7 @@ class Verifier:
             point = await source.plan()
             txid_found, as_of = point.txid, point.as_of
         else:
-            # Finds an emptied target with a clear message; a restore without files would not.
+            # Reports an emptied target with a clear message; a restore without files would not.
             held = replica.newest_txid(files)
             if held < txid:
                 raise _Unproven(_position_problem(held, txid))
@@ -373,7 +373,7 @@ class Verifier:
     # -- the live database -----------------------------------------------------------------------
 
     async def _choose_moment(self, live: Path, active: bool) -> _Moment:
-        """Open the live database at a moment that the target has, as exactly as can be had."""
+        """Open the live database at a moment that the target has, as exactly as possible."""
         control = await self._control() if active else None
         if control is None:
             return await self._open(live, None, exact=False)

@@ -104,7 +104,7 @@ class TenantList(Protocol):
 def database_files(directory: Path) -> Mapping[str, str]:
     """Return the file ``NAME.db`` of each name in ``directory``, as its identity; blocks.
 
-    Links are left out: two names of one database would be replicated twice, which damages the
+    Links are skipped: a database with two names would be replicated twice, which corrupts the
     replica. One scan of 5000 databases with their logs takes 50 ms.
 
     Raises:

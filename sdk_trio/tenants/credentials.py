@@ -24,7 +24,7 @@ MAX_THREADS = 4
 
 
 class CredentialReader:
-    """Finds the present values of a tenant's credentials; keeps none of them.
+    """Reads the current values of a tenant's credentials; keeps none of them.
 
     Key files are read at every use, so that a rotation counts from the next delivery or call on,
     also on file systems with coarse times. The environment is that of the start, or of the last

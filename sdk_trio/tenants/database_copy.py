@@ -69,7 +69,7 @@ def count_source(source: Path, pause: Pause) -> SourceCounts:
 
 
 def is_open_elsewhere(source: Path) -> bool:
-    """Return whether another process has a database open, or writes it at this moment.
+    """Return whether another process has a database open, or is writing to it.
 
     Without a write-ahead log, only a transaction in progress is detected. An unreadable database is
     not open; its copy will report the fault.
@@ -195,7 +195,7 @@ def _opened(source: Path) -> Iterator[apsw.Connection]:
         pass
     log = source.with_name(f"{source.name}-wal")
     keeps_log = log.exists()
-    # Opened for writing, because the journal of a killed process has to be rolled back before the
+    # Opened for writing, because the journal of a killed process must be rolled back before the
     # database can be read.
     connection = open_database(source, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
@@ -235,8 +235,8 @@ def _created(partial: Path) -> Iterator[apsw.Connection]:
         ) from error
     connection = open_database(partial, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
-        # Without journal and syncs the copy is fast. That is safe, because a copy that was cut
-        # short is thrown away, and a whole one is synced before it counts.
+        # Without journal and syncs the copy is fast. That is safe: an incomplete copy is deleted,
+        # and a complete one is synced before it is used.
         for statement in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF"):
             connection.execute(statement)
         yield connection

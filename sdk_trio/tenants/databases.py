@@ -138,7 +138,7 @@ class _Opened:
 
 @attrs.define(eq=False)
 class _Call:
-    """One call on its way through a thread: its database and its result.
+    """One call of a function in a thread: its database and its result.
 
     ``known``: this process has opened the database before. If its file is missing, it is being
     replaced, and must not be created.

@@ -71,7 +71,7 @@ class Replicas(Protocol):
     def released(self, file: Path) -> AbstractAsyncContextManager[str | None]:
         """Wait until no process has the database open and keep it so; yield None.
 
-        If a process keeps it open too long, yield that process in words.
+        If a process keeps it open too long, yield a description of that process.
         """
         ...
 
@@ -84,7 +84,7 @@ class Replicas(Protocol):
 class PurgeCandidate:
     """A tenant that may be removed, with a list of its data.
 
-    ``tenant`` is None where an earlier purge was cut short after the tenant's row. ``bytes`` is the
+    ``tenant`` is None if an earlier purge was interrupted after the tenant's row. ``bytes`` is the
     size of ``files``, ``rows`` counts the store's rows by name (see :meth:`Inbox.holdings`).
     """
 
@@ -100,7 +100,7 @@ class PurgeCandidate:
 class TenantRemoved:
     """The result of one purge: the bytes of removed files, and the numbers of removed rows.
 
-    ``unreached`` describes in words the data that are left, and where.
+    ``unreached`` describes the remaining data and its location.
     """
 
     tenant_id: str
@@ -119,8 +119,8 @@ class Purger:
         settings: validated settings; ``multi_tenant`` and ``storage.path`` are used.
         store: the open store.
         replicas: the replicas of the tenants' databases; None: there are none.
-        databases: the tenants' databases of this process, which are closed before they are
-            removed; None in a program that has opened none.
+        databases: the tenants' databases of this process, which are closed before removal; None if
+            the program has opened none.
         clock: returns Unix seconds.
     """
 
@@ -220,8 +220,7 @@ class Purger:
             self._require_purgeable(tenant, now=now)
             # Created before anything is removed: it counts the current files.
             row = self._record(tenant, candidate, actor, reason, erases=now)
-        # Deliveries first: while the tenant's row is there, a purge that is cut short is found
-        # again by it.
+        # Deliveries first: as long as the tenant's row exists, an interrupted purge is found by it.
         deliveries = await self._inbox.erase(candidate.tenant_id)
         if tenant is not None:
             # On a person's demand the trail goes too: its rows name the tenant.

@@ -155,7 +155,7 @@ def refused(audit: AuditRecord, transition: Transition, tenant: Tenant, why: str
 def outbox_of(
     tenant: Tenant, transition: Transition, audit: AuditRecord, delivery_id: str
 ) -> OutboxRecord:
-    """Return the outbox row that announces a transition to the tenant's present status."""
+    """Return the outbox row that announces a transition to the tenant's current status."""
     if audit.previous_status is None:
         raise AssertionError("a transition has a previous status")
     return OutboxRecord(
@@ -695,7 +695,7 @@ class TenantService:
 
 @attrs.define(eq=False)
 class _Attempt:
-    """A change of a tenant that is under way.
+    """A change of a tenant in progress.
 
     Of two overlapping attempts exactly one must succeed, however their reads and writes interleave.
     The version does not ensure that by itself: an attempt that reads after the other has written

@@ -20,8 +20,8 @@ SUSPEND_ANYWAY = f"{_STATUS_KEY}:SuspendUnverifiedTenantsAnyway"
 _ACTIVE, _SUSPENDED = TenantStatus.ACTIVE, TenantStatus.SUSPENDED
 _DEACTIVATED, _DELETED = TenantStatus.DEACTIVATED, TenantStatus.DELETED
 
-#: The status that each transition leads to, and the statuses that it may start from. From the
-#: target status itself it is a no-op, so that a command can be repeated.
+#: The target status of each transition, and the statuses it may start from. If the tenant already
+#: has the target status, it is a no-op, so that a command can be repeated.
 TARGETS: Mapping[Transition, TenantStatus] = {
     Transition.SUSPENDED: _SUSPENDED,
     Transition.DEACTIVATED: _DEACTIVATED,

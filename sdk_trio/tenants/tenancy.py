@@ -57,7 +57,7 @@ class _Entry:
 
 
 class ClientPool:
-    """Lends clients to handlers; needs :meth:`run` in a task of its own.
+    """Provides clients to handlers; needs :meth:`run` in a separate task.
 
     Args:
         settings: validated settings; a client gets them with its tenant's token in them.

@@ -89,7 +89,7 @@ class StepBatch:
 
 
 class UpgradeStep(Protocol):
-    """A step that the host registers, to assign data of its own to the tenant."""
+    """A step registered by the host, which assigns its own data to the tenant."""
 
     @property
     def name(self) -> str:
@@ -131,7 +131,7 @@ class HostUpgrade:
 class Quiescence:
     """The host's signal that nothing writes its data: requests are refused, queues are empty.
 
-    The host makes one, stops its work, calls :meth:`signal`, and passes the object to
+    The host creates one, stops its work, calls :meth:`signal`, and passes the object to
     ``Runtime(quiescence=...)`` before the start. Any thread may signal or withdraw.
     """
 
@@ -247,8 +247,8 @@ def choose_tenant(
         DefaultTenantError: slug, name or organization cannot be used, or there is no resolver.
     """
     strategy = options.default_tenant_strategy
-    # Which user was the first, only the host knows; the name is accepted in the settings and
-    # refused with a way out.
+    # Only the host knows its first user; the settings accept the name, and the error suggests a
+    # solution.
     if strategy is DefaultTenantStrategy.FIRST_USER_ORGANIZATION:
         raise NotSupportedError(
             f"{KEY}:DefaultTenantStrategy: FirstUserOrganization is not supported; use "
@@ -317,10 +317,10 @@ def finished_steps(marker: UpgradeMarker) -> tuple[str, ...]:
 
 
 def remaining_steps(steps: Sequence[str], marker: UpgradeMarker | None) -> Sequence[str]:
-    """Return the steps that are left, the one that was cut short first.
+    """Return the remaining steps, the interrupted one first.
 
     Raises:
-        UpgradeError: the step that was cut short is not among ``steps``.
+        UpgradeError: the interrupted step is not among ``steps``.
     """
     if marker is None:
         return steps
@@ -328,7 +328,7 @@ def remaining_steps(steps: Sequence[str], marker: UpgradeMarker | None) -> Seque
     left = [step for step in steps if step not in finished]
     if marker.state is UpgradeState.DONE or marker.step in finished:
         return left
-    # To go on without it would leave half of that step's rows without a tenant for ever.
+    # Continuing without it would leave half of that step's rows without a tenant.
     if marker.step not in left:
         raise UpgradeError(
             f"the upgrade stopped in the step {marker.step!r}, which is not registered now; start "
@@ -367,8 +367,8 @@ def nothing_to_move(
 
 
 def enter(marker: UpgradeMarker, step: str) -> UpgradeMarker:
-    """Return the marker at the beginning of ``step``; in that step already, its position stays."""
-    # It was cut short here, and goes on from its position.
+    """Return the marker at the start of ``step``; an interrupted ``step`` keeps its position."""
+    # Interrupted in this step: continue at its position.
     if marker.step == step and marker.state is UpgradeState.RUNNING:
         return marker
     return msgspec.structs.replace(
@@ -445,7 +445,7 @@ class PlannedStep:
 class UpgradePlan:
     """The work of a run that would begin now; planning changes nothing.
 
-    ``tenant`` says in words which tenant takes the data, ``state`` how far the upgrade is.
+    ``tenant`` describes the tenant that gets the data, ``state`` the progress of the upgrade.
     """
 
     state: UpgradeState

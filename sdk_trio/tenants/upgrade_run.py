@@ -147,8 +147,8 @@ class Upgrader:
             NotSupportedError: the strategy is FirstUserOrganization.
             DefaultTenantError: no default tenant can be resolved.
             SourceDatabaseError: the single-tenant database cannot be copied; nothing was changed.
-            UpgradeInProgressError: another process of this machine runs it at this moment, or
-                another host has for ``MaxRunDuration``.
+            UpgradeInProgressError: another process of this machine is running it, or another host
+                has been running it for ``MaxRunDuration``.
             UpgradeTimedOutError: ``MaxRunDuration`` is over; the position is kept.
             UpgradeError: a step failed; the position is kept.
             StorageError: the store failed; the position is kept.

@@ -258,7 +258,7 @@ def test_an_application_is_found_in_the_current_directory(command_line):
 def test_dev_is_development_and_nothing_else(command_line):
     answer = command_line("dev", "--set", "Sdk:Environment=Production")
     assert answer.status == 2
-    assert "'run' takes another one" in answer.err
+    assert "use 'run' for another one" in answer.err
 
 
 # -- trigger, before it sends ----------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_a_group_alone_prints_its_list_and_fails(words, below, capsys):
     assert captured.out == ""
     *shown, last = captured.err.splitlines()
     assert {line.split()[0] for line in shown if line.startswith("    ")} >= set(below)
-    assert last == "sdk-trio: error: a command is missing: choose one of this list"
+    assert last == "sdk-trio: error: a command is missing: choose one from this list"
 
 
 @pytest.mark.parametrize("words", ["events list", "events", ""])

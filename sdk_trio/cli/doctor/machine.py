@@ -73,7 +73,7 @@ def _check_certificate(cert_file: str, key_file: str, report: Report) -> None:
     now = time.time()
     if not begin <= now <= end:
         fault = "it is not yet valid" if now < begin else "it has expired"
-        report.problem(where, f"no sender believes it: {fault}", f"{RENEW}; or the clock is wrong")
+        report.problem(where, f"no sender accepts it: {fault}", f"{RENEW}; or the clock is wrong")
         return
     days = (end - now) / _DAY_SECONDS
     if end - now < URGENT_EXPIRY_SECONDS:
@@ -279,7 +279,7 @@ def check_clock(report: Report) -> None:
         report.note(
             where,
             "the kernel does not report whether it is synchronized",
-            "compare it with another one: beyond ToleranceSeconds every delivery is refused",
+            "compare it with another clock: beyond ToleranceSeconds every delivery is refused",
         )
     elif state == _CLOCK_ERROR:
         report.note(

@@ -44,9 +44,8 @@ PROBE_ID = "msg_sdk_trio_doctor"
 #: The longest time of each attempt to reach the upstream, in seconds.
 STEP_SECONDS = 5.0
 
-#: The smallest difference to the upstream's clock, in seconds, that is reported.
-# Clocks that NTP keeps differ by milliseconds; the header that is compared has whole seconds, and a
-# request takes some.
+#: The smallest reported difference to the upstream's clock, in seconds. Clocks synchronized by NTP
+#: differ by milliseconds, but the header has whole seconds, and a request takes time.
 NOTABLE_SKEW = 5.0
 
 UPSTREAM_KEYS = "Sdk:Mode, Sdk:Upstream"
@@ -155,7 +154,7 @@ def _as_a_proxy(settings: Settings, presence: Presence) -> dict[str, str]:
     unix = presence.url.startswith("unix:")
     trusted = settings.server.trusted_proxies
     host = "" if unix else (urlsplit(presence.url).hostname or "")
-    # The receiver's own code decides which headers it believes, so that exactly these are sent.
+    # The receiver's own code selects the headers it trusts, so that exactly these are sent.
     family = settings.server.forwarded_headers
     name, value = "x-forwarded-proto", "https"
     if family is ForwardedHeaders.FORWARDED:
@@ -181,7 +180,7 @@ def _explain(
                 where,
                 "400: the receiver refused a delivery that this machine has signed; RequireHttps "
                 f"is true, and trusted are: {', '.join(proxied) or 'no proxies'}",
-                f"see what is said of {TRUSTED_PROXIES}; if nothing is, compare the secrets and "
+                f"see the finding on {TRUSTED_PROXIES}; if there is none, compare the secrets and "
                 "settings of the running process with these ('events rejected' has the cause)",
             )
         case 400:
@@ -297,7 +296,7 @@ async def _is_reached(
             cause = error.__cause__ or error
             report.problem(
                 where,
-                f"TLS: {host} has no certificate that this machine believes ({_words(cause)})",
+                f"TLS: {host} has no certificate that this machine trusts ({_words(cause)})",
                 "set the clock right, or name the authorities of a private certificate, or of a "
                 "proxy in between, with Sdk:Connection:CaFile",
             )

@@ -120,7 +120,7 @@ def check_https(settings: Settings, report: Report) -> None:
             "false: deliveries without HTTPS are accepted",
             "leave that to development",
         )
-    # TLS of our own needs no proxy's word.
+    # Our own TLS does not depend on a proxy.
     elif server.cert_file:
         report.ok("Sdk:Server:CertFile", "TLS ends here, so every delivery is HTTPS")
     elif not server.trusted_proxies:
@@ -250,7 +250,7 @@ def check_handlers(
 def check_endpoints(
     ours: Sequence[Mapping[str, Any]], path: str, handled: tuple[str, ...] | None, report: Report
 ) -> None:
-    """Compare the events of the upstream's endpoints that lead to our path with the handlers.
+    """Compare the events of the upstream's endpoints for our path with the handlers.
 
     ``handled`` are the types with a handler, None if no application was named.
     """
@@ -283,7 +283,7 @@ def check_endpoints(
         if handled is not None and isinstance(events, list):
             _compare(where, {str(event) for event in events}, set(handled), report)
     if ours:
-        report.ok("Sdk:Webhooks:Path", f"{len(ours)} of the upstream's endpoints lead to {path}")
+        report.ok("Sdk:Webhooks:Path", f"{len(ours)} of the upstream's endpoints use {path}")
 
 
 def _compare(where: str, sent: set[str], handled: set[str], report: Report) -> None:
