@@ -9,8 +9,8 @@
   this machine (DNS rebinding) reads nothing. IP addresses cannot be redirected.
 - A changing call must not come from another site's page, and must be allowed by the settings.
 
-:class:`Pacer` spreads requests over time. Probes have one of their own, so that a flood of other
-requests delays none of them. :class:`Concurrency` leaves connection slots to probes.
+:class:`Pacer` spreads requests over time. Probes have a separate one, so that a flood of other
+requests does not delay them. :class:`Concurrency` reserves connection slots for probes.
 """
 
 import base64
@@ -53,7 +53,7 @@ class Access:
 
     Args:
         token: the required token of the ``Authorization: Bearer`` header; None: no token is valid.
-        addresses: the URLs that it is reached at; empty while they are not known.
+        addresses: its URLs; empty while they are unknown.
         allowed_hosts: further names that a ``Host`` header may carry.
         read_only: changing calls are refused.
     """
@@ -249,7 +249,7 @@ class Pacer:
     async def wait_for_slot(self) -> None:  # noqa: ASYNC910 - sending the answer is a checkpoint
         """Wait for a rate slot. Cancellation still consumes it."""
         now = trio.current_time()
-        # Booked at once, so those who wait leave in the order in which they came.
+        # Booked at once, so that waiting requests leave in order of arrival.
         due = self._bucket.book(now)
         if due > now:
             self.waiting += 1

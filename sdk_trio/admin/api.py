@@ -110,8 +110,8 @@ class OrderedAction(msgspec.Struct, frozen=True):
     ids: Sequence[str]
 
 
-#: Actions that are kept for ``GET /api/actions``, and the ids that each of them names there. The
-#: log has all of both.
+#: Actions kept for ``GET /api/actions``, and the ids that each of them names there. The log has all
+#: of both.
 KEPT_ACTIONS = 200
 KEPT_IDS = 20
 
@@ -132,7 +132,7 @@ class Actions:
         ids: Sequence[str] = (),
         logged: bool = False,
     ) -> None:
-        """Keep an action, and log it unless the caller has done that."""
+        """Record an action, and log it unless the caller has done that."""
         now = self._clock()
         self._kept.append(
             OrderedAction(now, action, actor, address, len(ids), tuple(ids[:KEPT_IDS]))
@@ -166,7 +166,7 @@ class _Trial(msgspec.Struct, frozen=True):
 
 
 class EventAnswerer:
-    """The calls of the events API: it reads the inbox and puts events back into the queue.
+    """The calls of the events API: it reads the inbox and replays events.
 
     Args:
         observed: the program.

@@ -406,7 +406,7 @@ class AdminApp:
             return self._failure(error, route.seconds)
 
     def _failure(self, error: Exception, seconds: float) -> Reply:
-        """Return the answer of an error that has a meaning here; raise any other one again."""
+        """Return the answer for a known error; re-raise any other."""
         match error:
             case BadQueryError() | InvalidTenantError():
                 return problem(400, str(error))
@@ -661,7 +661,7 @@ def _address_of(scope: Any) -> str | None:
 async def _read_body(receive: Receive) -> bytes | None:
     """Return the body, or more than :data:`MAX_BODY_BYTES` of a larger one.
 
-    None: its end never came. Then the server answers, if anyone is left to answer.
+    None: it is incomplete. Then the server answers, if the client is still connected.
     """
     body = bytearray()
     while True:

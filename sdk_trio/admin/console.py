@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #: The longest reason of a transition, in characters.
 LONGEST_REASON = 500
 
-#: The most messages that one call puts back.
+#: The most messages that one call retries.
 LARGEST_RETRY = 200
 
 #: The longest time of an examination, in seconds.
@@ -74,7 +74,7 @@ class RejectedRequests(Protocol):
         ...
 
     def newest(self, *, cause: str | None, before: int | None, limit: int) -> list[dict[str, Any]]:
-        """Return up to ``limit`` of those that are kept, newest first."""
+        """Return up to ``limit`` stored ones, newest first."""
         ...
 
 
@@ -130,7 +130,7 @@ class ConsoleSource(Protocol):
         ...
 
     def preview(self, transition: Transition, tenant: "Tenant | None") -> dict[str, str]:
-        """Return the texts of a transition, of a tenant or of made-up values."""
+        """Return the texts of a transition, for a tenant or with sample values."""
         ...
 
     async def doctor(self) -> list[dict[str, str]]:
@@ -147,7 +147,7 @@ class ConsoleSource(Protocol):
         ...
 
     async def sign(self, record: DeliveryRecord, here: bool) -> list[tuple[str, str]]:
-        """Return the headers of a delivery as a relay sends them; empty where none may be seen.
+        """Return the headers of a delivery as a relay sends them; empty if they must not be seen.
 
         ``here``: the caller is on this machine. Signatures leave it if the relay is on.
         """
@@ -218,7 +218,7 @@ class ConsoleAnswerer:
     # -- rejected, settings, replication, types, doctor --------------------------------------
 
     async def rejections(self, query: bytes) -> Reply:
-        """Return the newest rejected requests that are kept, and how many there were in all."""
+        """Return the newest stored rejected requests, and the total number."""
         given = parameters(query, ("cause", "before", "limit"))
         ring = self._source.rejected
         rows = ring.newest(

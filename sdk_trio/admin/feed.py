@@ -51,7 +51,7 @@ _log = get_logger("admin")
 BUSY_SECONDS = 0.1
 QUIET_SECONDS = 1.0
 
-#: Deliveries that one read of a listener takes from the store.
+#: The most deliveries in one read of a listener.
 PAGE = 200
 
 #: Changes that wait for one listener.
@@ -86,7 +86,7 @@ _REACH = 32
 #: answers a delivery within 8 seconds, or refuses it.
 HOLE_SECONDS = 10.0
 
-#: The checkpoint with the name of the store, by which a listener knows it again.
+#: The checkpoint with the name of the store, by which a listener recognizes it.
 STORE_NAME = "feed.store"
 
 KINDS = ("delivery", "changed", "rejected", "tenant")
@@ -334,7 +334,7 @@ class Feed:
         inbox = self._inbox
         self._store = await inbox.read_checkpoint(STORE_NAME)
         if self._store is None:
-            # A disk that is full must not keep people from seeing it: no name is given then.
+            # Even with a full disk, people must see the feed: it then has no store name.
             with suppress(StoreUnavailableError):
                 await inbox.write_checkpoint(STORE_NAME, str(uuid.uuid4()), once=True)
             self._store = await inbox.read_checkpoint(STORE_NAME)
@@ -427,7 +427,7 @@ class Feed:
 
     async def _send_deliveries(self, socket: "WebSocketConnection", listener: _Listener) -> bool:
         """Send the next deliveries after its position; return whether there may be more."""
-        # The position of the feed as of now: it moves on while the page is read.
+        # The current position of the feed: it advances while the page is read.
         until = self._position
         if listener.position >= until:
             return False

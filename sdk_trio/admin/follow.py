@@ -118,7 +118,7 @@ class _Answers(trio.abc.ReceiveStream):
 
 
 class FeedReader:
-    """The messages of a feed, one after the other; made by :func:`open_feed`.
+    """The messages of a feed, in order; created by :func:`open_feed`.
 
     ``position`` is where the feed would resume: the ``seq`` of the last message, None before the
     first one; ``store`` is the name of its store. ``trouble`` is why there is currently no
@@ -293,7 +293,7 @@ class _Exchange:
     """Requests over one connection to the admin address whose feed is at ``url``."""
 
     def __init__(self, stream: trio.abc.Stream, url: str) -> None:
-        # Any name would do on a Unix socket; this one is taken everywhere.
+        # Any name would work on a Unix socket; this one is accepted everywhere.
         parts = urlsplit("ws://localhost/feed" if url.startswith("unix:") else url)
         self.host = parts.netloc.rpartition("@")[2]
         self.base = parts.path.removesuffix("/feed")

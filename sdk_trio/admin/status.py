@@ -37,7 +37,7 @@ _log = get_logger("admin")
 FRESH_SECONDS = 5.0
 
 #: The largest share of the time that counting may take: a store of many million rows is counted
-#: more seldom.
+#: less often.
 COUNTING_SHARE = 0.05
 
 #: Seconds that a request waits for a poll: below the second that orchestrators commonly allow a
@@ -149,7 +149,7 @@ class StoreObserver:
         self._moved = Bell()
         self._written_at = -inf
         self._writing_since = inf
-        self._fault: str | None = "the store has not been tried yet"
+        self._fault: str | None = "the store has not been checked yet"
         self._clock_offset: float | None = None
         self._failed_looks = 0
         self._counted_at = -inf
@@ -163,7 +163,7 @@ class StoreObserver:
         await self._wait(lambda: trio.current_time() < self._written_at + FRESH_SECONDS)
 
     async def wait_for_figures(self) -> None:
-        """Wait until there are figures that are not too old, or until that has taken too long."""
+        """Wait until there are recent figures, or until that takes too long."""
         await self._wait(
             lambda: trio.current_time() < max(self._counted_at + FRESH_SECONDS, self._next_count_at)
         )
@@ -214,7 +214,7 @@ class StoreObserver:
             "leases",
             True,
             f"{expired} events belong to processes that hang or have ended, and no other one "
-            "has taken them over: the workers are busy, or cannot reach the store",
+            "has claimed them: the workers are busy, or cannot reach the store",
             degraded=True,
         )
 
@@ -249,7 +249,7 @@ class StoreObserver:
                 self._wanted.set()
                 await self._moved.wait()
 
-    # -- looking -----------------------------------------------------------------------------
+    # -- polling -----------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Poll whenever a request needs fresher observations, until cancelled."""

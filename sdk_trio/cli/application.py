@@ -96,8 +96,8 @@ def import_part(option: str, reference: str, kind: type[T], *, example: str) -> 
 def _import(asked: str, name: str) -> ModuleType:
     directory = os.getcwd()
     if directory not in sys.path:
-        # `python -m sdk_trio` has the directory there already, the installed script has not: both
-        # shall find app.py.
+        # `python -m sdk_trio` already has the directory there, but the installed script does not:
+        # both must find app.py.
         sys.path.insert(0, directory)
     try:
         return importlib.import_module(name)

@@ -236,7 +236,7 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
     print_text("\nbody")
     print_text(readable_body(record.raw))
     if is_terminal() and record.last_error and record.state is not DeliveryState.DONE:
-        # The error has left the screen, above a body of two hundred lines.
+        # The error has scrolled off the screen, above a body of two hundred lines.
         where = attempts[-1].place if attempts else None
         say(f"\n{record.state}: {cell(record.last_error)}{f' ({cell(where)})' if where else ''}")
 
@@ -406,7 +406,7 @@ PAGE = 200
 #: The most events of one state that are watched: the newest ones.
 WATCHED = 1000
 
-# Done events are left out: there may be millions, and none of them changes again.
+# Done events are omitted: there may be millions, and none of them changes again.
 _OPEN = tuple(state for state in DeliveryState if state is not DeliveryState.DONE)
 
 
@@ -651,7 +651,7 @@ class Tailer:
         return [record for record in found if self._type in (None, record.type)]
 
     def _note(self, sequences: Sequence[int]) -> None:
-        """Remember arrivals that were found, and move on behind those that are complete.
+        """Remember found arrivals, and advance past those that are complete.
 
         Hosts that share a store commit in another order than that of the numbers.
         """

@@ -152,7 +152,7 @@ class Cursor:
     """The position of one listener in a file; another listener with the same file is refused.
 
     Args:
-        file: its directory is made.
+        file: its directory is created.
     """
 
     def __init__(self, file: Path) -> None:
@@ -346,8 +346,8 @@ class Relay:
         secret: signs the delivery; None: the receiver's signature is kept.
         settings: how a secret becomes a key.
         as_json: print objects of JSON.
-        give_up: leave a delivery out that could not be posted for so long, in seconds; None: only
-            one on which the server breaks the connection :data:`BROKEN_ATTEMPTS` times.
+        give_up: skip a delivery after so many seconds of failed attempts; None: only one on which
+            the server breaks the connection :data:`BROKEN_ATTEMPTS` times.
     """
 
     def __init__(

@@ -268,7 +268,7 @@ class Parser(argparse.ArgumentParser):
         return list(self._option_string_actions)
 
     def fill(self) -> None:
-        """Declare the arguments, if that has not been done."""
+        """Declare the arguments, unless already done."""
         fill, self._fill = self._fill, None
         if fill is not None:
             fill(self)
@@ -460,7 +460,7 @@ def _half_of(name: str) -> ModuleType:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    # Every command takes these, those without settings included: one line that works for a command
+    # Every command accepts these, even those without settings: one line that works for a command
     # works for all.
     group = parser.add_argument_group("settings")
     group.add_argument(

@@ -76,8 +76,8 @@ class SettingsReloader:
 
     Args:
         read: reads all layers again; called in a thread.
-        complete: makes the settings of a start from the layers, or raises
-            OptionsValidationError; called in a thread.
+        complete: creates the settings of a start from the layers, or raises OptionsValidationError;
+            called in a thread.
         environ: the environment, which names the directory of credentials.
     """
 
@@ -94,7 +94,7 @@ class SettingsReloader:
         self._key_files = KeyFileReader()
         self._wanted = trio.Event()
         self._files: tuple[str, ...] = ()
-        # Taken before the settings are first read, so that a change in between is noticed later.
+        # Recorded before the settings are first read, so that a change in between is noticed later.
         self._key_files.read(self._directories)
 
     def began_with(self, loaded: Loaded) -> None:
@@ -205,7 +205,7 @@ def _report_failure(problems: tuple[Problem, ...], *, cause: str, files: tuple[s
 
 
 class Reloads(Protocol):
-    """The part that puts new settings into force while a runtime runs."""
+    """The part that applies new settings while a runtime runs."""
 
     def request(self) -> None:
         """Record a HUP signal."""
@@ -254,7 +254,7 @@ def run_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Run until TERM or INT; return 0 after a graceful stop, 128 + signal after a forced one.
 
-    HUP, or a key file that has changed, puts new settings into force; see the how-to pages.
+    HUP, or a changed key file, applies new settings; see the how-to pages.
 
     Raises:
         SdkError: it could not start; every problem of the settings at once.

@@ -52,7 +52,7 @@ def read(
         arguments: the parsed arguments; ``--config`` and ``--set`` are used.
         standalone: no AccessToken is needed.
         receiver: the receiver runs, so a webhook secret is needed.
-        defaults: keys that the command sets; they win over files, a ``--set`` wins over them.
+        defaults: keys that the command sets; they override files, and ``--set`` overrides them.
 
     Raises:
         UsageError: a ``--set`` has no ``=``, names no setting, or contains a secret.
@@ -81,7 +81,7 @@ DEV_DEFAULTS = {"Sdk:Environment": "Development", "Sdk:Webhooks:RequireHttps": "
 def read_to_examine(arguments: Namespace) -> Loaded:
     """Read the settings that ``doctor`` or ``config check`` examines.
 
-    With ``--dev`` they are those of ``dev``, which makes its secret by itself.
+    With ``--dev`` they are those of ``dev``, which generates its secret.
     """
     if arguments.dev:
         return read(arguments, standalone=True, defaults=DEV_DEFAULTS)
@@ -136,7 +136,7 @@ def is_development(arguments: Namespace) -> bool:
     known: bool | None = getattr(arguments, "development", None)
     if known is not None:
         return known
-    # Files are not read again: the error may be that they cannot be.
+    # Files are not read again: they may be the cause of the error.
     chosen = os.environ.get("SDK__ENVIRONMENT") or os.environ.get("SDK_ENVIRONMENT", "")
     for text in getattr(arguments, "set", ()):
         key, _, value = text.partition("=")

@@ -107,7 +107,7 @@ class ExitReport:
         # 1 unless a signal forces the end: a daemon that leaves handlers behind has not ended
         # properly.
         self._status = EXIT_FAILURE
-        # The numbers of signals that the main thread has handled, and that ours has taken note of.
+        # The numbers of signals that the main thread has handled, and that our thread has seen.
         self._handled = 0
         self._signals = 0
         # The deadlines of the loop and the thread, by time.monotonic.
@@ -293,7 +293,7 @@ class ExitReport:
             # Logging may block as well, on a disk that hangs, so a daemon thread does it.
             words = threading.Thread(target=self._log_left, daemon=True)
             words.start()
-            # A fifth of a second for a line of the log, and no more: the end is promised.
+            # A fifth of a second at most for a line of the log: the end is guaranteed.
             words.join(0.2)
         _exit(self._status)
 

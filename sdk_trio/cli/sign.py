@@ -283,7 +283,7 @@ def _hint(verdict: Rejected, delivery: Delivery, keyring: Keyring) -> str | None
 
 
 def _variants(raw: bytes) -> Iterator[tuple[bytes, str]]:
-    """Yield the forms that a body often takes between the wire and a file."""
+    """Yield the forms that a body often takes between the sender and a file."""
     yield raw.rstrip(b"\r\n"), "without the line break at the end, which an editor or echo adds"
     yield raw + b"\n", "with a line break at the end, which was lost in transit"
     yield raw.replace(b"\r\n", b"\n"), "with LF instead of CRLF line ends"
@@ -295,7 +295,7 @@ def _variants(raw: bytes) -> Iterator[tuple[bytes, str]]:
 
 DEV_SECRET_NAME = "dev-secret"
 
-# Capitals only: secrets have small letters, so none is taken for a name.
+# Capitals only: secrets have lower-case letters, so a secret is never shown as a name.
 _USUAL_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
 

@@ -48,8 +48,8 @@ def why_unreachable(settings: Settings) -> str | None:
             "Sdk:Storage:Backend is Memory: its data are in the running process only, where no "
             "command can reach them; use Sqlite"
         )
-    # A command that reads creates nothing: a mistyped path would leave an empty store behind, which
-    # the next command takes for the real one.
+    # A command that reads creates nothing: a mistyped path would create an empty store, which the
+    # next command would use.
     file = Path(settings.storage.path) / DATABASE_NAME
     if settings.storage.backend is not StorageBackend.SQLITE:
         return None

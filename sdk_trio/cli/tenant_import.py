@@ -145,7 +145,7 @@ def _json_row(number: int, item: Any) -> Row:
 
 
 def _read_csv(text: str) -> list[Row]:
-    # Strict: a quote that is not closed would swallow the rest of the file as one cell.
+    # Strict: an unclosed quote would swallow the rest of the file as one cell.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         head = [name.strip() for name in next(reader, [])]
@@ -232,8 +232,7 @@ def plan(rows: Iterable[Row], tenants: Iterable[Tenant]) -> list[Step]:
     seen: dict[str, int] = {}
     steps = []
     for row in rows:
-        # Planned in the order in which they are applied, so that a plan that refuses nothing can be
-        # carried out.
+        # Planned in the order of application, so that a plan without refusals can be applied.
         step = _step(row, known, holders, seen)
         steps.append(step)
         if step.after is not None:

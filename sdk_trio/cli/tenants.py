@@ -249,12 +249,12 @@ def add(arguments: Namespace) -> int:
     Raises:
         UsageError: an address is verified that there is not.
         InvalidTenantError: a value cannot be accepted; nothing was changed.
-        TenantCredentialsError: a file that is named does not exist; nothing was made.
+        TenantCredentialsError: a named file does not exist; nothing was created.
         TenantExistsError: the identifier or the organization is another tenant's.
     """
     if arguments.email_verified and arguments.email is None:
         raise UsageError("--email-verified: there is no address; name one with --email")
-    # Before a store is opened, and maybe made.
+    # Before a store is opened, and perhaps created.
     credentials = TenantCredentials(
         access_token=named_token(arguments), webhook_secrets=named_secrets(arguments)
     )
@@ -501,8 +501,8 @@ async def _trail(service: TenantService, arguments: Namespace) -> list[AuditReco
         page = await service.audit(tenant_id, after_sequence=after, limit=PAGE)
         # Purged tenants cannot be found by id, so the whole trail is read and compared.
         rows = page if unknown is None else [row for row in page if _is_of(row, key)]
-        # A filter may leave nothing of a tenant that the trail knows: only one that it never names
-        # is an error.
+        # A filter may match no row of a known tenant: only a tenant that the trail never names is
+        # an error.
         heard = heard or bool(rows)
         found += [
             row

@@ -51,7 +51,7 @@ def print_list(
 
     Args:
         arguments: the parsed arguments; ``format`` is used.
-        rows: the records; one more than ``limit`` where there are more.
+        rows: the records; one more than ``limit`` if there are more.
         columns: see :func:`print_rows`.
         nothing: the message if there are no rows.
         limit: the most rows to print; None: all.
@@ -101,7 +101,7 @@ def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool)
 def print_fields(fields: Row) -> None:
     """Print one record, a line for each field that has a value, as a table shows it.
 
-    An underscore in a name is printed as a space, and ``_at`` is left out.
+    An underscore in a name is printed as a space, and ``_at`` is omitted.
     """
     shown = {
         name.removesuffix("_at").replace("_", " "): _cell_of(name, value)
@@ -216,7 +216,7 @@ class Progress:
         self._shown = total >= quiet_below and sys.stderr.isatty()
 
     def advance(self, steps: int = 1) -> None:
-        """Count steps that were done."""
+        """Count finished steps."""
         self._done += steps
         if self._shown:
             end = "\n" if self._done >= self._total else ""
@@ -286,7 +286,7 @@ def _lines_of(
 
 
 def _width(text: str) -> int:
-    """Return how many places of a terminal a text takes: two for a character of East Asia."""
+    """Return the width of a text on a terminal: two columns for an East Asian character."""
     return len(text) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
 
 
@@ -331,7 +331,7 @@ def confirmed(question: str) -> bool:
         return True
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
-    # Anything but a yes is a no, the end of the input included.
+    # Anything but a yes is a no, including the end of the input.
     try:
         return sys.stdin.readline().strip().casefold() in ("y", "yes")
     except KeyboardInterrupt:

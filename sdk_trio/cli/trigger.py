@@ -99,7 +99,7 @@ def trigger_arguments(parser: ArgumentParser) -> None:
 
 
 def trigger(arguments: Namespace) -> int:
-    """Send ``--count`` samples one after the other; return 1 if one got no success.
+    """Send ``--count`` samples one at a time; return 1 if one was not successful.
 
     Raises:
         UnknownEventTypeError: no such type.
@@ -157,7 +157,7 @@ def resend_arguments(parser: ArgumentParser) -> None:
 
 
 def resend(arguments: Namespace) -> int:
-    """Post the body of an event, with its id and a signature of now; 1 if it is not taken.
+    """Post the body of an event, with its id and a current signature; 1 if it is not accepted.
 
     The inbox is only read: to run the event again here is ``events replay``.
 
@@ -266,8 +266,8 @@ def _whole(url: str, path: str, *, option: str = "--url") -> str:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{option} takes http://HOST:PORT/PATH or https://..., not {url!r}")
-        # `--url http://host:8080` means the receiver there, and not its root, at which nothing is
-        # served.
+        # `--url http://host:8080` means the receiver there, not its root path, which serves
+        # nothing.
         if parts.path in ("", "/"):
             url = f"{parts.scheme}://{parts.netloc}{path}"
     return url
@@ -327,7 +327,7 @@ def secret_of(settings: Settings, presence: Presence) -> Secret:
     """Return the secret that the running receiver verifies with.
 
     Raises:
-        NoSecretError: it is not known here.
+        NoSecretError: the secret is unknown here.
     """
     if presence.secret != DEV_SECRET:
         return for_signing(known_secrets(settings))

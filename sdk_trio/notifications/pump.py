@@ -177,7 +177,7 @@ class ChannelRunner:
         self._fraction = fraction
         #: The messages whose leases this process holds: they are being sent.
         self.held: set[NotificationId] = set()
-        # Leases are taken from the store and compared with it one after the other.
+        # Leases are taken from the store and compared with it one at a time.
         self._taking = taking
         self._closed = False
         self._wanted = Flag()
@@ -254,8 +254,8 @@ class ChannelRunner:
                     _log.store_unavailable(error, id=str(record.id), retry_in=STORE_RETRY_SECONDS)
                     await trio.sleep(STORE_RETRY_SECONDS)
         except trio.Cancelled:
-            # The mark may have been written although nothing was sent. Undone, the message is
-            # sent later; left, it would become ``unknown``.
+            # The mark may have been written although nothing was sent. If it is undone, the message
+            # is sent later; otherwise it would become ``unknown``.
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                 await self._record(record, SendResult(NotificationState.PENDING))
             raise
@@ -305,7 +305,7 @@ class ChannelRunner:
             try:
                 return await self.channel.send(record.outbox)
             except Exception as error:
-                # A bug of ours in the middle of sending: the message may have left or not.
+                # A bug of ours during the sending: the message may have been sent or not.
                 log_fault("notification.crashed", error, id=str(record.id))
                 return Ambiguous(f"the channel failed: {type(error).__name__}")
         return Ambiguous(f"there was no answer within {ATTEMPT_SECONDS:g} s")
@@ -373,7 +373,7 @@ class NotificationPump:
 
     Args:
         channels: by the name that the store and people know them by (``email``).
-        store: where the messages are kept.
+        store: where the messages are stored.
         limits: of single channels; the others have the defaults of :class:`ChannelLimits`.
         changed: set when there may be a new transition; None: the store is polled every
             :data:`POLL_SECONDS` only.
@@ -430,7 +430,7 @@ class NotificationPump:
         self._changed.set()
 
     def replace(self, channels: Mapping[str, Channel]) -> None:
-        """Send through these channels from the next message on; unknown names are left out."""
+        """Send through these channels from the next message on; unknown names are ignored."""
         for name, runner in self._runners.items():
             runner.channel = channels.get(name, runner.channel)
 
@@ -455,7 +455,7 @@ class NotificationPump:
             _log.info("notification.recovered", messages=recovered.resumed)
 
     def _report_lost(self, recovered: Recovered, now: float) -> None:
-        """Report messages of which it is not known whether they were sent."""
+        """Report messages for which it is unknown whether they were sent."""
         for record in recovered.lost:
             self._count(record.id.channel, RESULTS[NotificationState.UNKNOWN])
             ending = SendResult(NotificationState.UNKNOWN, record.reason)
@@ -548,5 +548,5 @@ class NotificationPump:
         try:
             await self._store.release()
         except StoreUnavailableError as error:
-            # The next start takes the messages over, as our leases end with this process.
+            # The next start recovers the messages, as our leases end with this process.
             _log.store_unavailable(error)

@@ -32,7 +32,7 @@ _log = get_logger("notifications")
 #: Reads an environment variable; None when it is not set.
 ReadVariable = Callable[[str], str | None]
 
-#: Characters of a provider's explanation that are kept.
+#: Characters of a provider's explanation that are stored.
 MAX_EXPLANATION_CHARACTERS = 300
 
 #: The longest wait that a provider's answer can cause, in seconds.
@@ -79,7 +79,7 @@ class Skipped:
 
 @attrs.frozen
 class Ambiguous:
-    """It was sent, and no answer came: whether it was taken cannot be known."""
+    """It was sent, and no answer came: it is unknown whether it was accepted."""
 
     reason: str
 
@@ -271,7 +271,7 @@ def classify_response(
     """Return the outcome of a message from the status of an unsuccessful answer.
 
     Args:
-        answer: of any status but those that the channel takes for success.
+        answer: of any status except those that the channel treats as success.
         repeatable: whether the receiver recognizes a repetition. If it does not, a gateway's answer
             leaves the outcome open, like no answer.
         explanation: the provider's words, already bounded and without secrets.
@@ -339,7 +339,7 @@ def _wait(answer: PostAnswer, now: float) -> float | None:
     return min(max(waits), MAX_WAIT_SECONDS) if waits else None
 
 
-#: The longest reason that is kept, in characters.
+#: The longest stored reason, in characters.
 MAX_REASON_LENGTH = 500
 
 
@@ -414,7 +414,7 @@ def _cut(reason: str) -> str:
     return reason if len(reason) <= MAX_REASON_LENGTH else reason[: MAX_REASON_LENGTH - 1] + "…"
 
 
-# A made-up tenant is active before every other transition.
+# A fictitious tenant is active before every other transition.
 _BEFORE = {Transition.REACTIVATED: TenantStatus.SUSPENDED}
 
 

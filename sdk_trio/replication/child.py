@@ -1,4 +1,4 @@
-"""The replicator's process: its binary is found, it never outlives us, its output is read.
+"""The replicator's process: finds its binary, ends it with us, and reads its output.
 
 ``trio.lowlevel.open_process`` starts a child from a worker thread that ends after ten idle seconds,
 and on Linux "end the child with its parent" applies to the *thread* that started it. So the thread
@@ -172,7 +172,7 @@ def _text(value: object) -> str:
 
 
 class LineLimiter:
-    """Lets a few lines of each message through in each window, and counts the rest."""
+    """Logs a few lines of each message per window, and counts the rest."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
@@ -218,7 +218,7 @@ def secret_values(options: ReplicationOptions, environ: Mapping[str, str]) -> tu
 
 
 class ChildOutputReader:
-    """Logs the output of one child, and keeps its last complaints in ``last_lines``.
+    """Logs the output of one child, and keeps its last warnings in ``last_lines``.
 
     Args:
         secrets: values that are masked.

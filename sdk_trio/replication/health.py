@@ -80,7 +80,7 @@ class LagBook:
         self._noted_at = 0.0
 
     def note(self, metrics: Mapping[str, DatabaseMetrics], now: float) -> None:
-        """Remember the replicator's metrics; databases that they do not name are forgotten."""
+        """Record the replicator's metrics; databases that they do not name are dropped."""
         self._noted_at = now
         found = {}
         for path, each in metrics.items():
@@ -94,7 +94,7 @@ class LagBook:
     def due(self, paths: Collection[str], limit: int) -> list[str]:
         """Return up to ``limit`` of ``paths`` that are not in step, the longest waiting first.
 
-        Databases that are in step and were not written since are left out: each request costs.
+        Databases that are in step and were not written since are skipped: each request costs.
         """
         due = [path for path in paths if path in self._known and not self._known[path].is_in_step]
         due.sort(key=lambda path: (self._known[path].tried_at or 0.0, path))
@@ -113,7 +113,7 @@ class LagBook:
     def found(
         self, path: str, position: ReplicaPosition, waiting_since: float | None, now: float
     ) -> None:
-        """Remember the position of a database at the target.
+        """Record the position of a database at the target.
 
         Args:
             path: the database's.
@@ -292,7 +292,7 @@ class ReplicationHealth:
 
 
 def disabled(now: float) -> ReplicationHealth:
-    """Return the health for ``HealthCheckEnabled: false``, in which nothing is known."""
+    """Return the health for ``HealthCheckEnabled: false``, when nothing is known."""
     return ReplicationHealth(HealthState.DISABLED, now, "HealthCheckEnabled is false", False)
 
 
@@ -316,7 +316,7 @@ class SyncHistory:
                 self._last[each.path] = max(each.last_sync_at, self._last.get(each.path, 0.0))
 
     def note_metrics(self, metrics: Mapping[str, DatabaseMetrics], now: float) -> None:
-        """Remember when the count of syncs in the metrics has changed; it grows while idle, too."""
+        """Record a changed count of syncs in the metrics; it grows while idle, too."""
         for path, each in metrics.items():
             if self._syncs.get(path, (None,))[0] != each.syncs:
                 self._syncs[path] = (each.syncs, now)

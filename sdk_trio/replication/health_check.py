@@ -64,7 +64,7 @@ class LagSurveyor:
 
     Args:
         settings: validated settings with ``UseReplication``.
-        reader: knows the target.
+        reader: reads the target.
         pause: seconds between two surveys; None: ``HealthCheckMaxLagSeconds`` within bounds.
         clock: returns Unix seconds.
     """

@@ -178,7 +178,7 @@ def render_manifest(
         options: valid options; ``use_replication`` is ignored.
         databases: those of the active tenants, with absolute paths.
         working_directory: where a relative ``LocalDisk:Path`` starts.
-        socket_path: where the replicator's control socket shall be; None: it has none.
+        socket_path: the path of the replicator's control socket; None: it has none.
 
     Raises:
         ValueError: a value cannot be written (not UTF-8), or the replicator would open another file
@@ -237,7 +237,7 @@ def replica_path(options: ReplicationOptions, name: str, *, working_directory: s
 def replica_url(
     options: ReplicationOptions, name: str, *, working_directory: str = "/"
 ) -> str | None:
-    """Return a tenant's replica as the address by which the control socket takes a new database.
+    """Return a tenant's replica as an address for the control socket.
 
     None if an address cannot express the configuration: a key file and a host key, a sync interval
     other than a second, an endpoint of a blob store, a path with special characters. Such a

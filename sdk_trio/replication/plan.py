@@ -24,8 +24,8 @@ from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError
 from .manifest import ManifestWriter, TenantDatabaseFile, quoted, render_manifest, replica_url
 
-#: Bounds of the wait before a restart, in seconds. Its jitter keeps the replicators of many hosts
-#: from coming back to one target together.
+#: Bounds of the wait before a restart, in seconds. Jitter keeps the replicators of many hosts from
+#: returning to one target together.
 BASE_SECONDS: Final = 0.5
 CAP_SECONDS: Final = 30.0
 
@@ -195,7 +195,7 @@ class PlanReader:
     Args:
         config_path: the file that the watcher, ``replication render`` or an operator writes.
         directory: of the databases; an absolute path.
-        socket_path: where the control socket shall be.
+        socket_path: the path of the control socket.
         environment: returns the replicator's environment for a configuration.
     """
 

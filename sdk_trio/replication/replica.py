@@ -46,7 +46,7 @@ def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
     crashes do not accumulate.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     with suppress(OSError):
         for left in parent.glob(f"{prefix}*"):
@@ -103,7 +103,7 @@ def _remove_unused(directory: Path) -> None:
     lock.release()
 
 
-#: The level of snapshots; files of lower levels hold changes.
+#: The level of snapshots; files of lower levels contain changes.
 SNAPSHOT_LEVEL = 9
 
 T = TypeVar("T")
@@ -359,7 +359,7 @@ class TenantReplica:
 
         Raises:
             RestoreError: there is nothing that could be restored.
-            ReplicatorError: as of :meth:`list_files`.
+            ReplicatorError: as for :meth:`list_files`.
         """
         output = os.fspath(Path(self._manifest).with_name("planned.db"))
         text = await self._run("restore", "-dry-run", "-json", *_until(at=at), "-o", output)
@@ -377,7 +377,7 @@ class TenantReplica:
 
         Raises:
             RestoreError: the replica is damaged, or the disk is full.
-            ReplicatorError: as of :meth:`list_files`.
+            ReplicatorError: as for :meth:`list_files`.
         """
         until = _until(at=at, txid=txid)
         await self._run(

@@ -272,10 +272,10 @@ class Wish:
         at: Unix seconds of a point in time; None: the newest state of the replica.
         discard_newer: replace the database also when the newest state of the replica lacks
             something that the database has.
-        keep: a new file for the database that is replaced; None: it is not kept.
+        keep: a new file for the replaced database; None: it is not kept.
         reason: for the audit trail and messages.
         actor: the person or program, for the audit trail.
-        bypass_email_verification: as of :meth:`~sdk_trio.tenants.TenantService.suspend`.
+        bypass_email_verification: as for :meth:`~sdk_trio.tenants.TenantService.suspend`.
         wait_seconds: how long others may have the database open after the suspension.
     """
 
@@ -331,7 +331,7 @@ class InPlaceRestorer:
             StoreLockedError: another restore in place is running.
             RestoreError: the database stays open in another process; the replica lacks data of the
                 database; or as for :meth:`Restorer.restore`. The old database is unchanged.
-            ReplicatorError: as of :meth:`Restorer.restore`.
+            ReplicatorError: as for :meth:`Restorer.restore`.
 
         If it is cancelled or fails before the new database is in place, the old one is unchanged,
         and the tenant is active again if it was.
@@ -339,7 +339,7 @@ class InPlaceRestorer:
         if wish.keep is not None and wish.keep.exists():
             raise RestoreError(f"{wish.keep} exists and is not overwritten: choose another --keep")
         with work_alone(file.parent, LOCK_NAME, "restore in place"):
-            # Finds most failures before anything is changed.
+            # Detects most failures before anything is changed.
             await self._restorer.check(_name_of(tenant), file, at=wish.at)
             was_active = tenant.is_active or await self._is_suspended_by_us(tenant)
             try:

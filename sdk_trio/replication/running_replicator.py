@@ -1,4 +1,4 @@
-"""The running replicator: the lock that makes it the only one, its pid file, and its signal.
+"""The running replicator: the lock that makes it the only one, its pid file, and SIGHUP.
 
 Two replicators of one database raise no error and corrupt its replica, so the databases' directory
 has one lock. The lock belongs to an open file that the child inherits, so it is held as long as the
@@ -47,7 +47,7 @@ def lock_databases(directory: str | os.PathLike[str]) -> Iterator[int]:
 
     Raises:
         StoreLockedError: another process holds it.
-        ReplicatorError: the file cannot be made, or this system has no such locks.
+        ReplicatorError: the file cannot be created, or this system has no such locks.
     """
     if fcntl is None:
         raise ReplicatorError("a replicator cannot be supervised on this system: there is none")
@@ -88,7 +88,7 @@ async def lock_patiently(
 
     Raises:
         StoreLockedError: another process still holds it.
-        ReplicatorError: as of :func:`lock_databases`.
+        ReplicatorError: as for :func:`lock_databases`.
     """
     await trio.lowlevel.checkpoint()
     deadline = trio.current_time() + seconds
@@ -108,7 +108,7 @@ def _holder(descriptor: int) -> str:
 
 @contextmanager
 def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Keep this process's id in the file ``path`` for the length of a block.
+    """Keep this process's id in the file ``path`` during a block.
 
     A reader sees a complete number or no file. The file is locked, and the lock ends with the
     process: the file of a killed process is replaced, that of a living one is not. Links are not
@@ -300,7 +300,7 @@ class Signaler:
 
     Args:
         pid_file: written by the replicator.
-        platform: as of ``sys.platform``; Windows has no SIGHUP.
+        platform: as ``sys.platform``; Windows has no SIGHUP.
     """
 
     def __init__(self, pid_file: Path, *, platform: str = sys.platform) -> None:

@@ -332,8 +332,7 @@ class Supervisor:
         self._last_lines.clear()
         before = self._plans.databases
         with self._until_stopped():
-            # A replicator that was started by hand knows nothing of our lock, but answers at the
-            # same socket.
+            # A manually started replicator does not know our lock, but answers at the same socket.
             await self._refuse_another()
             await self._plans.choose(binary)
         if self._stopping:

@@ -40,7 +40,7 @@ from .replica import ReplicaReader, TenantReplica, scratch_directory, work_alone
 #: The name of the store's checkpoint.
 CHECKPOINT = "replication.verification"
 
-#: Failures that are remembered by name; if the target is away, all tenants fail alike.
+#: Failures that are stored by name; if the target is down, all tenants fail alike.
 _REMEMBERED_FAILURES = 100
 
 
@@ -226,7 +226,7 @@ class Verifier:
 
     Args:
         settings: validated settings.
-        reader: knows the target.
+        reader: reads the target.
         clock: returns Unix seconds.
     """
 
@@ -251,7 +251,7 @@ class Verifier:
 
         Raises:
             StoreLockedError: another one is running.
-            StoreUnavailableError: the data directory cannot be made.
+            StoreUnavailableError: the data directory cannot be created.
         """
         return work_alone(create_data_directory(self._data), LOCK_NAME, "verification")
 
@@ -261,7 +261,7 @@ class Verifier:
         A tenant that is not active is not replicated now: it is compared with the last state of its
         replica.
 
-        Cancelled, it ends the binary, and nothing of the restored database is left.
+        On cancellation, it ends the binary and removes the restored database.
         """
         await trio.lowlevel.checkpoint()
         began = trio.current_time()
@@ -411,7 +411,7 @@ class Verifier:
 
     @staticmethod
     def _check_room(scratch: Path, size: int) -> None:
-        """Raise if the restore would fill the disk, on which deliveries are kept as well."""
+        """Raise if the restore would fill the disk, which also stores deliveries."""
         free = shutil.disk_usage(scratch).free
         if free < size * 1.2 + _SPARE_BYTES:
             raise _Unproven(

@@ -1,4 +1,4 @@
-"""The verification of all active tenants' replicas, now or by schedule; the store remembers it."""
+"""The verification of all active tenants' replicas, now or by schedule, with stored results."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ class VerificationKeeper:
 
     Args:
         verifier: does the work.
-        inbox: keeps the state.
+        inbox: stores the state.
         clock: returns Unix seconds.
         term: results count only while this host is the leader in that term; None: it is the only
     host.
@@ -65,7 +65,7 @@ class VerificationKeeper:
         accept_loss: bool = False,
         report: Report = lambda _result, _done, _total: None,
     ) -> list[Verification]:
-        """Verify every active tenant, one after the other, and remember the outcome.
+        """Verify every active tenant, one at a time, and store the outcome.
 
         Args:
             tenants: where the tenants are.
@@ -76,7 +76,7 @@ class VerificationKeeper:
             StoreLockedError: another verification runs.
             StoreUnavailableError: the store cannot be read or written.
 
-        Cancelled, it remembers nothing.
+        On cancellation, it stores nothing.
         """
         with self._verifier.alone():
             # The lock makes us the only writer of the state.
@@ -91,7 +91,7 @@ class VerificationKeeper:
             return results
 
     async def verify_one(self, tenant: Tenant, *, accept_loss: bool = False) -> Verification:
-        """Verify one tenant of any status, and remember the outcome if it is active.
+        """Verify one tenant of any status, and store the outcome if it is active.
 
         ``accept_loss`` is that of :meth:`verify_active`.
 

@@ -1,4 +1,4 @@
-"""The watcher: keeps the manifest at the active tenants' databases, the replicator at the manifest.
+"""The watcher: writes the manifest of the active tenants' databases and notifies the replicator.
 
 It keeps no history: each poll reads the current state of the store and the directory. So no event
 can be missed, a restart needs no catch-up, and changes that cancel out within a window have no
@@ -132,7 +132,7 @@ async def find_databases(tenants: TenantList, directory: Path) -> list[TenantDat
     """Return the databases to replicate now, by identifier.
 
     Args:
-        tenants: who knows the tenants.
+        tenants: lists the tenants.
         directory: of the tenants' databases.
 
     Raises:
@@ -152,7 +152,7 @@ def databases_of(
     Args:
         directory: where they are.
         files: the identity of each file by the tenant's id.
-        active: the active tenants; those without a file are left out.
+        active: the active tenants; those without a file are skipped.
     """
     return [
         TenantDatabaseFile(
@@ -225,7 +225,7 @@ def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> s
 
     Raises:
         ReplicatorError: the socket's path would be too long.
-        ValueError: as of :func:`~sdk_trio.replication.manifest.render_manifest`.
+        ValueError: as for :func:`~sdk_trio.replication.manifest.render_manifest`.
     """
     options = settings.multi_tenant.file_db.replication
     directory = str(databases_directory(settings).absolute())
@@ -338,7 +338,7 @@ class Watcher:
     Args:
         tenants: the tenants' service, whose ``run`` polls for changes by other processes.
         directory: of the tenants' databases.
-        render: makes the manifest of databases.
+        render: renders the manifest of databases.
         writer: of the manifest.
         reloader: called after each change of the manifest, and once at the start, because a killed
             process may have written a manifest without a reload.

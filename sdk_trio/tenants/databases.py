@@ -292,11 +292,10 @@ class TenantDatabases:
         one's end.
 
         Raises:
-            StoreUnavailableError: a disk did not answer, or a function did not end, in that time.
+            StoreUnavailableError: a disk did not respond, or a function did not end, in that time.
         """
         first, self._closed = not self._closed, True
-        # A caller has waited in vain already; a second wait would make a shutdown late and find out
-        # nothing new.
+        # A caller has already waited in vain; a second wait would only delay the shutdown.
         with trio.move_on_after(0 if self._stalled else STALL_SECONDS, shield=True):
             if first:
                 await self._close_when_idle()
@@ -311,7 +310,7 @@ class TenantDatabases:
     async def _close_when_idle(self) -> None:
         held = 0
         try:
-            # Holding every permit means that no function runs.
+            # Holding every permit means that no function is running.
             for _ in range(self._max_threads):
                 await self._threads.acquire()
                 held += 1
@@ -525,9 +524,8 @@ def _connect(file: Path, *, create: bool, replicated: bool) -> _Opened:
         for statement in _SETTINGS:
             connection.execute(statement)
         if replicated:
-            # Only the replicator may copy the log into the database. When another process did that
-            # under it, the replica was seen to be damaged for good
-            # (docs/adr/0017-replicated-logs.md).
+            # Only the replicator may checkpoint the log. When another process did that meanwhile,
+            # the replica was permanently damaged (docs/adr/0017-replicated-logs.md).
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     except apsw.Error as error:

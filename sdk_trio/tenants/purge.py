@@ -150,8 +150,8 @@ class Purger:
         """Return the tenants that :meth:`purge` may remove now; as a dry run, it changes nothing.
 
         Args:
-            orphans: include data of tenants that this store has never known. They may belong to
-                another host that uses the same directory of replicas.
+            orphans: include data of unknown tenants. They may belong to another host that uses the
+                same directory of replicas.
 
         Raises:
             StoreUnavailableError: the store or a directory cannot be read.
@@ -169,7 +169,7 @@ class Purger:
         Raises:
             UnknownTenantError: there is no such tenant, and no data of a purged one.
             IllegalTransitionError: it is not deleted, or within its retention without ``now``.
-            StoreUnavailableError: as of :meth:`candidates`.
+            StoreUnavailableError: as for :meth:`candidates`.
         """
         tenant = await (self._store.get(key) if is_tenant_id(key) else self._store.find(key))
         if tenant is not None:
@@ -255,7 +255,7 @@ class Purger:
         rows.
 
         Returns:
-            a description of the remnants that are left and why, or None.
+            a description of the remnants and why they remain, or None.
         """
         await trio.lowlevel.checkpoint()
         try:
@@ -451,7 +451,7 @@ def _remove(database: Path, files: Sequence[Path]) -> int:
 
 
 def _copies(data: Path, tenant_id: str) -> list[Path]:
-    """Return the databases in the data directory that name the tenant, the store itself left out.
+    """Return the databases in the data directory that name the tenant, except the store.
 
     The store's audit trail still names it; a copy of the store also has its deliveries.
     """

@@ -1,4 +1,4 @@
-"""The service of tenants: they are added, found, changed, and taken through their transitions.
+"""The service of tenants: adds, finds, changes them, and runs their transitions.
 
 Every change writes the tenant's row, its audit row and, for a transition, its outbox row in one
 transaction, and only if the tenant still has the version that was read. Of concurrent changes of
@@ -52,8 +52,8 @@ from .status import (
     decide,
 )
 
-#: Answers of the store that are remembered, "there is none" included: two for each of 8000
-#: tenants, which are some ten megabytes.
+#: Cached results of queries, including "there is none": two for each of 8000 tenants, some ten
+#: megabytes.
 CAPACITY: Final = 16_384
 
 #: The answer to a question: a tenant, the id of one that was purged, or None.
@@ -64,7 +64,7 @@ _log = get_logger("tenants")
 #: Polling interval for changes by other processes (``tenant suspend`` in a shell), in seconds.
 POLL_SECONDS = 0.5
 
-#: For how long the same refusal is one row of the audit trail, in seconds.
+#: Seconds for which repeated refusals are one row of the audit trail.
 REFUSAL_SECONDS = 60.0
 
 #: Tenants read per query when all of them are read.
@@ -72,7 +72,7 @@ PAGE = 500
 
 
 class TenantChanges(TypedDict, total=False):
-    """New values of a tenant's fields; a field that is not named keeps its value."""
+    """New values of a tenant's fields; a field that is not named is unchanged."""
 
     name: str
     organization_id: str | None
@@ -194,11 +194,11 @@ class TenantCache:
         return key in self._known
 
     def recall(self, key: str) -> Answer:
-        """Return the answer to a question that is remembered."""
+        """Return the cached answer to a query."""
         return self._known[key]
 
     def remember(self, key: str, answer: Answer, *, generation: int) -> None:
-        """Remember an answer of the store, and forget the one that was not used for longest.
+        """Cache an answer of the store, and drop the least recently used one.
 
         A tenant is also cached by its id: a delivery needs both lookups, first by organization,
         then by id for the current state. All lookups share one record.
@@ -329,16 +329,16 @@ class TenantService:
             tenant: the record, its id or its identifier.
             reason: for the audit trail, one line.
             actor: the person or program making the change.
-            expected_version: the version that the caller has seen; with it, a tenant that has
-                changed since is a conflict.
-            changes: the fields, as of :meth:`add`; None removes an optional one. A new address
-                counts as not verified unless ``site_manager_email_verified`` is given. New content
-                of the same credential sources needs no call: key files are read at every use.
+            expected_version: the version that the caller has seen; if the tenant has changed since,
+                it is a conflict.
+            changes: the fields, as in :meth:`add`; None removes an optional one. A new address is
+                unverified unless ``site_manager_email_verified`` is given. New content of the same
+                credential sources needs no call: key files are read at every use.
 
         Raises:
             InvalidTenantError: a value cannot be accepted; nothing was changed.
             TenantExistsError: the organization is another tenant's.
-            TenantError: as of the transitions.
+            TenantError: as for the transitions.
         """
         with self._attempt() as attempt:
             before = await self._read_current(tenant, attempt, expected_version)
@@ -514,8 +514,8 @@ class TenantService:
         try:
             await self._store.change(tenant, audit, outbox, announced=self._announced)
         finally:
-            # Announced also after an exception, Cancelled included: the change may have been
-            # written all the same, and the cache must not keep the old tenant.
+            # Announced also after an exception, including Cancelled: the change may have been
+            # written, and the cache must not keep the old tenant.
             self._announce()
         for other in self._attempts:
             if other is not attempt:
@@ -610,7 +610,7 @@ class TenantService:
     async def list(
         self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
     ) -> Sequence[Tenant]:
-        """List up to ``limit`` tenants by identifier, beginning behind ``after``."""
+        """List up to ``limit`` tenants by identifier, starting after ``after``."""
         return await self._store.page(status=status, after=after, limit=limit)
 
     async def all(self, *, status: TenantStatus | None = None) -> Sequence[Tenant]:
@@ -631,7 +631,7 @@ class TenantService:
     async def audit(
         self, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
     ) -> Sequence[AuditRecord]:
-        """List audit rows, oldest first: of one tenant, purged ones included, or of all."""
+        """List audit rows, oldest first: of one tenant, even a purged one, or of all."""
         return await self._store.audit(tenant_id, after_sequence=after_sequence, limit=limit)
 
     async def require_active(self, tenant: TenantKey) -> Tenant:
@@ -667,7 +667,7 @@ class TenantService:
         return newest
 
     def subscribe(self, *, after: int = 0) -> AbstractContextManager[TransitionFeed]:
-        """Return a block with a feed of the transitions after that sequence, none left out.
+        """Return a block with a feed of all transitions after that sequence.
 
         ``with tenants.subscribe(after=position) as feed: records = await feed.next()``. A slow
         subscriber does not delay transitions.

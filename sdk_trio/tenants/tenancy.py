@@ -60,9 +60,9 @@ class ClientPool:
     """Provides clients to handlers; needs :meth:`run` in a separate task.
 
     Args:
-        settings: validated settings; a client gets them with its tenant's token in them.
+        settings: validated settings; a client gets them with its tenant's token.
         credentials: reads tenants' tokens.
-        factory: makes a client; None: clients of tenants are not possible.
+        factory: creates a client; None: clients of tenants are unavailable.
         idle_seconds: how long an unused client stays open.
         max_open: how many clients stay open; clients in use are kept even above this number.
     """
@@ -279,7 +279,7 @@ class TenantRuntime:
         settings: validated settings.
         store: the tenants' side of the open store.
         clock: returns Unix seconds.
-        client_factory: makes the client of a tenant; None: ``client_for`` is not possible.
+        client_factory: creates the client of a tenant; None: ``client_for`` is unavailable.
     """
 
     def __init__(

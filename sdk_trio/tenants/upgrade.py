@@ -1,7 +1,7 @@
 """The upgrade from a single tenant: its steps, their order, and its marker.
 
-Decisions, but for two classes: :class:`SqliteTenantIds`, a ready-made step that fills the empty
-tenant ids in a table of the host's own, and :class:`DefaultTenantFinder`. The steps, in order:
+Pure decisions, and two classes that do I/O: :class:`SqliteTenantIds`, a ready-made step that fills
+the empty tenant ids in a host's table, and :class:`DefaultTenantFinder`. The steps, in order:
 
 ``database``
     The single-tenant database becomes ``{tenant id}.db``. It is copied to a temporary file and
@@ -282,9 +282,9 @@ def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
     Raises:
         UpgradeError: two of the host's steps have one name, or a name cannot be used.
     """
-    # The database first: a damaged one must be found out before anything is written
-    # (docs/adr/0010-single-tenant-upgrade.md). The organization after the deliveries, which
-    # name it.
+    # The database first: a damaged one must be detected before anything is written
+    # (docs/adr/0010-single-tenant-upgrade.md). The organization after the deliveries, which name
+    # it.
     names = [DATABASE, DELIVERIES, ORGANIZATION]
     for step in host_steps:
         if not _STEP_NAME.fullmatch(step.name):
@@ -292,8 +292,7 @@ def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
                 f"the upgrade step {step.name!r} must have a name of 1 to 64 letters, digits, "
                 "'.', '_' and '-'"
             )
-        # The prefix keeps a host's step from taking the name of one that a later version of ours
-        # brings.
+        # The prefix keeps a host's step from having the name of a step in a later version.
         name = f"{HOST_PREFIX}{step.name}"
         if name in names:
             raise UpgradeError(f"two upgrade steps have the name {step.name!r}: rename one")
@@ -334,7 +333,7 @@ def remaining_steps(steps: Sequence[str], marker: UpgradeMarker | None) -> Seque
             f"the upgrade stopped in the step {marker.step!r}, which is not registered now; start "
             "it again with the same steps"
         )
-    # A step that a newer version has put before it runs after it: half-done work is ended first.
+    # A step that a newer version has put before it runs after it: finish the interrupted one first.
     left.remove(marker.step)
     return [marker.step, *left]
 
@@ -404,7 +403,7 @@ class KnownOrganizations:
 
     @property
     def position(self) -> str:
-        """Return the text that the marker keeps."""
+        """Return the text stored in the marker."""
         return json.dumps([self.after, self.seen])
 
     @property
@@ -434,7 +433,7 @@ Report = Callable[[UpgradeProgress], None]
 
 @attrs.frozen(kw_only=True)
 class PlannedStep:
-    """The work of a step that is still to be done: its rows, and a remark for people."""
+    """The work of a remaining step: its rows, and a remark for people."""
 
     step: str
     rows: int

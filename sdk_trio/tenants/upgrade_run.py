@@ -111,8 +111,8 @@ class Upgrader:
         self._host = host or HostUpgrade()
         self._report = report
         self._clock = clock
-        # The copy and the checks work on the same files, one after the other; a limiter of their
-        # own leaves the default one to the deliveries.
+        # The copy and the checks work on the same files, one at a time; a separate limiter leaves
+        # the default one to deliveries.
         self._one_thread = trio.CapacityLimiter(1)
         #: The current step, or None. Readable from any thread.
         self.step: str | None = None
@@ -149,12 +149,12 @@ class Upgrader:
             SourceDatabaseError: the single-tenant database cannot be copied; nothing was changed.
             UpgradeInProgressError: another process of this machine is running it, or another host
                 has been running it for ``MaxRunDuration``.
-            UpgradeTimedOutError: ``MaxRunDuration`` is over; the position is kept.
-            UpgradeError: a step failed; the position is kept.
-            StorageError: the store failed; the position is kept.
+            UpgradeTimedOutError: ``MaxRunDuration`` has passed; the position is saved.
+            UpgradeError: a step failed; the position is saved.
+            StorageError: the store failed; the position is saved.
 
-        When it is cancelled, the batch in progress is finished and the position is kept; a copy in
-        progress is thrown away.
+        On cancellation, the batch in progress is finished and the position is saved; a copy in
+        progress is deleted.
         """
         names = upgrade.step_names(self._host.steps)
         marker = await self._store.upgrade.marker()
@@ -169,7 +169,7 @@ class Upgrader:
                 f"another host has been running the upgrade for {KEY}:MaxRunDuration "
                 f"({self._options.max_run_duration}): check its log, then start again"
             )
-        # A cancelled batch is finished all the same, so the position is read from the store.
+        # A cancelled batch is finished anyway, so the position is read from the store.
         run.marker = await self._store.upgrade.marker()
         raise self._timed_out(run)
 
@@ -357,8 +357,8 @@ class Upgrader:
         if source is None:
             remove_database(self._partial)
         else:
-            # A tenant that exists may have a database; that is found out before the copy is made,
-            # which takes its time.
+            # An existing tenant may have a database; check that before making the copy, which takes
+            # long.
             if known is not None:
                 refuse_existing(database_path(self._directory, known.id))
             run.done[DATABASE] = await self._copy(source)

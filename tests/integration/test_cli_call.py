@@ -106,7 +106,7 @@ async def test_an_export_writes_no_control_characters_into_a_terminal(run, monke
         ("orders list --limit 3 --all", "not both"),
         ("orders list --limit x", "whole number"),
         ("orders list --status", "--status takes a value"),
-        ("orders list --stauts paid", "takes no 'stauts'; did you mean 'status'? (--data"),
+        ("orders list --stauts paid", "has no argument 'stauts'; did you mean 'status'? (--data"),
         ("orders list --data [1]", "JSON object"),
         ("customers create --data {nope}", "--data takes JSON"),
         ("", "name an operation"),

@@ -212,7 +212,7 @@ def test_a_name_that_no_replica_has_is_refused_with_those_that_there_are(host, o
     lost = f"Sdk:Storage:Path={tmp_path / 'new'}"
     ended = restore(host, output, tenant="acne", at_set=[lost])
     assert ended.status == 1
-    assert f"holds {host.replica('acme').name}" in ended.err
+    assert f"has {host.replica('acme').name}" in ended.err
 
 
 def test_a_damaged_replica_gives_no_file(host, output, tmp_path):

@@ -279,5 +279,5 @@ def test_a_purge_on_postgresql_succeeds_and_names_what_is_the_servers(command_li
     assert command_line("tenant", "delete", "acme", "--yes", *more).status == 0
     purged = command_line("tenant", "purge", "acme", "--now", "--yes", *more)
     assert purged.status == 0, purged.err
-    assert "not ours to overwrite" in purged.err
+    assert "the server owns the pages" in purged.err
     assert "not reached" not in purged.err

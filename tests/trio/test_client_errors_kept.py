@@ -491,7 +491,7 @@ async def test_an_error_of_a_real_call_can_be_pickled_and_holds_no_token(autojum
 
 
 def test_options_are_checked_where_they_are_made():
-    with pytest.raises(ValueError, match=r"Content-Length.*leave it out"):
+    with pytest.raises(ValueError, match=r"Content-Length.*remove it"):
         CallOptions(headers={"Content-Length": "1"})
     with pytest.raises(TypeError, match="max_retries is None"):
         CallOptions(max_retries=None)

@@ -524,7 +524,7 @@ def test_types_are_those_of_the_catalogue_with_their_classes(command_line):
     assert sum(row["known"] for row in rows) == 28
     assert all(row["meaning"].endswith(".") for row in rows)
     printed = command_line("events", "types").out
-    assert re.search(r"^order\.paid +OrderPaidEvent +An order is paid", printed, re.MULTILINE)
+    assert re.search(r"^order\.paid +OrderPaidEvent +An order was paid", printed, re.MULTILINE)
 
 
 @pytest.fixture

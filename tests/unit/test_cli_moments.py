@@ -84,7 +84,7 @@ def test_repeated_headers_stay_repeated():
         (b"\xff\xfe", "not UTF-8"),
         (b"{", "not valid JSON"),
         (b"[1]", "JSON object of names and values"),
-        (b'{"a": {"b": 1}}', "JSON|no text"),
+        (b'{"a": {"b": 1}}', "JSON|not text"),
         (b'{"a": null}', "the value of 'a' is not text"),
     ],
 )

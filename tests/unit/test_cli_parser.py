@@ -148,8 +148,8 @@ def test_a_text_that_is_no_utf_8_is_a_wrong_argument_and_a_file_is_none(words, n
     answer = command_line(*words)
     assert (answer.status, answer.out) == (2, "")
     assert f"{name}: '" in answer.err
-    assert "\\udcff' is no UTF-8" in answer.err
-    assert "is no UTF-8" not in command_line("config", "check", "--config", "a\udcff").err
+    assert "\\udcff' is not UTF-8" in answer.err
+    assert "is not UTF-8" not in command_line("config", "check", "--config", "a\udcff").err
 
 
 @pytest.mark.parametrize("words", ["--version", "version"])

@@ -92,7 +92,7 @@ def _reason(error: OptionsValidationError) -> str:
 def _check_data_directory(directory: Path, report: Report) -> None:
     where = f"{STORAGE_PATH} ({directory.absolute()})"
     if not directory.exists():
-        # The nearest directory that is there decides whether the others can be made.
+        # The nearest existing directory decides whether the others can be created.
         parent = next(p for p in directory.absolute().parents if p.exists())
         if os.access(parent, os.W_OK | os.X_OK):
             report.note(where, "it does not exist yet: the first start creates it, for this user")
@@ -120,7 +120,7 @@ def _check_data_directory(directory: Path, report: Report) -> None:
         report.warning(where, f"it {what}", remedy)
     else:
         report.ok(where, "only this user can read and write it")
-    # Files that a command has made as another user, such as root, cannot be opened by the receiver.
+    # The receiver cannot open files that a command created as another user, such as root.
     for file in sorted(directory.iterdir()):
         if not os.access(file, os.R_OK | os.W_OK):
             report.problem(
@@ -135,7 +135,7 @@ def _secret_files(loaded: Loaded, settings: Settings) -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     secret_keys = tuple(row.key.casefold() for row in table() if row.kind is Secret)
     for key, origin in loaded.origins.items():
-        # An origin names a line behind the file where there is one: `.env:3`.
+        # An origin may have a line after the file: `.env:3`.
         file = origin if os.path.isfile(origin) else origin.rpartition(":")[0]
         if key.casefold().startswith(secret_keys) and os.path.isfile(file):
             # One finding for a file, however many secrets are in it.
@@ -184,7 +184,7 @@ def _check_secret_file(key: str, file: Path, report: Report) -> None:
 def check_disk(settings: Settings, report: Report, growth_per_day: float | None = None) -> None:
     """Compare the free space on the data directory's disk with the inbox's needs.
 
-    ``growth_per_day`` is in bytes, None where it is not known.
+    ``growth_per_day`` is in bytes, None if unknown.
     """
     if settings.storage.backend is not StorageBackend.SQLITE:
         report.note("Sdk:Storage:Backend", f"{settings.storage.backend}: nothing is kept on disk")
@@ -192,7 +192,7 @@ def check_disk(settings: Settings, report: Report, growth_per_day: float | None 
     directory = Path(settings.storage.path).absolute()
     existing = next(p for p in (directory, *directory.parents) if p.exists())
     room = os.statvfs(existing)
-    # f_bavail and not f_bfree: some of the disk is kept for root.
+    # f_bavail instead of f_bfree: part of the disk is reserved for root.
     free = room.f_bavail * room.f_frsize
     where = f"{STORAGE_PATH} ({existing})"
     if free < LEAST_FREE_BYTES:

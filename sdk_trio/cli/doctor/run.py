@@ -153,8 +153,8 @@ async def _examine(
 ) -> list[Finding]:
     """Run every check; a check that fails or times out is reported, and the others continue.
 
-    ``running``: this process is the receiver, so those of the network and the handlers are left
-    out.
+    ``running``: this process is the receiver, so the checks of the network and the handlers are
+    skipped.
     """
     # A list, because the checks run as tasks: the one of the store fills it for those after it.
     found: list[Contents] = []

@@ -50,7 +50,7 @@ def _place(problem: Problem) -> str:
 
 
 def _said_and_advised(problem: Problem) -> tuple[str, str]:
-    """Split a message into fault and advice: the advice is its last clause behind a colon."""
+    """Split a message into fault and advice: the advice is its last clause after a colon."""
     said, colon, rest = problem.message.partition(": ")
     if not colon:
         return problem.message, "change it: 'config schema' describes every key"

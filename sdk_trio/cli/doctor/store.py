@@ -205,7 +205,7 @@ def _writes_elsewhere(pid: int, file: Path) -> bool:
     """Return whether a process has another store open than ``file``; False if unknown."""
     directory = f"/proc/{pid}/fd"
     try:
-        # Under /proc a removed file keeps its name, with "(deleted)" behind it.
+        # Under /proc a removed file keeps its name, followed by "(deleted)".
         opened = [
             os.stat(f"{directory}/{number}")
             for number in os.listdir(directory)
@@ -302,7 +302,7 @@ def _describe_contents(settings: Settings, found: Contents, report: Report) -> N
     if not (dead or found.parked or found.expired_leases) and age <= OLD_EVENT_SECONDS:
         waiting = sum(found.states.values())
         report.ok("inbox", f"{waiting} events wait, none is dead, parked or old")
-    # One process of several has a part of the places, and refuses when they are taken.
+    # One process of several has part of the slots, and refuses when they are used up.
     places = settings.webhooks.queue.capacity
     waiting = found.states.get(DeliveryState.RECEIVED, 0)
     if waiting >= FULL_SHARE * places:

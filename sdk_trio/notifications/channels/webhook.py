@@ -90,7 +90,7 @@ class WebhookSender(ProviderChannel):
     """Posts one notification to the operator's URL.
 
     Args:
-        options: as of :class:`ProviderChannel`.
+        options: as in :class:`ProviderChannel`.
         poster: as well.
         sign: makes the three headers of Standard Webhooks, with the delivery's id.
         read_variable: as well.
