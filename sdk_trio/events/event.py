@@ -180,7 +180,7 @@ class Event(Generic[DataT_co]):
     raw: bytes = attrs.field(repr=False)
     """The exact signed bytes."""
     attempt: int
-    """How often this event was passed to a handler, including this time: from 1."""
+    """The number of runs of this event, including this one: from 1."""
     received_at: datetime
     """When this copy arrived here, aware."""
     tenant: Any = None
@@ -190,7 +190,7 @@ class Event(Generic[DataT_co]):
     key: str = attrs.field(default=attrs.Factory(lambda self: self.webhook_id, takes_self=True))
     """The key of the delivery: who signed it and ``webhook_id``, in one text."""
     generation: int = 0
-    """How often the delivery was replayed after it was done; retries do not count."""
+    """The number of replays after it was done; retries do not count."""
 
     @functools.cached_property
     def json(self) -> dict[str, Any]:

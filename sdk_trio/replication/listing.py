@@ -1,4 +1,4 @@
-"""The replicas at the target: which there are, and which one a person means.
+"""The replicas at the target, and the one that a person selects.
 
 The replicator's binary lists the files of one replica, but not the replicas. This module lists
 those in a directory and an object store. For other targets a person lists them with the target's

@@ -461,7 +461,10 @@ def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
             "--give-up takes a whole number from 0",
         ),
         (["listen", "--forward-to", "http://x", "--from", "wss://h"], "is not set"),
-        (["listen", "--forward-to", "http://x", "--from", "h:1", "--token-env", "T"], "not an address"),
+        (
+            ["listen", "--forward-to", "http://x", "--from", "h:1", "--token-env", "T"],
+            "not an address",
+        ),
         (["events", "tail", "--from", "wss://hooks.example"], "is not set"),
     ],
 )

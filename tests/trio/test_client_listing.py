@@ -265,7 +265,9 @@ async def test_a_page_fails_and_is_asked_for_again() -> None:
 
     iterator = aiter(orders(Flaky([[1], [2]])).list())
     assert (await anext(iterator)).id == 1
-    with pytest.raises(UnexpectedAnswerError, match=r"GET /orders/: the answer \(200\) is not JSON"):
+    with pytest.raises(
+        UnexpectedAnswerError, match=r"GET /orders/: the answer \(200\) is not JSON"
+    ):
         await anext(iterator)
     assert (await anext(iterator)).id == 2
 
