@@ -156,7 +156,7 @@ async def test_an_upstream_that_is_as_it_should_be(doctor):
         full_stack(doctor, upstream.url)
         found = await doctor.beside()
         found.one("upstream", "ok", "reached, and the access token is accepted")
-        found.one("upstream", "ok", "1 of the upstream's endpoints lead to /hooks/sdk")
+        found.one("upstream", "ok", "1 of the upstream's endpoints use /hooks/sdk")
         upstream.endpoints = [{"id": "ep_x", "url": "https://shop.example/other"}]
         (await doctor.beside()).one("upstream", "problem", "nothing arrives")
         upstream.fails = lambda method, path: 403 if "webhooks" in path else None
@@ -224,7 +224,7 @@ async def test_an_upstream_that_is_not_reached(doctor):
     async with serving_upstream(Upstream(), never, context=context) as upstream:
         full_stack(doctor, f"https://127.0.0.1:{upstream.port}")
         found = await doctor.beside()
-    found.one("upstream", "problem", "TLS: 127.0.0.1 has no certificate that this machine believes")
+    found.one("upstream", "problem", "TLS: 127.0.0.1 has no certificate that this machine trusts")
     (await doctor.beside("--offline")).one("upstream", "note", "not reached: offline")
 
 

@@ -206,7 +206,7 @@ def test_missing_handlers(missing, registered, required, level):
         ({"url": "http://shop.example/hooks"}, WARNING, "not HTTPS"),
         ({"events": []}, WARNING, "does not send these types that have a handler: order.paid"),
         ({"events": ["order.paid", "refund.created"]}, NOTE, "no handler: refund.created"),
-        ({"events": ["order.paid"]}, OK, "lead to /hooks"),
+        ({"events": ["order.paid"]}, OK, "use /hooks"),
     ],
 )
 def test_the_endpoint_at_the_upstream(endpoint, level, what):
