@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from .webhooks import Services as _Services
     from .webhooks.markers import MARKERS_SCHEMA, first_time, forget_markers
 
-    # For annotations: the services of whoever has the client of this package (docs/adr/0030).
+    # For annotations: the services of programs that use this package's client (docs/adr/0030).
     Services = _Services[Client]
 
 __all__ = [

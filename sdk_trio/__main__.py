@@ -1,6 +1,6 @@
 """``python -m sdk_trio``, and the command ``sdk-trio``: the command line.
 
-Each import here costs a start; the signals are taken before everything else is imported.
+Each import here slows every start; the signal handlers are set before everything else is imported.
 """
 
 import gc
@@ -10,8 +10,8 @@ import sys
 from types import FrameType
 
 
-class HeldSignal:
-    """A signal that somebody will ask for later: ``called`` says whether it has come."""
+class DeferredSignal:
+    """A deferred signal: ``called`` says whether it has arrived."""
 
     def __init__(self) -> None:
         self.called: bool = False
@@ -22,7 +22,7 @@ class HeldSignal:
 
 
 class Interruption:
-    """The handler of INT while nothing has begun that would have to be ended in order."""
+    """The handler of INT until something has started that needs an orderly end."""
 
     #: The command line gives INT back to Python, and knows by this that it is to.
     for_the_start: bool = True
@@ -35,17 +35,16 @@ class Interruption:
 def main() -> int:
     """Run the command line, from the first moment on with signals that end nothing by accident.
 
-    HUP, which asks a daemon to reload, would end a process that has not got so far. INT would leave
-    a traceback of whatever is being imported, or none and no end: an exception that is raised in a
-    callback of an import is printed and forgotten.
+    HUP, which makes a daemon reload, would end a process that is still starting. INT would print a
+    traceback of some import, or be lost: an exception raised in a callback of an import is printed
+    and forgotten.
     """
     _open_standard_streams()
-    # Nothing of the imports is garbage that could wait no longer: each command turns the collector
-    # on again after them.
+    # Garbage of the imports can wait: each command enables the collector afterwards.
     gc.disable()
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) is signal.SIG_DFL:
-        signal.signal(hangup, HeldSignal())
+        signal.signal(hangup, DeferredSignal())
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, Interruption())
     from .cli.main import main as run
@@ -56,8 +55,8 @@ def main() -> int:
 def _open_standard_streams() -> None:
     """Lead standard streams that the caller has closed (``2>&-``) to the null device.
 
-    Python has None in their place, which nobody can write to. Their numbers would go to the next
-    files that are opened, such as the store's, and what a library says to number 2 would end there.
+    Python replaces them with None, which cannot be written to. Their numbers would go to the next
+    opened files, such as the store's, and a library's output to number 2 would go there.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -6,19 +6,19 @@
     ├── OptionsValidationError          settings are wrong; lists every problem with its full key
     │   └── NotInThisVersionError       a documented part that this version does not contain
     ├── NotSupportedError               the settings have a known value that cannot be used
-    ├── HandlerAbortedError             a handler raised what is no Exception; given to on_error
-    ├── NotAwaitedError                 a handler made a coroutine or the like that never ran
-    ├── PartEndedError                  a part of the runtime ended without having been asked to
-    ├── HandlerRegistrationError        a handler was registered wrongly
+    ├── HandlerAbortedError             a handler raised a BaseException; passed to on_error
+    ├── NotAwaitedError                 a handler created a coroutine that never ran
+    ├── PartEndedError                  a part of the runtime ended unexpectedly
+    ├── HandlerRegistrationError        a handler was registered incorrectly
     │   └── MissingHandlersError        FailOnMissingHandlers and known types without a handler
     ├── StorageError
-    │   ├── StoreUnavailableError       the store cannot read or write at present
-    │   │   └── StoreLostError          its files were taken away or damaged: only a restart helps
+    │   ├── StoreUnavailableError       the store cannot read or write now
+    │   │   └── StoreLostError          its files were removed or damaged: restart the receiver
     │   ├── StoreLockedError            another process uses the data directory
     │   └── StoreVersionError           the store was written by another version
-    ├── EffectError                     the effects of an event cannot be applied once as asked
-    │   └── EventTakenOverError         another process has the event by now: nothing was applied
-    ├── TenantError                     base of what concerns tenants
+    ├── EffectError                     the effects of an event cannot be applied exactly once
+    │   └── EventTakenOverError         another process has claimed the event: nothing was applied
+    ├── TenantError                     base class of tenant errors
     │   ├── TenantsDisabledError        MultiTenant:Enabled is false
     │   ├── InvalidTenantError          a slug, name, address or id that cannot be accepted
     │   ├── TenantExistsError           an identifier or organization id that is taken
@@ -26,28 +26,28 @@
     │   ├── IllegalTransitionError      the status does not allow the transition
     │   ├── SuspensionRefusedError      the site manager's email is not verified
     │   ├── TenantConflictError         another change of the same tenant came first
-    │   ├── TenantNotActiveError        its client and database are not given out
+    │   ├── TenantNotActiveError        its client and database are unavailable
     │   └── TenantCredentialsError      a tenant's credential cannot be read
-    ├── UpgradeError                    base of what stops the upgrade from a single tenant
-    │   ├── NotQuiescentError           the host has not signalled that it is quiet
-    │   ├── UpgradeInProgressError      another host runs the upgrade at this moment
-    │   ├── UpgradeTimedOutError        MaxRunDuration is over; the position is kept
+    ├── UpgradeError                    base class of errors that stop the upgrade
+    │   ├── NotQuiescentError           the host has not signalled that it is idle
+    │   ├── UpgradeInProgressError      another host is running the upgrade
+    │   ├── UpgradeTimedOutError        MaxRunDuration has passed; the position is saved
     │   ├── DefaultTenantError          the default tenant cannot be resolved
     │   └── SourceDatabaseError         the single-tenant database cannot be copied
-    ├── NotificationError               base of what stops one attempt to send a message
-    │   ├── NotSentError                nothing of the request left: it may be tried again
-    │   │   ├── AddressInvalidError     the URL can be sent to by nobody, now or later
-    │   │   └── AddressRefusedError     only private addresses, where public ones are asked for
-    │   └── AnswerLostError             it may have arrived: no whole answer came
-    ├── ReplicationError                base of what concerns replication and restore
-    │   ├── ReplicatorError             the replicator's binary is missing, or does not do its work
-    │   └── RestoreError                a database cannot be restored, or is not what it should be
+    ├── NotificationError               base class of errors of one attempt to send
+    │   ├── NotSentError                nothing of the request was sent: it may be retried
+    │   │   ├── AddressInvalidError     the URL is invalid: retrying does not help
+    │   │   └── AddressRefusedError     only private addresses, but only public ones are allowed
+    │   └── AnswerLostError             it may have arrived: no complete answer came
+    ├── ReplicationError                base class of replication and restore errors
+    │   ├── ReplicatorError             the replicator's binary is missing or does not work
+    │   └── RestoreError                a database cannot be restored, or is not the expected one
     ├── VerificationError               a delivery is not authentic
-    ├── DeliveryDecodingError           a verified body is no event
+    ├── DeliveryDecodingError           a verified body is not an event
     ├── NotRunningError                 a part was used before its start, or is not part of the run
     ├── CallError                       a call to the upstream API; its subtree (ApiError by status,
     │                                   OutcomeUnknownError, ...) is drawn in client/errors.py
-    └── RetryLater                      raised *by handlers* to ask for a later attempt
+    └── RetryLater                      raised *by handlers* to request a later attempt
 
 Every class carries ``exit_code``, the exit status of a command that ends with it
 (sysexits: 1 failure, 2 usage, 69 unavailable, 78 configuration).
@@ -72,11 +72,11 @@ class SdkError(Exception):
 
 @attrs.frozen
 class Problem:
-    """One thing that is wrong with the settings.
+    """One problem of the settings.
 
-    ``key`` is the full key (``Sdk:Webhooks:ToleranceSeconds``), ``message`` what is wrong and
-    what to do, ``origin`` where the value came from (a file, a variable, an argument), if known.
-    A problem of a file as a whole, such as a missing one, has the key ``Sdk``.
+    ``key`` is the full key (``Sdk:Webhooks:ToleranceSeconds``), ``message`` the problem and its
+    fix, ``origin`` the source of the value (a file, a variable, an argument), if known. A problem
+    of a whole file, such as a missing one, has the key ``Sdk``.
     """
 
     key: str
@@ -85,7 +85,7 @@ class Problem:
 
     @property
     def is_of_source(self) -> bool:
-        """Whether the origin as a whole is wrong and not the value of one key."""
+        """Return whether the whole source is at fault, not the value of one key."""
         return self.key == "Sdk" and self.origin is not None
 
     def __str__(self) -> str:
@@ -96,9 +96,9 @@ class Problem:
 
 
 class OptionsValidationError(SdkError):
-    """The settings are invalid; ``problems`` holds every one of them.
+    """The settings are invalid; ``problems`` lists them all.
 
-    ``warnings`` are what is odd about them beside that: often the cause, such as a misspelt key.
+    ``warnings`` are oddities of the settings, often the cause of a problem, such as a misspelt key.
     """
 
     exit_code = EXIT_CONFIGURATION
@@ -112,27 +112,26 @@ class OptionsValidationError(SdkError):
 
 
 class NotInThisVersionError(OptionsValidationError):
-    """The settings ask for documented parts that this version does not contain."""
+    """The settings use documented features that this version does not contain."""
 
 
 class NotSupportedError(SdkError):
-    """The settings have a known value that cannot be used; the message says what can."""
+    """A known value in the settings cannot be used; the message names usable ones."""
 
     exit_code = EXIT_CONFIGURATION
 
 
 class HandlerAbortedError(SdkError):
-    """A handler raised ``SystemExit`` or its like, or let a cancellation of its own escape.
+    """A handler raised ``SystemExit`` or similar, or let its own cancellation escape.
 
-    ``on_error`` gets it in the place of what was raised, which is its ``__cause__``.
+    ``on_error`` gets it instead of the original exception, which is its ``__cause__``.
     """
 
 
 class NotAwaitedError(SdkError, TypeError):
-    """A handler called an ``async`` function without ``await``, or returned what never runs.
+    """A handler called an ``async`` function without ``await``, or returned an unused awaitable.
 
-    ``place`` is the line that did it, or the line that defines the handler; None if neither is
-    known.
+    ``place`` is the line that did it, or the line that defines the handler; None if unknown.
     """
 
     def __init__(self, message: str, place: str | None = None) -> None:
@@ -141,11 +140,11 @@ class NotAwaitedError(SdkError, TypeError):
 
 
 class PartEndedError(SdkError):
-    """A part of the runtime ended without having been asked to: an error of this package."""
+    """A part of the runtime ended unexpectedly: an error of this package."""
 
 
 class HandlerRegistrationError(SdkError):
-    """A handler was registered wrongly: the message says which and how to register it."""
+    """A handler was registered incorrectly; the message names it and the fix."""
 
     exit_code = EXIT_CONFIGURATION
 
@@ -159,19 +158,19 @@ class MissingHandlersError(HandlerRegistrationError):
 
 
 class StorageError(SdkError):
-    """Base of what can go wrong with the store."""
+    """Base class of store errors."""
 
 
 class StoreUnavailableError(StorageError):
-    """The store cannot read or write at present: disk full, I/O error, closed."""
+    """The store cannot read or write now: disk full, I/O error, closed."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 class StoreLostError(StoreUnavailableError):
-    """The store's files were removed, replaced, cut or damaged while they were in use.
+    """The store's files were removed, replaced, truncated or damaged while in use.
 
-    It is not tried again: a restart opens what is there by then.
+    Not retried: a restart opens the files that exist then.
     """
 
 
@@ -182,22 +181,22 @@ class StoreLockedError(StorageError):
 
 
 class StoreVersionError(StorageError):
-    """The store's schema is newer than this version, it was moved, or is no store of ours."""
+    """The store has a newer schema, was moved, or is not a store of this package."""
 
-    # No restart mends it.
+    # A restart does not fix it.
     exit_code = EXIT_CONFIGURATION
 
 
 class EffectError(SdkError):
-    """The effects of an event cannot be applied once in the way that was asked for."""
+    """The effects of an event cannot be applied exactly once as requested."""
 
 
 class EventTakenOverError(EffectError):
-    """Another process has taken the event over meanwhile, so nothing was applied here."""
+    """Another process has claimed the event since; nothing was applied here."""
 
 
 class TenantError(SdkError):
-    """Base of what concerns tenants."""
+    """Base class of tenant errors."""
 
 
 class TenantsDisabledError(TenantError):
@@ -207,7 +206,7 @@ class TenantsDisabledError(TenantError):
 
 
 class InvalidTenantError(TenantError):
-    """A value for a tenant cannot be accepted: the message says which, and what it must be."""
+    """A value for a tenant is invalid: the message names it and the requirement."""
 
     exit_code = EXIT_USAGE
 
@@ -221,7 +220,7 @@ class UnknownTenantError(TenantError):
 
 
 class IllegalTransitionError(TenantError):
-    """The tenant's status does not allow the transition; nothing was changed."""
+    """The tenant's status does not allow the transition; nothing changed."""
 
     def __init__(self, message: str, *, status: str, transition: str) -> None:
         self.status = status
@@ -230,22 +229,22 @@ class IllegalTransitionError(TenantError):
 
 
 class SuspensionRefusedError(TenantError):
-    """The site manager's email is not verified, and nothing relaxes that rule."""
+    """The site manager's email is not verified; there are no exceptions to that rule."""
 
 
 class TenantConflictError(TenantError):
-    """Another change of the same tenant came first; nothing was changed by this one."""
+    """Another change of the same tenant came first; nothing changed."""
 
 
 class TenantNotActiveError(TenantError):
-    """The tenant is not active, so neither its client nor its database is given out."""
+    """The tenant is not active, so its client and database are unavailable."""
 
     def __init__(self, identifier: str, status: str) -> None:
         self.identifier = identifier
         self.status = status
         super().__init__(
-            f"the tenant {identifier!r} is {status}: only active tenants can be worked with; "
-            f"'tenant reactivate {identifier}' makes it active again"
+            f"the tenant {identifier!r} is {status}: its client and database are unavailable; run "
+            f"'tenant reactivate {identifier}' to activate it"
         )
 
 
@@ -256,25 +255,25 @@ class TenantCredentialsError(TenantError):
 
 
 class UpgradeError(SdkError):
-    """Base of what stops the upgrade from a single tenant."""
+    """Base class of errors that stop the upgrade from a single tenant."""
 
 
 class NotQuiescentError(UpgradeError):
-    """``RequireGracefulQuiescence`` is true and the host has not signalled that it is quiet."""
+    """``RequireGracefulQuiescence`` is true and the host has not signalled that it is idle."""
 
 
 class UpgradeInProgressError(UpgradeError):
-    """Another host runs the upgrade at this moment."""
+    """Another host is running the upgrade."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 class UpgradeTimedOutError(UpgradeError):
-    """``MaxRunDuration`` is over: the position is kept, the next run goes on from there."""
+    """``MaxRunDuration`` has passed; the next run continues at the saved position."""
 
 
 class DefaultTenantError(UpgradeError):
-    """The default tenant cannot be resolved: no resolver, or a tenant that cannot be used."""
+    """The default tenant cannot be resolved: no resolver, or an unusable tenant."""
 
     exit_code = EXIT_CONFIGURATION
 
@@ -284,43 +283,43 @@ class SourceDatabaseError(UpgradeError):
 
 
 class NotificationError(SdkError):
-    """Base of what stops one attempt to send a message."""
+    """Base class of errors that stop one attempt to send a message."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 class NotSentError(NotificationError):
-    """Nothing of the request left this machine: it may be tried again."""
+    """Nothing of the request left this machine: it may be retried."""
 
 
 class AddressInvalidError(NotSentError):
-    """The URL cannot be read, or its host is no name: trying again is no use."""
+    """The URL cannot be read, or its host is not a name; retrying does not help."""
 
 
 class AddressRefusedError(NotSentError):
-    """The host is of this machine or a private network, where only public ones are asked for."""
+    """The host is this machine's or private, but only public hosts are allowed."""
 
 
 class AnswerLostError(NotificationError):
-    """The request may have arrived, and no whole answer came."""
+    """The request may have arrived, but no complete answer came."""
 
 
 class ReplicationError(SdkError):
-    """Base of what concerns the replication of tenants' databases."""
+    """Base class of errors of replication and restore."""
 
 
 class ReplicatorError(ReplicationError):
-    """The replicator's binary is missing, or does not do its work."""
+    """The replicator's binary is missing or does not work."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 class RestoreError(ReplicationError):
-    """A database cannot be restored, or what was restored is not what it should be."""
+    """A database cannot be restored, or the restored one is not the expected one."""
 
 
 class VerificationError(SdkError):
-    """A delivery is not authentic. ``cause`` is one word for logs, never for the sender."""
+    """A delivery is not authentic. ``cause`` is a word for logs only, not for the sender."""
 
     def __init__(self, cause: str, detail: str) -> None:
         self.cause = cause
@@ -329,18 +328,18 @@ class VerificationError(SdkError):
 
 
 class DeliveryDecodingError(SdkError):
-    """A verified body is no JSON object with a string ``type``."""
+    """A verified body is not a JSON object with a string ``type``."""
 
 
 class NotRunningError(SdkError):
-    """A part was used before its start or after its end, or is no part of this run."""
+    """A part was used before its start or after its end, or is not part of this run."""
 
 
 class RetryLater(SdkError):
-    """Raised by a handler: run me again, no earlier than in ``seconds``.
+    """Raised by a handler: run it again, no earlier than in ``seconds``.
 
-    An inline delivery is answered 503 with ``Retry-After``; an enqueued one waits in the store.
-    The attempt counts as a failed one, but is no failure in the log: ``webhook.postponed``.
+    An inline delivery is answered 503 with ``Retry-After``; an enqueued one waits in the store. The
+    attempt counts as failed, but is logged as ``webhook.postponed``, not as a failure.
     """
 
     #: The delay is shorter than this, in seconds.
@@ -348,14 +347,14 @@ class RetryLater(SdkError):
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         if not 0 <= seconds < self.LIMIT_SECONDS:
-            raise ValueError("RetryLater takes 0 to 2592000 seconds")
+            raise ValueError("RetryLater needs 0 to 2592000 seconds")
         self.seconds = float(seconds)
         self.reason = reason
-        super().__init__(reason or f"asked to be retried in {seconds:g} s")
+        super().__init__(reason or f"requested a retry in {seconds:g} s")
 
 
 def only_member(error: BaseException) -> BaseException:
-    """Return the only exception of nested groups of one; any other exception as it is."""
+    """Return the only leaf of nested groups of one; any other exception unchanged."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -1,1 +1,1 @@
-"""The admin address: probes, metrics and its API, apart from the deliveries."""
+"""The admin address: probes, metrics and its API, separate from deliveries."""

@@ -1,16 +1,16 @@
 """The rights of requests on the admin address, and their pace.
 
-- Probes answer everybody: an orchestrator has no token. Their reasons are for requests from this
-  machine, or with the token; a wrong one is refused where it would give them.
-- ``/metrics`` and ``/healthz`` are open while every address is of this machine (loopback or a
-  Unix socket); else they need the token.
+- Probes are open: an orchestrator has no token. Their reasons are shown to requests from this
+  machine or with the token; a wrong token is refused.
+- ``/metrics`` and ``/healthz`` are open while every address is of this machine (loopback or a Unix
+  socket); otherwise they need the token.
 - ``/api`` needs the token always, but for ``/api/proof``.
-- Everything but the probes wants a known ``Host``, so that a web page which points its own name
-  at this machine (DNS rebinding) reads nothing. IP addresses cannot be pointed elsewhere.
-- A changing call must not come from another site's page, and must be allowed at all.
+- Everything except probes requires a known ``Host``, so that a web page whose host name points to
+  this machine (DNS rebinding) reads nothing. IP addresses cannot be redirected.
+- A changing call must not come from another site's page, and must be allowed by the settings.
 
-:class:`Pacer` spreads requests over time. Probes have one of their own, so that a flood of other
-requests delays none of them. :class:`Concurrency` leaves connection slots to probes.
+:class:`Pacer` spreads requests over time. Probes have a separate one, so that a flood of other
+requests does not delay them. :class:`Concurrency` reserves connection slots for probes.
 """
 
 import base64
@@ -39,7 +39,7 @@ from ..errors import StoreUnavailableError
 class Refusal(msgspec.Struct, frozen=True):
     """Why a request is refused: the status and a sentence for who sent it.
 
-    ``guessed`` says that a token was given and is wrong.
+    ``guessed``: a wrong token was given.
     """
 
     status: int
@@ -52,8 +52,8 @@ class Access:
     """The rules of one admin address.
 
     Args:
-        token: what the ``Authorization: Bearer`` header must carry; None: nothing fits.
-        addresses: the URLs that it is reached at; empty while they are not known.
+        token: the required token of the ``Authorization: Bearer`` header; None: no token is valid.
+        addresses: its URLs; empty while they are unknown.
         allowed_hosts: further names that a ``Host`` header may carry.
         read_only: changing calls are refused.
     """
@@ -65,7 +65,7 @@ class Access:
 
     @property
     def is_local(self) -> bool:
-        """Whether every address is of this machine alone."""
+        """Whether every address is of this machine only."""
         return bool(self.addresses) and all(map(is_of_this_machine, self.addresses))
 
     def has_token(self, headers: Mapping[str, str]) -> bool:
@@ -73,17 +73,17 @@ class Access:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if self.token is None or scheme.casefold() != "bearer":
             return False
-        # A comparison that ends at the first difference would tell a patient guesser how far it
-        # came.
+        # A comparison that ends at the first difference would show an attacker the length of the
+        # match.
         return hmac.compare_digest(
             given.strip().encode("utf-8", "replace"), self.token.encode("utf-8", "replace")
         )
 
     def check_host(self, headers: Mapping[str, str]) -> Refusal | None:
-        """Refuse a ``Host`` that is neither an IP address nor a name of ours."""
+        """Refuse a ``Host`` that is neither an IP address nor one of our names."""
         name = host_name(headers.get("host", ""))
         own = (host_name(address.partition("://")[2]) for address in self.addresses)
-        # These names resolve to this machine alone (RFC 6761, 6.3), so no page can own one.
+        # These names resolve only to this machine (RFC 6761, 6.3), so no page can own one.
         if is_address(name) or name == "localhost" or name.endswith(".localhost"):
             return None
         if name and name in {*own, *(allowed.casefold() for allowed in self.allowed_hosts)}:
@@ -128,12 +128,12 @@ class Access:
         )
 
     def check_change(self, headers: Mapping[str, str]) -> Refusal | None:
-        """Refuse a changing call that another site's page sent, or that nobody may make."""
+        """Refuse a changing call from another site's page, or in read-only mode."""
         if _is_of_another_site(headers):
-            return Refusal(403, "a changing call may not come from a page of another site")
+            return Refusal(403, "a changing call must not come from a page of another site")
         if self.read_only:
             return Refusal(403, "nothing can be changed here: Sdk:Admin:ReadOnly is true")
-        # Another site's page may send three media types without being asked first (Fetch,
+        # Another site's page can send three media types without a preflight request (Fetch,
         # CORS-safelisted request-header); this is none of them.
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return Refusal(415, "the body must be application/json")
@@ -142,9 +142,9 @@ class Access:
     def check_feed(self, headers: Mapping[str, str]) -> Refusal | None:
         """Refuse a listener without the token, and one on a page of another site.
 
-        A browser sends cookies and no ``Authorization`` with WebSocket, and lets a page connect to
-        any address, so the ``Origin`` is checked here (RFC 6455, 10.2) and the token may come as
-        a subprotocol.
+        For WebSocket a browser sends cookies and no ``Authorization``, and lets a page connect to
+        any address. So the ``Origin`` is checked here (RFC 6455, 10.2), and the token may be in a
+        subprotocol.
         """
         if _is_of_another_site(headers):
             return Refusal(403, "the feed may not be read by a page of another site")
@@ -169,14 +169,14 @@ PROOF = "/api/proof"
 def proof_of(token: str, nonce: str, *, of_runtime: bool) -> str:
     """Return the proof of a caller, or the runtime's answer to it, in hexadecimal digits.
 
-    The two differ, so that a program in the runtime's place cannot send the first one back.
+    They differ, so that an impostor on the port cannot send the first one back.
     """
     who = "runtime" if of_runtime else "caller"
     return hmac.new(token.encode(), f"sdk-trio {who} {nonce}".encode(), "sha256").hexdigest()
 
 
-#: The subprotocol of the feed, and the beginning of the one that carries the token: a browser's
-#: only way to send one with WebSocket. A value in the address would stand in logs of proxies.
+#: The subprotocol of the feed, and the prefix of the one with the token: a browser's only way to
+#: send one with WebSocket. A token in the address would be in logs of proxies.
 FEED_PROTOCOL = "sdk-trio.feed"
 TOKEN_PROTOCOL = "sdk-trio.token."
 
@@ -215,7 +215,7 @@ def is_address(name: str) -> bool:
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Return whether a started address can be reached from this machine alone."""
+    """Return whether a started address is reachable only from this machine."""
     if address.startswith("unix:"):
         return True
     name = host_name(address.partition("://")[2]).removeprefix("[").removesuffix("]")
@@ -223,9 +223,9 @@ def is_of_this_machine(address: str) -> bool:
 
 
 def header_map(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return ASGI headers by name; a header that comes twice counts as empty.
+    """Return ASGI headers by name; a repeated header counts as empty.
 
-    No client of ours sends one twice, and a proxy may see the other one of the two.
+    Our clients never repeat one, and a proxy may use the other of the two.
     """
     found: dict[str, str] = {}
     for name, value in headers:
@@ -235,21 +235,21 @@ def header_map(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 class Pacer:
-    """Lets ``per_second`` pass, and ``burst`` at once after a quiet time; the others wait in turn.
+    """A rate limit: ``per_second`` calls, and ``burst`` at once after idle time; others wait.
 
-    Nothing is refused: a connection that waits sends nothing more, which slows a flood down. With
-    four clients that ask without a pause, deliveries kept their pace; without the pacing they fell
-    to a tenth of it. ``waiting`` is the number that waits now.
+    Nothing is refused: a waiting connection sends nothing more, which slows a flood. With four
+    clients sending constant requests, deliveries kept their rate; without the limit they dropped to
+    a tenth. ``waiting`` is the number of waiting calls.
     """
 
     def __init__(self, *, per_second: float, burst: int) -> None:
         self._bucket = TokenBucket(per_second=per_second, burst=burst)
         self.waiting: int = 0
 
-    async def turn(self) -> None:  # noqa: ASYNC910 - sending the answer is a checkpoint
-        """Wait for a turn; if it is cancelled, the turn is used up."""
+    async def wait_for_slot(self) -> None:  # noqa: ASYNC910 - sending the answer is a checkpoint
+        """Wait for a rate slot. Cancellation still consumes it."""
         now = trio.current_time()
-        # Booked at once, so those who wait leave in the order in which they came.
+        # Booked at once, so that waiting requests leave in order of arrival.
         due = self._bucket.book(now)
         if due > now:
             self.waiting += 1
@@ -300,9 +300,9 @@ _TOKEN_BYTES = 32
 
 @attrs.frozen
 class AdminToken:
-    """The token, and its place for people: a variable, or the path of a file.
+    """The token, and its location for people: a variable, or the path of a file.
 
-    Without a token the place says that there is none, and which variable would give one.
+    Without a token, the location is a text that names the variable to set.
     """
 
     value: str | None = attrs.field(repr=False)
@@ -310,18 +310,18 @@ class AdminToken:
 
 
 def provide_token(settings: Settings, environ: Mapping[str, str] = os.environ) -> AdminToken:
-    """Return the token of the variable that the settings name, else of the file, made if missing.
+    """Return the token from the configured variable, or else the file, generated if missing.
 
     A file that others can read is replaced; one of another user is refused. If no token can be
-    kept, a warning says so and calls that need it are refused; the receiver runs all the same,
-    because deliveries matter more than the admin address.
+    stored, a warning is logged and calls that need it are refused; the receiver still runs, because
+    deliveries matter more than the admin address.
 
     Raises:
         StoreUnavailableError: the data directory cannot be used, and the store is in it: the start
             ends with this one sentence.
     """
     variable = settings.admin.token_env_var
-    # A line break at the end is what most files of variables leave.
+    # Most files of variables leave a line break at the end.
     given = environ.get(variable, "").strip()
     if given:
         return AdminToken(given, f"the variable {variable}")
@@ -356,9 +356,9 @@ def _kept(file: Path) -> str | None:
         return None
     with os.fdopen(descriptor, encoding="ascii", errors="replace") as opened:
         token = opened.read(1024).strip()
-        # Of the open file and not of the name, which may lead to another one by now.
+        # Checks the open file, not the name, which may refer to another one by now.
         exposed = os.name == "posix" and os.fstat(opened.fileno()).st_mode & 0o077
-    # A token that others could read may be known to them, whatever the mode is now.
+    # A token that others could read may be known to them, whatever the mode now.
     if token and not exposed:
         return token
     _log.warning("admin.token_replaced", path=str(file), hint="other users could read it")
@@ -369,14 +369,14 @@ def _kept(file: Path) -> str | None:
 def _generate(file: Path) -> str:
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     temporary = file.with_name(f"{TOKEN_NAME}.{secrets.token_hex(8)}")
-    # Whole before it has its name, and readable by nobody else from its first byte on.
+    # Complete before it is renamed, and unreadable for others from its first byte on.
     descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as opened:
             opened.write(f"{token}\n")
         try:
             # Unlike a rename, a hard link does not replace a file of another process that started
-            # at the same moment; both then use the same token.
+            # at the same time; both then use the same token.
             os.link(temporary, file)
         except FileExistsError:
             return _kept(file) or token

@@ -1,8 +1,8 @@
 """The API of events, ``/api/events``: listings, one event, groups of dead letters, and replay.
 
-A replay of a whole state is the one call that can do much harm by a filter that is wider than
-meant. So a dry run counts what the filter meets and remembers it: the token that it returns fits
-the same filter alone, and stands for exactly the events that were counted.
+Replaying a whole state is the one call that can do much harm if its filter is wider than meant. So
+a dry run counts the matching events and records them. The token it returns is valid only for the
+same filter, and stands for exactly the counted events.
 """
 
 import json
@@ -40,13 +40,13 @@ from .query import (
 )
 from .status import RunningProgram
 
-#: The most events that a dry run counts, and that one call looks at: reading them takes a second.
+#: The most events counted by a dry run, and read by one call: reading them takes a second.
 LARGEST_COUNT = 10_000
 
 #: The events that a dry run shows.
 SAMPLE = 20
 
-#: Dry runs whose events are remembered, the newest ones: each of 10 000 takes a megabyte.
+#: Dry runs whose events are kept, the newest ones: each of 10 000 takes a megabyte.
 KEPT_TRIALS = 8
 
 #: Rows that are read from the store at once.
@@ -55,7 +55,7 @@ _PAGE = 500
 _log = get_logger("admin")
 
 
-#: Headers of every answer: a browser may not store it, guess its type, or run it.
+#: Headers of every answer: a browser must not store it, guess its type, or run it.
 _ALWAYS = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -64,7 +64,7 @@ _ALWAYS = (
 
 EVENTS = "/api/events"
 
-#: The actor of a request that names none: the token is the same for all who hold it.
+#: The actor of a request that names none: all users share the token.
 USUAL_ACTOR = "admin token"
 
 
@@ -100,7 +100,7 @@ def problem(status: int, reason: str, *extra: tuple[bytes, bytes]) -> Reply:
 
 
 class OrderedAction(msgspec.Struct, frozen=True):
-    """One action that somebody ordered here: what, by whom, from where, and of what."""
+    """One action ordered here: what, by whom, from where, and on what."""
 
     at: float
     action: str
@@ -110,14 +110,14 @@ class OrderedAction(msgspec.Struct, frozen=True):
     ids: Sequence[str]
 
 
-#: Actions that are kept for ``GET /api/actions``, and the ids that each of them names there. The
-#: log has all of both.
+#: Actions kept for ``GET /api/actions``, and the ids that each of them names there. The log has all
+#: of both.
 KEPT_ACTIONS = 200
 KEPT_IDS = 20
 
 
 class Actions:
-    """The last actions; each is logged as ``admin.acted`` or by an event of its own."""
+    """The last actions; each is logged as ``admin.acted`` or by its own event."""
 
     def __init__(self, clock: Callable[[], float] = wall) -> None:
         self._clock = clock
@@ -132,7 +132,7 @@ class Actions:
         ids: Sequence[str] = (),
         logged: bool = False,
     ) -> None:
-        """Keep an action, and log it unless the caller has done that."""
+        """Record an action, and log it unless the caller has done that."""
         now = self._clock()
         self._kept.append(
             OrderedAction(now, action, actor, address, len(ids), tuple(ids[:KEPT_IDS]))
@@ -146,7 +146,7 @@ class Actions:
 
 
 class _Chosen(msgspec.Struct, frozen=True):
-    """The events that an order means, as far as one call goes; ``after`` is where to go on."""
+    """The events selected by an order, within one call; ``after`` is where to continue."""
 
     candidates: Sequence[ReplayCandidate]
     sequences: Sequence[int] = ()
@@ -157,8 +157,8 @@ class _Chosen(msgspec.Struct, frozen=True):
 class _Trial(msgspec.Struct, frozen=True):
     """A dry run: its filter, and the sequences that it counted.
 
-    A bound would not do, neither of a sequence nor of a time: an event that had come before may die
-    after it, and clocks are set back.
+    A limit by sequence or time would not do: an event that arrived earlier may become a dead letter
+    later, and clocks are set back.
     """
 
     filter: Sequence[str | None]
@@ -166,13 +166,13 @@ class _Trial(msgspec.Struct, frozen=True):
 
 
 class EventAnswerer:
-    """The calls of the events API: it reads the inbox and puts events back into the queue.
+    """The calls of the events API: it reads the inbox and replays events.
 
     Args:
         observed: the program.
-        actions: keeps what was ordered.
-        sign: returns the headers of a delivery as they are sent anew, for a caller on this machine
-            or elsewhere.
+        actions: records the ordered actions.
+        sign: returns the headers of a delivery to be sent again, for a caller on this machine or
+            elsewhere.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class EventAnswerer:
     async def list(self, query: ListQuery) -> Reply:
         """Return an array of events without bodies, with the fields of ``events list``.
 
-        The ``Link`` header leads to the pages beside it.
+        The ``Link`` header has the previous and next page.
 
         Raises:
             UnknownTenantError: there is no such tenant.
@@ -206,7 +206,7 @@ class EventAnswerer:
             subject=query.subject,
             tenant_id=tenant_id,
             oldest_first=reads_oldest_first(query),
-            # One more than is shown: it says whether there is a further page.
+            # One more than shown, to know whether there is a next page.
             limit=query.limit + 1,
         )
         page = page_of(query, found)
@@ -237,7 +237,7 @@ class EventAnswerer:
         if record.subject is None:
             await trio.lowlevel.checkpoint()
             return None
-        # Without a tenant of its own it may stand between events of tenants: a few are looked at.
+        # Without a tenant, it may be between events of tenants: check a few.
         found = await self._inbox.find(
             subject=record.subject,
             tenant_id=record.tenant_id,
@@ -270,7 +270,7 @@ class EventAnswerer:
         return document(200, {"groups": rows, "counted": counted, "more": more})
 
     async def replay(self, order: ReplayOrder, *, address: str | None) -> Reply:
-        """Put events back and wake the workers; if it is cancelled, finished transactions stay.
+        """Replay events and wake the workers; on cancellation, finished transactions stay.
 
         The log has the ids, the caller's ``address``, and the ``actor`` that the caller names.
         There is one token, so nothing proves that name.
@@ -305,7 +305,7 @@ class EventAnswerer:
         try:
             replayed = await put_back(self._inbox, possible)
         except BaseException:
-            # Some of them may have been put back.
+            # Some of them may have been replayed.
             _log.warning(
                 "admin.replay_interrupted", actor=actor, address=address, webhook_ids=possible
             )
@@ -358,7 +358,7 @@ class EventAnswerer:
         return _Chosen(found, sequences, True, after)
 
     def _remember(self, order: ReplayOrder, chosen: _Chosen) -> str:
-        """Keep what a dry run has counted, and return the token that stands for it."""
+        """Store the events of a dry run, and return their token."""
         if len(self._trials) >= KEPT_TRIALS:
             del self._trials[next(iter(self._trials))]
         token = secrets.token_urlsafe(16)
@@ -388,7 +388,7 @@ def _filter(order: ReplayOrder) -> tuple[str | None, ...]:
 #: Dead letters that are grouped, the newest ones: reading them takes a quarter of a second.
 GROUPED = 5000
 
-#: Events of a subject that are looked at to find the neighbour of one.
+#: Events of a subject that are read to find the neighbour of one.
 _NEIGHBOURS = 20
 
 

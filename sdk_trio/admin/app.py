@@ -1,8 +1,8 @@
 """The admin address as an ASGI application: routes, rights, limits, and the probes' answers.
 
-``/livez`` says only that the event loop moves. ``/readyz`` is for load balancers: one failed check
-is enough. ``/healthz`` is for people: it also names parts that are degraded, which still do their
-work. None of them looks at the upstream, whose faults no restart would mend.
+``/livez`` only shows that the event loop runs. ``/readyz`` is for load balancers: one failed check
+is enough. ``/healthz`` is for people: it also names degraded parts, which still work. None of them
+checks the upstream, whose faults a restart would not fix.
 """
 
 import platform
@@ -58,9 +58,9 @@ _log = get_logger("admin")
 #: The largest body of a request, in bytes; an order to replay 1000 long ids fits.
 MAX_BODY_BYTES = 256 * 1024
 
-#: Wrong tokens that are answered a second, after the first few, so that guessing takes time. A
-#: right token never waits. A lock-out by address would let anybody behind a shared address, or on
-#: loopback, lock the operator out.
+#: Wrong tokens that are answered per second, after the first few, to slow guessing. A right token
+#: never waits. Blocking by address would let anyone behind a shared address, or on loopback, lock
+#: out the operator.
 GUESSES_PER_SECOND = 5.0
 GUESS_BURST = 10
 
@@ -71,15 +71,15 @@ MOST_GUESSES_WAITING = 16
 #: Time limit of a call into the store, in seconds.
 CALL_SECONDS = 10.0
 
-#: Requests that are served a second: scrapers and people stay far below, and a flood takes little
-#: of the time that deliveries need. Probes have a share of their own. Above it other requests wait;
-#: probes are answered at once and their connections closed, because a connection that waits here
-#: holds a slot, and the next probe would find none.
+#: Requests served per second: scrapers and people stay far below, and a flood takes little of the
+#: time that deliveries need. Probes have their own limit. Above it other requests wait, but probes
+#: are answered at once and their connections closed: a waiting connection holds a slot, and the
+#: next probe would find none.
 REQUESTS_PER_SECOND = 200.0
 BURST = 50
 
-#: The most probes that wait for a check of the store, altogether and from one source. The others
-#: get the result of the last check: while the store stands still, they would hold all slots.
+#: The most probes that wait for a check of the store, in total and per source. Others get the
+#: result of the last check: otherwise they would use all slots while the store hangs.
 MOST_PROBES_WAITING = 32
 MOST_PROBES_OF_ONE = 16
 
@@ -119,7 +119,7 @@ def status_of(checks: Iterable[Check]) -> str:
 
 
 def checks_document(checks: Sequence[Check], *, details: bool) -> list[dict[str, Any]]:
-    """Return the checks as JSON; ``details`` adds the reasons, which strangers need not see."""
+    """Return the checks as JSON; ``details`` adds the reasons, which strangers must not see."""
     return [
         {
             "name": check.name,
@@ -132,7 +132,7 @@ def checks_document(checks: Sequence[Check], *, details: bool) -> list[dict[str,
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """The parts of a request that routes look at."""
+    """The parts of a request that routes use."""
 
     method: str
     path: str
@@ -144,7 +144,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class _Route(msgspec.Struct, frozen=True):
-    """An address: what answers it, in which time, and whether it changes something."""
+    """A route: its handler, its time limit, and whether it changes something."""
 
     answer: Callable[[], Awaitable[Reply]]
     changes: bool = False
@@ -160,14 +160,14 @@ class AdminApp:
         access: the rights; :meth:`listen_at` gives it the real addresses.
         console: the parts that the console shows.
         version: of this package.
-        concurrency: bounds the requests in progress that are no probes.
+        concurrency: limits the requests in progress, except probes.
         source_of: maps a client's address to the source that its requests count for.
         directory: the data directory; None: nothing is kept in files.
         clock: returns Unix seconds.
         started_at: when the process started, in Unix seconds.
         tolerance: returns the most seconds by which a signature's time may be off.
 
-    :meth:`run` has to run beside it: it looks at the store on behalf of all requests.
+    :meth:`run` must run concurrently: it polls the store for all requests.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class AdminApp:
         self._reported: set[object] = set()
 
     def listen_at(self, addresses: tuple[str, ...]) -> None:
-        """Take the real addresses, which decide about Host headers and about what is open."""
+        """Set the real addresses, which decide about Host headers and open routes."""
         self._access = attrs.evolve(self._access, addresses=addresses)
 
     def restrict(self, *, allowed_hosts: tuple[str, ...], read_only: bool) -> None:
@@ -219,7 +219,7 @@ class AdminApp:
         self._access = attrs.evolve(self._access, allowed_hosts=allowed_hosts, read_only=read_only)
 
     async def run(self) -> None:
-        """Look at the store on behalf of all requests, and note the charts, until cancelled."""
+        """Poll the store for all requests, and record the charts, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._store.run)
             self._nursery = nursery
@@ -240,10 +240,11 @@ class AdminApp:
             return
         with self._concurrency.request(self._source_of(_address_of(scope))) as admitted:
             if admitted:
-                await self._pacer.turn()
+                await self._pacer.wait_for_slot()
                 await self._serve(scope, receive, send)
         if not admitted:
-            # Pipelined requests would keep the connection busy, which then never gives way.
+            # Pipelined requests would keep the connection busy, so it could never be closed as
+            # idle.
             extra = ((b"retry-after", b"1"), _CLOSES)
             await problem(503, "too many requests are in progress", *extra).send(send)
 
@@ -260,14 +261,14 @@ class AdminApp:
             _is_here(scope),
         )
         if closes:
-            # Nothing slows these down, so none may say whether a token is right.
+            # Nothing slows these down, so none may reveal whether a token is right.
             request.headers.pop("authorization", None)
         if request.path == FEED:
             await self._serve_feed(request, scope, send)
             return
         refusal = self._refusal(request)
-        # Only a changing call has a body to read, and only after all that its head decides: an
-        # unfinished body of anyone else would hold a connection slot.
+        # Only a changing call has a body, read only after all checks of its head: anyone else's
+        # unfinished body would hold a connection slot.
         if refusal is None and self._takes_body(request):
             body = await _read_body(receive)
             if body is None:
@@ -288,7 +289,7 @@ class AdminApp:
         return request.method == "POST" and route is not None and route.changes
 
     async def _serve_feed(self, request: _Request, scope: Scope, send: Send) -> None:
-        """Hand the connection over to WebSocket, or say why not."""
+        """Upgrade the connection to WebSocket, or answer why not."""
         refusal = self._access.check_host(request.headers)
         refusal = refusal or self._access.check_feed(request.headers)
         reply: Reply | None
@@ -323,11 +324,11 @@ class AdminApp:
             )
         except TooManyListenersError as error:
             return problem(503, str(error), (b"retry-after", b"5"))
-        except Exception as error:  # _failure raises what has no meaning here
+        except Exception as error:  # _failure re-raises unknown errors
             return self._failure(error, CALL_SECONDS)
         return None
 
-    # -- what is allowed ---------------------------------------------------------------------
+    # -- access ---------------------------------------------------------------------
 
     async def _refuse(self, refusal: Refusal, address: str | None) -> Reply:
         suppressed = self._refusals.admit("admin.refused")
@@ -345,9 +346,9 @@ class AdminApp:
         if refusal.guessed:
             if self._guesses.waiting >= MOST_GUESSES_WAITING:
                 return problem(429, "too many wrong tokens", (b"retry-after", b"5"))
-            # A wrong token waits for its turn, and a missing one does not: only guessing gains by
-            # haste.
-            await self._guesses.turn()
+            # A wrong token waits for a rate slot, a missing one does not: only guessing gains by
+            # speed.
+            await self._guesses.wait_for_slot()
         extra = ((b"www-authenticate", b'Bearer realm="sdk_trio"'),) * (refusal.status == 401)
         return problem(refusal.status, refusal.reason, *extra)
 
@@ -364,8 +365,8 @@ class AdminApp:
         if refusal is None and request.method == "POST":
             route = self._find(request)
             if route is not None and route.changes:
-                # A dry run of a replay is a changing call as well, for whoever may send it: its
-                # answer shows what the store holds to a page of another site.
+                # A dry run of a replay also counts as a changing call here: its answer would show
+                # the store's content to another site's page.
                 refusal = self._access.check_change(request.headers)
         return refusal
 
@@ -377,8 +378,8 @@ class AdminApp:
         return self._access.check_token(headers)
 
     def _needs_token(self, path: str) -> bool:
-        # Scrapers of this machine expect open metrics; beyond it they would tell strangers how busy
-        # the shop is.
+        # Scrapers on this machine expect open metrics; elsewhere they would show strangers the
+        # volume of business.
         if is_of_console(path):
             return False
         return not self._access.is_local or path == "/api" or path.startswith("/api/")
@@ -388,7 +389,7 @@ class AdminApp:
             return True
         return self._access.is_local and self._access.check_host(request.headers) is None
 
-    # -- what is answered --------------------------------------------------------------------
+    # -- answers --------------------------------------------------------------------
 
     async def _answer(self, request: _Request) -> Reply:
         route = self._find(request)
@@ -401,11 +402,11 @@ class AdminApp:
         try:
             with trio.fail_after(route.seconds):
                 return await route.answer()
-        except Exception as error:  # _failure raises what has no meaning here
+        except Exception as error:  # _failure re-raises unknown errors
             return self._failure(error, route.seconds)
 
     def _failure(self, error: Exception, seconds: float) -> Reply:
-        """Return the answer of an error that has a meaning here; raise any other one again."""
+        """Return the answer for a known error; re-raise any other."""
         match error:
             case BadQueryError() | InvalidTenantError():
                 return problem(400, str(error))
@@ -493,7 +494,7 @@ class AdminApp:
         return console_file(request.path, request.headers)
 
     async def _probe(self, request: _Request) -> Reply:
-        # Liveness looks at the event loop alone: what else fails, no restart would mend
+        # Liveness checks only the event loop: a restart would not fix other faults
         # (docs/adr/0018-admin-address.md).
         if request.path == LIVE:
             return document(200, {"alive": True})
@@ -574,7 +575,7 @@ class AdminApp:
                 "events": events,
                 "tenants": tenants and {str(status): count for status, count in tenants.items()},
                 "circuit": source.circuit,
-                # Infinite while a replica was never in step, which JSON cannot say.
+                # Infinite if a replica was never in step, which JSON cannot express.
                 "replication_lag_seconds": lag[0] if lag and lag[0] < inf else None,
                 "series": {"step_seconds": STEP_SECONDS, "points": self._series.steps},
                 "checks": checks_document(checks, details=True),
@@ -632,7 +633,7 @@ class AdminApp:
         # Bounded, because a faulty part may make up a new name for every sample.
         if part not in self._reported and len(self._reported) < MOST_REPORTED:
             self._reported.add(part)
-            # The error's text may hold secrets; its type and the part are enough to find it.
+            # The error's text may contain secrets; its type and the part are enough to find it.
             name = part if isinstance(part, str) else getattr(part, "__qualname__", repr(part))
             _log.error("admin.source_failed", part=name, error=type(error).__name__)
 
@@ -641,13 +642,13 @@ class AdminApp:
 
 
 def _is_here(scope: Any) -> bool:
-    """Return whether a request comes from this machine, as far as can be known."""
+    """Return whether a request comes from this machine, as far as known."""
     address = _address_of(scope)
     if any(name in PASSED_ON for name, _ in scope["headers"]):
         return False
     if address is None:
         return True
-    # A proxy that adds no header mostly leaves the name that the client has asked for.
+    # A proxy that adds no header usually keeps the name that the client requested.
     host = host_name(header_map(scope["headers"]).get("host", ""))
     return is_loopback(address) and is_loopback(host)
 
@@ -660,7 +661,7 @@ def _address_of(scope: Any) -> str | None:
 async def _read_body(receive: Receive) -> bytes | None:
     """Return the body, or more than :data:`MAX_BODY_BYTES` of a larger one.
 
-    None: its end never came. Then the server answers, if anyone is left to answer.
+    None: it is incomplete. Then the server answers, if the client is still connected.
     """
     body = bytearray()
     while True:

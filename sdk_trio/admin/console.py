@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #: The longest reason of a transition, in characters.
 LONGEST_REASON = 500
 
-#: The most messages that one call puts back.
+#: The most messages that one call retries.
 LARGEST_RETRY = 200
 
 #: The longest time of an examination, in seconds.
@@ -74,19 +74,19 @@ class RejectedRequests(Protocol):
         ...
 
     def newest(self, *, cause: str | None, before: int | None, limit: int) -> list[dict[str, Any]]:
-        """Return up to ``limit`` of those that are kept, newest first."""
+        """Return up to ``limit`` stored ones, newest first."""
         ...
 
 
 class ConsoleSource(Protocol):
     """The parts of the running program that the console shows.
 
-    A method whose part is not there raises :class:`MissingPartError`.
+    A method whose part is missing raises :class:`MissingPartError`.
     """
 
     @property
     def development(self) -> bool:
-        """Say whether the environment is Development."""
+        """Return whether the environment is Development."""
         ...
 
     @property
@@ -118,7 +118,7 @@ class ConsoleSource(Protocol):
         ...
 
     def replication(self) -> dict[str, Any]:
-        """Return how replication stands."""
+        """Return the status of replication."""
         ...
 
     def tenants(self) -> "TenantService":
@@ -130,7 +130,7 @@ class ConsoleSource(Protocol):
         ...
 
     def preview(self, transition: Transition, tenant: "Tenant | None") -> dict[str, str]:
-        """Return the texts of a transition, of a tenant or of made-up values."""
+        """Return the texts of a transition, for a tenant or with sample values."""
         ...
 
     async def doctor(self) -> list[dict[str, str]]:
@@ -138,7 +138,7 @@ class ConsoleSource(Protocol):
         ...
 
     async def trigger(self, type: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Deliver a signed sample to the receiver, in Development alone.
+        """Deliver a signed sample to the receiver, in Development only.
 
         Raises:
             MissingPartError: there is no such type.
@@ -147,14 +147,14 @@ class ConsoleSource(Protocol):
         ...
 
     async def sign(self, record: DeliveryRecord, here: bool) -> list[tuple[str, str]]:
-        """Return the headers of a delivery as a relay sends them; empty where none may be seen.
+        """Return the headers of a delivery as a relay sends them; empty if they must not be seen.
 
         ``here``: the caller is on this machine. Signatures leave it if the relay is on.
         """
         ...
 
     def relay(self, here: bool) -> dict[str, Any]:
-        """Return what a listener needs to know.
+        """Return the data that a listener needs to start.
 
         Raises:
             SecretsStayHereError: it is elsewhere, and the relay is off.
@@ -208,7 +208,7 @@ class ConsoleAnswerer:
 
     Args:
         source: the parts of the program.
-        actions: keeps what was ordered.
+        actions: records the ordered actions.
     """
 
     def __init__(self, source: ConsoleSource, actions: Actions) -> None:
@@ -218,7 +218,7 @@ class ConsoleAnswerer:
     # -- rejected, settings, replication, types, doctor --------------------------------------
 
     async def rejections(self, query: bytes) -> Reply:
-        """Return the newest rejected requests that are kept, and how many there were in all."""
+        """Return the newest stored rejected requests, and the total number."""
         given = parameters(query, ("cause", "before", "limit"))
         ring = self._source.rejected
         rows = ring.newest(
@@ -235,7 +235,7 @@ class ConsoleAnswerer:
         return document(200, [msgspec.structs.asdict(row) for row in self._source.settings()])
 
     async def replication(self) -> Reply:
-        """Return how replication stands, with the age of its verification."""
+        """Return the status of replication, with the age of its verification."""
         await trio.lowlevel.checkpoint()
         return document(200, self._source.replication())
 
@@ -308,7 +308,7 @@ class ConsoleAnswerer:
 
     async def messages(self, query: bytes) -> Reply:
         """Return a page of messages to site managers, newest first."""
-        # Whoever has messages has loaded their records already.
+        # A program with messages has loaded their records already.
         from ..records.notifications import listed_notification
 
         given = parameters(query, ("state", "channel", "tenant", "before", "limit"))
@@ -334,7 +334,7 @@ class ConsoleAnswerer:
         transition = _choice(given, "transition", Transition)
         if transition is None:
             raise BadQueryError(f"transition takes one of {', '.join(Transition)}")
-        # Asked first, so that a program without messages says so.
+        # Checked first, so that a program without messages reports that.
         self._source.notifications()
         name = given.get("tenant")
         tenant = None if name is None else await self._source.tenants().get(name)
@@ -342,7 +342,7 @@ class ConsoleAnswerer:
         return document(200, self._source.preview(transition, tenant))
 
     async def retry_messages(self, body: bytes, address: str | None) -> Reply:
-        """Put failed, skipped and unknown messages back; the answer names the others as left."""
+        """Retry failed, skipped and unknown messages; the answer lists the others as left."""
         order: RetryOrder = parse_order(body, RetryOrder)
         if not 1 <= len(order.ids) <= LARGEST_RETRY:
             raise BadQueryError(f"ids takes 1 to {LARGEST_RETRY} ids")
@@ -356,7 +356,7 @@ class ConsoleAnswerer:
     # -- samples, relay ----------------------------------------------------------------------
 
     async def trigger(self, body: bytes, address: str | None) -> Reply:
-        """Deliver a signed sample to the receiver; in Development alone."""
+        """Deliver a signed sample to the receiver; in Development only."""
         order: TriggerOrder = parse_order(body, TriggerOrder)
         sent = await self._source.trigger(order.type, order.data)
         actor = order.actor or USUAL_ACTOR
@@ -364,7 +364,7 @@ class ConsoleAnswerer:
         return document(200, sent)
 
     async def relay(self, here: bool, newest: Callable[[], Awaitable[int]]) -> Reply:
-        """Return what a listener needs to know before it begins."""
+        """Return the data that a listener needs to start."""
         told = self._source.relay(here)
         return document(200, {**told, "newest": await newest()})
 

@@ -1,7 +1,7 @@
 """The files of the console: one page, its script and its style sheet, as the package ships them.
 
-Their sources are in ``console/`` of the repository. They hold no data, so they need no token: a
-browser could not send one with the first request. All that the page shows comes from the API.
+Their sources are in ``console/`` of the repository. They contain no data, so they need no token: a
+browser could not send one with the first request. All data on the page comes from the API.
 """
 
 import hashlib
@@ -11,9 +11,9 @@ from importlib.resources import files
 
 from .api import Reply
 
-#: The rights of the page: its own script, its own style sheet, and requests to where it came from.
-#: It sets styles by script, which this allows, and evaluates nothing. A browser that knows Trusted
-#: Types refuses every text that a script would hand over as HTML or as code.
+#: The page's permissions: its own script and style sheet, and requests to its own origin. It sets
+#: styles by script, which this allows, and evaluates nothing. A browser with Trusted Types refuses
+#: every text that a script would pass as HTML or code.
 _POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     b"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -43,7 +43,7 @@ def console_file(path: str, headers: Mapping[str, str]) -> Reply:
     """
     name, content_type = _FILES[path]
     body, tag = _read(name)
-    # Asked for anew each time, so that the page fits the program after an update.
+    # Revalidated each time, so that the page matches the program after an update.
     extra = ((b"etag", tag), (b"content-security-policy", _POLICY), (b"cache-control", b"no-cache"))
     if headers.get("if-none-match") == tag.decode():
         return Reply(304, b"", content_type, extra)

@@ -1,14 +1,14 @@
 """The feed, ``/feed``: every change, live, over WebSocket, from where a client has stopped.
 
-Nothing that is on the way of a delivery knows of it. While somebody listens, one task looks at the
-store a few times a second; without a listener nothing runs. Each listener reads the deliveries
-after its own position out of the store, page by page, at its own pace, so none is left out however
-slow it is, and no buffer grows. A position is a sequence of the store, which a client gives again
-as ``after`` when it comes back, with the name of the store: in another one it means nothing.
+No code in the path of a delivery depends on it. While a listener is connected, one task polls the
+store a few times a second; otherwise nothing runs. Each listener reads deliveries after its own
+position from the store, page by page, at its own pace. So none is missed however slow it is, and no
+buffer grows. A position is a sequence of the store. A returning client sends it as ``after`` with
+the name of the store: in another store it means nothing.
 
-Other changes have no position: another state of an event that was sent, a rejected request, a
-transition of a tenant. They wait in a buffer for each listener. When it is full, it is emptied, and
-the listener is told how many it has missed; the present state is in the store.
+Other changes have no position: a changed state of an event already sent, a rejected request, a
+transition of a tenant. They wait in a buffer per listener. A full buffer is emptied, and the
+listener gets the number of missed changes; the current state is in the store.
 """
 
 import uuid
@@ -46,48 +46,47 @@ if TYPE_CHECKING:
 
 _log = get_logger("admin")
 
-#: The time between two looks, in seconds: after activity of this process, and without, for changes
-#: that other processes make. People do not notice a tenth of a second.
+#: Polling intervals in seconds: after activity of this process, and otherwise, for changes by other
+#: processes. People do not notice a tenth of a second.
 BUSY_SECONDS = 0.1
 QUIET_SECONDS = 1.0
 
-#: Deliveries that one read of a listener takes from the store.
+#: The most deliveries in one read of a listener.
 PAGE = 200
 
 #: Changes that wait for one listener.
 BUFFERED = 1000
 
-#: Listeners at a time: each costs a look into the store at every change.
+#: Concurrent listeners: each costs a query of the store at every change.
 MOST_LISTENERS = 32
 
-#: A listener hears something at least this often, and has to answer a ping within as much again.
+#: A listener gets a message at least this often, and must answer a ping within the same time.
 HEARTBEAT_SECONDS = 15.0
 PONG_SECONDS = 20.0
 
 #: The longest wait for the answer to a closing frame, in seconds.
 CLOSE_SECONDS = 0.25
 
-#: Bytes of a message of a listener: it has nothing to say.
+#: Bytes of a listener's message: it has nothing to send.
 LISTENER_BYTES = 1024
 
 #: Bytes that a listener may send at once, and a second in the long run: pongs have six each.
 HEARD_BYTES = 4096
 HEARD_BYTES_PER_SECOND = 256.0
 
-#: Events whose state is looked at again, the newest of all that were sent, and how many of these
-#: at each look: the newest ones, and of the others some in turn.
+#: Events whose state is polled, the newest of all that were sent, and how many per poll: the newest
+#: ones, and some of the others in rotation.
 WATCHED = 2000
 LOOKED_AT = 150
 
 #: Sequences with no more than this between them are read in one query.
 _REACH = 32
 
-#: Sequences that are not there yet are waited for so long, in seconds: a transaction that has taken
-#: one and is not committed may hold it back. The store answers a delivery within 8 seconds, or
-#: refuses it.
+#: Seconds to wait for missing sequences: an uncommitted transaction may have taken one. The store
+#: answers a delivery within 8 seconds, or refuses it.
 HOLE_SECONDS = 10.0
 
-#: The checkpoint with the name of the store, by which a listener knows it again.
+#: The checkpoint with the name of the store, by which a listener recognizes it.
 STORE_NAME = "feed.store"
 
 KINDS = ("delivery", "changed", "rejected", "tenant")
@@ -101,11 +100,10 @@ class TooManyListenersError(SdkError):
 class FeedQuery:
     """The subscription of one listener.
 
-    ``after`` is the last sequence that it has seen; None: only what comes from now on. ``store`` is
-    the name of the store that it has seen it in; None: it does not know. ``types`` are patterns in
-    which ``*`` stands for any text; empty: every type. ``relay`` adds body and headers for a local
-    receiver. ``most`` bounds the deliveries a second: the oldest of more are left out, and told as
-    lagged.
+    ``after`` is the last sequence that it has seen; None: only new deliveries. ``store`` is the
+    name of that sequence's store; None: unknown. ``types`` are patterns in which ``*`` matches any
+    text; empty: every type. ``relay`` adds body and headers for a local receiver. ``most`` limits
+    the deliveries per second: the oldest ones above it are omitted, and reported as lagged.
     """
 
     after: int | None = None
@@ -119,7 +117,7 @@ class FeedQuery:
     most: int | None = None
 
     def wants(self, record: DeliveryRecord, tenant_id: str | None) -> bool:
-        """Return whether the subscription is about this event in its present state."""
+        """Return whether the subscription includes this event in its current state."""
         return (
             self.state in (None, record.state)
             and (tenant_id is None or record.tenant_id == tenant_id)
@@ -128,7 +126,7 @@ class FeedQuery:
 
 
 def parse_feed(query: bytes) -> FeedQuery:
-    """Return the subscription that a query asks for.
+    """Return the subscription in a query.
 
     Raises:
         BadQueryError: a parameter is unknown, given twice, or has a value that it does not take.
@@ -162,7 +160,7 @@ def _words(text: str | None) -> tuple[str, ...]:
 
 
 def clusters(sequences: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of ascending sequences that lie close to each other."""
+    """Yield the first and last of ascending sequences that are close to each other."""
     first = last = None
     for sequence in sequences:
         if first is None or last is None:
@@ -176,15 +174,15 @@ def clusters(sequences: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def without_holes(position: int, records: Sequence[DeliveryRecord], now: float) -> int:
-    """Return up to which sequence nothing can appear any more.
+    """Return the sequence up to which no new row can appear.
 
     Args:
-        position: the same as of the last look.
+        position: the result of the last poll.
         records: the next ones above it, ascending.
         now: Unix seconds.
     """
     for record in records:
-        # A number that is missing below one of a while ago was given up, or its row removed.
+        # A missing number below one of a while ago was given up, or its row removed.
         if record.sequence != position + 1 and now - record.received_at < HOLE_SECONDS:
             return position
         position = record.sequence
@@ -206,19 +204,19 @@ class _Listener:
         self.tenant_id = tenant_id
         self.position = position
         self.here = here
-        #: Its position was of another store, so it begins with the first delivery of this one.
+        #: Its position was of another store, so it starts with the first delivery of this one.
         self.replaced = False
         self.flag = Flag()
         self.dropped = 0
         self._waiting: deque[dict[str, Any]] = deque()
 
     def offer(self, message: dict[str, Any]) -> None:
-        """Keep a change for it; what waited before goes where there is no room."""
+        """Queue a change for it; a full buffer is emptied first."""
         if len(self._waiting) >= BUFFERED:
             self.dropped += len(self._waiting)
             self._waiting.clear()
         self._waiting.append(message)
-        self.flag.up()
+        self.flag.set()
 
     def take(self) -> list[dict[str, Any]]:
         """Return the changes that wait, and forget them."""
@@ -228,10 +226,10 @@ class _Listener:
 
 
 class _QuietStream(trio.abc.Stream):
-    """A listener's connection, which breaks when more comes than pongs need.
+    """A listener's connection, which breaks if it receives more than pongs need.
 
-    The library answers pings and takes pongs by itself. Without this bound, thirty listeners that
-    sent nothing else left the receiver two deliveries a second of four hundred.
+    The library answers pings and accepts pongs by itself. Without this limit, thirty listeners that
+    sent pings nonstop left the receiver two deliveries a second of four hundred.
     """
 
     def __init__(self, stream: trio.abc.Stream) -> None:
@@ -239,7 +237,7 @@ class _QuietStream(trio.abc.Stream):
         self._heard: TokenBucket | None = None
 
     def limit(self) -> None:
-        """Count what comes from now on; the opening handshake has a bound of its own."""
+        """Count received bytes from now on; the opening handshake has its own limit."""
         self._heard = TokenBucket(per_second=HEARD_BYTES_PER_SECOND, burst=HEARD_BYTES)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
@@ -248,7 +246,7 @@ class _QuietStream(trio.abc.Stream):
             now = trio.current_time()
             self._heard.take(now, len(data))
             if self._heard.missing(now) > HEARD_BYTES:
-                raise trio.BrokenResourceError("the listener sends more than it has to say")
+                raise trio.BrokenResourceError("the listener sends too much")
         return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -287,9 +285,9 @@ class Feed:
         self._wanted = Flag()
         self._beginning = trio.Lock()
         self._store: str | None = None
-        #: Nothing appears any more up to here.
+        #: No new row can appear up to this sequence.
         self._position = 0
-        #: The events that may change, by sequence, and how they were at the last look.
+        #: The events that may change, by sequence, and their state at the last poll.
         self._watched: dict[int, _Progress] = {}
         self._turn = 0
         self._rejected = 0
@@ -304,15 +302,16 @@ class Feed:
         address: str | None,
         here: bool,
     ) -> None:
-        """Change the protocol of a connection and send what it subscribes to, until it ends.
+        """Upgrade a connection and send its subscription until it ends.
 
         Raises:
             TooManyListenersError: there are enough of them.
             NotRunningError: the store is not open.
-            StoreUnavailableError: the store cannot be read at present.
+            StoreUnavailableError: the store is unavailable.
         """
         async with self._beginning:
-            # Asked with the lock: many that come at once would all be below the bound without it.
+            # Checked under the lock: otherwise many simultaneous requests would all be below the
+            # limit.
             if len(self._listeners) >= MOST_LISTENERS:
                 raise TooManyListenersError(f"{MOST_LISTENERS} listeners are served already")
             if not self._listeners:
@@ -322,7 +321,7 @@ class Feed:
         listener = _Listener(query, tenant_id, 0 if replaced else position, here)
         listener.replaced = replaced
         self._listeners.add(listener)
-        self._wanted.up()
+        self._wanted.set()
         _log.info("admin.feed_opened", address=address, after=query.after, relay=query.relay)
         try:
             await self._converse(upgrade, listener)
@@ -335,7 +334,7 @@ class Feed:
         inbox = self._inbox
         self._store = await inbox.read_checkpoint(STORE_NAME)
         if self._store is None:
-            # A disk that is full must not keep people from seeing it: no name is given then.
+            # Even with a full disk, people must see the feed: it then has no store name.
             with suppress(StoreUnavailableError):
                 await inbox.write_checkpoint(STORE_NAME, str(uuid.uuid4()), once=True)
             self._store = await inbox.read_checkpoint(STORE_NAME)
@@ -376,45 +375,46 @@ class Feed:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear, socket, nursery.cancel_scope)
             nursery.start_soon(_ping, socket)
-            await self._tell(socket, listener)
+            await self._send_changes(socket, listener)
             nursery.cancel_scope.cancel()
 
     async def _hear(self, socket: "WebSocketConnection", scope: trio.CancelScope) -> None:
-        """End the conversation when the listener says something: it has nothing to say.
+        """End the conversation if the listener sends a message: it has nothing to send.
 
-        Whoever sends frames without end would take the time that deliveries need.
+        A client that sends frames without end would take the time that deliveries need.
         """
         await socket.get_message()
         await _close(socket, 1008, "this feed takes no messages")
         scope.cancel()
 
-    # -- what one listener gets --------------------------------------------------------------
+    # -- messages to one listener --------------------------------------------------------------
 
-    async def _tell(self, socket: "WebSocketConnection", listener: _Listener) -> None:
+    async def _send_changes(self, socket: "WebSocketConnection", listener: _Listener) -> None:
         hello = {
             "newest": self._position,
             "store": self._store,
             "replaced": listener.replaced,
-            # Of changes while it was away, the listener has to ask.
+            # The listener must query the changes that happened while it was away.
             "resumed": ["delivery"] if listener.query.after is not None else [],
             "version": self._version,
         }
         await _send(socket, [self._message(listener, "hello", hello)])
         try:
-            await self._go_on_telling(socket, listener)
+            await self._keep_sending(socket, listener)
         except (NotRunningError, StoreUnavailableError):
-            # The listener comes again with its position, and misses nothing.
-            await _close(socket, 1012, "the store cannot be read at present")
+            # The listener reconnects with its position, and misses nothing.
+            await _close(socket, 1012, "the store cannot be read now")
 
-    async def _go_on_telling(self, socket: "WebSocketConnection", listener: _Listener) -> None:
+    async def _keep_sending(self, socket: "WebSocketConnection", listener: _Listener) -> None:
         while True:
-            more = await self._tell_deliveries(socket, listener)
+            more = await self._send_deliveries(socket, listener)
             changes = listener.take()
             if listener.dropped:
-                told = self._message(listener, "lagged", {"dropped": listener.dropped})
+                fields = self._message(listener, "lagged", {"dropped": listener.dropped})
                 listener.dropped = 0
-                changes.insert(0, told)
-            # A change of an event that is not sent yet is left out: the event is sent as it is.
+                changes.insert(0, fields)
+            # A change of an event that is not sent yet is omitted: the event is sent in its current
+            # state.
             changes = [each for each in changes if _sequence(each) <= listener.position]
             if changes:
                 await _send(socket, [{**each, "seq": listener.position} for each in changes])
@@ -425,9 +425,9 @@ class Feed:
             if scope.cancelled_caught:
                 await _send(socket, [self._message(listener, "heartbeat", {})])
 
-    async def _tell_deliveries(self, socket: "WebSocketConnection", listener: _Listener) -> bool:
+    async def _send_deliveries(self, socket: "WebSocketConnection", listener: _Listener) -> bool:
         """Send the next deliveries after its position; return whether there may be more."""
-        # The position of the feed as of now: it moves on while the page is read.
+        # The current position of the feed: it advances while the page is read.
         until = self._position
         if listener.position >= until:
             return False
@@ -440,13 +440,13 @@ class Feed:
         for record in records:
             listener.position = record.sequence
             if listener.query.wants(record, listener.tenant_id):
-                # A look since then may know a later state, and has told it.
+                # A poll since then may know a later state, and has sent it.
                 if record.sequence not in self._watched:
                     self._watch(record)
                 event = await self._event(record, listener)
-                told = {"seq": record.sequence, "kind": "delivery", "at": record.received_at}
-                messages.append({**told, "event": event})
-                # Bodies are sent one by one: two hundred of a megabyte would be held together.
+                fields = {"seq": record.sequence, "kind": "delivery", "at": record.received_at}
+                messages.append({**fields, "event": event})
+                # Bodies are sent one by one: two hundred of a megabyte would be in memory together.
                 if listener.query.body or listener.query.relay:
                     await _send(socket, messages)
                     messages = []
@@ -468,7 +468,7 @@ class Feed:
         )
         if query.most is None:
             return await find(after_sequence=listener.position, oldest_first=True, limit=PAGE)
-        # The newest ones, as many as fit into the time since the last look.
+        # The newest ones that fit into the time since the last poll.
         most = max(1, int(query.most * BUSY_SECONDS))
         newest = await find(after_sequence=listener.position, oldest_first=False, limit=most)
         if len(newest) == most and newest[-1].sequence > listener.position + 1:
@@ -485,8 +485,8 @@ class Feed:
                 event["headers"] = await self._source.sign(whole, listener.here)
         return event
 
-    def _message(self, listener: _Listener, kind: str, told: Mapping[str, Any]) -> dict[str, Any]:
-        return {"seq": listener.position, "kind": kind, "at": self._clock(), **told}
+    def _message(self, listener: _Listener, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"seq": listener.position, "kind": kind, "at": self._clock(), **fields}
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -495,7 +495,7 @@ class Feed:
         return self._observed.stores()[0]
 
     async def _begin(self) -> None:
-        """Read the present state, from which changes are told."""
+        """Read the current state, from which changes are reported."""
         if self._inbox.in_order:
             self._position = await self._inbox.last_sequence()
         else:
@@ -509,23 +509,23 @@ class Feed:
                     self._watch(record)
         self._rejected = self._source.rejected.total
         self._transition = None
-        await self._look_at_tenants()
+        await self._poll_tenants()
 
     async def run(self) -> None:
-        """Look at the store while somebody listens, until cancelled."""
+        """Poll the store while a listener is connected, until cancelled."""
         activity = -1
-        looked_at = 0.0
+        polled_at = 0.0
         while True:
             if not self._listeners:
                 await self._wanted.wait()
             await trio.sleep(BUSY_SECONDS)
             now = trio.current_time()
             before, activity = activity, self._source.activity
-            if activity == before and now < looked_at + QUIET_SECONDS:
+            if activity == before and now < polled_at + QUIET_SECONDS:
                 continue
-            looked_at = now
+            polled_at = now
             try:
-                await self._look()
+                await self._poll()
             except (NotRunningError, StoreUnavailableError):
                 await trio.sleep(QUIET_SECONDS)
             except Exception:
@@ -533,12 +533,12 @@ class Feed:
                 _log.exception("admin.feed_failed")
                 await trio.sleep(QUIET_SECONDS)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         reached = await self._reach()
         if reached > self._position:
             self._position = reached
             for listener in self._listeners:
-                listener.flag.up()
+                listener.flag.set()
         for record in await self._changed():
             message = {"kind": "changed", "at": self._clock(), "event": listed(record)}
             for listener in self._listeners:
@@ -546,11 +546,11 @@ class Feed:
                     record, listener.tenant_id
                 ):
                     listener.offer(message)
-        self._look_at_rejected()
-        await self._look_at_tenants()
+        self._poll_rejected()
+        await self._poll_tenants()
 
     async def _reach(self) -> int:
-        """Return the sequence up to which nothing can appear any more."""
+        """Return the sequence up to which no new row can appear."""
         inbox = self._inbox
         if inbox.in_order:
             return await inbox.last_sequence()
@@ -572,7 +572,7 @@ class Feed:
             del self._watched[next(iter(self._watched))]
 
     async def _changed(self) -> list[DeliveryRecord]:
-        """Return the events among the watched ones that have changed since the last look."""
+        """Return the watched events that have changed since the last poll."""
         sequences = sorted(self._watched)
         chosen, others = sequences[-LOOKED_AT:], sequences[:-LOOKED_AT]
         if others:
@@ -593,11 +593,11 @@ class Feed:
                     self._watch(record)
         return changed
 
-    def _look_at_rejected(self) -> None:
+    def _poll_rejected(self) -> None:
         ring = self._source.rejected
         before, self._rejected = self._rejected, ring.total
         fresh = ring.total - before
-        # A rejected request is nobody's: who listens for one tenant must not see others.
+        # A rejected request has no tenant: a listener for one tenant must not see others' requests.
         listeners = [
             listener
             for listener in self._listeners
@@ -609,12 +609,12 @@ class Feed:
             row for row in ring.newest(cause=None, before=None, limit=fresh) if row["seq"] > before
         ]
         for listener in listeners:
-            # Those that others have pushed out of the ring since the last look.
+            # Those evicted from the ring since the last poll.
             listener.dropped += fresh - len(rows)
             for row in reversed(rows):
                 listener.offer({"kind": "rejected", "at": row["at"], "rejection": row})
 
-    async def _look_at_tenants(self) -> None:
+    async def _poll_tenants(self) -> None:
         try:
             service = self._source.tenants()
         except MissingPartError:
@@ -623,8 +623,8 @@ class Feed:
             self._transition = await service.newest_transition()
         for row in await service.transitions(after=self._transition, limit=PAGE):
             self._transition = row.sequence
-            told = {name: getattr(row, name) for name in _TRANSITION_FIELDS}
-            message = {"kind": "tenant", "at": row.occurred_at, "transition": told}
+            fields = {name: getattr(row, name) for name in _TRANSITION_FIELDS}
+            message = {"kind": "tenant", "at": row.occurred_at, "transition": fields}
             for listener in self._listeners:
                 if "tenant" in listener.query.kinds and listener.tenant_id in (None, row.tenant_id):
                     listener.offer(message)

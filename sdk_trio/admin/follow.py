@@ -1,13 +1,13 @@
-"""Following the feed of a receiver: an async iterator that loses no delivery and comes again.
+"""Following the feed of a receiver: an async iterator that reconnects and loses no delivery.
 
-``async with open_feed(url, token=...) as feed: async for message in feed: ...``. A message is the
-object of JSON that the feed sends: ``seq``, ``kind``, ``at``, and what the kind says. After a lost
-connection the iterator goes on behind the last delivery that it has returned.
+``async with open_feed(url, token=...) as feed: async for message in feed: ...``. A message is a
+JSON object of the feed: ``seq``, ``kind``, ``at``, and the fields of the kind. After a lost
+connection the iterator continues after the last delivery that it returned.
 
-The token goes only to a peer that has proved itself: by its certificate under TLS, else by a proof
-that it knows the token, on the same connection (docs/adr/0062-relay.md). Another
-program may have taken the port of a receiver that is not running. The proxies of the environment
-are not used: one would read the token.
+The token goes only to a peer that has proved itself: by its certificate under TLS, or by a proof
+that it knows the token, on the same connection (docs/adr/0062-relay.md). Another program may have
+taken the port of a stopped receiver. The environment's proxies are not used: one would read the
+token.
 """
 
 import hmac
@@ -32,14 +32,14 @@ from ..errors import SdkError, only_member
 from .access import PROOF, PROOF_SCHEME, proof_of
 from .feed import HEARTBEAT_SECONDS, KINDS
 
-#: A feed that says nothing for so long is gone, in seconds: it sends a heartbeat three times as
+#: After this many seconds of silence a feed counts as lost: it sends a heartbeat three times as
 #: often.
 SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
 
 #: The time for a connection, and for its change of protocol, in seconds.
 CONNECT_SECONDS = 10.0
 
-#: The longest frame that is taken, in bytes: a body of a megabyte whose every byte is escaped.
+#: The longest accepted frame, in bytes: a body of a megabyte with every byte escaped.
 FRAME_BYTES = 32 * 1024 * 1024
 
 #: Waits between two attempts to connect, in seconds.
@@ -56,7 +56,7 @@ _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
 class FeedRefusedError(SdkError):
-    """The feed cannot be followed as it was asked for: the message says why."""
+    """The feed cannot be followed with these arguments: the message has the reason."""
 
 
 class AdminRefusedError(SdkError):
@@ -71,11 +71,11 @@ def feed_url(base: str) -> str:
     """Return the address of the feed of an admin address.
 
     Args:
-        base: ``http``, ``https``, ``ws`` or ``wss``, with a path in front of ours if a proxy has
-            one; or ``unix:PATH``, which is returned without a mode.
+        base: ``http``, ``https``, ``ws`` or ``wss``, with the path prefix of a proxy, if any;
+            or ``unix:PATH``, which is returned without a mode.
 
     Raises:
-        FeedRefusedError: it is no such URL.
+        FeedRefusedError: it is not such a URL.
     """
     if base.startswith("unix:") and (socket := split_unix(base)[0]):
         return f"unix:{socket}"
@@ -83,17 +83,17 @@ def feed_url(base: str) -> str:
     scheme = _SCHEMES.get(parts.scheme)
     if scheme is None or not parts.hostname:
         raise FeedRefusedError(
-            f"{base!r} is no address: give ws://HOST:PORT, wss://HOST or unix:PATH"
+            f"{base!r} is not an address: use ws://HOST:PORT, wss://HOST or unix:PATH"
         )
     path = parts.path.rstrip("/").removesuffix("/feed")
     return urlunsplit((scheme, parts.netloc, f"{path}/feed", "", ""))
 
 
 class _Answers(trio.abc.ReceiveStream):
-    """The receiving half of a connection, whose end before the answer is an error.
+    """The receiving half of a connection; its end before the answer is an error.
 
-    The library waits for the answer to its handshake for ever when the connection ends instead, as
-    it does when a receiver that is just ending has taken it.
+    Otherwise the library would wait forever for the answer to its handshake if the connection ends,
+    as it does if a stopping receiver has accepted it.
     """
 
     def __init__(self, stream: trio.abc.ReceiveStream) -> None:
@@ -118,11 +118,11 @@ class _Answers(trio.abc.ReceiveStream):
 
 
 class FeedReader:
-    """The messages of a feed, one after the other; made by :func:`open_feed`.
+    """The messages of a feed, in order; created by :func:`open_feed`.
 
-    ``position`` is where the feed would be resumed: the ``seq`` of the last message, None before
-    the first one; ``store`` names the store that it is of. ``trouble`` is why there is no
-    connection at present; None: there is one. ``on_trouble`` is called with each new trouble.
+    ``position`` is where the feed would resume: the ``seq`` of the last message, None before the
+    first one; ``store`` is the name of its store. ``trouble`` is why there is currently no
+    connection, or None. ``on_trouble`` is called with each new trouble.
     """
 
     def __init__(
@@ -186,12 +186,12 @@ class FeedReader:
 
     async def _follow(self, context: ssl.SSLContext | None) -> None:
         """Hand over the messages of one connection until it ends."""
-        # Imported here: whoever only looks into the store does not load it.
+        # Imported here: commands that only read the store do not load it.
         from trio_websocket import ConnectionClosed, ConnectionRejected, HandshakeError
 
         try:
             await self._converse(context)
-        except Exception as group:  # nurseries wrap what is told apart here
+        except Exception as group:  # nurseries wrap the errors that are handled separately here
             error = only_member(group)
             if isinstance(error, AdminRefusedError):
                 self._refuse(error.status, str(error))
@@ -231,7 +231,7 @@ class FeedReader:
                 await exchange.prove_peer(self._token)
                 socket = await wrap_client_stream(
                     nursery,
-                    # Its annotation names two streams; any stream is what it takes.
+                    # It is annotated with two stream types, but accepts any stream.
                     trio.StapledStream(stream, answers),  # type: ignore[arg-type]
                     exchange.host,
                     f"{exchange.base}/feed?{urlencode({**self._query, **after})}",
@@ -248,7 +248,7 @@ class FeedReader:
                 for line in told.splitlines():
                     message = msgspec.json.decode(line)
                     await self._send.send(message)
-                    # Taken: whoever took it may not have run since.
+                    # The iterator has the message, but its task may not have run yet.
                     self._taken = message["seq"]
                     if message["kind"] == "hello":
                         self._taken_in = message["store"]
@@ -293,7 +293,7 @@ class _Exchange:
     """Requests over one connection to the admin address whose feed is at ``url``."""
 
     def __init__(self, stream: trio.abc.Stream, url: str) -> None:
-        # Any name would do on a Unix socket; this one is taken everywhere.
+        # Any name would work on a Unix socket; this one is accepted everywhere.
         parts = urlsplit("ws://localhost/feed" if url.startswith("unix:") else url)
         self.host = parts.netloc.rpartition("@")[2]
         self.base = parts.path.removesuffix("/feed")
@@ -325,7 +325,7 @@ class _Exchange:
         expected = proof_of(token, nonce, of_runtime=True)
         if not hmac.compare_digest(theirs.encode("utf-8", "replace"), expected.encode()):
             raise _unproven("its answer is not the receiver's")
-        # One that ends the connection here would have the token sent over another one.
+        # If this connection were closed here, the token would be sent over another one.
         if self._http.their_state is not h11.DONE:
             raise _unproven("it ends the connection")
         self._http.start_next_cycle()
@@ -390,7 +390,7 @@ async def call(
         path: below the admin address, such as ``/api/relay``.
         token: the admin token.
         query: the query's parameters.
-        body: what is sent as JSON; None: nothing.
+        body: sent as JSON; None: no body.
         context: the TLS context of ``wss``; None: the system's authorities.
 
     Raises:
@@ -411,7 +411,7 @@ async def call(
         try:
             return msgspec.json.decode(content)
         except msgspec.DecodeError:
-            raise AdminRefusedError(0, "the answer is no JSON") from None
+            raise AdminRefusedError(0, "the answer is not JSON") from None
 
 
 @asynccontextmanager
@@ -435,20 +435,20 @@ async def open_feed(
         url: the admin address, such as ``http://127.0.0.1:8081``, ``wss://hooks.example`` or
             ``unix:/run/sdk_trio/admin.sock``.
         token: the admin token.
-        after: begin after this sequence; None: with what comes from now on.
-        store: the name of the store that ``after`` is of, see :class:`FeedReader`; another one is
-            begun with its first delivery, and its ``hello`` has ``replaced``.
+        after: start after this sequence; None: with new deliveries only.
+        store: the name of the store of ``after``, see :class:`FeedReader`; another store is read
+            from its first delivery, and its ``hello`` has ``replaced``.
         kinds: of ``delivery``, ``changed``, ``rejected`` and ``tenant``; ``hello``, ``lagged`` and
             ``heartbeat`` always come.
-        types: only these event types; ``*`` stands for any text.
+        types: only these event types; ``*`` matches any text.
         state: only deliveries in this state.
-        tenant: only those of this tenant, by identifier or id.
+        tenant: only events of this tenant, by identifier or id.
         body: each delivery carries its body, ``raw`` or ``raw_base64``.
         relay: and its signed headers, ``headers``.
         context: the TLS context of ``https`` and ``wss``; None: the system's authorities.
 
     Raises:
-        FeedRefusedError: ``url`` is no address, or the feed refuses.
+        FeedRefusedError: ``url`` is not an address, or the feed refuses.
     """
     options = {
         "kinds": ",".join(kinds),
@@ -468,6 +468,6 @@ async def open_feed(
             finally:
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        # The nursery is ours: what leaves the block is what the block has raised.
+        # The nursery is internal: raise the block's own exception without the group.
         error = only_member(group)
         raise error from (None if error is group else error.__cause__)

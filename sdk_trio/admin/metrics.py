@@ -54,7 +54,7 @@ METRICS: Final = (
     Metric(
         "sdk_admin_token_refusals_total",
         "counter",
-        "Requests that the admin address refused for want of the token: missing or wrong.",
+        "Requests to the admin address refused because the token was missing or wrong.",
         ("reason",),
     ),
     Metric(
@@ -66,13 +66,13 @@ METRICS: Final = (
     Metric(
         "sdk_processes",
         "gauge",
-        "Where Server:Processes is not 1: processes that are wanted, and that serve.",
+        "If Server:Processes is not 1: configured processes, and those that serve.",
         ("state",),
     ),
     Metric(
         "sdk_process_ends_total",
         "counter",
-        "Processes of Server:Processes that ended without having been asked to.",
+        "Processes of Server:Processes that ended unexpectedly.",
     ),
     Metric(
         "sdk_log_dropped_total",
@@ -80,11 +80,11 @@ METRICS: Final = (
         "Lines of the log that were dropped because they were not read in time.",
         ("level",),
     ),
-    Metric("sdk_draining", "gauge", "1 from the beginning of a graceful stop on, else 0."),
+    Metric("sdk_draining", "gauge", "1 during a graceful shutdown, otherwise 0."),
     Metric(
         "sdk_webhook_deliveries_total",
         "counter",
-        "What happened to deliveries; one delivery may count under several results.",
+        "Results of deliveries; one delivery may count under several results.",
         ("result",),
     ),
     Metric(
@@ -103,13 +103,13 @@ METRICS: Final = (
     Metric(
         "sdk_webhook_secret_matches_total",
         "counter",
-        "Deliveries that the secret at this place of the settings has verified.",
+        "Deliveries verified by the secret with this key in the settings.",
         ("index",),
     ),
     Metric(
         "sdk_forward_attempts_total",
         "counter",
-        "Events posted to the application of a route, by what came of it.",
+        "Events posted to the application of a route, by result.",
         ("route", "result"),
     ),
     Metric(
@@ -224,7 +224,7 @@ BY_NAME: Final[Mapping[str, Metric]] = {metric.name: metric for metric in METRIC
 
 def metric_of(sample_name: str) -> Metric | None:
     """Return the metric that a sample of this name belongs to, or None."""
-    # The whole name first: a counter may end in one of a histogram's endings.
+    # The full name first: a counter may end in one of a histogram's suffixes.
     found = BY_NAME.get(sample_name)
     if found is not None:
         return None if found.kind == "histogram" else found
@@ -277,7 +277,7 @@ def expose(samples: Iterable[Sample]) -> bytes:
         lines.setdefault(metric.name, []).append(_line(sample))
     text: list[str] = []
     for metric in METRICS:
-        # Lines of one metric must stand together, below its help and type (format 0.0.4), while
+        # Lines of one metric must be contiguous, below its help and type (format 0.0.4), while
         # samples come part by part.
         if metric.name in lines:
             text.append(f"# HELP {metric.name} {metric.help.translate(_HELP_ESCAPES)}")

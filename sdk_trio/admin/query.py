@@ -1,11 +1,11 @@
 """The queries and orders of the admin address's API: their parts, valid values, and pages. Pure.
 
-Anybody who has the token writes them by hand, so that whatever is not known is refused by name: a
-misspelt part would otherwise choose every event.
+Anyone with the token may write them by hand, so unknown parameters are refused by name: a misspelt
+one would otherwise select every event.
 
-A page has the ``limit`` events nearest to the given cursor, in whichever order they are shown, so
-that the order stays the same when paging forth and back. Cursors are sequences, which never change:
-events that arrive meanwhile shift no page.
+A page has the ``limit`` events nearest to the cursor, in either display order, so paging forth and
+back keeps the order. Cursors are sequences, which never change: events that arrive meanwhile do not
+shift a page.
 """
 
 import re
@@ -22,19 +22,19 @@ from ..records.deliveries import DeliveryRecord, DeliveryState
 LARGEST_LIMIT = 500
 USUAL_LIMIT = 50
 
-#: The most events that one call puts back; the answer says when there are more.
+#: The most events that one call replays; the answer says whether there are more.
 LARGEST_REPLAY = 1000
 
 #: The most characters of a name in the log.
 LONGEST_ACTOR = 100
 
-#: One line of text: no control characters, line breaks or signs that reverse what follows them.
+#: One line of text: no control characters, line breaks or characters that reverse the direction.
 LINE = r"^[^\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]+$"
 
 #: The greatest sequence that a store has.
 LARGEST_SEQUENCE = 2**63 - 1
 
-#: The forms of a moment: Unix seconds, or RFC 3339 with its offset from UTC. An unescaped plus sign
+#: The forms of a time: Unix seconds, or RFC 3339 with its offset from UTC. An unescaped plus sign
 #: in a query arrives as a space, so both are accepted.
 MOMENT = (
     r"^([0-9]{1,11}(\.[0-9]{1,6})?"
@@ -44,7 +44,7 @@ MOMENT = (
     r"(Z|[+ -]([01][0-9]|2[0-3]):[0-5][0-9]))$"
 )
 
-#: The latest moment that can be written in seconds.
+#: The latest time that can be written in seconds.
 LATEST_MOMENT = 99_999_999_999.0
 
 _MAX_PARAMETERS = 20
@@ -99,7 +99,7 @@ FILTER = ("state", "type", "tenant", "error", "since", "until")
 
 
 def parse_list(query: bytes) -> ListQuery:
-    """Return what a listing is asked for.
+    """Return the parameters of a listing.
 
     Raises:
         BadQueryError: a parameter is unknown, given twice, or has a value that it does not take.
@@ -112,7 +112,7 @@ def parse_list(query: bytes) -> ListQuery:
         raise BadQueryError("order takes newest or oldest")
     after = parse_number(given, "after", None, 0, LARGEST_SEQUENCE)
     before = parse_number(given, "before", None, 0, LARGEST_SEQUENCE)
-    # A caller with ``after`` alone follows the inbox, and wants events in the order of arrival.
+    # With ``after`` only, the caller follows the inbox, in order of arrival.
     usual = "newest" if after is None or before is not None else "oldest"
     return ListQuery(
         type=given.get("type"),
@@ -129,7 +129,7 @@ def parse_list(query: bytes) -> ListQuery:
 
 
 def parse_show(query: bytes) -> bool:
-    """Return whether the body of an event is asked for.
+    """Return whether the body of an event is requested.
 
     Raises:
         BadQueryError: a parameter is unknown or has a value that it does not take.
@@ -141,10 +141,10 @@ def parse_show(query: bytes) -> bool:
 
 
 def parse_replay(body: bytes) -> ReplayOrder:
-    """Return what is to be put back.
+    """Return the order of a replay.
 
     Raises:
-        BadQueryError: it is no JSON object of that form.
+        BadQueryError: it is not a JSON object of that form.
     """
     order: ReplayOrder = parse_order(body, ReplayOrder)
     given = {
@@ -197,7 +197,7 @@ def parameters(query: bytes, known: tuple[str, ...]) -> Mapping[str, str]:
     """Return the parameters of a query, each known and given once.
 
     Raises:
-        BadQueryError: one is not, or the query is no query.
+        BadQueryError: a parameter is invalid or unknown, or the query cannot be parsed.
     """
     try:
         pairs = parse_qsl(
@@ -224,7 +224,7 @@ def parse_number(
     """Return the number of a parameter, ``usual`` if it is not given.
 
     Raises:
-        BadQueryError: it is no number within the bounds.
+        BadQueryError: it is not a number within the bounds.
     """
     text = given.get(name)
     if text is None:
@@ -237,10 +237,10 @@ def parse_number(
 
 
 def parse_moment(given: Mapping[str, str], name: str) -> float | None:
-    """Return the moment of a parameter in Unix seconds, None if it is not given.
+    """Return the time of a parameter in Unix seconds, None if it is not given.
 
     Raises:
-        BadQueryError: it has not the form of :data:`MOMENT`.
+        BadQueryError: it does not have the form of :data:`MOMENT`.
     """
     text = given.get(name)
     if text is None:
@@ -263,16 +263,16 @@ def parse_moment(given: Mapping[str, str], name: str) -> float | None:
 
 
 class PageOfEvents(msgspec.Struct, frozen=True):
-    """Some events in the order that was asked for; ``links`` are queries by their relation."""
+    """Events in the requested order; ``links`` are queries by their relation."""
 
     records: Sequence[DeliveryRecord]
     links: dict[str, str]
 
 
 def reads_oldest_first(query: ListQuery) -> bool:
-    """Return whether the store is to be read by rising sequence to find the page.
+    """Return whether to read the store by rising sequence for the page.
 
-    It is read from the only cursor there is; without one, and between two, as it is shown.
+    It is read from the only cursor; with none or two, in display order.
     """
     if (query.after is None) == (query.before is None):
         return query.order == "oldest"
@@ -283,9 +283,9 @@ def page_of(query: ListQuery, found: Sequence[DeliveryRecord]) -> PageOfEvents:
     """Return the page of ``query``.
 
     Args:
-        query: what was asked for.
-        found: what the store holds of it, in the order of :func:`reads_oldest_first`; one event
-            more than the limit, if there is one.
+        query: the parameters.
+        found: the store's events, in the order of :func:`reads_oldest_first`; one event more than
+            the limit, if there is one.
     """
     more = len(found) > query.limit
     records = list(found[: query.limit])
@@ -295,7 +295,7 @@ def page_of(query: ListQuery, found: Sequence[DeliveryRecord]) -> PageOfEvents:
     if not records:
         return PageOfEvents(records, {})
     between = query.after is not None and query.before is not None
-    # Sequences begin at 1, so there is nothing before a cursor of 0.
+    # Sequences start at 1, so nothing precedes a cursor of 0.
     came_from_elsewhere = bool(query.after) if query.before is None else query.after is None
     has_next = more if reads_as_shown else True
     # With two cursors, events before the first page are outside of the requested range.

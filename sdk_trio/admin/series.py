@@ -1,7 +1,7 @@
 """The last quarter of an hour in steps: rates, latency and the queue, for the charts. Pure.
 
-Metrics are totals since the start. A step is the difference of two looks at them, so nothing is
-counted a second time for the charts.
+Metrics are totals since the start. A step is the difference of two samples, so the charts need no
+second count.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ import msgspec
 
 from ..base.telemetry import Sample
 
-#: Time between two looks, in seconds, and how many steps are kept: a quarter of an hour.
+#: Seconds between two samples, and the number of steps kept: a quarter of an hour.
 STEP_SECONDS = 5.0
 STEPS = 180
 
@@ -36,7 +36,7 @@ _DEPTH = "sdk_queue_depth"
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """The totals of one moment: deliveries by result, runs by the upper end of their bucket."""
+    """The totals at one time: deliveries by result, runs by the upper bound of their bucket."""
 
     results: Mapping[str, float]
     buckets: Mapping[float, float]
@@ -44,7 +44,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 def totals_of(samples: Iterable[Sample]) -> Totals:
-    """Return the totals that the metrics hold; the buckets of all event types are added up."""
+    """Return the totals of the metrics; the buckets of all event types are summed."""
     results: dict[str, float] = dict.fromkeys(RESULTS, 0)
     buckets: dict[float, float] = {}
     depth = 0
@@ -62,7 +62,7 @@ def totals_of(samples: Iterable[Sample]) -> Totals:
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """Return the value below which ``share`` of a cumulative histogram lies; None if it is empty.
+    """Return the ``share`` quantile of a cumulative histogram; None if it is empty.
 
     Between the ends of a bucket it is interpolated, as Prometheus does. Above the last end nothing
     is known, so that end is returned.
@@ -83,7 +83,7 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
 
 
 def step_between(before: Totals, after: Totals, at: float) -> dict[str, Any]:
-    """Return what happened between two moments, as one object of JSON."""
+    """Return the changes between two moments, as one JSON object."""
     runs = {bound: n - before.buckets.get(bound, 0) for bound, n in after.buckets.items()}
     return {
         "at": at,

@@ -1,8 +1,8 @@
 """The state of the running program, as probes and metrics show it.
 
-A probe that asked the store itself would let any client load it. So :class:`StoreObserver` looks,
-and all who ask within a few seconds share one look. A slow look is repeated more seldom, so that
-counting the rows of a large store costs a few per cent of one reading thread at most.
+If each probe queried the store, any client could load it. So :class:`StoreObserver` polls it, and
+all requests within a few seconds share one poll. Slow polls are repeated less often, so that
+counting the rows of a large store uses a few per cent of one reader thread at most.
 """
 
 import shutil
@@ -33,15 +33,15 @@ TenantCounts = Callable[[], Awaitable[Mapping["TenantStatus", int]]]
 
 _log = get_logger("admin")
 
-#: Time for which one look serves all requests, in seconds.
+#: Seconds for which one poll serves all requests.
 FRESH_SECONDS = 5.0
 
 #: The largest share of the time that counting may take: a store of many million rows is counted
-#: more seldom.
+#: less often.
 COUNTING_SHARE = 0.05
 
-#: Time that a request waits for a look, in seconds: below the second that an orchestrator commonly
-#: allows a probe.
+#: Seconds that a request waits for a poll: below the second that orchestrators commonly allow a
+#: probe.
 PATIENCE_SECONDS = 0.8
 
 #: A write that takes longer than this fails the check, in seconds.
@@ -53,8 +53,8 @@ DIFFERING_SECONDS = 2.0
 #: Pause after an error of the store, in seconds.
 PAUSE_SECONDS = 0.2
 
-#: Bytes of the probing write: as many as a usual delivery has. A disk with room for a few bytes
-#: would pass a smaller probe while it cannot keep a delivery.
+#: Bytes of the probing write, as in a usual delivery: a smaller one would fit on a disk that is too
+#: full for a delivery.
 PROBE_BYTES = 8192
 
 #: Name of the checkpoint of the probing write. Only a write proves that the store can write: a full
@@ -73,7 +73,7 @@ class RunningProgram(Protocol):
         ...
 
     def stores(self) -> tuple[Inbox, TenantCounts | None]:
-        """Return the open inbox, and what counts the tenants where there are any.
+        """Return the open inbox, and the counter of tenants, if any.
 
         Raises:
             NotRunningError: it is not open.
@@ -90,15 +90,15 @@ class RunningProgram(Protocol):
         ...
 
     def status(self) -> Mapping[str, Any]:
-        """Return addresses and figures of this moment for ``GET /api/status``."""
+        """Return the current addresses and figures for ``GET /api/status``."""
         ...
 
     def wake(self) -> None:
-        """Make the workers look into the store: due events were put there."""
+        """Make the workers poll the store: due events were added."""
         ...
 
     async def refresh(self) -> None:
-        """Ask other processes of the program for their figures; wait a moment at most."""
+        """Get the figures of the program's other processes; wait a moment at most."""
         ...
 
 
@@ -112,8 +112,8 @@ class StatusProviders(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     """Counts: events by state, arrival of the oldest waiting event, tenants by status.
 
-    ``expired_leases`` are events whose process stands still or is gone, and that no other process
-    has taken over.
+    ``expired_leases`` are events whose process hangs or has ended, and that no other process has
+    claimed.
 
     ``disk`` has the free bytes of the store's file system and all of them, None without a disk.
     """
@@ -126,12 +126,12 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class StoreObserver:
-    """The last observations of the store; :meth:`run` looks, everything else only waits.
+    """The last observations of the store; :meth:`run` polls, everything else only waits.
 
     Args:
         stores: returns the open stores, or raises :class:`~sdk_trio.errors.NotRunningError`.
-        directory: the data directory, whose file system is measured with each look; None: the
-            store keeps no files.
+        directory: the data directory, whose file system is measured at each poll; None: the store
+            has no files.
         clock: returns Unix seconds.
     """
 
@@ -149,7 +149,7 @@ class StoreObserver:
         self._moved = Bell()
         self._written_at = -inf
         self._writing_since = inf
-        self._fault: str | None = "the store has not been tried yet"
+        self._fault: str | None = "the store has not been checked yet"
         self._clock_offset: float | None = None
         self._failed_looks = 0
         self._counted_at = -inf
@@ -159,17 +159,17 @@ class StoreObserver:
     # -- for requests ------------------------------------------------------------------------
 
     async def wait_for_check(self) -> None:
-        """Wait until the store was tried a moment ago, or until that has taken too long."""
+        """Wait until the store was tried a moment ago, or until that takes too long."""
         await self._wait(lambda: trio.current_time() < self._written_at + FRESH_SECONDS)
 
     async def wait_for_figures(self) -> None:
-        """Wait until there are figures that are not too old, or until that has taken too long."""
+        """Wait until there are recent figures, or until that takes too long."""
         await self._wait(
             lambda: trio.current_time() < max(self._counted_at + FRESH_SECONDS, self._next_count_at)
         )
 
     def check(self) -> Check:
-        """Return whether the store can write, by the last look."""
+        """Return whether the store can write, by the last poll."""
         with suppress(NotRunningError):
             if (lost := self._stores()[0].lost) is not None:
                 return Check("store", False, lost)
@@ -179,7 +179,7 @@ class StoreObserver:
         return Check("store", self._fault is None, self._fault or "writes")
 
     def clock_check(self, tolerance: float) -> Check | None:
-        """Compare this host's clock with the store's, by the last look; None: it has no other.
+        """Compare this host's clock with the store's, by the last poll; None: it has no other.
 
         Signatures are checked by this host's clock, and ``tolerance`` is the most by which they may
         differ from it, in seconds.
@@ -199,8 +199,8 @@ class StoreObserver:
     def check_leases(self) -> Check:
         """Return whether events wait that no process runs, by the last count; never unready.
 
-        Other processes take deliveries as before, and one that is taken out of a load balancer
-        would not run these events either.
+        Other processes still accept deliveries, and one that is removed from a load balancer would
+        not run these events either.
         """
         if self.figures is None:
             return Check("leases", True, "not counted yet")
@@ -213,8 +213,8 @@ class StoreObserver:
         return Check(
             "leases",
             True,
-            f"{expired} events belong to processes that stand still or are gone, and no other one "
-            "has taken them over: the workers are busy, or cannot reach the store",
+            f"{expired} events belong to processes that hang or have ended, and no other one "
+            "has claimed them: the workers are busy, or cannot reach the store",
             degraded=True,
         )
 
@@ -246,13 +246,13 @@ class StoreObserver:
         with trio.move_on_after(PATIENCE_SECONDS):
             await trio.lowlevel.checkpoint()
             while not is_fresh() and looks == self._failed_looks:
-                self._wanted.up()
+                self._wanted.set()
                 await self._moved.wait()
 
-    # -- looking -----------------------------------------------------------------------------
+    # -- polling -----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look whenever a request needs fresher observations, until cancelled."""
+        """Poll whenever a request needs fresher observations, until cancelled."""
         while True:
             await self._wanted.wait()
             try:
@@ -296,7 +296,7 @@ class StoreObserver:
         if self._directory is None:
             return None
         try:
-            # A network file system that hangs would hold the event loop.
+            # A hanging network file system would block the event loop.
             usage = await run_in_thread(shutil.disk_usage, self._directory, abandon_on_cancel=True)
         except OSError:
             return None

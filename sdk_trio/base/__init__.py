@@ -1,6 +1,6 @@
-"""Mechanisms that several rooms need, each with one home; nothing here knows of webhooks.
+"""Mechanisms shared by several packages; nothing here depends on webhooks.
 
-:func:`importing` gives a package names that are imported when they are first used (PEP 562).
+:func:`importing` gives a package lazy attributes, imported on first use (PEP 562).
 """
 
 from collections.abc import Callable, Mapping
@@ -11,8 +11,8 @@ from typing import Any
 def importing(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a module ``__getattr__`` for ``package``.
 
-    ``homes`` maps each name to the submodule that defines it. A name is imported once: it is then
-    an ordinary attribute of the package.
+    ``homes`` maps each name to the submodule that defines it. Each name is imported once and is
+    then an ordinary attribute of the package.
     """
 
     def look_up(name: str) -> Any:

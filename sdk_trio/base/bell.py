@@ -1,53 +1,52 @@
-"""A bell and a flag, for tasks that wait until something has changed."""
+"""Wake-up signals for tasks that wait for a change: a bell and a flag."""
 
 import trio
 
 
 class Bell:
-    """Wakes, at each :meth:`ring`, the tasks that wait at that moment.
+    """Wakes all tasks that are waiting when :meth:`ring` is called.
 
-    It remembers nothing: a task looks whether there is still something to wait for, and then waits
-    for the next ring, without a checkpoint between the two. A task that has to await something
-    between its look and its wait needs a :class:`Flag`.
+    It has no memory: a task checks its condition, then waits for the next ring, without a
+    checkpoint in between. A task that must await something in between needs a :class:`Flag`.
     """
 
     __slots__ = ("_next",)
 
     def __init__(self) -> None:
-        # Made by the first task that waits, so that a ring that nobody hears costs nothing.
+        # Created by the first waiting task: a ring without waiting tasks costs nothing.
         self._next: trio.Event | None = None
 
     def ring(self) -> None:
-        """Wake every task that waits now."""
+        """Wake every waiting task."""
         event, self._next = self._next, None
         if event is not None:
             event.set()
 
     async def wait(self) -> None:
-        """Wait for the next ring; what was rung before does not count."""
+        """Wait for the next ring; earlier rings do not count."""
         if self._next is None:
             self._next = trio.Event()
         await self._next.wait()
 
 
 class Flag:
-    """Says "look again" to one task, and stays up until that task has seen it.
+    """A signal to one task that remembers it was set until the task has seen it.
 
-    However often it is raised meanwhile, the task looks once: it reads the present state and not
-    the reasons, so nothing is lost.
+    Several calls of :meth:`set` while the task is busy wake it once. The task reads the current
+    state, so nothing is lost.
     """
 
-    __slots__ = ("_up",)
+    __slots__ = ("_event",)
 
     def __init__(self) -> None:
-        self._up = trio.Event()
+        self._event = trio.Event()
 
-    def up(self) -> None:
-        """Raise it, and wake the task if it waits; raised already, it stays as it is."""
-        self._up.set()
+    def set(self) -> None:
+        """Set the flag and wake the waiting task; a no-op if it is already set."""
+        self._event.set()
 
     async def wait(self) -> None:
-        """Wait until it is up, and take it down. Cancelled, it is left as it is."""
-        await self._up.wait()
-        # An event of Trio's cannot be cleared, so the next one takes its place.
-        self._up = trio.Event()
+        """Wait until the flag is set, then clear it. On cancellation the flag is unchanged."""
+        await self._event.wait()
+        # A trio.Event cannot be cleared, so it is replaced.
+        self._event = trio.Event()

@@ -1,13 +1,12 @@
-"""A circuit breaker: closed, open, probing with one probe. Pure.
+"""A circuit breaker: closed, open, or probing one attempt at a time. Pure.
 
-Every admitted attempt holds a permit of the breaker's *generation*. Each change of state begins a
-new generation, and a report under an older one changes nothing, so an attempt that was sent before
-an outage cannot close or reopen the circuit after it.
+Every admitted attempt holds a permit of the breaker's *generation*. Each state change starts a new
+generation, and reports of older ones are ignored: an attempt sent before an outage cannot close or
+reopen the circuit after it.
 
-An attempt's failure may name its *incident*: the failure of a connection or a dial that carried
-several attempts. However many of them report it, it is one failure: twenty calls on one HTTP/2
-connection would else open the circuit at its first reset
-(docs/adr/0028-network-incidents.md).
+A failure may name its *incident*: the failure of a connection or dial that carried several
+attempts. It counts once, however many attempts report it. Otherwise twenty calls on one HTTP/2
+connection would open the circuit at its first reset (docs/adr/0028-network-incidents.md).
 """
 
 import enum
@@ -17,33 +16,33 @@ from weakref import WeakSet
 
 import attrs
 
-#: The ``retry_after`` of a refusal while a probe is out, in seconds. How long the probe takes is
-#: not known, and it usually decides within seconds.
+#: The ``retry_after`` of a refusal while a probe is out, in seconds. The probe's duration is
+#: unknown; it usually takes seconds.
 PROBE_HINT_SECONDS = 1.0
 
 
 class BreakerState(enum.StrEnum):
-    """The states of a breaker, named by what it does with the next attempt."""
+    """The states of a breaker, named by how it treats the next attempt."""
 
     CLOSED = "closed"
     """Attempts pass."""
     OPEN = "open"
-    """Attempts are refused until the break is over."""
+    """Attempts are refused until the break ends."""
     PROBING = "probing"
-    """One attempt at a time passes; its outcome decides."""
+    """One attempt passes at a time; its outcome decides."""
     ISOLATED = "isolated"
-    """Opened by hand: attempts are refused until ``close``."""
+    """Opened manually: attempts are refused until ``close``."""
 
 
 class AttemptOutcome(enum.Enum):
-    """The evidence of an attempt about the health of the server."""
+    """The evidence of an attempt about the server's health."""
 
     SUCCESS = enum.auto()
-    """The server answered as a healthy one does; a 404 or a 429 is such an answer."""
+    """The server answered as a healthy server does, including 404 or 429."""
     FAILURE = enum.auto()
-    """No connection, no answer in time, or an answer that admits a fault."""
+    """No connection, no answer in time, or an answer that reports a fault of the server."""
     NEUTRAL = enum.auto()
-    """Nothing is known: the caller cancelled, the fault was ours, or the server said "not here"."""
+    """No evidence: the caller cancelled, the fault was ours, or the server refused the request."""
 
 
 @attrs.frozen
@@ -80,9 +79,9 @@ class CircuitBreaker:
     Args:
         policy: thresholds and times.
         clock: returns the current time in seconds; it must never go back.
-        on_change: called with the new state after each change, inside the call that caused it.
-            The passing of a break is no call, so ``OPEN`` to ``PROBING`` is told when the first
-            probe is admitted.
+        on_change: called with the new state after each change, inside the call that caused it. The
+            end of a break is not a call, so the change from ``OPEN`` to ``PROBING`` is reported
+            when the first probe is admitted.
     """
 
     def __init__(
@@ -100,39 +99,38 @@ class CircuitBreaker:
         self._probe_is_out = False
         self._opens_until = 0.0
         self._failures: deque[float] = deque(maxlen=policy.failure_threshold)
-        # Weak references suffice: an incident that no error holds any longer cannot be reported
-        # again, and the set stays as small as the number of errors in flight.
+        # Weak references suffice: an incident that no error refers to cannot be reported again. The
+        # set stays as small as the number of live errors.
         self._counted: WeakSet[object] = WeakSet()
 
     @property
     def state(self) -> BreakerState:
-        """Return the state now: an open circuit whose break is over is ``PROBING``."""
+        """Return the current state: an open circuit whose break has ended is ``PROBING``."""
         if self._state is BreakerState.OPEN and self._clock() >= self._opens_until:
             return BreakerState.PROBING
         return self._state
 
     @property
     def probe_is_out(self) -> bool:
-        """Return whether a probe was admitted whose outcome is not known yet."""
+        """Return whether a probe was admitted and its outcome is still unknown."""
         return self._probe_is_out
 
     def acquire(self) -> Permit | CircuitRefusal:
         """Return a permit to make one attempt now, or a refusal."""
         if self._state is BreakerState.CLOSED:
             return Permit(self._generation, is_probe=False)
-        # A person opened it, so no passing of time closes it.
+        # Opened manually, so no passing of time closes it.
         if self._state is BreakerState.ISOLATED:
             return CircuitRefusal(retry_after=None)
         if self._state is BreakerState.OPEN:
             wait = self._opens_until - self._clock()
             if wait > 0:
                 return CircuitRefusal(retry_after=wait)
-        # One at a time: a server that has just come back is not met by everything that has waited
-        # for it.
+        # One probe at a time: a recovering server must not get all waiting attempts at once.
         elif self._probe_is_out:
             return CircuitRefusal(retry_after=PROBE_HINT_SECONDS)
-        # Each probe has a generation of its own, so that the late report of an abandoned probe
-        # cannot decide for the present one.
+        # Each probe has its own generation: a late report of an abandoned probe cannot decide for
+        # the current one.
         self._become(BreakerState.PROBING)
         self._probe_is_out = True
         return Permit(self._generation, is_probe=True)
@@ -140,13 +138,12 @@ class CircuitBreaker:
     def report(
         self, permit: Permit, outcome: AttemptOutcome, incident: object | None = None
     ) -> None:
-        """Say how the attempt of ``permit`` ended; an older generation's report is ignored.
+        """Report how the attempt of ``permit`` ended; reports of older generations are ignored.
 
-        ``incident`` is the cause that the attempt shares with others, None when it failed by
-        itself. It is known by its identity, and a second failure of it is ``NEUTRAL``.
+        ``incident`` is the cause shared with other attempts, or None. It is compared by identity;
+        its second failure is ``NEUTRAL``.
         """
-        # The attempt began before the last change of state, so it says nothing about the server
-        # now.
+        # The attempt began before the last state change: it is no evidence about the server now.
         if permit.generation != self._generation:
             return
         if outcome is AttemptOutcome.FAILURE and incident is not None:
@@ -155,18 +152,18 @@ class CircuitBreaker:
             self._counted.add(incident)
         if permit.is_probe:
             self._decide_probe(outcome)
-        # Failures count while they are consecutive: a server that answers in between is not down.
+        # Only consecutive failures count: a server that answers in between is not down.
         elif outcome is AttemptOutcome.SUCCESS:
             self._failures.clear()
         elif outcome is AttemptOutcome.FAILURE:
             self._count_failure()
 
     def isolate(self) -> None:
-        """Open the circuit by hand; it stays so until :meth:`close`."""
+        """Open the circuit manually; it stays open until :meth:`close`."""
         self._become(BreakerState.ISOLATED)
 
     def close(self) -> None:
-        """Close the circuit by hand and forget the failures so far."""
+        """Close the circuit manually and forget earlier failures."""
         self._become(BreakerState.CLOSED)
 
     def _decide_probe(self, outcome: AttemptOutcome) -> None:
@@ -174,14 +171,14 @@ class CircuitBreaker:
             self._become(BreakerState.CLOSED)
         elif outcome is AttemptOutcome.FAILURE:
             self._open()
-        # A probe that was cancelled, or never left, proves nothing: the next attempt is the probe.
+        # A probe that was cancelled, or never sent, proves nothing: the next attempt is the probe.
         else:
             self._become(BreakerState.PROBING)
 
     def _count_failure(self) -> None:
         now = self._clock()
         self._failures.append(now)
-        # The deque holds the last N of an unbroken run, so its length is the run's up to N.
+        # The deque holds the last N of consecutive failures, so its length counts them up to N.
         full = len(self._failures) == self.policy.failure_threshold
         if full and now - self._failures[0] <= self.policy.sampling_seconds:
             self._open()
@@ -193,7 +190,7 @@ class CircuitBreaker:
     def _become(self, state: BreakerState) -> None:
         changed = state is not self._state
         self._state = state
-        # Whatever was permitted before this moment reports about another state.
+        # Permits issued before this moment report about another state.
         self._generation += 1
         self._probe_is_out = False
         self._failures.clear()

@@ -1,7 +1,7 @@
-"""Cells: nurseries with the one task that runs user code.
+"""Cells: nurseries that isolate one task of user code each.
 
-User code can cancel the nursery of its task, through ``trio.lowlevel.current_task()``. In a cell it
-ends only itself by that.
+User code can cancel the nursery of its task through ``trio.lowlevel.current_task()``. In a cell,
+that ends only its own task.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,10 +14,10 @@ import trio
 
 Ts = TypeVarTuple("Ts")
 
-#: The most cells that wait for their next task.
+#: Idle cells kept for the next task, at most.
 _MOST_IDLE = 64
 
-#: The cell that this context comes from; tasks that user code starts have it as well.
+#: The cell of this context; tasks started by user code inherit it.
 _CELL: ContextVar[trio.Nursery] = ContextVar("cell")
 
 
@@ -36,22 +36,22 @@ def current_cell() -> trio.Nursery | None:
 
 
 def is_cell_cancelled() -> bool:
-    """Say whether the current task's own cell was cancelled, whatever is around it."""
+    """Return whether the current task's own cell was cancelled, regardless of outer scopes."""
     cell = current_cell()
     return cell is not None and cell.cancel_scope.cancel_called
 
 
 class Cells:
-    """Starts tasks in cells, which are used again: a new one costs a fifth of a connection.
+    """Starts tasks in cells and reuses them: a new cell costs a fifth of a connection.
 
-    ``nursery`` gets a task for each cell, and ends after :meth:`close` once all cells are empty.
+    ``nursery`` gets one task per cell, and ends after :meth:`close` once all cells are empty.
     """
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self._closed = trio.Event()
         self._idle: list[trio.Nursery] = []
-        #: The cells that may get another task.
+        #: Idle cells.
         self._open: set[trio.Nursery] = set()
 
     def start_soon(
@@ -70,18 +70,17 @@ class Cells:
         self._nursery.start_soon(self._hold, call, context)
 
     def close(self) -> None:
-        """End each cell with its present task."""
+        """End each cell after its current task."""
         self._closed.set()
 
     async def _hold(self, call: Callable[[], Awaitable[object]], context: Context | None) -> None:
         async with trio.open_nursery() as cell:
             self._open.add(cell)
             self._start(cell, call, context)
-            del call, context  # the task has them, and may end long before the cell does
+            del call, context  # the task holds them, and may end long before the cell
             try:
-                # Let through, a cancellation from outside would cancel the cell as well, as if its
-                # task had done it. The nursery waits for the task, and then this one has nothing
-                # left to do.
+                # Shielded: an outer cancellation would also cancel the cell, as if its task had
+                # done it. The nursery waits for the task, and then this one ends.
                 with suppress(trio.Cancelled):
                     await self._closed.wait()
             finally:

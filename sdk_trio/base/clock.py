@@ -1,8 +1,7 @@
 """The time: the wall clock, the monotonic clock, and the sleep of a thread.
 
-Nothing else in the package asks ``time`` for the time, so that a simulation can replace all three
-with :func:`use`. Tasks wait with ``trio.sleep`` and deadlines: their clock is the one that
-``trio.run`` was given.
+No other module imports ``time``, so a simulation can replace all three with :func:`use`. Tasks wait
+with ``trio.sleep`` and deadlines: their clock is the one passed to ``trio.run``.
 """
 
 import time
@@ -12,13 +11,13 @@ from typing import NamedTuple
 
 
 class Clock(NamedTuple):
-    """Three functions, which any thread may call.
+    """Three functions, callable from any thread.
 
-    A hot path keeps the function that it needs, as in ``self._now = current().wall``: the call then
-    costs what ``time.time()`` costs.
+    Keep the function itself on a hot path, as in ``self._now = current().wall``: the call then
+    costs no more than ``time.time()``.
     """
 
-    #: Returns Unix seconds. It can be set, so it may go back or jump.
+    #: Returns Unix seconds. The system clock can be set, so the value may jump or go back.
     wall: Callable[[], float] = time.time
     #: Returns seconds that never go back, from an unspecified start.
     monotonic: Callable[[], float] = time.monotonic
@@ -51,9 +50,9 @@ def sleep(seconds: float) -> None:
 
 @contextmanager
 def use(clock: Clock) -> Iterator[None]:
-    """Replace the clock of the whole process, in all its threads, for the block.
+    """Replace the clock of the whole process during the block, in all threads.
 
-    Enter it before the runtime is made: objects keep functions of the clock that they found.
+    Enter it before the runtime is created: objects keep references to the clock's functions.
     """
     global _current
     before, _current = _current, clock

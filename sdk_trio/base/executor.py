@@ -1,8 +1,8 @@
-"""Threads: calls that would block the event loop run in one, and nothing else starts any.
+"""Threads: blocking calls run here, off the event loop. No other module starts threads.
 
 A simulation replaces the :class:`Executor` with :func:`use` and runs the calls in its own thread.
-The threads that run an event loop themselves, or guard the process from outside of it, are not
-started here; ``tests/unit/test_seams.py`` lists them.
+Threads that run an event loop, or monitor the process from outside the loop, are exceptions;
+``tests/unit/test_seams.py`` lists them.
 """
 
 import threading
@@ -21,24 +21,24 @@ Deliver = Callable[[outcome.Outcome[T]], object]
 
 
 class Worker(Protocol):
-    """A thread that runs jobs one after the other, in the order in which they were posted."""
+    """A thread that runs jobs one at a time, in the order posted."""
 
     def post(self, job: Callable[[], T], deliver: Deliver[T]) -> None:
-        """Run ``job`` after all that were posted before, then ``deliver`` its outcome.
+        """Run ``job`` after all earlier jobs, then ``deliver`` its outcome.
 
-        ``deliver`` is called in the thread of the event loop that made the worker, and must not
+        ``deliver`` runs in the thread of the event loop that created the worker, and must not
         raise. It is not called if that loop has ended. Callable from any thread; never blocks.
         """
 
     def close(self) -> None:
-        """End the thread after what was posted; nothing may be posted afterwards.
+        """End the thread after the posted jobs; no job may be posted afterwards.
 
-        It does not wait for the end. A second call does nothing.
+        Does not wait for the thread to end. A second call is a no-op.
         """
 
 
 class Executor:
-    """Runs blocking calls in threads: those of Trio, and its own for what lasts.
+    """Runs blocking calls in threads: Trio's for single calls, its own for long-lived jobs.
 
     The functions of this module call its methods.
     """
@@ -71,7 +71,7 @@ class Executor:
 
     def thread(self, function: Callable[[*Ts], object], *arguments: *Ts, name: str) -> None:
         """See :func:`start_thread`."""
-        # A daemon: one that hangs on a dead disk or pipe must not keep the process from ending.
+        # A daemon thread: one that hangs on a failed disk or pipe must not keep the process alive.
         threading.Thread(target=function, args=arguments, name=name, daemon=True).start()
 
     def check_cancelled(self) -> None:
@@ -101,14 +101,14 @@ class _Thread:
         while (posted := self._posted.get()) is not None:
             job, deliver = posted
             _deliver(self._token, deliver, outcome.capture(job))
-            # While it waits for the next job, it must not keep what the last one refers to.
+            # While waiting for the next job, do not keep references from the last one.
             del posted, job, deliver
 
 
 def _deliver(
     token: trio.lowlevel.TrioToken, deliver: Deliver[T], result: outcome.Outcome[T]
 ) -> None:
-    # The event loop may have ended, so that no one waits for the result any more.
+    # The event loop may have ended: then no task waits for the result.
     with suppress(trio.RunFinishedError):
         token.run_sync_soon(deliver, result)
 
@@ -118,7 +118,7 @@ _current = Executor()
 
 @contextmanager
 def use(executor: Executor) -> Iterator[None]:
-    """Replace the executor of the whole process for the block."""
+    """Replace the executor of the whole process during the block."""
     global _current
     before, _current = _current, executor
     try:
@@ -137,11 +137,11 @@ async def run_in_thread(
     """Run ``function`` in a thread, with the context variables of this task; return its result.
 
     Args:
-        function: gets ``arguments``; what it raises is raised here.
-        limiter: the most such calls at a time; None: Trio's default one for all threads.
-        abandon_on_cancel: at a cancellation stop waiting, while the thread goes on, and drop the
-            result. Else wait until the function ends; it can ask :func:`check_cancelled`.
-        name: of the thread, while the function runs.
+        function: gets ``arguments``; its exceptions are raised here.
+        limiter: caps the number of such calls at a time; None: Trio's default limiter.
+        abandon_on_cancel: on cancellation, stop waiting and drop the result while the thread
+            continues. Otherwise wait until the function ends; it can call :func:`check_cancelled`.
+        name: of the thread while the function runs.
 
     Raises:
         trio.Cancelled: before the start, or with ``abandon_on_cancel`` at any time.
@@ -154,42 +154,41 @@ async def run_in_thread(
 def start_in_thread(job: Callable[[], T], deliver: Deliver[T], *, name: str) -> None:
     """Run ``job`` in a thread, and call ``deliver`` with its outcome in the event loop's thread.
 
-    Nothing waits for it and no limiter counts it. ``deliver`` must not raise, and is not called if
-    the event loop has ended meanwhile.
+    No task waits for it and no limiter counts it. ``deliver`` must not raise, and is not called if
+    the event loop has ended.
 
     Raises:
-        RuntimeError: the system gives no further thread; nothing has run then.
+        RuntimeError: the system cannot start another thread; nothing has run.
     """
     _current.start(job, deliver, name)
 
 
 def start_worker(name: str) -> Worker:
-    """Return a thread of its own, for jobs that must run one after the other.
+    """Return a dedicated thread for jobs that must run one at a time.
 
-    Call it in the thread of the event loop, to which the outcomes are delivered.
+    Call it in the event loop's thread; outcomes are delivered there.
 
     Raises:
-        RuntimeError: the system gives no further thread.
+        RuntimeError: the system cannot start another thread.
     """
     return _current.worker(name)
 
 
 def start_thread(function: Callable[[*Ts], object], *arguments: *Ts, name: str) -> None:
-    """Run ``function`` in a thread of its own, which does not keep the process from ending.
+    """Run ``function`` in a dedicated daemon thread.
 
-    It is for what lasts as long as the process, such as the writer of the log. ``function`` must
-    not raise.
+    For work that lasts as long as the process, such as the log writer. ``function`` must not raise.
 
     Raises:
-        RuntimeError: the system gives no further thread.
+        RuntimeError: the system cannot start another thread.
     """
     _current.thread(function, *arguments, name=name)
 
 
 def check_cancelled() -> None:
-    """Raise ``trio.Cancelled`` if the call of :func:`run_in_thread` around this was cancelled.
+    """Raise ``trio.Cancelled`` if the surrounding :func:`run_in_thread` was cancelled.
 
-    Call it in such a thread, between the pieces of long work.
+    Call it in such a thread, between the steps of long work.
     """
     _current.check_cancelled()
 
@@ -198,10 +197,10 @@ def call_loop(function: Callable[[*Ts], T], *arguments: *Ts) -> T:
     """Call ``function`` in the event loop's thread, from within :func:`run_in_thread`.
 
     Returns:
-        its result; what it raises is raised here.
+        Its result; its exceptions are raised here.
 
     Raises:
-        trio.Cancelled: the call of :func:`run_in_thread` around this was cancelled.
+        trio.Cancelled: the surrounding :func:`run_in_thread` was cancelled.
         trio.RunFinishedError: the event loop has ended.
     """
     return _current.call_loop(function, *arguments)

@@ -1,9 +1,9 @@
 """Exceptions of user code, read without running any of that code.
 
-An attribute, ``isinstance`` or a comparison can call what a class or metaclass defines:
+An attribute access, ``isinstance`` or comparison can call code of a class or metaclass:
 ``__class__``, ``__getattribute__``, ``__traceback__``, ``__name__``. Any of these may raise, or
 return anything. The functions here use the interpreter's own descriptors instead. Only
-what goes through :func:`attempt` calls user code; whatever that raises is caught.
+:func:`attempt` calls user code, and catches everything it raises.
 """
 
 import sys
@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# The descriptors of the built-in classes read the slots of an exception; a subclass cannot
-# replace them.
+# The descriptors of the built-in classes read an exception's slots; a subclass cannot replace them.
 _mro_of: Any = type.__dict__["__mro__"].__get__
 _class_name_of: Any = type.__dict__["__name__"].__get__
 _traceback_of: Any = BaseException.__dict__["__traceback__"].__get__
@@ -24,8 +23,8 @@ _members_of: Any = BaseExceptionGroup.__dict__["exceptions"].__get__
 
 
 def is_a(error: BaseException, kind: type[Any]) -> bool:
-    """Say whether the real class of an exception derives from ``kind``; see ``isinstance``."""
-    # By identity: a metaclass may define __eq__, and ABCMeta asks for much more.
+    """Return whether the real class of an exception derives from ``kind``; see ``isinstance``."""
+    # By identity: a metaclass may define __eq__, and ABCMeta calls even more code.
     return any(base is kind for base in _mro_of(type(error)))
 
 
@@ -35,7 +34,7 @@ def type_name(error: BaseException) -> str:
 
 
 def frames_of(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Return the frames that an exception passed with their lines, the outermost first."""
+    """Return the frames in an exception's traceback with their lines, the outermost first."""
     trace: TracebackType | None = _traceback_of(error)
     while trace is not None:
         yield trace.tb_frame, trace.tb_lineno
@@ -43,7 +42,7 @@ def frames_of(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def members_of(error: BaseException) -> tuple[BaseException, ...]:
-    """Return the members of an exception group; of no group, an empty tuple."""
+    """Return the members of an exception group; empty for other exceptions."""
     members: tuple[BaseException, ...] = ()
     if is_a(error, BaseExceptionGroup):
         members = _members_of(error)
@@ -51,8 +50,8 @@ def members_of(error: BaseException) -> tuple[BaseException, ...]:
 
 
 def leaves_of(error: BaseException) -> Iterator[BaseException]:
-    """Return the exceptions of a group in their order; of no group, the exception itself."""
-    # Without recursion: nurseries of a task that calls itself nest groups as deep as it went.
+    """Return the leaf exceptions of a group in order; other exceptions return themselves."""
+    # Not recursive: nurseries of a recursive task nest groups as deep as the recursion.
     waiting = [error]
     while waiting:
         found = waiting.pop()
@@ -63,8 +62,8 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Return an exception and what it was raised from, by ``__cause__``; each one once."""
-    # User code can build a circle by assignment.
+    """Return an exception and its ``__cause__`` chain; each exception once."""
+    # User code can create a cycle by assignment.
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:
@@ -74,8 +73,8 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Return an exception, its members, causes and contexts, and theirs; each one once."""
-    # __context__ and __cause__ may form a circle, which user code can build by assignment.
+    """Return an exception with all members, causes and contexts, recursively; each once."""
+    # __context__ and __cause__ can form a cycle, by assignment in user code.
     seen: set[int] = set()
     waiting = [error]
     while waiting:
@@ -92,7 +91,7 @@ def message_of(error: BaseException) -> str:
     """Return ``str(error)`` as text that can be stored, or why there is none.
 
     Raises:
-        KeyboardInterrupt: an operator's Ctrl-C came in the middle.
+        KeyboardInterrupt: an operator pressed Ctrl-C during the call.
     """
     text, failure = attempt(lambda: _storable(str(error)))
     if text is None:
@@ -102,19 +101,19 @@ def message_of(error: BaseException) -> str:
 
 
 def attribute_of(error: BaseException, name: str) -> object:
-    """Return an attribute of an exception; None if it has none, or reading it raises.
+    """Return an attribute of an exception; None if it is missing, or reading it raises.
 
     Raises:
-        KeyboardInterrupt: an operator's Ctrl-C came in the middle.
+        KeyboardInterrupt: an operator pressed Ctrl-C during the call.
     """
     return attempt(lambda: getattr(error, name, None))[0]
 
 
 def attempt(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-    """Call user code; return its result and None, or None and whatever it raises.
+    """Call user code; return its result and None, or None and the exception.
 
     Raises:
-        KeyboardInterrupt: an operator's Ctrl-C came in the middle.
+        KeyboardInterrupt: an operator pressed Ctrl-C during the call.
     """
     try:
         return call(), None
@@ -125,9 +124,9 @@ def attempt(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Say whether an exception is an operator's Ctrl-C and not a handler's own KeyboardInterrupt.
+    """Return whether an exception is an operator's Ctrl-C, not a handler's KeyboardInterrupt.
 
-    Trio raises a real one in its signal handler, so the innermost frame tells the two apart.
+    Trio raises a real one in its signal handler, so the innermost frame identifies it.
     """
     if not is_a(error, KeyboardInterrupt):
         return False
@@ -139,6 +138,6 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def _storable(text: str) -> str:
-    # The method of str itself, because __str__ may return an object of a subclass. The text may
-    # hold characters that UTF-8 cannot encode, as a file name with undecodable bytes does.
+    # Call str's own method: __str__ may return an object of a subclass. The text may hold
+    # characters that UTF-8 cannot encode, such as undecodable bytes of a file name.
     return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")

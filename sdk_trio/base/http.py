@@ -1,7 +1,7 @@
-"""The grammar of HTTP (RFC 9110), and the types of ASGI, as all packages share them. Pure.
+"""The grammar of HTTP (RFC 9110) and the ASGI types shared by all packages. Pure.
 
-Our own server hands requests to the receiver without ASGI: the scope and each message of ASGI cost
-a microsecond. :class:`DirectRequest` and :class:`DirectApp` are that interface.
+Our own server passes requests to the receiver without ASGI, whose scope and messages cost a
+microsecond each. :class:`DirectRequest` and :class:`DirectApp` define that interface.
 """
 
 import re
@@ -9,27 +9,27 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
-#: A token (RFC 9110, 5.6.2): the name of a method, a header, a parameter. It takes all that it can
-#: and gives nothing back, so that no text makes the engine try twice.
+#: A token (RFC 9110, 5.6.2): a method, header name or parameter name. The quantifier is possessive,
+#: so that no input causes backtracking.
 TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"  # noqa: S105 - no password
 TOKEN_BYTES: Final = TOKEN.encode()
 
 is_token = re.compile(TOKEN).fullmatch
 is_token_bytes = re.compile(TOKEN_BYTES).fullmatch
 
-#: The values of headers that a receiver accepts (RFC 9110, 5.5): no control character but the
-#: tab. Bytes beyond ASCII are let through, as the grammar does (``obs-text``).
+#: Header values that a receiver accepts (RFC 9110, 5.5): no control character except tab. Bytes
+#: beyond ASCII are allowed, as in the grammar (``obs-text``).
 FIELD_VALUE_BYTES: Final = rb"[^\x00-\x08\x0a-\x1f\x7f]*+"
 
-#: Finds what a sender must not put into a header's value, whatever else it holds: it would end the
-#: value, or the head, for some reader on its way.
+#: Matches characters that a sender must never put into a header value: an intermediary could read
+#: them as the end of the value or of the head.
 breaks_value = re.compile(rb"[\x00\r\n]").search
 
-#: Methods whose second execution changes nothing more (RFC 9110, 9.2.2).
+#: Idempotent methods (RFC 9110, 9.2.2).
 IDEMPOTENT_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 
-#: Headers that only a proxy adds. A proxy on this machine makes every request look local, so the
-#: origin of a request with one of them is unknown.
+#: Headers that only proxies add. A proxy on this machine makes every request look local, so the
+#: origin of a request with such a header is unknown.
 PASSED_ON: Final = frozenset(
     {
         b"forwarded",
@@ -41,62 +41,62 @@ PASSED_ON: Final = frozenset(
     }
 )
 
-#: The port of an address that names none, by its scheme (RFC 9110, 4.2).
+#: Default ports by scheme (RFC 9110, 4.2).
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 # -- ASGI ----------------------------------------------------------------------------------------
 
-# Servers and frameworks type the same messages in ways that exclude each other (typed dicts,
-# mutable mappings); Any is what all of them accept an application with.
+# Servers and frameworks type the same messages in incompatible ways (typed dicts, mutable
+# mappings). All of them accept an application typed with Any.
 Scope = Any
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: Names, in lower case, and values, in the order in which they are sent.
+#: Names in lower case, and values, in the order sent.
 Header = tuple[bytes, bytes]
 Headers = Sequence[Header]
 
-#: The key in ``scope["extensions"]`` of a request that asks to change its protocol (RFC 9110, 7.8);
-#: its value is a :class:`ProtocolUpgrade`. Other requests have no such key.
+#: The key in ``scope["extensions"]`` of a request for a protocol upgrade (RFC 9110, 7.8); its value
+#: is a :class:`ProtocolUpgrade`. Other requests do not have the key.
 UPGRADE: Final = "sdk_trio.upgrade"
 
-#: A whole answer: status, headers and body.
+#: A complete response: status, headers and body.
 Whole = tuple[int, Headers, bytes]
 
 
 class Deadline(Protocol):
-    """Tells how a block with a deadline has ended; a cancel scope of Trio's is one, too."""
+    """The end of a block with a deadline; Trio's cancel scopes have this interface."""
 
     @property
     def cancel_called(self) -> bool:
-        """Say whether the time was over before the block's end."""
+        """Return whether the time ran out before the block ended."""
         ...
 
     @property
     def cancelled_caught(self) -> bool:
-        """Say whether the deadline has cut the block short."""
+        """Return whether the deadline cancelled the block."""
         ...
 
 
 class Expiry(Protocol):
-    """A deadline that the server keeps: one cancel scope for all requests of a connection.
+    """A deadline kept by the server: one cancel scope for all requests of a connection.
 
-    Once the time is over, the whole call of the application is cancelled, so recording the outcome
-    needs a shielded scope.
+    When the time is up, the whole call of the application is cancelled. Recording the outcome
+    therefore needs a shielded scope.
     """
 
     def move_on_after(self, seconds: float, answer: Whole) -> AbstractContextManager[Deadline]:
-        """Limit a block to so many seconds.
+        """Limit a block to ``seconds``.
 
-        The server sends ``answer`` if the time passes and the application gives no answer.
+        The server sends ``answer`` if the time is up and the application has not answered.
         """
         ...
 
 
 class ProtocolUpgrade(Protocol):
-    """A request that asks for another protocol on its connection."""
+    """A request for another protocol on its connection."""
 
     @property
     def protocol(self) -> bytes:
@@ -104,20 +104,20 @@ class ProtocolUpgrade(Protocol):
         ...
 
     def take_over(self) -> Any:
-        """Return the connection as a ``trio.abc.Stream`` that begins with the request's head.
+        """Return the connection as a ``trio.abc.Stream`` that starts with the request's head.
 
-        From then on the server neither reads nor answers on it; when the application returns, the
-        connection is closed.
+        The server then neither reads nor writes on it. It closes the connection when the
+        application returns.
         """
         ...
 
 
 class RequestTemplate(Protocol):
-    """The common part of many requests of one connection.
+    """The common part of several requests of one connection.
 
-    All of them have the same method, target and headers, but for the values of the headers named in
-    ``varying``. ``memo`` is None at first and the application's own: it may keep there what depends
-    on nothing else.
+    They have the same method, target and headers, except for the values of the headers in
+    ``varying``. ``memo`` belongs to the application and starts as None: it may cache there anything
+    that depends only on the common part.
     """
 
     memo: Any
@@ -163,17 +163,17 @@ class DirectRequest(Protocol):
 
     @property
     def server(self) -> tuple[str, int] | None:
-        """Return the address that the peer has connected to; None for a unix socket."""
+        """Return the address that the peer connected to; None for a unix socket."""
         ...
 
     @property
     def expiry(self) -> Expiry | None:
-        """Return the deadline that the connection keeps; None if it keeps none."""
+        """Return the deadline that the connection keeps, or None."""
         ...
 
     @property
     def template(self) -> RequestTemplate | None:
-        """Return the common part of it and other requests, None if it is not known."""
+        """Return the part shared with other requests; None if it is unknown."""
         ...
 
     async def receive(self) -> Any:
@@ -181,16 +181,16 @@ class DirectRequest(Protocol):
         ...
 
     def take_body(self, largest: int) -> bytes | None:
-        """Return the whole body if it has arrived; None: call ``receive()`` for it.
+        """Return the whole body if it has arrived; if None, call ``receive()``.
 
-        None as well if it has more than ``largest`` bytes.
+        Also None if the body is larger than ``largest`` bytes.
         """
         ...
 
 
 class DirectApp(Protocol):
-    """An application that our own server may call without a scope and messages."""
+    """An application that our own server can call without a scope and messages."""
 
     def respond(self, request: DirectRequest) -> Awaitable[Whole | None]:
-        """Return the answer to one request; None if its client has left."""
+        """Return the answer to one request; None if the client disconnected."""
         ...

@@ -1,11 +1,11 @@
-"""The way of log lines out of the process, which never makes the event loop wait for a reader.
+"""Writes log lines without making the event loop wait for their reader.
 
-A line is written at once where the descriptor takes it at once. Else it joins a bounded buffer that
-a thread empties as fast as the reader reads. When the buffer is full, lines are dropped: Debug and
-Info before Warning and Error, and a line ``log.dropped`` says how many of each level.
+A line is written at once if the descriptor accepts it. Otherwise it joins a bounded buffer, which a
+thread drains as fast as the reader reads. When the buffer is full, lines are dropped: Debug and
+Info before Warning and Error. A line ``log.dropped`` reports how many of each level.
 
-In a program's event loop the lines of one turn leave in one write at the end of the turn; a
-Warning, an Error and a line of another thread take them along at once.
+In an event loop, the lines of one iteration are written together at its end. A Warning, an Error or
+a line from another thread writes them at once.
 """
 
 import logging
@@ -24,30 +24,28 @@ from logging import WARNING
 from threading import get_ident
 from typing import NamedTuple, TextIO
 
-#: The size of the buffer in bytes: some five thousand lines, which outlast a reader that is
-#: restarted, and no matter for the memory of a daemon.
+#: The size of the buffer in bytes, about five thousand lines: enough while a reader restarts, and
+#: small for a daemon.
 MOST_BYTES = 1 << 20
 
-#: The longest write, in bytes: POSIX keeps a write of this size to a pipe in one piece, so a
-#: program that shares the pipe cannot put its words into the middle of a line. Longer lines are
-#: written alone.
+#: The longest write, in bytes. POSIX writes up to this size to a pipe atomically, so output of a
+#: program that shares the pipe cannot split a line. Longer lines are written one at a time.
 WRITE_BYTES: int = getattr(select, "PIPE_BUF", 4096)
 
-#: The longest write to a regular file, in bytes. The kernel appends each write as a whole there,
-#: whatever its size, and a turn at full load has more than ``WRITE_BYTES``.
+#: The longest write to a regular file, in bytes. The kernel appends a write of any size atomically,
+#: and at full load one iteration has more than ``WRITE_BYTES``.
 FILE_WRITE_BYTES = 1 << 16
 
-#: The most lines that a turn of the loop gathers, so that a long turn cannot fill the memory.
-TURN_LINES = 128
+#: The most lines gathered in one iteration of the loop, which bounds their memory.
+BATCH_LINES = 128
 
-#: The seconds that the thread waits before it tries a failing descriptor again: a full disk, a pipe
-#: that its reader has closed.
+#: Seconds before the thread retries a failing descriptor: a full disk, a pipe closed by its reader.
 RETRY_SECONDS = 1.0
 
-#: The seconds that the thread waits for further lines before it ends.
+#: Seconds that the thread waits for further lines before it ends.
 IDLE_SECONDS = 5.0
 
-#: The seconds that the end of a program waits for a slow reader.
+#: Seconds that a program waits at its end for a slow reader.
 EXIT_SECONDS = 1.0
 
 #: Levels and the label of the metric.
@@ -58,7 +56,7 @@ _LEVELS = {
     logging.ERROR: "error",
 }
 
-#: The level of the rest of a line whose beginning is written: such a rest is never dropped.
+#: The level of the rest of a partly written line, which is never dropped.
 _BEGUN = logging.CRITICAL + 1
 
 #: Lines dropped since the start of the process, by level.
@@ -66,16 +64,16 @@ dropped_in_all: Counter[str] = Counter(dict.fromkeys(_LEVELS.values(), 0))
 
 
 def level_name(level: int) -> str:
-    """Return the name of a level in a line: that of the standard library in small letters."""
+    """Return the name of a level as in a line: the standard library's, in lower case."""
     return _LEVELS.get(level) or logging.getLevelName(level).lower()
 
 
 class LogDescriptor(NamedTuple):
     """A descriptor or stream that takes bytes.
 
-    ``take`` writes what it can without waiting and returns how much that was; ``push`` may wait,
-    and is called by a thread; ``close`` frees what the target has opened. ``identity`` is that of
-    the file behind a descriptor. ``buffered`` says whether lines wait for a target that fails,
+    ``take`` writes without waiting and returns the number of bytes written. ``push`` may wait and
+    runs in a thread. ``close`` frees descriptors that the target opened. ``identity`` is that of
+    the file behind a descriptor. ``buffered`` is whether lines wait while the target fails;
     ``most`` is the longest write in bytes.
     """
 
@@ -88,15 +86,15 @@ class LogDescriptor(NamedTuple):
 
 
 def target_of(stream: TextIO) -> LogDescriptor:
-    """Return the way to write to ``stream`` without waiting, as far as the system has one.
+    """Return a target that writes to ``stream`` without waiting, as far as the system can.
 
-    ``O_NONBLOCK`` must not be set on the descriptor itself: it belongs to the open file, which a
-    shell, the standard output and every other program at this terminal share, and theirs would fail
-    with EAGAIN. To ask ``poll`` first is not enough: another program may fill the pipe in between,
-    and a terminal is writable that has room for a single byte. So a pipe and a terminal are opened
-    a second time under ``/proc/self/fd``, which makes an open file of our own; a socket has a flag
-    for each send. Where neither works (another user's pipe, other systems) the thread writes all.
-    A regular file is written at once: its write goes to the memory of the kernel.
+    The descriptor itself must not get ``O_NONBLOCK``: the flag belongs to the open file, which a
+    shell and other programs at the terminal share, and their writes would fail with EAGAIN. Calling
+    ``poll`` first is not enough: another program may fill the pipe in between, and a terminal
+    counts as writable with room for one byte. A pipe or terminal is therefore reopened under
+    ``/proc/self/fd``, which gives an open file of our own; a socket has a flag per send. Where
+    neither works (another user's pipe, other systems), the thread does all writes. A regular file
+    is written directly, since the kernel buffers the write.
     """
     identity = identity_of(stream)
     if identity is None:
@@ -104,21 +102,21 @@ def target_of(stream: TextIO) -> LogDescriptor:
     descriptor = stream.fileno()
     mode = os.fstat(descriptor)
     with suppress(OSError, ValueError):
-        stream.flush()  # what was written before comes first
+        stream.flush()  # earlier output comes first
     if stat.S_ISREG(mode.st_mode) or _is_null(mode):
         write = _writer(descriptor)
-        return LogDescriptor(write, write, _nothing, identity, most=FILE_WRITE_BYTES)
+        return LogDescriptor(write, write, _no_op, identity, most=FILE_WRITE_BYTES)
     if stat.S_ISSOCK(mode.st_mode):
         return _socket(descriptor, identity)
     own = _reopened(descriptor, identity)
     if own is not None:
         take = _without_waiting(_writer(own))
         return LogDescriptor(take, _waiting(take, own), lambda: os.close(own), identity)
-    return LogDescriptor(lambda _data: 0, _writer(descriptor), _nothing, identity)
+    return LogDescriptor(lambda _data: 0, _writer(descriptor), _no_op, identity)
 
 
 def identity_of(stream: TextIO) -> tuple[int, int] | None:
-    """Return device and inode of a stream's file; None: it has no descriptor."""
+    """Return device and inode of a stream's file; None if it has no descriptor."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):
@@ -133,9 +131,9 @@ def _is_null(found: os.stat_result) -> bool:
 
 
 def _reopened(descriptor: int, identity: tuple[int, int]) -> int | None:
-    """Return a descriptor of our own that does not block, for what ``descriptor`` leads to."""
+    """Return a non-blocking descriptor of our own for the file of ``descriptor``."""
     if sys.platform != "linux":
-        return None  # where /dev/fd is a dup, the open file would be shared
+        return None  # if /dev/fd is a dup, the open file is shared
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         own = os.open(f"/proc/self/fd/{descriptor}", flags)
@@ -164,7 +162,7 @@ def _text(stream: TextIO) -> LogDescriptor:
         stream.flush()
         return len(data)
 
-    return LogDescriptor(write, write, _nothing, None, buffered=False)
+    return LogDescriptor(write, write, _no_op, None, buffered=False)
 
 
 def _writer(descriptor: int) -> Callable[[bytes], int]:
@@ -188,8 +186,8 @@ def _waiting(take: Callable[[bytes], int], descriptor: int) -> Callable[[bytes],
     def push(data: bytes) -> int:
         taken = take(data)
         if not taken:
-            # One object for each wait: of an object that a thread waits on while the process forks,
-            # the child has a copy that stays in use for ever, and refuses the child's own wait.
+            # A new object for each wait: if the process forks while a thread waits on one, the
+            # child's copy stays in use and refuses to wait.
             poll = select.poll()
             poll.register(descriptor, select.POLLOUT)
             poll.poll(RETRY_SECONDS * 1000)
@@ -198,39 +196,39 @@ def _waiting(take: Callable[[bytes], int], descriptor: int) -> Callable[[bytes],
     return push
 
 
-def _nothing() -> None:
-    """Free nothing: the descriptor belongs to somebody else."""
+def _no_op() -> None:
+    """Free nothing: the descriptor is not ours."""
 
 
 class LogOutput:
-    """Lines on their way to one target, in their order; any thread may call.
+    """Buffers lines and writes them to one target in order; any thread may call.
 
     Args:
-        stream: a text stream, such as ``sys.stderr``. One without a descriptor is written to as it
-            is, and may wait.
-        told: returns the line that says how many lines of each level were dropped.
-        most_bytes: how much waits for the reader at most.
+        stream: a text stream, such as ``sys.stderr``. A stream without a descriptor is written
+            directly, and may block.
+        dropped_line: renders the line that reports how many lines of each level were dropped.
+        most_bytes: the size of the buffer.
     """
 
     def __init__(
         self,
         stream: TextIO,
-        told: Callable[[Mapping[str, int]], str],
+        dropped_line: Callable[[Mapping[str, int]], str],
         *,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self.stream = stream
         self._target = target_of(stream)
-        self._told = told
+        self._dropped_line = dropped_line
         self._most = most_bytes
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self._loop: int | None = None
-        self._turn: list[tuple[int, str]] = []
-        # Reentrant, because the garbage collector may run somebody's __del__ that logs.
+        self._batch: list[tuple[int, str]] = []
+        # Reentrant: the garbage collector may run a __del__ that logs.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiting: deque[tuple[int, bytes]] = deque()
-        #: Bytes that wait or are being written by the thread, and those of Debug and Info in them.
+        #: Bytes that are buffered or being written by the thread, and the Debug and Info share.
         self._size = 0
         self._small = 0
         self._dropped: Counter[str] = Counter()
@@ -238,35 +236,35 @@ class LogOutput:
         self._failing = False
         self._closed = False
 
-    # -- lines come ------------------------------------------------------------------------------
+    # -- accept lines ------------------------------------------------------------------------------
 
     def write(self, level: int, line: str) -> None:
-        """Write a line, with its end, or have it wait; never raises for the target's sake."""
-        # One append, which the interpreter does not divide: another thread may take the lines away.
-        turn = self._turn
-        turn.append((level, line))
-        if get_ident() != self._loop or level >= WARNING or len(turn) >= TURN_LINES:
-            self.end_turn()
+        """Write a line, including its line end, or buffer it; never raises if the target fails."""
+        # Appending is atomic, and another thread may take the lines.
+        batch = self._batch
+        batch.append((level, line))
+        if get_ident() != self._loop or level >= WARNING or len(batch) >= BATCH_LINES:
+            self.write_batch()
 
-    def begin_turns(self) -> None:
-        """Gather what this thread writes, until :meth:`end_turn`."""
+    def begin_batching(self) -> None:
+        """Gather this thread's lines until :meth:`write_batch`."""
         self._loop = get_ident()
 
-    def end_turns(self) -> None:
+    def end_batching(self) -> None:
         """Write each line at once from now on."""
         self._loop = None
-        self.end_turn()
+        self.write_batch()
 
-    def end_turn(self) -> None:
-        """Write the lines that were gathered."""
-        if self._turn:
+    def write_batch(self) -> None:
+        """Write the gathered lines."""
+        if self._batch:
             with self._lock:
-                self._write_turn()
+                self._write_gathered()
 
-    def _write_turn(self) -> None:
-        turn = self._turn
-        texts = turn[:]
-        del turn[: len(texts)]  # another thread may have appended one in between
+    def _write_gathered(self) -> None:
+        batch = self._batch
+        texts = batch[:]
+        del batch[: len(texts)]  # another thread may have appended one since
         taken = 0
         if not self._size and not self._dropped:
             piece = self._encoded("".join([text for _, text in texts]))
@@ -277,17 +275,17 @@ class LogOutput:
         lines = _untaken([(level, self._encoded(text)) for level, text in texts], taken)
         if not self._size:
             if self._dropped:
-                lines.insert(0, self._take_told())
+                lines.insert(0, self._take_dropped_line())
             lines = self._write_at_once(lines)
         if lines and self._target.buffered:
             for level, line in lines:
-                self._keep(level, line)
+                self._buffer(level, line)
             self._wake()
         else:
             dropped_in_all.update(level_name(level) for level, _ in lines)
 
     def _write_at_once(self, lines: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-        """Write what the target takes without waiting, and return the rest."""
+        """Write without waiting, and return the lines that were not written."""
         begin = 0
         while begin < len(lines):
             end, piece = _piece(lines, begin, self._target.most)
@@ -301,24 +299,24 @@ class LogOutput:
         try:
             return self._target.take(piece)
         except (OSError, ValueError):
-            return 0  # the thread finds out whether it lasts
+            return 0  # the thread retries
 
     def _encoded(self, text: str) -> bytes:
         return text.encode(self._encoding, "backslashreplace")
 
-    # -- lines wait ------------------------------------------------------------------------------
+    # -- buffer lines ------------------------------------------------------------------------------
 
-    def _keep(self, level: int, line: bytes) -> None:
+    def _buffer(self, level: int, line: bytes) -> None:
         small = level < WARNING
         if self._dropped:
-            # Half of the buffer has to be free before small lines are kept again. Otherwise a
-            # reader that is a little too slow would get a line about dropped ones for every line.
+            # Half of the buffer must be free before small lines are buffered again. Otherwise a
+            # reader that is slightly too slow would get a line about dropped ones for every line.
             if self._size <= self._most // 2:
-                self._append(*self._take_told())
+                self._append(*self._take_dropped_line())
             elif small:
                 self._drop(level)
                 return
-        if self._size + len(line) > self._most and (small or not self._make_room(len(line))):
+        if self._size + len(line) > self._most and (small or not self._free_space(len(line))):
             self._drop(level)
             return
         self._append(level, line)
@@ -334,10 +332,10 @@ class LogOutput:
         self._dropped[name] += 1
         dropped_in_all[name] += 1
 
-    def _make_room(self, size: int) -> bool:
-        """Drop the oldest Debug and Info lines for a more important one; say whether it fits.
+    def _free_space(self, size: int) -> bool:
+        """Drop the oldest Debug and Info lines for a more important one; return whether it fits.
 
-        A quarter of the buffer is made free, so that a flood of Errors looks at each line once.
+        Frees a quarter of the buffer at once, so that a flood of Errors scans the lines only once.
         """
         if self._small:
             most = self._most - max(size, self._most // 4)
@@ -352,20 +350,20 @@ class LogOutput:
             self._waiting = kept
         return self._size + size <= self._most
 
-    def _take_told(self) -> tuple[int, bytes]:
-        line = self._encoded(self._told(self._dropped))
+    def _take_dropped_line(self) -> tuple[int, bytes]:
+        line = self._encoded(self._dropped_line(self._dropped))
         self._dropped = Counter()
         return WARNING, line
 
-    # -- lines leave, in the thread --------------------------------------------------------------
+    # -- write lines, in the thread --------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Have the thread write what waits."""
+        """Have the thread write the buffer."""
         if self._thread is not None:
             self._changed.notify_all()
             return
         thread = threading.Thread(target=self._empty, name="sdk_trio-log", daemon=True)
-        # If the system gives no further thread, the next line tries again.
+        # If the system cannot start a thread, the next line tries again.
         with suppress(RuntimeError):
             thread.start()
             self._thread = thread
@@ -392,7 +390,7 @@ class LogOutput:
     def _next_piece(self) -> bytes | None:
         with self._changed:
             if self._dropped and not self._waiting:
-                self._append(*self._take_told())
+                self._append(*self._take_dropped_line())
             if not self._waiting and not self._closed:
                 self._changed.wait(IDLE_SECONDS)
             if not self._waiting or self._closed:
@@ -410,22 +408,22 @@ class LogOutput:
     # -- the end, and forks ----------------------------------------------------------------------
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all lines are written, at most ``seconds``; say whether they are.
+        """Wait up to ``seconds`` until all lines are written; return whether they are.
 
-        A target that fails is not waited for.
+        Does not wait for a target that fails.
         """
-        # The lock may be held by a write to a disk that hangs.
+        # The lock may be held by a write to a hung disk.
         if not self._lock.acquire(timeout=seconds):
             return False
         try:
-            self._write_turn()
+            self._write_gathered()
             self._changed.wait_for(lambda: not self._size or self._failing, seconds)
             return not self._size
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """Write what can be written within :data:`EXIT_SECONDS`, and free the descriptor."""
+        """Write as much as possible within :data:`EXIT_SECONDS`, and free the descriptor."""
         self.flush(EXIT_SECONDS)
         with self._changed:
             self._closed = True
@@ -434,33 +432,33 @@ class LogOutput:
                 self._target.close()
 
     def leads_to(self, stream: TextIO) -> bool:
-        """Say whether ``stream`` is the one of this output and leads where it did."""
+        """Return whether ``stream`` is this output's stream and still has the same file."""
         if stream is not self.stream or self._closed:
             return False
         return self._target.identity == identity_of(stream)
 
     def before_fork(self) -> None:
-        """Write what can be written at once; no thread changes anything until after the fork."""
+        """Write without waiting and take the lock: no thread changes anything during the fork."""
         self._lock.acquire()
-        self._write_turn()
+        self._write_gathered()
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Release the lock."""
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Forget what waits, which the parent writes, and its thread and loop."""
+        """Forget the buffered lines, which the parent writes, and its thread and loop."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread = self._loop = None
-        self._turn.clear()
+        self._batch.clear()
         self._waiting.clear()
         self._size = self._small = 0
         self._dropped = Counter()
 
 
 def _piece(lines: Sequence[tuple[int, bytes]], begin: int, most: int) -> tuple[int, bytes]:
-    """Return the end of the lines from ``begin`` on that are one write, and their bytes."""
+    """Return the end index of the lines from ``begin`` that fit one write, and their bytes."""
     size = len(lines[begin][1])
     end = begin + 1
     while end < len(lines) and size + len(lines[end][1]) <= most:
@@ -470,7 +468,7 @@ def _piece(lines: Sequence[tuple[int, bytes]], begin: int, most: int) -> tuple[i
 
 
 def _untaken(lines: list[tuple[int, bytes]], taken: int) -> list[tuple[int, bytes]]:
-    """Return what is left of ``lines`` after ``taken`` bytes of them."""
+    """Return the rest of ``lines`` after the first ``taken`` bytes."""
     for number, (level, line) in enumerate(lines):
         if taken < len(line):
             first = (_BEGUN, line[taken:]) if taken else (level, line)

@@ -1,10 +1,9 @@
-"""Structured logs: one logger per domain, over the standard library's logging.
+"""Structured logs: one logger per domain, on the standard library's logging.
 
-Embedded, nothing is configured: events go to the standard logger ``sdk_trio.<domain>`` and the
-host decides what becomes of them. The command line calls :func:`configure` once; from then on an
-event becomes a line without a ``LogRecord``, unless somebody has added a handler or filter that
-wants to see one. Events are dotted and past tense; no secret, signature, token or body is ever
-passed in.
+Embedded, this module configures nothing: events go to the standard logger ``sdk_trio.<domain>``,
+and the host handles them. The command line calls :func:`configure` once; events then become lines
+without a ``LogRecord``, unless an added handler or filter needs one. Event names are dotted and in
+the past tense. Secrets, signatures, tokens and bodies are never passed in.
 """
 
 import logging
@@ -27,7 +26,7 @@ ROOT = "sdk_trio"
 
 _Fields = tuple[str, dict[str, Any]]
 
-#: Level names of ``Sdk:Logging:Level`` and what they mean to the standard library.
+#: Names of ``Sdk:Logging:Level``, and the standard library's levels.
 LEVELS = {
     "Debug": logging.DEBUG,
     "Info": logging.INFO,
@@ -37,14 +36,14 @@ LEVELS = {
 
 DEBUG, INFO, WARNING, ERROR = LEVELS.values()
 
-#: The height in the stack at which the caller of :meth:`Logger.info` and its like is found.
+#: The stack depth of the caller of :meth:`Logger.info` and its siblings.
 _STACK_LEVEL = 3
 
 
 class Logger:
-    """Events with fields, for one standard logger; what its level leaves out costs little.
+    """Logs events with fields to one standard logger; disabled levels cost little.
 
-    structlog would do, but its import brings rich along: 45 ms and 6 MB of every start.
+    structlog would do, but it imports rich: 45 ms and 6 MB at every start.
     """
 
     __slots__ = ("_again", "_logger")
@@ -54,54 +53,56 @@ class Logger:
         self._again = Throttle(lines=1, seconds=10.0, longest=60.0, clock=clock)
 
     def debug(self, event: str, /, **fields: object) -> None:
-        """Log what only a developer wants to see."""
+        """Log an event for developers."""
         logger = self._logger
         if logger.isEnabledFor(DEBUG) and not _written(logger, DEBUG, event, fields):
             self._log(DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
-        """Log what happens every day."""
+        """Log a routine event."""
         logger = self._logger
         if logger.isEnabledFor(INFO) and not _written(logger, INFO, event, fields):
             self._log(INFO, event, fields)
 
     def warning(self, event: str, /, **fields: object) -> None:
-        """Log what somebody may have to look at."""
+        """Log an event that may need attention."""
         logger = self._logger
         if logger.isEnabledFor(WARNING) and not _written(logger, WARNING, event, fields):
             self._log(WARNING, event, fields)
 
     def error(self, event: str, /, **fields: object) -> None:
-        """Log what somebody has to look at."""
+        """Log an event that needs attention."""
         logger = self._logger
         if logger.isEnabledFor(ERROR) and not _written(logger, ERROR, event, fields):
             self._log(ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: object) -> None:
-        """Log an error with the traceback of the exception that is being handled."""
+        """Log an error with the traceback of the current exception."""
         if self._logger.isEnabledFor(ERROR):
             self._log(ERROR, event, fields, exc_info=True)
 
     def store_unavailable(self, error: BaseException, /, **fields: object) -> None:
-        """Log that the store cannot be asked at present: operators and alerts look for this event.
+        """Log that the store is unavailable; operators and alerts rely on this event.
 
-        ``retry_in``, where it is asked again by itself, is in seconds. Of what is asked again each
-        second, a line is logged at once, then after 10, 20 and 40 s, then each minute, until
-        the store answers; ``suppressed`` counts the others.
+        ``retry_in`` is the time until an automatic retry, in seconds. While it is retried each
+        second, lines follow after 10, 20 and 40 s, then each minute, until the store answers;
+        ``suppressed`` counts the omitted lines.
         """
         if "retry_in" in fields:
             extra = self._again.fields(Outage.ended)
             if extra is None:
                 return
             fields |= extra
-        logger, told = self._logger, {"error": str(error), **fields}
-        if logger.isEnabledFor(ERROR) and not _written(logger, ERROR, "store.unavailable", told):
-            self._log(ERROR, "store.unavailable", told)
+        logger, dropped_line = self._logger, {"error": str(error), **fields}
+        if logger.isEnabledFor(ERROR) and not _written(
+            logger, ERROR, "store.unavailable", dropped_line
+        ):
+            self._log(ERROR, "store.unavailable", dropped_line)
 
     def _log(
         self, level: int, event: str, fields: dict[str, object], *, exc_info: bool = False
     ) -> None:
-        """Hand the event to stdlib logging as a readable message, its fields in ``record.sdk``."""
+        """Pass the event to stdlib logging as a readable message, its fields in ``record.sdk``."""
         shown = (f"{key}={_shown(value)}" for key, value in fields.items() if key != "traceback")
         message = " ".join([event, *shown])
         if "traceback" in fields:
@@ -116,10 +117,10 @@ class Logger:
 
 
 def _written(logger: logging.Logger, level: int, event: str, fields: dict[str, object]) -> bool:
-    """Write an event without the standard library, if its record would concern nobody else.
+    """Write an event without the standard library; False if other handlers need its record.
 
     The host may have added handlers and filters since :func:`configure`, or replaced a method that
-    every record passes, as the SDK of Sentry does.
+    every record passes, as Sentry's SDK does.
     """
     handler = _installed.handler
     if (
@@ -138,35 +139,34 @@ def _written(logger: logging.Logger, level: int, event: str, fields: dict[str, o
     try:
         line = handler.lines.of_event(level, logger.name, event, fields)
     except Exception:
-        return False  # such as a number of 5000 digits, which the long way shows as well
+        return False  # such as a number of 5000 digits: the slow path handles it
     handler.output.write(level, line)
     return True
 
 
 @cache
 def get_logger(domain: str) -> Logger:
-    """Return the one logger of ``domain`` (``webhooks``, ...); a disabled level costs little."""
+    """Return the logger of ``domain`` (``webhooks``, ...); a disabled level costs little."""
     return Logger(logging.getLogger(f"{ROOT}.{domain}"))
 
 
 class Throttle:
-    """Lets a few lines of each kind be logged in a while, and counts those that are left out.
+    """Limits the log lines of each kind per period, and counts the omitted ones.
 
-    What strangers can cause as often as they like is logged through one of these: otherwise a
-    flood of requests is a flood of lines, and hides what else is in the log.
+    For lines that strangers can cause at any rate: otherwise a flood of requests becomes a flood of
+    lines, which hides the rest of the log.
 
     Args:
-        lines: of each kind, in each while.
-        seconds: how long a while is; it begins with its first line.
-        longest: a while that follows at once, after one in which lines were left out, is twice as
-            long, up to this many seconds; by default all have the same length.
+        lines: of each kind per period.
+        seconds: the length of a period, which starts with its first line.
+        longest: the period doubles, up to this many seconds, while each one follows directly on one
+            with omitted lines. By default all have the same length.
         clock: returns seconds that never go back.
     """
 
     __slots__ = ("_clock", "_kinds", "_lines", "_longest", "_seconds")
 
-    #: The most kinds that are known at a time; the one that came first is forgotten for another
-    #: one.
+    #: The most kinds tracked at a time; the oldest is dropped first.
     MOST_KINDS = 1024
 
     def __init__(
@@ -181,15 +181,15 @@ class Throttle:
         self._seconds = seconds
         self._longest = seconds if longest is None else longest
         self._clock = clock
-        #: By kind: when its while ends and its seconds, lines in it, and what was left out and not
-        #: told yet.
+        #: By kind: the period's end and length in seconds, its lines, and omitted lines not yet
+        #: reported.
         self._kinds: dict[Hashable, tuple[float, float, int, int]] = {}
 
     def admit(self, kind: Hashable) -> int | None:
-        """Say whether one more line of ``kind`` is logged.
+        """Return whether to log one more line of ``kind``.
 
         Returns:
-            How many were left out since the last one that was logged; None: leave this one out.
+            The number omitted since the last logged line; None: omit this one.
         """
         now = self._clock()
         end, seconds, logged, left_out = self._kinds.get(kind, (now, self._seconds, 0, 0))
@@ -206,14 +206,14 @@ class Throttle:
         return left_out
 
     def fields(self, kind: Hashable) -> dict[str, int] | None:
-        """Return what one more line of ``kind`` says beside its own; None: leave it out."""
+        """Return the extra fields for one more line of ``kind``; None: omit the line."""
         suppressed = self.admit(kind)
         if suppressed is None:
             return None
         return {"suppressed": suppressed} if suppressed else {}
 
     def take_left_out(self) -> dict[Hashable, int]:
-        """Return how many lines of each kind were left out and not told yet; now they are."""
+        """Return the number of omitted lines by kind since they were last reported."""
         found = {kind: left for kind, (*_, left) in self._kinds.items() if left}
         for kind in found:
             end, seconds, logged, _ = self._kinds[kind]
@@ -222,7 +222,7 @@ class Throttle:
 
 
 class Outage:
-    """A time in which a store does not answer; its end is one line, which says how long it was.
+    """A period in which a store is unavailable; its end is logged with its length.
 
     Args:
         log: of the store's domain.
@@ -232,7 +232,7 @@ class Outage:
 
     __slots__ = ("_failed", "_lock", "_log", "since")
 
-    #: The outages that have ended, of all stores: the next one is logged at once.
+    #: Outages that have ended, of all stores: the next one is logged at once.
     ended: ClassVar[int] = 0
 
     def __init__(self, log: Logger) -> None:
@@ -243,7 +243,7 @@ class Outage:
         self._failed = 0
 
     def fail(self, calls: int, *, seconds: float = 0.0) -> bool:
-        """Count calls that have failed, the first ``seconds`` ago; say whether it begins so."""
+        """Count failed calls, the first ``seconds`` ago; return whether an outage starts."""
         with self._lock:
             begins = self.since is None
             if begins:
@@ -252,12 +252,12 @@ class Outage:
         return begins
 
     def refuse(self) -> None:
-        """Count a call that was refused without asking the store, while it is away."""
+        """Count a call refused without calling the store, while it is unavailable."""
         with self._lock:
             self._failed += 1
 
     def end(self) -> None:
-        """Log that the store answers, if it did not."""
+        """Log that the store answers again, if an outage was in progress."""
         with self._lock:
             since, self.since = self.since, None
         if since is not None:
@@ -267,23 +267,23 @@ class Outage:
 
 
 def _shown(value: object) -> str:
-    """Return the ``repr`` of a value, or a text in its place: no event fails for what it tells."""
+    """Return a value's ``repr``, or a placeholder: no event may fail because of its fields."""
     try:
         return repr(value)
-    except Exception as failure:  # it may be anybody's class
+    except Exception as failure:  # it may be a class of user code
         return f"(no text: its repr raised {type(failure).__name__})"
 
 
 _encode_json = JSONEncoder(default=_shown, allow_nan=False).encode
 
-#: Half of a pair of surrogates, behind what has to be passed over to find it.
+#: Half of a surrogate pair, with the preceding text that must be skipped to find it.
 _escape = re.compile(r"\\ud[89ab]..\\ud[c-f]..|\\(ud[89a-f]..)|\\.")
 
 
 def _json_of(value: object) -> str:
-    """Return a value as JSON that every reader takes; as its ``repr`` where JSON has no such value.
+    """Return a value as JSON that every parser accepts; its ``repr`` if JSON has no such value.
 
-    That is a number that is none or endless, a name that is no text, a circle.
+    Such values are non-finite numbers, keys that are not text, and cycles.
     """
     try:
         text = _encode_json(value)
@@ -293,19 +293,19 @@ def _json_of(value: object) -> str:
 
 
 def _without_halves(text: str) -> str:
-    """Return JSON in which half a pair of surrogates, as in undecodable file names, is six letters.
+    """Return JSON in which each lone surrogate, as in undecodable file names, is six letters.
 
-    jq and others refuse the escape of such a half, and would read no further line.
+    jq and others reject an escaped lone surrogate, and stop reading at that line.
     """
     return _escape.sub(lambda found: f"\\\\{found[1]}" if found[1] else found[0], text)
 
 
-#: Names that a line has already; a field of such a name takes its place.
+#: Standard fields of a line; a field of the same name replaces them.
 _HEAD = frozenset({"event", "level", "logger", "process", "timestamp"})
 
 
 class _Stamp:
-    """Returns the time as RFC 3339; the part up to the second is made once a second."""
+    """Returns the time as RFC 3339; the text up to the second is cached for a second."""
 
     __slots__ = ("_second",)
 
@@ -316,12 +316,12 @@ class _Stamp:
         begin, text = self._second
         micros = int(wall() * 1e6 + 0.5) - begin
         if 0 < micros < 1_000_000:
-            # A slice is faster than a format to six digits, 0.13 us instead of 0.18.
+            # Slicing is faster than formatting six digits: 0.13 us instead of 0.18.
             return f"{text}{str(micros + 1_000_000)[1:]}Z"
         second, fraction = divmod(micros + begin, 1_000_000)
         shown = datetime.fromtimestamp(second, UTC).isoformat()[:19]
         self._second = (second * 1_000_000, f"{shown}.")
-        # As datetime.isoformat writes it, which leaves out a fraction of zero.
+        # As datetime.isoformat does, which omits a zero fraction.
         return f"{shown}.{fraction:06d}Z" if fraction else f"{shown}Z"
 
 
@@ -333,7 +333,7 @@ Fields = Mapping[str, Any]
 
 
 class _Quoted(dict[str, str]):
-    """Texts as JSON, kept for a while: types and addresses come again and again, ids twice."""
+    """A cache of texts as JSON: types and addresses recur, and ids occur twice."""
 
     MOST = 1024
     LONGEST = 100
@@ -350,12 +350,12 @@ class _Quoted(dict[str, str]):
 
 
 class _JsonLines:
-    """Renders events as JSON lines, as ``json.dumps`` writes them, in a fraction of its time.
+    """Renders events as JSON lines like ``json.dumps``, in a fraction of its time.
 
-    Other than there, each line is strict JSON (RFC 8259), whatever its values are.
+    Unlike ``json.dumps``, each line is always strict JSON (RFC 8259).
     """
 
-    #: The most beginnings that are kept; there are as many as places that log, some two hundred.
+    #: The most line prefixes cached; each logging call site has one, about two hundred.
     MOST = 1024
 
     def __init__(self) -> None:
@@ -373,7 +373,7 @@ class _JsonLines:
                 line += f", {quoted[key]}: {quoted[value]}"
             elif value.__class__ is int:
                 line += f", {quoted[key]}: {value}"
-            # As the encoder writes it, without its calls; endless ones and none are left to it.
+            # Same text as the encoder's, without its calls; non-finite numbers are left to it.
             elif value.__class__ is float and -_ENDLESS < value < _ENDLESS:
                 line += f", {quoted[key]}: {value!r}"
             else:
@@ -388,13 +388,13 @@ class _JsonLines:
         return head
 
     def of_keys(self, event: Mapping[str, Any]) -> str:
-        """Return the line of an event whose keys are in order."""
+        """Return the line of an event whose keys are already ordered."""
         members = [f"{self._quoted[key]}: {_json_of(value)}" for key, value in event.items()]
         return f"{{{', '.join(members)}}}\n"
 
 
 class _ConsoleLines:
-    """Renders events for people: ``width`` says how wide their terminal is, None: there is none."""
+    """Renders events for people: ``width`` returns their terminal's width; None without one."""
 
     def __init__(self, *, colors: bool, width: Callable[[], int] | None = None) -> None:
         self._colors = colors
@@ -405,10 +405,10 @@ class _ConsoleLines:
         return self.of_keys(_as_event(level, logger, event, fields))
 
     def of_keys(self, event: Mapping[str, Any]) -> str:
-        """Return the line of an event whose keys are known, and its traceback below it."""
+        """Return the line of an event with ordered keys, and its traceback below it."""
         if self._width is None:
             return render_console(event, colors=self._colors) + "\n"
-        # Asked for each line, because people change the size of their windows.
+        # Read for each line, because users resize their windows.
         return render_terminal(event, colors=self._colors, width=self._width()) + "\n"
 
 
@@ -424,25 +424,25 @@ def _beginning(level: int, logger: str, event: str) -> dict[str, Any]:
 
 
 class LineHandler(logging.Handler):
-    """Writes events as lines: those of the package directly, records of others as well.
+    """Writes the package's events as lines directly, and records of other loggers too.
 
     Args:
         output: takes the lines.
-        lines: makes the lines.
+        lines: renders the lines.
     """
 
     def __init__(self, output: LogOutput, lines: _JsonLines | _ConsoleLines) -> None:
         super().__init__()
         self.output = output
         self.lines = lines
-        #: The handlers of the package while nobody else has added one.
+        #: The package's handlers as long as no one adds another.
         self.alone: list[logging.Handler] = [self]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, which may be of anybody."""
+        """Write a record, of any logger."""
         try:
             self.output.write(record.levelno, self._line(record))
-        except Exception:  # logging reports what it cannot write in its own way
+        except Exception:  # logging reports write errors in its own way
             self.handleError(record)
 
     def _line(self, record: logging.LogRecord) -> str:
@@ -456,12 +456,12 @@ class LineHandler(logging.Handler):
         return self.lines.of_keys(event)
 
     def flush(self) -> None:
-        """Wait for the reader, a second at most: the standard library calls this at the end."""
+        """Wait up to a second for the reader; the standard library calls this at exit."""
         self.output.flush(EXIT_SECONDS)
 
 
 class _Installed:
-    """The handler of the command line, once there is one, and the number of this process."""
+    """The command line's handler, once configured, and the number of this process."""
 
     handler: LineHandler | None = None
     process: int | None = None
@@ -473,21 +473,21 @@ _call_handlers = logging.Logger.callHandlers
 _tracebacks = logging.Formatter()
 
 
-#: Members that stand at the beginning of a line, or below it; all others are fields.
+#: Members with a fixed position in a line, or below it; all others are fields.
 _NO_FIELDS = {"event", "level", "logger", "timestamp", "exception", "traceback"}
 
-#: Colors of a terminal (ECMA-48, 8.3.117); what is not here is shown as an error.
+#: Terminal colors (ECMA-48, 8.3.117); other levels are shown as errors.
 _LEVEL_STYLES = {"debug": "32;1", "info": "32;1", "warning": "33;1"}
 
-#: A text that can stand behind ``key=`` without quotes: it cannot be taken for the next field.
+#: Text that needs no quotes after ``key=``: it cannot be read as the next field.
 _is_bare = re.compile(r"""[^\s"'=\\]+""").fullmatch
 
 
 def render_console(event: Mapping[str, Any], *, colors: bool) -> str:
     """Return an event as a line for people, its traceback below it.
 
-    What strangers can put into a value must not move the cursor, change colors or begin a line that
-    looks like another event: characters that cannot be seen are escaped everywhere.
+    Strangers choose some values. Invisible characters are escaped everywhere, so that a value
+    cannot move the cursor, change colors or start a line that looks like another event.
     """
 
     def paint(style: str, text: str) -> str:
@@ -497,7 +497,7 @@ def render_console(event: Mapping[str, Any], *, colors: bool) -> str:
     line = [
         paint("2", event["timestamp"]),
         f"[{paint(_LEVEL_STYLES.get(level, '31;1'), f'{level:<8}')}]",
-        # Aligned, so that the eye finds the fields.
+        # Aligned, so that the fields are easy to find.
         paint("1", f"{name:<30}"),
         f"[{paint('34;1', event['logger'])}]",
     ]
@@ -511,9 +511,8 @@ def render_console(event: Mapping[str, Any], *, colors: bool) -> str:
 def render_terminal(event: Mapping[str, Any], *, colors: bool, width: int) -> str:
     """Return an event as :func:`render_console` does, in lines of at most ``width`` characters.
 
-    The time is the clock of UTC, and the logger is left out: on a terminal people look at what is
-    happening now. Further lines are indented, and only a word that is longer than a line is cut,
-    by the terminal.
+    The time is UTC, and the logger is omitted: people at a terminal watch the present. Continuation
+    lines are indented; the terminal breaks only words longer than a line.
     """
 
     def paint(style: str, text: str) -> str:
@@ -547,7 +546,7 @@ def render_terminal(event: Mapping[str, Any], *, colors: bool, width: int) -> st
 
 
 def _below(event: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a traceback, which keep their breaks."""
+    """Return the lines of a traceback, with their line breaks."""
     text = event.get("exception") or event.get("traceback") or ""
     return [_visible(each) for each in str(text).splitlines()]
 
@@ -569,7 +568,7 @@ def _visible(text: str) -> str:
 
 
 def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | None = None) -> None:
-    """Send the package's logs to ``stream`` (standard error): for programs, never when embedded.
+    """Send the package's logs to ``stream`` (standard error): for programs, not when embedded.
 
     Args:
         level: ``Debug``, ``Info``, ``Warning`` or ``Error``.
@@ -577,11 +576,11 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
         stream: a text stream; default ``sys.stderr``.
 
     Lines never make the caller wait for a slow reader; see docs/how-to/logs.md. A second call
-    replaces what the first one set, so a reload can change the level.
+    replaces the first one's settings, so a reload can change the level.
     """
     before = _installed.handler
     target = stream or sys.stderr
-    # A handler of events may have closed it by the time of a reload, or put None in its place.
+    # At a reload, user code may have closed the stream or replaced it with None.
     is_usable = target is not None and not getattr(target, "closed", False)
     terminal = is_usable and target.isatty()
     lines = (
@@ -600,12 +599,12 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
                 after_in_parent=partial(_at_fork, LogOutput.after_fork_in_parent),
                 after_in_child=partial(_at_fork, LogOutput.after_fork_in_child),
             )
-        output = LogOutput(target, _told)
+        output = LogOutput(target, _dropped_line)
     elif not is_usable or before.output.leads_to(target):
-        output = before.output  # what waits stays in front
+        output = before.output  # buffered lines stay first
     else:
         before.output.close()
-        output = LogOutput(target, _told)
+        output = LogOutput(target, _dropped_line)
     _installed.handler = LineHandler(output, lines)
     _root.handlers[:] = [_installed.handler]
     _root.setLevel(LEVELS[level])
@@ -613,7 +612,7 @@ def configure(*, level: str = "Info", format: str = "Auto", stream: TextIO | Non
 
 
 def number_process(number: int) -> None:
-    """Put ``process: number`` into every line, where several processes write into one log.
+    """Put ``process: number`` into every line when several processes share one log.
 
     Call it before the first line.
     """
@@ -621,7 +620,7 @@ def number_process(number: int) -> None:
 
 
 def _width_of(terminal: TextIO) -> int:
-    """Return the characters of a line: COLUMNS, as shells set it, or what the terminal says."""
+    """Return the characters of a line: COLUMNS, as shells set it or from the terminal."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isascii() and columns.isdigit() and len(columns) < 5 and int(columns):
         return int(columns)
@@ -631,34 +630,34 @@ def _width_of(terminal: TextIO) -> int:
         return 80
 
 
-def _told(dropped: Mapping[str, int]) -> str:
+def _dropped_line(dropped: Mapping[str, int]) -> str:
     """Return the line about lines that were dropped, by level."""
     assert _installed.handler is not None
-    fields = {**dropped, "hint": "nobody read them in time: look at what reads this log"}
+    fields = {**dropped, "hint": "the log's reader was too slow: check the program that reads it"}
     event = _as_event(logging.WARNING, f"{ROOT}.logs", "log.dropped", fields)
     return _installed.handler.lines.of_keys(event)
 
 
-def begin_turns() -> None:
-    """Gather the lines of this thread, the event loop's, until :func:`end_turn`."""
+def begin_batching() -> None:
+    """Gather the lines of this thread, the event loop's, until :func:`write_batch`."""
     if _installed.handler is not None:
-        _installed.handler.output.begin_turns()
+        _installed.handler.output.begin_batching()
 
 
-def end_turn() -> None:
-    """Write the lines that were gathered since the last turn of the event loop."""
+def write_batch() -> None:
+    """Write the lines gathered since the last iteration of the event loop."""
     if _installed.handler is not None:
-        _installed.handler.output.end_turn()
+        _installed.handler.output.write_batch()
 
 
-def end_turns() -> None:
+def end_batching() -> None:
     """Write each line at once from now on."""
     if _installed.handler is not None:
-        _installed.handler.output.end_turns()
+        _installed.handler.output.end_batching()
 
 
 def flush(seconds: float) -> None:
-    """Wait until the reader has all lines, at most ``seconds``: before ``os._exit``."""
+    """Wait up to ``seconds`` until the reader has all lines; call it before ``os._exit``."""
     if _installed.handler is not None:
         _installed.handler.output.flush(seconds)
 

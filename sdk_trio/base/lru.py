@@ -1,4 +1,4 @@
-"""A mapping of bounded size that forgets what was not used for longest. Pure."""
+"""A mapping of bounded size that drops the least recently used value. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -11,18 +11,17 @@ V = TypeVar("V")
 class Lru(Generic[K, V]):
     """At most ``capacity`` values by key (1 or more); reading and writing a value uses it.
 
-    Every operation takes the same time, however many values there are. ``in`` and ``len`` use
-    nothing.
+    Every operation takes constant time. ``in`` and ``len`` do not count as use.
     """
 
     __slots__ = ("_capacity", "_values")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError("an LRU holds 1 value or more")
+            raise ValueError("an LRU needs a capacity of 1 or more")
         self._capacity = capacity
-        #: The least recently used first. Not a dict: its first key is found by passing all the
-        #: holes that were left in front of it.
+        #: Least recently used first. An OrderedDict: finding a dict's first key means scanning the
+        #: gaps that deleted keys leave.
         self._values: OrderedDict[K, V] = OrderedDict()
 
     def __len__(self) -> int:
@@ -42,13 +41,13 @@ class Lru(Generic[K, V]):
             self._values.popitem(last=False)
 
     def get(self, key: K) -> V | None:
-        """Return the value of ``key``, None if there is none."""
+        """Return the value of ``key``, or None."""
         return self[key] if key in self._values else None
 
     def discard(self, key: K) -> None:
-        """Forget the value of ``key``, if there is one."""
+        """Drop the value of ``key``, if any."""
         self._values.pop(key, None)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all values."""
         self._values.clear()

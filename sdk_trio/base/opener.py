@@ -1,10 +1,10 @@
-"""Sockets, and files of the data directory: all that the runtime opens is opened here.
+"""Opens sockets, and files of the data directory; nothing else in the runtime opens them.
 
 A simulation replaces the :class:`Opener` with :func:`use`: its network is in memory, and its disk
-loses what was not synced. Files that an operator wrote, such as settings and secrets, are opened
-where they are read, and never written.
+loses unsynced writes. Files written by an operator, such as settings and secrets, are opened where
+they are read, and never written.
 
-Trio and apsw are imported where they are used: commands that do without them start faster.
+Trio and apsw are imported on use: commands that do not need them start faster.
 """
 
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import apsw
     import trio
 
-#: The seconds after which a further address of a host is tried beside the first (RFC 8305).
+#: Seconds before the next address of a host is tried in parallel (RFC 8305).
 NEXT_ADDRESS_SECONDS = 0.25
 
 
@@ -69,7 +69,7 @@ _current = Opener()
 
 @contextmanager
 def use(opener: Opener) -> Iterator[None]:
-    """Replace the opener of the whole process for the block."""
+    """Replace the opener of the whole process during the block."""
     global _current
     before, _current = _current, opener
     try:
@@ -81,11 +81,11 @@ def use(opener: Opener) -> Iterator[None]:
 def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
     """Open a file or directory of the data directory and return its descriptor.
 
-    It can be the ``opener`` of the built-in ``open``: ``open(path, "rb", opener=open_file)``.
+    Usable as the ``opener`` of the built-in ``open``: ``open(path, "rb", opener=open_file)``.
 
     Args:
-        flags: those of ``os.open``. The descriptor is not inherited by other programs.
-        mode: permissions of a file that is created, less those of the umask.
+        flags: those of ``os.open``. Child processes do not inherit the descriptor.
+        mode: permissions of a created file, before the umask.
 
     Raises:
         OSError: it cannot be opened.
@@ -94,17 +94,17 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> in
 
 
 def sync_file(descriptor: int) -> None:
-    """Wait until the file or directory survives a power cut, as ``os.fsync`` does; it blocks.
+    """Wait until the file or directory would survive a power cut (``os.fsync``). Blocks.
 
     Raises:
-        OSError: the disk failed. What was written since the last sync may be lost, although a
-            later sync succeeds.
+        OSError: the disk failed. Writes since the last sync may be lost, even if a later sync
+            succeeds.
     """
     _current.sync(descriptor)
 
 
 def sync_path(path: str | os.PathLike[str]) -> None:
-    """Make a file, or the names in a directory, survive a power cut, as :func:`sync_file` does.
+    """Make a file, or the entries of a directory, survive a power cut; see :func:`sync_file`.
 
     Raises:
         OSError: it cannot be opened, or the disk failed.
@@ -132,7 +132,7 @@ def open_socket(family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) 
     """Return a new blocking socket, to listen on or for datagrams; the arguments are socket(2)'s.
 
     Raises:
-        OSError: the system gives none.
+        OSError: the system cannot open another socket.
     """
     return _current.socket(family, kind, protocol)
 
@@ -152,7 +152,7 @@ async def dial_tcp(
     """Connect to a host by TCP, at the first of its addresses that answers.
 
     Args:
-        next_address: seconds after which the next address is tried beside those before.
+        next_address: seconds before the next address is tried in parallel.
 
     Raises:
         OSError: it cannot be resolved, or no address answers.

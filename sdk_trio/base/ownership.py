@@ -1,24 +1,26 @@
-"""Ownership of files and links: another user's are refused. Does I/O.
+"""Ownership of files and links: files of other users are refused. Does I/O.
 
-Nobody names these files, so whoever can write one would choose addresses, programs and the
-upstream of a command that is merely run beside it (CWE-427; as git's safe.directory).
+These files are found without being named. A user who can write one would choose addresses, programs
+and the upstream of any command run in that directory (CWE-427; compare git's safe.directory).
 """
 
 import os
 import stat
 from pathlib import Path
 
-#: The user that can change every file anyway.
+#: The user that can change every file anyway (root).
 _ROOT_USER = 0
 
-_ADVICE = "or name it with --config if you trust whoever wrote it"
+_ADVICE = "or name it with --config if you trust its author"
 
 
 def foreign_fault(path: Path, opened: os.stat_result) -> str | None:
-    """Say why a file that nobody named is not read, as the end of a sentence; None: it is ours.
+    """Return why a file found without being named is refused, as the end of a sentence.
+
+    None if it is ours.
 
     Args:
-        path: its path; a symbolic link there has to be ours, too.
+        path: its path; a symbolic link there must be ours as well.
         opened: the status of the file that was opened.
     """
     if os.name != "posix":
@@ -28,7 +30,7 @@ def foreign_fault(path: Path, opened: os.stat_result) -> str | None:
             return (
                 f"belongs to the user {user_name(status.st_uid)}, and settings of the working "
                 f"directory are read from files of this user ({user_name(os.geteuid())}) or root "
-                f"alone: give it to this user, {_ADVICE}"
+                f"only: change its owner to this user, {_ADVICE}"
             )
     if opened.st_mode & stat.S_IWOTH or (opened.st_mode & stat.S_IWGRP and not _is_private(opened)):
         return (
@@ -39,15 +41,15 @@ def foreign_fault(path: Path, opened: os.stat_result) -> str | None:
 
 
 def is_foreign_link(path: Path) -> bool:
-    """Say whether ``path`` is a symbolic link that another user than this one or root has made."""
+    """Return whether ``path`` is a symbolic link made by a user other than this one or root."""
     if os.name != "posix" or not path.is_symlink():
         return False
     return path.lstat().st_uid not in (os.geteuid(), _ROOT_USER)
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user for people, its number where it has none."""
-    import pwd  # on the path of a mistake only
+    """Return a user's name, or its number if it has no name."""
+    import pwd  # needed only for error messages
 
     try:
         return pwd.getpwuid(uid).pw_name
@@ -56,9 +58,11 @@ def user_name(uid: int) -> str:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    """Whether the group is the owner's own: distributions give each user one, and a umask of 002.
+    """Return whether only the owner is in the group.
 
-    Such a group has the name and the only member of its user.
+    Distributions give each user such a group, with a umask of 002.
+
+    Such a group has the user's name and no other member.
     """
     import grp
     import pwd

@@ -1,27 +1,27 @@
-"""Addresses of the public internet, and those of this machine or its networks. Pure.
+"""Public, private and loopback IP addresses. Pure.
 
-A URL that somebody else may have chosen must not make us a proxy into the network that we stand
-in: loopback, private ranges, link-local addresses (where clouds serve credentials), and every
-way to write an IPv4 address of these in IPv6.
+A URL that someone else may have chosen must not turn us into a proxy to our own network: loopback,
+private ranges, link-local addresses (where clouds serve credentials), and every IPv6 notation of
+such an IPv4 address.
 """
 
 import ipaddress
 import re
 from urllib.parse import urlsplit
 
-#: IPv4 addresses in IPv6 notation that a translator of the network (NAT64) connects to.
+#: IPv4 addresses in the IPv6 notation that a network's translator (NAT64) connects to.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
-#: The only block from which public IPv6 addresses are given out.
+#: The only block from which public IPv6 addresses are assigned.
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 
-#: Lie within it, and stand for IPv4 addresses (Teredo, 6to4), local ones, or examples.
+#: Blocks within it for IPv4 addresses (Teredo, 6to4), local addresses, or examples.
 _WITHIN_GLOBAL = tuple(
     ipaddress.IPv6Network(block)
     for block in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
 )
 
-#: Of IANA's registry of special addresses. Python's own judgement differs between its versions.
+#: From IANA's registry of special addresses. Python's own classification varies by version.
 _SPECIAL_V4 = tuple(
     ipaddress.IPv4Network(block)
     for block in (
@@ -39,13 +39,13 @@ _SPECIAL_V4 = tuple(
         "198.51.100.0/24",
         "203.0.113.0/24",
         "224.0.0.0/3",
-        # Public by its number; the host of a cloud's virtual machine answers there.
+        # Public by its number, but in a cloud's virtual machine the host answers there.
         "168.63.129.16/32",
     )
 )
 
-#: This machine and private networks. Link-local addresses are none of them: clouds serve
-#: credentials there.
+#: This machine and private networks. Link-local addresses are excluded: clouds serve credentials
+#: there.
 _INTERNAL = tuple(
     ipaddress.ip_network(block)
     for block in (
@@ -55,7 +55,7 @@ _INTERNAL = tuple(
         "127.0.0.0/8",
         "172.16.0.0/12",
         "192.168.0.0/16",
-        # Of virtual machines on developers' computers.
+        # Virtual machines on developers' computers.
         "198.18.0.0/15",
         "::/128",
         "::1/128",
@@ -63,14 +63,14 @@ _INTERNAL = tuple(
     )
 )
 
-#: Private by their numbers, and a cloud's server of credentials (Alibaba, Amazon, Google).
+#: Private by their numbers, but clouds serve credentials there (Alibaba, Amazon, Google).
 _CREDENTIALS = tuple(
     map(ipaddress.ip_address, ("100.100.100.200", "fd00:ec2::254", "fd20:ce::254"))
 )
 
 
 def is_internal(address: str) -> bool:
-    """Say whether an IP address is this machine's or of a private network; what is none is not.
+    """Return whether an IP address is this machine's or private; False if it is not an address.
 
     Addresses that are neither public nor internal are link-local, reserved, or a cloud's own. A
     zone (``fd00:ec2::254%eth0``) changes nothing.
@@ -81,13 +81,13 @@ def is_internal(address: str) -> bool:
         return False
     plain: ipaddress.IPv4Address | ipaddress.IPv6Address = parsed
     if isinstance(parsed, ipaddress.IPv6Address):
-        # With a zone it would equal no address of the list.
+        # With its zone it would not equal any address in the list.
         plain = parsed.ipv4_mapped or ipaddress.IPv6Address(int(parsed))
     return plain not in _CREDENTIALS and any(plain in block for block in _INTERNAL)
 
 
 def is_public(address: str) -> bool:
-    """Say whether an IP address is one of the public internet; what is no address is not.
+    """Return whether an IP address is public; False if it is not an address.
 
     A zone (``fe80::1%eth0``) makes an address local.
     """
@@ -97,10 +97,10 @@ def is_public(address: str) -> bool:
         return False
     if isinstance(parsed, ipaddress.IPv4Address):
         return _is_public_v4(parsed)
-    # A zone names an interface of this machine.
+    # A zone names a network interface of this machine.
     if parsed.scope_id is not None:
         return False
-    # ::ffff:a.b.c.d is that IPv4 address to every socket.
+    # Every socket treats ::ffff:a.b.c.d as that IPv4 address.
     if parsed.ipv4_mapped is not None:
         return _is_public_v4(parsed.ipv4_mapped)
     if parsed in _NAT64:
@@ -109,9 +109,9 @@ def is_public(address: str) -> bool:
 
 
 def names_local_address(url: str) -> bool:
-    """Say whether a URL's host is surely local as it is written: an address, or ``localhost``.
+    """Return whether a URL's host is written as a local address or as ``localhost``.
 
-    Other names are known only when they are resolved.
+    Other names are unknown until they are resolved.
     """
     host = url_host(url)
     if host == "localhost" or host.endswith(".localhost"):
@@ -124,7 +124,7 @@ def names_local_address(url: str) -> bool:
 
 
 def names_public_address(url: str) -> bool:
-    """Say whether a URL's host is written as an address of the public internet."""
+    """Return whether a URL's host is written as a public address."""
     return is_public(url_host(url))
 
 
@@ -140,28 +140,28 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::[0-9]{1,5})?")
 
 
 def host_name(host: str) -> str:
-    """Return the name of a ``Host`` header or authority, without its port; empty if malformed."""
+    """Return the host of a ``Host`` header or authority, without its port; empty if malformed."""
     match = _HOST.fullmatch(host.partition("/")[0].strip())
     return match[1].casefold().rstrip(".") if match else ""
 
 
 def is_loopback(name: str) -> bool:
-    """Say whether a host is this machine for itself: a loopback address, or ``localhost``."""
+    """Return whether a host is a loopback address or ``localhost``."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
         address = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
         return False
-    # ::ffff:127.0.0.1 is a loopback address as well, and Python did not always say so.
+    # ::ffff:127.0.0.1 is a loopback address as well; some versions of Python deny it.
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
 
 
 def is_local_bind(address: str) -> bool:
-    """Say whether an address of a setting is open to this machine alone, as far as it tells.
+    """Return whether an address in the settings accepts only local connections.
 
-    Of ``fd:`` only the service manager knows.
+    For ``fd:`` this is unknown; only the service manager knows the address.
     """
     return address.startswith(("unix:", "fd:")) or is_loopback(host_name(address))
 

@@ -7,23 +7,23 @@ from email.utils import parsedate_to_datetime
 
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 
-#: The longest wait that is reported, in seconds: 31 years stand for any longer one, so that a
-#: header of thousands of digits stays a finite number.
+#: The longest wait returned, in seconds (31 years), so that a header of thousands of digits still
+#: gives a finite number.
 _LONGEST_ASKED = 999_999_999.0
 
 
 def parse_retry_after(value: str | None, *, date: str | None, now: float) -> float | None:
-    """Read a ``Retry-After`` header as seconds from now; None when it is absent or makes no sense.
+    """Read a ``Retry-After`` header as seconds from now; None when it is absent or invalid.
 
     Args:
         value: the header: seconds, or an HTTP date.
-        date: the same response's ``Date``. A date is taken relative to it, so that a wrong clock of
-            this machine does not matter.
+        date: the same response's ``Date``. A date is taken relative to it, so an incorrect local
+            clock does not matter.
         now: Unix time, used when there is no readable ``Date``.
 
     Returns:
-        Zero or more seconds; a date in the past is 0. Negative and non-finite numbers are ignored;
-        a number of any length is read, as a very long wait.
+        Zero or more seconds; 0 for a date in the past. Negative and non-finite numbers are ignored;
+        a number with too many digits means a very long wait.
     """
     if value is None:
         return None

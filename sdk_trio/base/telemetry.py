@@ -1,11 +1,10 @@
 """Telemetry: samples of metrics, checks of health, and the spans of OpenTelemetry.
 
-Every part of the program may report samples and a check of itself; the runtime hands them to the
-admin address, which shows them.
+Any part of the program may register samples and a health check; the admin address serves them.
 
-Spans are made if traces are wanted (docs/how-to/tracing.md). Everything asks :func:`find_tracer`
-once, when it starts. Without the extra ``otel``, or without an SDK that somebody has configured,
-the answer is None: nothing is imported, and no delivery or call does anything for it.
+Spans exist only if tracing is configured (docs/how-to/tracing.md). Each part calls
+:func:`find_tracer` once, at its start. Without the extra ``otel`` or a configured OpenTelemetry SDK
+it returns None: nothing is imported, and deliveries and calls do no extra work.
 """
 
 import os
@@ -39,7 +38,7 @@ class Sample(msgspec.Struct, frozen=True):
 class Check(msgspec.Struct, frozen=True):
     """The health of one part: ``ok`` False makes the process unready, ``degraded`` does not.
 
-    ``detail`` is one line for people: the reason, or the figures. It holds no secret.
+    ``detail`` is one line for people: the reason, or the figures. It must not contain secrets.
     """
 
     name: str
@@ -48,8 +47,8 @@ class Check(msgspec.Struct, frozen=True):
     degraded: bool = False
 
 
-#: The functions that a part registers. Both are called on the event loop for every request: they
-#: look at what is known already, and wait for nothing.
+#: Functions that a part registers. Both run on the event loop at every request: they read known
+#: state and must not wait.
 SampleSource = Callable[[], Iterable[Sample]]
 CheckSource = Callable[[], Check]
 
@@ -57,8 +56,7 @@ CheckSource = Callable[[], Check]
 class Histogram:
     """A count for each bucket of a fixed list, and the sum of all values.
 
-    ``bounds`` are the upper ends of the buckets, ascending; what is above the last one is counted
-    as well.
+    ``bounds`` are the upper bounds of the buckets, ascending; larger values are counted too.
     """
 
     __slots__ = ("_bounds", "_counts", "_sum")
@@ -75,9 +73,9 @@ class Histogram:
 
     def samples(self, name: str, labels: Labels = ()) -> Iterator[Sample]:
         """Return the samples of the metric ``name``: ``_bucket{le}``, ``_sum`` and ``_count``."""
-        # Prometheus counts cumulatively: each bucket holds all below it.
+        # Prometheus buckets are cumulative: each counts all values up to its bound.
         total = 0
-        # repr, because it is the shortest text that reads back as the same number.
+        # repr gives the shortest text that parses to the same number.
         for bound, count in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
             yield Sample(f"{name}_bucket", (*labels, ("le", bound)), total)
@@ -87,14 +85,13 @@ class Histogram:
 
 # -- traces --------------------------------------------------------------------------------------
 
-#: Makes the API load a provider by name, without any code of the application.
+#: If set, the API loads a provider by name, without any code of the application.
 _PROVIDER_VARIABLE = "OTEL_PYTHON_TRACER_PROVIDER"
 
-#: Receiving spans that are remembered for the runs of their events; more push out those
-#: that were not used for longest.
+#: Receiving spans kept for the runs of their events; the least recently used is dropped first.
 REMEMBERED_SPANS = 10_000
 
-#: The conventions' word for a method that is none of HTTP's, so that a sender invents no names.
+#: OpenTelemetry's value for an unknown HTTP method, so that senders cannot invent names.
 OTHER_METHOD = "_OTHER"
 _METHODS = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
@@ -102,12 +99,11 @@ _METHODS = frozenset(
 
 
 def find_tracer() -> "Tracer | None":
-    """Return the tracer of this package, None where nobody has configured an SDK.
+    """Return the tracer of this package, or None if no SDK is configured.
 
-    Call it at a start: what is configured later counts from the next start on.
+    Call it at startup; an SDK configured later is not seen until the next start.
     """
-    # An application that traces has imported the API; looking is cheaper than importing it for
-    # nothing.
+    # An application that traces has already imported the API; checking is cheaper than an import.
     if "opentelemetry.trace" not in sys.modules and _PROVIDER_VARIABLE not in os.environ:
         return None
     try:
@@ -115,25 +111,24 @@ def find_tracer() -> "Tracer | None":
     except ImportError:
         return None
     provider = trace.get_tracer_provider()
-    # The API answers these as long as nobody has configured an SDK.
+    # The API returns these while no SDK is configured.
     if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
         return None
     return provider.get_tracer("sdk_trio", __version__)
 
 
 def known_method(method: str) -> str:
-    """Return an HTTP method as the conventions want it in an attribute."""
+    """Return an HTTP method in the form that the semantic conventions require."""
     return method if method in _METHODS else OTHER_METHOD
 
 
 @contextmanager
 def recorded(span: "Span", *, failures: type[BaseException] = BaseException) -> "Iterator[Span]":
-    """Make ``span`` the current one for the block, and end it there.
+    """Make ``span`` the current one for the block; end it when the block ends.
 
-    An exception of the class ``failures`` that leaves the block gives the span the status of an
-    error and its class as ``error.type``; another one, a cancellation, ``sdk.cancelled``. No
-    message and no traceback is recorded: both may hold what came in a payload, and spans leave
-    this machine.
+    An exception of class ``failures`` that leaves the block sets the span's status to error and
+    ``error.type`` to its class. Any other, such as a cancellation, sets ``sdk.cancelled``. Messages
+    and tracebacks are never recorded: they may contain payload data, and spans leave this machine.
     """
     from opentelemetry.trace import use_span
 
@@ -150,7 +145,7 @@ def recorded(span: "Span", *, failures: type[BaseException] = BaseException) -> 
                     span.set_attribute("sdk.cancelled", True)
                 raise
     finally:
-        # use_span ends it unless it was left in another context, as by a closed coroutine.
+        # use_span ends the span unless another context left it, as a closed coroutine does.
         if span.is_recording():
             span.end()
 
@@ -173,25 +168,25 @@ def trace_headers() -> dict[str, str]:
 
 
 class Links:
-    """The receiving span of each event that is not finished, for the spans of its runs.
+    """The receiving span of each unfinished event, for the spans of its runs.
 
-    They are in this process's memory alone: what is taken out of the store after a restart, or by
-    another process, has none. At most :data:`REMEMBERED_SPANS` are kept.
+    Kept in this process's memory only: an event read from the store after a restart, or by another
+    process, has no span. At most :data:`REMEMBERED_SPANS` are kept.
     """
 
     def __init__(self) -> None:
         self._contexts: Lru[str, SpanContext] = Lru(REMEMBERED_SPANS)
 
     def remember(self, key: str, context: "SpanContext") -> None:
-        """Keep the span that received an event, in place of an earlier one."""
+        """Keep the span that received an event; it replaces an earlier one."""
         self._contexts[key] = context
 
     def find(self, key: str) -> "SpanContext | None":
-        """Return the span that received an event, None if it is not known here."""
+        """Return the span that received an event or None if it is unknown here."""
         return self._contexts.get(key)
 
     def forget(self, key: str) -> None:
-        """Drop it: no run follows."""
+        """Drop the span: no run follows."""
         self._contexts.discard(key)
 
     def __len__(self) -> int:
@@ -199,12 +194,12 @@ class Links:
 
 
 def attributes_of(**values: "AttributeValue | None") -> "dict[str, AttributeValue]":
-    """Return the attributes that have a value; ``__`` in a name stands for a dot."""
+    """Return the attributes that are not None; ``__`` in a name stands for a dot."""
     return {name.replace("__", "."): value for name, value in values.items() if value is not None}
 
 
 def link_to(context: "SpanContext | None") -> "list[Link]":
-    """Return the list of links to a span: one, or none where it is not known."""
+    """Return the list of links to a span: one, or an empty list if it is unknown."""
     from opentelemetry.trace import Link
 
     return [] if context is None else [Link(context)]

@@ -1,24 +1,23 @@
-"""Rates and waits: a token bucket for calls, and waits that double between attempts. Pure."""
+"""Rate limits and backoff: a token bucket for calls, and doubling waits. Pure."""
 
 from math import floor, inf
 
-#: So much of a token counts as a whole one, so that rounding refuses nobody who waits as told.
+#: This fraction of a token counts as a whole one: rounding must not refuse callers who waited as
+#: long as they were asked to.
 _ROUNDING = 1e-9
 
 
 class TokenBucket:
-    """At most ``burst`` at once, and ``per_second`` in the long run.
+    """At most ``burst`` calls at once, and ``per_second`` in the long run.
 
-    The bucket holds ``burst`` tokens when it is full. It is kept as the number of tokens that are
-    missing, and when that was so: counting is exact at any rate, and a bucket that owes more than
-    it can hold is a queue, in which each token has its time.
+    The state is the number of missing tokens and the time of that count, which is exact at any
+    rate. A bucket that is short of more tokens than it can hold is a queue: each token has a time.
 
     Args:
         per_second: above 0.
         burst: 1 or more.
 
-    Every ``now`` is in seconds, on whichever clock the caller uses. If it goes back, no time has
-    passed.
+    Every ``now`` is in seconds, on any clock of the caller. If it goes back, no time has passed.
     """
 
     __slots__ = ("_as_of", "_burst", "_missing", "_per_second")
@@ -30,7 +29,7 @@ class TokenBucket:
         self._as_of = 0.0
 
     def missing(self, now: float) -> float:
-        """Return how many tokens the bucket needs to be full; more than ``burst``: it owes some."""
+        """Return how many tokens are missing; more than ``burst`` if some are owed."""
         missing = self._missing
         if missing:
             if now > self._as_of:
@@ -40,16 +39,16 @@ class TokenBucket:
         return missing
 
     def wait(self, now: float) -> float:
-        """Return after how many seconds there is a token; 0 if there is one now."""
+        """Return the seconds until a token is available; 0 if one is available now."""
         lacking = self.missing(now) + 1.0 - self._burst
         return lacking / self._per_second if lacking > _ROUNDING else 0.0
 
     def available(self, now: float) -> int:
-        """Return how many tokens there are now."""
+        """Return how many tokens are available now."""
         return max(0, floor(self._burst - self.missing(now) + _ROUNDING))
 
     def admit(self, now: float) -> float:
-        """Take a token and return 0; if there is none, return after how many seconds there is."""
+        """Take a token and return 0; if none is available, return the seconds until one is."""
         lacking = self.missing(now) + 1.0 - self._burst
         if lacking > _ROUNDING:
             return lacking / self._per_second
@@ -58,31 +57,31 @@ class TokenBucket:
         return 0.0
 
     def take(self, now: float, count: int = 1) -> None:
-        """Take tokens, whether they are there or will have to come first."""
+        """Take tokens, even if they are not available yet."""
         missing = self.missing(now)
         self._as_of = now
         self._missing = missing + count
 
     def book(self, now: float) -> float:
-        """Take a token and return the time at which it is there: now, or later."""
+        """Take a token and return the time at which it is available: now, or later."""
         lacking = self.missing(now) + 1.0 - self._burst
         self._as_of = now
         self._missing += 1.0
         return now + lacking / self._per_second if lacking > 0.0 else now
 
     def give_back(self) -> None:
-        """Return a token that was taken and not used."""
+        """Return an unused token."""
         self._missing = max(0.0, self._missing - 1.0)
 
     def change(self, *, per_second: float, burst: float, now: float) -> None:
-        """Go on at another rate; as many tokens are missing as before."""
+        """Change the rate; the number of missing tokens stays the same."""
         self.missing(now)
         self._per_second = per_second
         self._burst = burst
 
 
 def longest_wait(failures: int, *, base_seconds: float, cap_seconds: float = inf) -> float:
-    """Return the upper end, in seconds, of the wait after ``failures`` (at least 1) in a row."""
+    """Return the upper bound, in seconds, of the wait after ``failures`` (at least 1) in a row."""
     # 2**60 times any base is above any cap, and larger exponents overflow a float.
     return min(cap_seconds, base_seconds * 2.0 ** min(failures - 1, 60))
 
@@ -92,7 +91,7 @@ def jittered_wait(
 ) -> float:
     """Return the wait in seconds after ``failures`` (at least 1) in a row.
 
-    ``fraction`` is the caller's randomness, from 0 to 1: full jitter, ``U(0, longest)``, spreads
-    those that failed together over the whole interval.
+    ``fraction`` is the caller's random number, from 0 to 1. Full jitter, ``U(0, longest)``, spreads
+    clients that failed together over the whole interval.
     """
     return fraction * longest_wait(failures, base_seconds=base_seconds, cap_seconds=cap_seconds)

@@ -38,13 +38,13 @@ class AppBrokenError(SdkError):
 
 
 class AppWrongError(AppBrokenError):
-    """The module is wrong as it is written: each further start would fail in the same way."""
+    """The module is wrong as written: every start would fail in the same way."""
 
     exit_code = EXIT_CONFIGURATION
 
 
-#: Exceptions of a module that is wrong as it is written. Any other, such as that of a database that
-#: is away, may not come at the next start, which a service manager therefore tries.
+#: Exceptions that mean a module is wrong as written. Any other, such as an unavailable database,
+#: may be temporary, so a service manager should restart it.
 _WRONG = (SyntaxError, ImportError, NameError, AttributeError, TypeError)
 
 
@@ -96,8 +96,8 @@ def import_part(option: str, reference: str, kind: type[T], *, example: str) -> 
 def _import(asked: str, name: str) -> ModuleType:
     directory = os.getcwd()
     if directory not in sys.path:
-        # `python -m sdk_trio` has the directory there already, the installed script has not: both
-        # shall find app.py.
+        # `python -m sdk_trio` already has the directory there, but the installed script does not:
+        # both must find app.py.
         sys.path.insert(0, directory)
     try:
         return importlib.import_module(name)
@@ -120,13 +120,13 @@ def _without_suffix(name: str) -> str:
 
 
 def _broken(asked: str, name: str, error: BaseException) -> SdkError:
-    # The line of the application is what its author needs; Development shows the traceback.
+    # The application's line is enough for its author; Development shows the traceback.
     if isinstance(error, SyntaxError) and error.filename:
         place: str | None = f"{error.filename}:{error.lineno}"
     else:
         place = place_of(error)
     where = "" if place is None else f" at {place.removesuffix(' in <module>')}"
-    # Errors of this package are sentences; the class adds nothing to them.
+    # Errors of this package are sentences; their class adds nothing.
     kind = "" if isinstance(error, SdkError) else f"{type(error).__name__}: "
     wrong = isinstance(error, _WRONG) or getattr(error, "exit_code", 0) == EXIT_CONFIGURATION
     return (AppWrongError if wrong else AppBrokenError)(
@@ -135,11 +135,11 @@ def _broken(asked: str, name: str, error: BaseException) -> SdkError:
 
 
 def _parts_in(module: ModuleType, kind: type[object]) -> str:
-    # Mostly the object is there under another name, so the message offers what there is.
+    # Usually the object exists under another name, so the message lists the existing ones.
     names = [name for name, value in vars(module).items() if isinstance(value, kind)]
     if names:
         return f"; it has {', '.join(names)}"
-    return f"; it has no {kind.__name__}: put one into it"
+    return f"; it has no {kind.__name__}: add one"
 
 
 # -- init --------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ async def test_a_paid_order_is_handled(deliver):
     assert delivered.status == 200
 '''
 
-#: Lines that ``.gitignore`` must hold: both name secrets and data of customers.
+#: Required lines of ``.gitignore``: both name secrets and data of customers.
 GITIGNORE_LINES = (".env", "sdk-data/")
 
 #: Each new file and its content; ``.gitignore`` is completed instead.
@@ -253,9 +253,8 @@ def init(arguments: Namespace) -> int:
         UnwritableFileError: the directory or a file cannot be written.
     """
     directory = Path(arguments.directory)
-    # All files are looked at before the first is written: half of an application is worse than
-    # none.
-    # A dangling link counts as well: writing through it would create a file elsewhere.
+    # All files are checked before the first is written: half of an application is worse than none.
+    # A dangling link also counts: writing through it would create a file elsewhere.
     existing = [name for name in FILES if os.path.lexists(directory / name)]
     if existing and not arguments.force:
         raise FilesExistError(
@@ -278,8 +277,7 @@ def init(arguments: Namespace) -> int:
     here = directory.resolve() == Path.cwd()
     enter = "" if here else f"cd {shlex.quote(str(directory))} && "
     say(f"next: {enter}{program_name(elsewhere=not here)} dev --app app:handlers")
-    # .env is left to the user: a file with an empty secret would be a webhook secret that is
-    # refused.
+    # The user creates .env: a file with an empty secret would be refused as a webhook secret.
     say("for deliveries of the upstream: copy .env.example to .env, and set its secret there;")
     say("'run' is Production and reads no .env: set the same variables there")
     return 0
@@ -287,7 +285,7 @@ def init(arguments: Namespace) -> int:
 
 def _complete_gitignore(file: Path) -> bool:
     """Add the lines that are missing; return whether there were any."""
-    # Others could read what is written here: a link of somebody else's would choose what that is.
+    # Other users could have created a link that redirects the write.
     is_read = file.exists() and not is_foreign_link(file)
     text = file.read_text(encoding="utf-8") if is_read else ""
     missing = [line for line in GITIGNORE_LINES if line not in text.splitlines()]

@@ -1,6 +1,6 @@
 """``completion``: scripts that complete commands, options and values in a shell, written by shtab.
 
-A script holds all that the parser knows, so that no key of the user starts this program.
+A script contains the parser's whole data, so that completion does not start this program.
 """
 
 from __future__ import annotations
@@ -74,5 +74,5 @@ def _add_words(commands: Any) -> None:
     def fill(parser: Parser) -> None:
         parser.add_argument("words", nargs="*", choices=words, help="of a command")
 
-    commands.add_parser("help", help="say what a command takes", fill=fill).fill()
+    commands.add_parser("help", help="show the arguments of a command", fill=fill).fill()
     commands.add_parser("version", help="print the version", fill=lambda _: None).fill()

@@ -68,7 +68,7 @@ def dev_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--reload",
         action="store_true",
-        help="start again when a Python or settings file of this directory changes",
+        help="restart when a Python or settings file of this directory changes",
     )
 
 
@@ -105,28 +105,28 @@ def dev(arguments: Namespace) -> int:
     @contextmanager
     def announce(started: Started) -> Iterator[None]:
         with announcement(settings, started, secret=DEV_SECRET):
-            # The token is not printed, only where it lies: a terminal is recorded and shared.
+            # Only the token's location is printed: a terminal is recorded and shared.
             token = runtime.administrator.token if started.admin else None
             options = _settings_arguments(arguments)
             print_text(guide(settings, started, options, token, sample_of(handlers)))
-            # A pipe would hold the guide back until much more has been printed.
+            # A pipe would delay the guide until much more was printed.
             sys.stdout.flush()
             yield
 
     return serve(runtime, announce)
 
 
-#: Directories whose files are nobody's application.
+#: Directories without files of the application.
 _PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "sdk-data"})
 
-#: Files that the application or its settings are made of, by the end of their names.
+#: File name endings of the application and its settings.
 _WATCHED = (".py", ".json", ".toml", ".env")
 
-#: The seconds between two looks at the files; people do not notice half a second.
+#: The polling interval for changed files, in seconds; people do not notice half a second.
 LOOK_SECONDS = 0.5
 
 
-def look_at(directory: Path, others: Iterable[str] = ()) -> dict[str, int]:
+def scan_files(directory: Path, others: Iterable[str] = ()) -> dict[str, int]:
     """Return the files that a reload watches, with the time of their last change."""
     found = list(others)
     for place, below, names in os.walk(directory):
@@ -137,19 +137,19 @@ def look_at(directory: Path, others: Iterable[str] = ()) -> dict[str, int]:
         found += [os.path.join(place, name) for name in names if name.endswith(_WATCHED)]
     times: dict[str, int] = {}
     for file in found:
-        with suppress(OSError):  # gone between the two looks
+        with suppress(OSError):  # removed in the meantime
             times[file] = os.stat(file).st_mtime_ns
     return times
 
 
 def run_reloading(directory: Path, others: Sequence[str]) -> int:
-    """Run ``dev`` in a process of its own, and another one whenever a file has changed.
+    """Run ``dev`` in a separate process, and restart it whenever a file has changed.
 
-    A process that has ended by itself, as one whose application cannot be imported, is started
-    again at the next change. Each one drains as at a stop: nothing that it acknowledged is lost.
+    A process that ended by itself, for example because the application cannot be imported, is
+    restarted at the next change. Each one drains as at a stop: no acknowledged event is lost.
 
     Returns:
-        the status of the last process, once INT or TERM has come.
+        the status of the last process, after INT or TERM.
     """
     words = [sys.executable, "-m", "sdk_trio", *(w for w in sys.argv[1:] if w != "--reload")]
     release_collector()
@@ -157,13 +157,13 @@ def run_reloading(directory: Path, others: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: wanted.append(number))
     while True:
-        seen = look_at(directory, others)
-        # A session of its own: a Ctrl-C of the terminal reaches it through this process, once.
+        seen = scan_files(directory, others)
+        # A separate session: a Ctrl-C of the terminal reaches it once, through this process.
         process = subprocess.Popen(words, start_new_session=True)
         changed: list[str] = []
         while not wanted and not changed:
             time.sleep(LOOK_SECONDS)
-            now = look_at(directory, others)
+            now = scan_files(directory, others)
             changed = sorted(file for file, _ in seen.items() ^ now.items())
         if process.poll() is None:
             process.send_signal(wanted[-1] if wanted else signal.SIGTERM)
@@ -221,7 +221,7 @@ def guide(
     token: AdminToken | None = None,
     sample: str = USUAL_SAMPLE,
 ) -> str:
-    """Return the next steps: addresses, files and commands to copy; it holds no secret."""
+    """Return the next steps: addresses, files and commands to copy; contains no secret."""
     directory = Path(settings.storage.path).absolute()
     address = started.receiver[0]
     program = program_name()
@@ -230,11 +230,11 @@ def guide(
     simulator = own_url(address, f"{PREFIX}{sample}")
     rows = {
         "receiver": own_url(address, settings.webhooks.path),
-        "secret": f"{directory / DEV_SECRET_NAME} (readable by you alone)",
+        "secret": f"{directory / DEV_SECRET_NAME} (readable only by you)",
         "inbox": str(directory / DATABASE_NAME) if store else "in memory",
         "send an event": f"{program} events trigger {sample}{options}",
         "or": _curl(simulator),
-        "see what came": f"{program} events list{options}",
+        "list the events": f"{program} events list{options}",
         **_admin_rows(started, token),
         "stop": "Ctrl-C",
     }
@@ -258,7 +258,7 @@ def _refuse_another_environment(arguments: Namespace) -> None:
         is_environment = split_mapping_key(key)[-1].casefold() == "environment"
         if is_environment and environment_meant(value) != DEVELOPMENT:
             raise UsageError(
-                f"--set {key}: 'dev' is the Development environment; 'run' takes another one"
+                f"--set {key}: 'dev' is the Development environment; use 'run' for another one"
             )
 
 
@@ -270,7 +270,7 @@ def _for_development(loaded: Loaded) -> Settings:
     settings = loaded.require()
     webhooks = msgspec.structs.replace(
         settings.webhooks,
-        # First, because the first one signs what `events trigger` sends.
+        # First, because `events trigger` signs with the first one.
         secret=provide_dev_secret(settings.storage.path),
         secrets=settings.webhooks.all_secrets,
     )
@@ -278,7 +278,7 @@ def _for_development(loaded: Loaded) -> Settings:
     if server.processes != 1:
         say("note: Sdk:Server:Processes is for 'run': 'dev' is one process")
         server = msgspec.structs.replace(server, processes=1)
-    # Whoever chose a port wants that port, and is told that it is taken.
+    # A user who chose a port wants that port, and gets an error if it is in use.
     if _BIND not in loaded.origins:
         server = msgspec.structs.replace(server, bind=tuple(map(_free_address, server.bind)))
     admin = settings.admin
@@ -309,7 +309,7 @@ def _settings_arguments(arguments: Namespace) -> list[str]:
         words += ["--config", file]
     for assignment in arguments.set:
         key = split_mapping_key(assignment.partition("=")[0].strip().casefold())
-        # `dev` itself takes no notice of it, and has said so.
+        # `dev` itself ignores it, and has reported that.
         if key[-2:] != ("server", "processes"):
             words += ["--set", assignment]
     return words
@@ -319,6 +319,6 @@ def _curl(url: str) -> str:
     if url.startswith("unix:"):
         _, socket_path, path = url.split(":", 2)
         return f"curl --unix-socket {shlex.quote(socket_path)} -X POST http://localhost{path}"
-    # The certificate of a trial is signed by nobody.
+    # A development certificate is self-signed.
     insecure = "--insecure " if url.startswith("https:") else ""
     return f"curl {insecure}-X POST {url}"

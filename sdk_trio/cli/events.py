@@ -87,9 +87,9 @@ LIST_COLUMNS = (
 def readable_body(raw: bytes | None) -> str:
     """Return a body for people: JSON indented, anything else as text, safe for a terminal."""
     if raw is None:
-        return "(not kept any more: see Sdk:Webhooks:PayloadRetentionDays)"
+        return "(removed: see Sdk:Webhooks:PayloadRetentionDays)"
     try:
-        # A body is JSON mostly. One that is not is shown as well: it is why it was parked.
+        # A body is usually JSON. Any other is shown as well: it is the reason for parking.
         text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         text = raw.decode("utf-8", "backslashreplace")
@@ -107,7 +107,7 @@ def list_arguments(parser: ArgumentParser) -> None:
         "--state", choices=[state.value for state in DeliveryState], help="only this state"
     )
     parser.add_argument(
-        "--subject", metavar="ID", help="only what is about this, such as an order's id"
+        "--subject", metavar="ID", help="only events about this, such as an order's id"
     )
     parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
     add_moment(parser, "--since", "only arrivals since")
@@ -178,7 +178,7 @@ async def find_event(
         if not found:
             raise UnknownEventError(
                 f"the inbox in {settings.storage.path} has no event {text!r}; "
-                "'events list' shows what it has"
+                "'events list' lists its events"
             )
         # Tenants and the host may each have signed an event of the same id.
         if len(found) > 1:
@@ -210,7 +210,7 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
         "started_at": record.started_at,
         "next_attempt_at": record.next_attempt_at,
         "finished_at": record.finished_at,
-        # A parked event has not failed: the same column holds why no handler took it.
+        # A parked event has not failed: the same column has the reason for parking.
         "parked because" if record.state == "parked" else "last error": record.last_error,
         # In the table of the attempts a narrow terminal cuts it.
         "place": attempts[-1].place if attempts else None,
@@ -236,7 +236,7 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
     print_text("\nbody")
     print_text(readable_body(record.raw))
     if is_terminal() and record.last_error and record.state is not DeliveryState.DONE:
-        # The error has left the screen, above a body of two hundred lines.
+        # The error has scrolled off the screen, above a body of two hundred lines.
         where = attempts[-1].place if attempts else None
         say(f"\n{record.state}: {cell(record.last_error)}{f' ({cell(where)})' if where else ''}")
 
@@ -261,7 +261,7 @@ def replay_arguments(parser: ArgumentParser) -> None:
         help="every event in this state, instead of ids",
     )
     parser.add_argument("--type", metavar="T", help="with --state: only this event type")
-    parser.add_argument("--subject", metavar="ID", help="with --state: only what is about this")
+    parser.add_argument("--subject", metavar="ID", help="with --state: only events about this")
     parser.add_argument("--tenant", metavar="T", help="with --state: only this tenant's")
     add_moment(parser, "--since", "with --state: only since")
     add_moment(parser, "--until", "with --state: only before")
@@ -270,13 +270,13 @@ def replay_arguments(parser: ArgumentParser) -> None:
         metavar="TEXT",
         help="with --state: only where the last error is this one; numbers and ids do not count",
     )
+    parser.add_argument("--route", metavar="R", help="with --state: only events of this route")
     parser.add_argument(
-        "--route", metavar="R", help="with --state: only what this route of the settings takes"
+        "--again",
+        action="store_true",
+        help="with ids: done events, too; their effects are repeated",
     )
-    parser.add_argument(
-        "--again", action="store_true", help="with ids: done events, too; their effects come again"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be replayed")
+    parser.add_argument("--dry-run", action="store_true", help="show the events to replay")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_format(parser)
 
@@ -305,7 +305,7 @@ def replay(arguments: Namespace) -> int:
     possible = [candidate.key for candidate in candidates if candidate.reason is None]
     replayed: set[str] = set()
     if not arguments.dry_run:
-        # One named event is what the user typed; many are a choice that may be larger than meant.
+        # A single named event is intentional; many may be more than intended.
         sure = len(possible) < 2 or arguments.yes
         if not (sure or confirmed(_question(candidates))):
             say("nothing was replayed")
@@ -333,7 +333,7 @@ async def _candidates(settings: Settings, arguments: Namespace) -> list[ReplayCa
             return await find_named(inbox, arguments.ids, again=arguments.again)
         state = DeliveryState(arguments.state)
         route = arguments.route
-        # An empty name is no route's: a script whose variable is not set must not replay all.
+        # An empty name is not a route's: a script with an unset variable must not replay all.
         wanted = None if route is None else _taken_by(settings, route, inbox)
         return await find_chosen(
             inbox,
@@ -351,7 +351,7 @@ async def _candidates(settings: Settings, arguments: Namespace) -> list[ReplayCa
 def _taken_by(
     settings: Settings, name: str, inbox: Inbox
 ) -> Callable[[DeliveryRecord], Awaitable[bool]]:
-    """Return a function that says whether a route takes an event, as the settings are now."""
+    """Return a function that tells whether a route takes an event, by the current settings."""
     routes, place = routes_of(settings), find_route(settings, name)
     # Listings have no bodies, and most routes need none.
     by_body = any(route.conditions for route in routes[: place + 1])
@@ -383,7 +383,7 @@ def _print_replayed(
         possible = sum(candidate.reason is None for candidate in candidates)
         say(f"{possible} would be replayed")
     elif replayed:
-        say(f"{len(replayed)} replayed; a running receiver takes them up by itself")
+        say(f"{len(replayed)} replayed; a running receiver runs them")
     else:
         say("0 replayed")
     if arguments.error is not None and not candidates:
@@ -397,8 +397,7 @@ def _print_replayed(
 #: access, and people do not notice a quarter of a second.
 POLL_SECONDS = 0.25
 
-#: Time for which a number below one that was seen may still appear, in seconds: longer than a host
-#: takes for a commit before it gives up.
+#: Seconds for which a lower number may still appear: longer than a host tries a commit.
 LATE_SECONDS = 20.0
 
 #: The number of new events that are read at once.
@@ -407,18 +406,18 @@ PAGE = 200
 #: The most events of one state that are watched: the newest ones.
 WATCHED = 1000
 
-# Done events are left out: there may be millions, and none of them changes again.
+# Done events are omitted: there may be millions, and none of them changes again.
 _OPEN = tuple(state for state in DeliveryState if state is not DeliveryState.DONE)
 
 
 def tail_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``events tail``."""
-    parser.add_argument("--type", metavar="T", help="only this event type; * stands for any text")
+    parser.add_argument("--type", metavar="T", help="only this event type; * matches any text")
     parser.add_argument(
         "--state", choices=[state.value for state in DeliveryState], help="only in this state"
     )
     parser.add_argument("--tenant", metavar="T", help="only this tenant's, by name or id")
-    add_moment(parser, "--since", "begin with arrivals since")
+    add_moment(parser, "--since", "start with arrivals since")
     parser.add_argument("--body", action="store_true", help="print the body of each arrival")
     add_feed(parser)
     add_format(parser)
@@ -501,7 +500,7 @@ async def _tail_feed(settings: Settings, arguments: Namespace) -> None:
                         say("changes of earlier events meanwhile are not shown: see events list")
                     connected = True
                 case "lagged":
-                    say(f"{message['dropped']} changes were left out: this was too slow")
+                    say(f"{message['dropped']} changes were omitted: this program was too slow")
                 case "delivery" | "changed":
                     event = message["event"]
                     printer.show(event, raw_of(event) if message["kind"] == "delivery" else None)
@@ -519,7 +518,7 @@ class TailFilter:
 
     @property
     def exact_type(self) -> str | None:
-        """The type, if it is no pattern: then the store finds it."""
+        """The type, if it is not a pattern: then the store filters by it."""
         return None if self.type is None or "*" in self.type else self.type
 
     def wants(self, record: DeliveryRecord) -> bool:
@@ -534,7 +533,7 @@ class TailFilter:
 class TailPrinter:
     """Prints a change in a line that fits a terminal of 80 columns, and colours its state.
 
-    A pipe gets the line whole and without colours.
+    A pipe gets the whole line without colours.
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -545,7 +544,7 @@ class TailPrinter:
         self._with_body: set[str] = set()
 
     def show(self, event: Mapping[str, Any], raw: bytes | None) -> None:
-        """Print an event, and its body if there is one, for people with the first line alone."""
+        """Print an event, and its body if it has one; for people only the first line."""
         if self._as_json:
             print_json_line({**event, **({} if raw is None else body_fields(raw))})
             return
@@ -572,7 +571,7 @@ class TailPrinter:
         self._print("rejected", parts)
 
     def _print(self, state: str, parts: Sequence[str]) -> None:
-        # The time of the look: a record has no time of its last change.
+        # The time of the poll: a record has no time of its last change.
         clock = time.strftime("%H:%M:%S", time.gmtime())
         line = "  ".join([clock, state.ljust(8), *(cell(part) for part in parts)])
         if self._width is not None and len(line) > self._width:
@@ -584,26 +583,27 @@ class TailPrinter:
 
 
 class Tailer:
-    """Finds what has changed since the last look.
+    """Finds the changes since the last poll.
 
-    New events are found by their sequence. Events that are not done are read again, because they
-    may still run or be replayed; their end is found by their id. Of two changes of one event
-    between two looks only the later one is seen.
+    New events are found by their sequence. Unfinished events are read again, because they may still
+    run or be replayed; their end is found by id. Of two changes of an event between two polls only
+    the later one is seen.
     """
 
     def __init__(self, inbox: Inbox, event_type: str | None = None) -> None:
         self._inbox = inbox
         self._type = event_type
-        #: No arrival appears up to here any more, and those above it that were found, each with the
-        #: time at which it was.
+        #: The sequence up to which no new arrival can appear, and those found above it, each with
+        #: the time it was found.
         self._settled = 0
         self._found: dict[int, float] = {}
         self._open: dict[str, DeliveryRecord] = {}
 
     async def begin(self) -> None:
-        """Read the present state, so that only later changes are reported."""
+        """Read the current state, so that only later changes are reported."""
         await self._inbox.changed_elsewhere()
-        # Before the open ones: what arrives between the two reads is then found as an arrival.
+        # Before the open ones: an event that arrives between the two reads is then found as an
+        # arrival.
         newest = await self._inbox.find(limit=PAGE)
         self._settled = newest[-1].sequence - 1 if newest else 0
         self._note([record.sequence for record in newest])
@@ -619,8 +619,8 @@ class Tailer:
         }
         for key in self._open.keys() - found.keys():
             ended = await self._inbox.get(key)
-            # One that is in no list any more was handled, or pushed out of the newest by others;
-            # only the former is news.
+            # An event in no list any more was handled, or displaced by newer ones; only the former
+            # is reported.
             if ended is not None and ended.state is DeliveryState.DONE:
                 changed[key] = ended
         for record in await self._arrivals():
@@ -651,7 +651,7 @@ class Tailer:
         return [record for record in found if self._type in (None, record.type)]
 
     def _note(self, sequences: Sequence[int]) -> None:
-        """Remember arrivals that were found, and move on behind those that are complete.
+        """Remember found arrivals, and advance past those that are complete.
 
         Hosts that share a store commit in another order than that of the numbers.
         """

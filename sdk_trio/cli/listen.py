@@ -1,9 +1,9 @@
-"""``listen``: receives here what a receiver elsewhere has accepted, for work on a laptop.
+"""``listen``: forwards the deliveries of a remote receiver to this machine, for development.
 
-Each delivery is posted to the local address with its exact bytes and its signature headers, so that
-the local receiver verifies it for real. They are posted one after the other in the order of their
-arrival. The position is kept in a file, so that nothing is missed while the listener is away, for a
-night or for ever: the remote store keeps the deliveries, not this command.
+Each delivery is posted to the local address with its exact bytes and signature headers, so that the
+local receiver really verifies it. Deliveries are posted one at a time in order of arrival. The
+position is stored in a file, so nothing is missed while the listener is not running: the remote
+store keeps the deliveries, not this command.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ AWAY_BASE_SECONDS = 0.25
 AWAY_CAP_SECONDS = 5.0
 
 #: Attempts at a delivery on which the local server breaks the connection each time: its handler may
-#: be what ends it, and the deliveries behind it wait. A server that restarts needs one or two.
+#: be the cause, and later deliveries wait. A restarting server needs one or two.
 BROKEN_ATTEMPTS = 5
 
 #: The time that a question about the relay may take, in seconds.
@@ -60,29 +60,29 @@ ASK_SECONDS = 10.0
 
 
 #: The sentence for a position of another store than the one that the receiver has now.
-REPLACED = "the receiver's store is another one than before: beginning with its first delivery"
+REPLACED = "the receiver has a different store than before: starting with its first delivery"
 
 
 class RelayError(SdkError):
-    """The receiver cannot be listened to: the message says why, and what to do."""
+    """The receiver cannot be followed: the message has the reason and the fix."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 @attrs.frozen
 class FeedSource:
-    """The receiver whose feed is followed: its admin address and its token."""
+    """The followed receiver: its admin address and its token."""
 
     url: str
     token: str = attrs.field(repr=False)
 
 
 def feed_source(settings: Settings, arguments: Namespace) -> FeedSource:
-    """Return the receiver of ``--from``, else the one of the settings, with the token for it.
+    """Return the receiver of ``--from``, or else of the settings, with its token.
 
     Raises:
-        UsageError: there is no token, or the address is unknown.
-        FeedRefusedError: it is no address.
+        UsageError: the token is missing, or the address is unknown.
+        FeedRefusedError: it is not an address.
     """
     url = arguments.from_ or admin_address(settings, option="--from")
     name = arguments.token_env or settings.admin.token_env_var
@@ -94,7 +94,7 @@ def feed_source(settings: Settings, arguments: Namespace) -> FeedSource:
             token = ""
     if not token:
         raise UsageError(
-            f"the variable {name} is not set: it has to hold the admin token of {url}, which is "
+            f"the variable {name} is not set: set it to the admin token of {url}, which is "
             f"in the file {TOKEN_NAME} of its data directory if none was chosen; --token-env names "
             "another variable"
         )
@@ -115,7 +115,7 @@ async def ask(
     """Return the document of a call of the receiver's API.
 
     Raises:
-        RelayError: there is no answer, or a refusal.
+        RelayError: no answer, or a refusal.
     """
     url = feed_url(source.url)
     try:
@@ -129,7 +129,7 @@ async def ask(
 
 async def first_since(source: FeedSource, since: float) -> int | None:
     """Return the sequence before the first arrival since a moment; None if there is none yet."""
-    # Down: a moment that is rounded up is behind the very delivery that arrived at it.
+    # Rounded down: a time rounded up would be after the delivery that arrived at it.
     numerator, denominator = since.as_integer_ratio()
     micros = numerator * 10**6 // denominator
     query = {"since": f"{micros // 10**6}.{micros % 10**6:06}", "order": "oldest", "limit": "1"}
@@ -152,7 +152,7 @@ class Cursor:
     """The position of one listener in a file; another listener with the same file is refused.
 
     Args:
-        file: its directory is made.
+        file: its directory is created.
     """
 
     def __init__(self, file: Path) -> None:
@@ -174,18 +174,18 @@ class Cursor:
             self.position, self.store = int(kept["position"]), kept.get("store")
         except filelock.Timeout:
             raise UsageError(
-                f"another listener goes on from {self._file}: give this one a file with --cursor"
+                f"another listener uses {self._file}: use another file with --cursor"
             ) from None
         except FileNotFoundError:
             self.position = None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"{self._file} holds no position ({error}): remove it, or name another file with "
+                f"{self._file} has no position ({error}): remove it, or use another file with "
                 "--cursor"
             ) from None
 
     def save(self, position: int, store: str | None = None) -> None:
-        """Keep a position and the name of the store that it is of, whole or not at all."""
+        """Store a position and the name of its store, atomically."""
         if (position, store) == (self.position, self.store):
             return
         write_private(self._file, json.dumps({"position": position, "store": store}) + "\n")
@@ -197,7 +197,7 @@ class Cursor:
 
 
 def cursor_file(arguments: Namespace, source: FeedSource) -> Path:
-    """Return the file of ``--cursor``, else one of this user's for these two addresses."""
+    """Return the file of ``--cursor``, or else this user's file for these two addresses."""
     if arguments.cursor:
         return Path(arguments.cursor)
     words = json.dumps([feed_url(source.url), arguments.forward_to, arguments.tenant])
@@ -220,7 +220,7 @@ def listen_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--secret-env",
         metavar="NAME",
-        help="sign anew with the secret in this variable, in place of the receiver's signature",
+        help="sign with the secret in this variable, instead of the receiver's signature",
     )
     parser.add_argument(
         "--cursor", metavar="FILE", help="keep the position in this file (default: one of yours)"
@@ -231,7 +231,7 @@ def listen_arguments(parser: ArgumentParser) -> None:
         least=0,
         greatest=10**18,
         metavar="SEQ",
-        help="begin after this sequence, whatever the file says",
+        help="start after this sequence, ignoring the file",
     )
     add_number(
         parser,
@@ -239,7 +239,7 @@ def listen_arguments(parser: ArgumentParser) -> None:
         least=0,
         metavar="SECONDS",
         help="leave a delivery out that could not be posted for so long (default: wait for "
-        f"a server that is away, and give up after {BROKEN_ATTEMPTS} broken connections)",
+        f"a server that is down, and give up after {BROKEN_ATTEMPTS} broken connections)",
     )
     parser.add_argument(
         "--print-secret",
@@ -322,7 +322,7 @@ async def _listen(source: FeedSource, relay: Relay, arguments: Namespace) -> Non
             posted = None
             if message["kind"] == "delivery":
                 posted = await relay.forward(message["event"])
-            # Kept before it is shown: what was seen does not come again.
+            # Stored before it is shown: an event that was shown is not sent again.
             cursor.save(message["seq"], feed.store)
             if posted is not None:
                 relay.show(message["event"], posted)
@@ -343,11 +343,11 @@ class Relay:
     Args:
         target: the local address.
         cursor: the position.
-        secret: signs anew; None: the receiver's signature goes on.
+        secret: signs the delivery; None: the receiver's signature is kept.
         settings: how a secret becomes a key.
         as_json: print objects of JSON.
-        give_up: leave a delivery out that could not be posted for so long, in seconds; None: only
-            one on which the server breaks the connection :data:`BROKEN_ATTEMPTS` times.
+        give_up: skip a delivery after so many seconds of failed attempts; None: only one on which
+            the server breaks the connection :data:`BROKEN_ATTEMPTS` times.
     """
 
     def __init__(
@@ -367,8 +367,8 @@ class Relay:
         self._secret = secret
         self._derivation = settings.webhooks.key_derivation
         self._as_json = as_json
-        # A connection for each delivery: a kept one that the server has closed meanwhile looks like
-        # a server that has ended while it answered.
+        # One connection per delivery: a kept one that the server has closed would look like a
+        # server that ended while answering.
         single = httpx.Limits(max_keepalive_connections=0)
         # Given a transport, the client ignores the proxies of the environment, which would get
         # bodies and signatures. ANSWER_SECONDS bounds each exchange.
@@ -388,14 +388,14 @@ class Relay:
     async def forward(self, event: Mapping[str, Any]) -> ForwardedAnswer:
         """Post one delivery, and return the answer.
 
-        A server that is away, or ends while it answers, is waited for: the delivery comes again,
-        with the same id, until it is given up. One that does not answer in time has got it, so the
+        If the server is down, or ends while it answers, the delivery is retried with the same id
+        until it is given up. If it does not answer in time, it has received the delivery, so the
         next one follows.
         """
         raw = raw_of(event)
         if raw is None:
             await trio.lowlevel.checkpoint()
-            return ForwardedAnswer(None, 0.0, "its body is not kept any more")
+            return ForwardedAnswer(None, 0.0, "its body was removed")
         headers = self._headers(event, raw)
         failures = broken = 0
         end = trio.current_time() + self._give_up
@@ -413,7 +413,7 @@ class Relay:
                 )
                 return attrs.evolve(answer, trouble=told)
             if failures == 1:
-                does = "is away" if away else "breaks the connection"
+                does = "is down" if away else "breaks the connection"
                 say(f"{self.target} {does} ({answer.trouble}): trying again")
             wait = jittered_wait(
                 failures,
@@ -436,7 +436,7 @@ class Relay:
         return signed.headers
 
     async def _post(self, raw: bytes, headers: dict[str, str]) -> tuple[ForwardedAnswer, bool]:
-        """Return the answer, and whether there was nobody to connect to."""
+        """Return the answer, and whether the connection was refused."""
         await trio.lowlevel.checkpoint()
         begun = trio.current_time()
         status, trouble, away = None, None, False
@@ -452,7 +452,7 @@ class Relay:
         return ForwardedAnswer(status, trio.current_time() - begun, trouble), away
 
     def show(self, event: Mapping[str, Any], answer: ForwardedAnswer) -> None:
-        """Print what became of one delivery."""
+        """Print the result of one delivery."""
         status, seconds, trouble = answer.status, answer.seconds, answer.trouble
         if self._as_json:
             names = ("sequence", "webhook_id", "key", "type")

@@ -20,11 +20,11 @@ from .parse import PROGRAM, parse
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
-#: Commands for which HUP means reload; it never ends them, however early it comes.
+#: Commands for which HUP means reload; it never ends them, even during startup.
 OBEYING = ("run", "replication run")
 
-#: Commands that give INT back to Python, and begin to collect garbage, themselves when their event
-#: loop begins: until then it interrupts imports, of the application's modules, too.
+#: Commands that restore INT and garbage collection themselves when their event loop starts: until
+#: then INT also interrupts imports of the application's modules.
 SERVING = ("run", "dev")
 
 
@@ -43,23 +43,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parsed = parse(sys.argv[1:] if arguments is None else arguments)
             status = _command(parsed)
         except SystemExit as ended:  # --help, --version
-            # argparse gives numbers; anything else counts as a failure.
+            # argparse exits with numbers; anything else counts as a failure.
             status = ended.code if isinstance(ended.code, int) else EXIT_FAILURE
         # Flushed here, so that a closed pipe or a full disk is an error of this command with a
         # status of its own. The interpreter's own flush at exit would print a traceback.
         sys.stdout.flush()
     # Trio raises groups, and a Ctrl-C in one is a BaseExceptionGroup.
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
-        # A group of one is reported as its member: that the part ran in a nursery is no news to
-        # whoever reads the line.
+        # A group of one is reported as its member: the nursery around it does not matter to the
+        # reader.
         return _status_of(only_member(error), parsed)
     return status
 
 
 def _command(parsed: Namespace) -> int:
     """Import the chosen command and run it."""
-    # __main__ holds HUP back from the first moment, because it knows the command only after this
-    # package has been imported.
+    # __main__ defers HUP from the first moment, because the command is only known after this
+    # package is imported.
     if parsed.words not in OBEYING:
         _release_hangup()
     module, _, name = parsed.target.partition(":")
@@ -69,21 +69,21 @@ def _command(parsed: Namespace) -> int:
         release_interrupt()
         gc.enable()
         return function(parsed)
-    with _collector_held():
+    with _collector_deferred():
         return function(parsed)
 
 
-#: More objects than a start makes: the collector begins when there are so many new ones.
+#: More objects than a start creates: the collector runs once there are so many new ones.
 _HELD = 10_000_000
 
 _usual = gc.get_threshold()[0]
 
 
 @contextmanager
-def _collector_held() -> Iterator[None]:
-    """Keep the collector from its work until :func:`release_collector`, by its threshold.
+def _collector_deferred() -> Iterator[None]:
+    """Disable the collector by its threshold until :func:`release_collector`.
 
-    It is enabled meanwhile, so that a ``gc.disable()`` of the application is seen, and stays.
+    It stays enabled meanwhile, so that a ``gc.disable()`` of the application is detected and kept.
     """
     global _usual
     _usual = gc.get_threshold()[0]
@@ -96,10 +96,10 @@ def _collector_held() -> Iterator[None]:
 
 
 def release_collector() -> None:
-    """Let the collector work as it did, unless the application has said how it is to.
+    """Restore the collector's settings, unless the application has changed them.
 
-    An application that has multiplied the threshold (``gc.set_threshold(2 * old)``) has met the
-    held one, and means the usual one.
+    An application that multiplied the threshold (``gc.set_threshold(2 * old)``) saw the raised one,
+    and meant the usual one.
     """
     first, *others = gc.get_threshold()
     if first >= _HELD:
@@ -113,7 +113,7 @@ def release_interrupt() -> None:
 
 
 def _release_hangup() -> None:
-    """Let HUP end a command as it ends any program, also a HUP that was held back until now."""
+    """Let HUP end a command as usual, including a HUP that was deferred until now."""
     hangup = getattr(signal, "SIGHUP", None)
     called = None if hangup is None else getattr(signal.getsignal(hangup), "called", None)
     if hangup is not None and called is not None:
@@ -125,7 +125,7 @@ def _release_hangup() -> None:
 def _status_of(error: BaseException, parsed: Namespace) -> int:
     """Print the error and return its exit status."""
     if isinstance(error, KeyboardInterrupt):
-        # No text: whoever pressed Ctrl-C knows.
+        # No text: the user who pressed Ctrl-C knows.
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         _forget_output()
@@ -147,7 +147,7 @@ def _status_of(error: BaseException, parsed: Namespace) -> int:
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """Return what a system task of the application raised, which Trio takes for its own fault."""
+    """Return the application's exception in a system task, which Trio reports as its own."""
     trio = sys.modules.get("trio")
     while trio is not None and isinstance(error, trio.TrioInternalError) and error.__cause__:
         error = only_member(error.__cause__)
@@ -165,8 +165,8 @@ def _show_detail(error: BaseException, parsed: Namespace) -> bool:
     """Print the traceback in Development, for failed starts and for faults of this package."""
     from .settings import is_development
 
-    # A start fails by the application as often as by the settings, so its traceback helps also
-    # where the error is one of ours. Any other error of ours that has no cause has said all in its
+    # A start fails because of the application as often as because of the settings, so its traceback
+    # also helps with our own errors. Our other errors without a cause say everything in their
     # message.
     starting = getattr(parsed, "words", "") == "run"
     if isinstance(error, SdkError) and not starting and error.__cause__ is None:
@@ -174,15 +174,16 @@ def _show_detail(error: BaseException, parsed: Namespace) -> bool:
     if not is_development(parsed):
         return False
     cause = error.__cause__
-    # A sentence of ours around another one, or around an error of the system such as a port that is
-    # taken: the way there leads through this package only.
+    # Our own error, caused by another one of ours or by a system error such as a port in use: the
+    # frames are only in this package.
     told = cause is not None and (isinstance(cause, SdkError) or not _place_of(cause))
     if isinstance(error, SdkError) and told:
         return False
     import traceback
 
     if cause is not None and isinstance(error, SdkError):
-        # The sentence of ours follows below, and the way from here to the application is no news.
+        # Our own message follows below, and the frames between here and the application do not
+        # matter.
         traceback.print_exception(cause.with_traceback(_from_application(cause.__traceback__)))
     else:
         traceback.print_exception(error)
@@ -205,7 +206,7 @@ def _complain(message: str) -> None:
 
 
 def _forget_output() -> None:
-    """Point standard output at /dev/null; else the interpreter's last flush fails on the pipe."""
+    """Redirect standard output to /dev/null; otherwise the interpreter's last flush fails."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``notify``: messages to site managers, what they say, what became of them.
+"""``notify``: messages to site managers, their texts and states.
 
 JSON has stable names; a message's id is the sequence of its transition and its channel, ``17-sms``.
 """
@@ -75,7 +75,7 @@ LIST_COLUMNS = (
 def shown(record: NotificationRecord) -> dict[str, Any]:
     """Return one whole message with its transition and its recipient."""
     transition = attrs.asdict(record.outbox)
-    # The place in the outbox is the store's own matter, and the id of the message begins with it.
+    # The sequence in the outbox is internal, and the message's id starts with it.
     del transition["sequence"]
     return {**listed_notification(record), "outbox": transition}
 
@@ -93,7 +93,7 @@ def parse_id(text: str) -> NotificationId:
     id = parse_notification_id(text)
     if id is None:
         raise UsageError(
-            f"{text!r} is no id of a message: it is a number and a channel, such as 17-email; "
+            f"{text!r} is not the id of a message: use a number and a channel, such as 17-email; "
             "'notify list' shows them"
         )
     return id
@@ -163,7 +163,7 @@ def show_notification(arguments: Namespace) -> int:
     record = trio.run(get)
     if record is None:
         raise UnknownNotificationError(
-            f"there is no message {id}: 'notify list' shows what there is; messages are removed 90 "
+            f"there is no message {id}: 'notify list' lists the messages; they are removed 90 "
             "days after they were finished"
         )
     if arguments.format == "json":
@@ -198,8 +198,8 @@ def _print_notification(record: NotificationRecord) -> None:
     )
 
 
-#: The number of messages that are put back in one transaction; longer ones keep a running
-#: receiver's commits waiting.
+#: The number of messages retried in one transaction; longer transactions would delay a running
+#: receiver's commits.
 CHUNK = 200
 
 COLUMNS = ("id", "tenant", "transition", "state", "retried", "reason")
@@ -214,13 +214,13 @@ def retry_arguments(parser: ArgumentParser) -> None:
         help="every message in this state, instead of ids",
     )
     parser.add_argument("--channel", choices=CHANNELS, help="with --state: only this channel")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be sent again")
+    parser.add_argument("--dry-run", action="store_true", help="show the messages to send again")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_format(parser)
 
 
 def retry(arguments: Namespace) -> int:
-    """Put the named or chosen messages back; return 1 if a named one could not be put back.
+    """Retry the named or selected messages; return 1 if a named one could not be retried.
 
     Raises:
         UsageError: neither ids nor ``--state``, or both.
@@ -246,15 +246,14 @@ def retry(arguments: Namespace) -> int:
     for id, row in rows.items():
         if id in retried:
             row |= {"state": str(NotificationState.PENDING), "retried": True}
-        # Between reading and putting back the daemon may have sent it, or another command may have
-        # put it back.
+        # After it was read, the daemon may have sent it, or another command may have retried it.
         elif not (row["reason"] or arguments.dry_run):
-            row["reason"] = "it changed meanwhile; look at it with 'notify show'"
+            row["reason"] = "it changed in the meantime; check it with 'notify show'"
     print_list(arguments, list(rows.values()), COLUMNS)
     if arguments.dry_run:
         say(f"{len(possible)} would be sent again")
     else:
-        say(f"{len(retried)} put back; a running daemon sends them by itself")
+        say(f"{len(retried)} will be sent again by a running daemon")
     reached = set(possible) if arguments.dry_run else retried
     return EXIT_FAILURE if set(ids) - reached else 0
 
@@ -262,9 +261,9 @@ def retry(arguments: Namespace) -> int:
 async def _candidates(
     settings: Settings, arguments: Namespace, ids: Sequence[NotificationId]
 ) -> dict[NotificationId, dict[str, Any]]:
-    """Return a row for each requested message; ``reason`` says why it cannot be sent again."""
+    """Return a row per requested message; ``reason`` says why it cannot be sent again."""
     options = settings.multi_tenant.notifications
-    # If these settings have notifications off, only the daemon's settings say which channels count.
+    # If these settings disable notifications, only the daemon's settings know the channels.
     enabled = enabled_channels(options) if options.enabled else tuple(CHANNELS)
     async with open_store(settings) as store:
         messages = store.notifications
@@ -290,7 +289,7 @@ def _candidate(
     if record.state not in RETRIABLE:
         row["reason"] = f"is {record.state}: failed, skipped and unknown messages are sent again"
     elif record.id.channel not in enabled:
-        # Put back, it would be skipped at once, with a state that says less than the old one.
+        # A retry would be skipped at once, with a less precise state than the old one.
         row["reason"] = f"the channel {record.id.channel} is switched off in these settings"
     outbox = record.outbox
     return row | {
@@ -302,7 +301,7 @@ def _candidate(
 
 async def _put_back(settings: Settings, ids: Sequence[NotificationId]) -> set[NotificationId]:
     retried: set[NotificationId] = set()
-    progress = Progress("put back", len(ids))
+    progress = Progress("retried", len(ids))
     async with open_store(settings) as store:
         for start in range(0, len(ids), CHUNK):
             chunk = ids[start : start + CHUNK]
@@ -323,7 +322,7 @@ def preview_arguments(parser: ArgumentParser) -> None:
         help="which texts",
     )
     parser.add_argument(
-        "--tenant", metavar="T", help="a tenant, or its id, in place of made-up values"
+        "--tenant", metavar="T", help="a tenant, or its id, instead of sample values"
     )
     parser.add_argument("--reason", metavar="R", help="the reason (default: a made-up one)")
     add_format(parser)
@@ -372,8 +371,8 @@ def _print_message(message: Message) -> None:
     ):
         print_text(f"--- {heading} ---")
         for line in text.splitlines():
-            # A template may hold anything that a settings file can: no control characters for the
-            # terminal.
+            # A template may contain any characters of a settings file: no control characters for
+            # the terminal.
             print_text(cell(line))
         print_text("")
 
@@ -390,9 +389,9 @@ def _ending_of(outcome: Outcome) -> tuple[str, int, str]:
             return "refused", EXIT_FAILURE, "change that, then test again"
         case Skipped():
             return "skipped", EXIT_CONFIGURATION, "change that, then test again; nothing was sent"
-        # 1 and not 69: trying again by itself, as a script does for 69, might send it twice.
+        # 1 and not 69: scripts retry after 69, which might send it twice.
         case Ambiguous():
-            advice = "look whether it has arrived: it may have been sent"
+            advice = "check whether it has arrived: it may have been sent"
             return "unknown", EXIT_FAILURE, advice
 
 
@@ -411,8 +410,8 @@ def test_arguments(parser: ArgumentParser) -> None:
 def test(arguments: Namespace) -> int:
     """Send a test message through the real sender and print its outcome.
 
-    The channel counts as enabled for this one message, and the others as not. Status 0 when it
-    was sent, 1 refused or unknown, 69 to be tried again later, 78 not sent for want of a setting.
+    Only this channel counts as enabled for this message. Status 0 if it was sent, 1 if refused or
+    unknown, 69 if it should be retried later, 78 if a missing setting prevented it.
 
     Raises:
         UsageError: ``--to`` is missing, or not an address of the channel.
@@ -454,7 +453,7 @@ def _settings(arguments: Namespace) -> Settings:
             f"{NOTIFICATIONS}:{channel.key} says"
         )
     own = {f"{NOTIFICATIONS}:Enabled": "true"} | {
-        # The others are off, so that only this channel's settings have to be right.
+        # The others are disabled, so that only this channel's settings must be valid.
         f"{NOTIFICATIONS}:EnabledChannels:{row.key}": str(row is channel).lower()
         for row in CHANNELS.values()
     }
@@ -476,12 +475,12 @@ def _record(arguments: Namespace, settings: Settings) -> OutboxRecord:
             raise UsageError(f"--to {wrong}")
     return attrs.evolve(
         sample_record(Transition.SUSPENDED, now=time.time()),
-        # Whoever gets the message must not take it for a real suspension.
+        # The recipient must not mistake the message for a real suspension.
         tenant_name="A test tenant that does not exist",
         tenant_identifier="test",
         reason="this is a test of notifications, and nothing has changed",
         site_manager_email=arguments.to,
-        # The address was named by hand for this one message, so that no verification is asked for.
+        # The address was entered manually for this message, so it needs no verification.
         site_manager_email_verified=True,
         site_manager_phone=arguments.to,
     )

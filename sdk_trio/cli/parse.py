@@ -4,7 +4,7 @@ Parser, documentation and tests read :data:`COMMANDS`. It imports no part of the
 of a group is imported when one of its commands is chosen.
 
 A parser is filled when the command line reaches it, so only the chosen command's arguments are
-declared. They stand in the file of its group, which imports what the command needs only where
+declared. They are in the file of its group, which imports the command's dependencies only if
 :func:`describing` is false: ``--help`` of a command loads neither Trio nor a store.
 """
 
@@ -29,10 +29,9 @@ from ..records.states import TenantStatus
 class Command(NamedTuple):
     """One command: ``words`` choose it, ``target`` is ``module:function`` inside this package.
 
-    The function takes the parsed arguments and returns the exit status. The arguments are added to
-    the command's parser by the function ``{last word}_arguments`` of the same module, if there is
-    one. With ``takes_fields``, undeclared options are collected in the list ``fields`` of the
-    arguments.
+    The function takes the parsed arguments and returns the exit status. The function ``{last
+    word}_arguments`` of the same module, if it exists, adds the arguments to the command's parser.
+    With ``takes_fields``, undeclared options are collected in the list ``fields`` of the arguments.
     """
 
     words: str
@@ -42,30 +41,32 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("run", "run the receiver until it is told to stop", "run:run"),
-    Command("health", "ask a running receiver how it is", "receiver:check_health"),
+    Command("run", "run the receiver until it is stopped", "run:run"),
+    Command("health", "check the health of a running receiver", "receiver:check_health"),
     Command("dev", "run a receiver to try, without any file", "dev:dev"),
     Command("init", "write the files of a new application", "application:init"),
     Command("config check", "report every problem of the settings", "settings:check"),
     Command("config show", "show the settings and their origins", "settings:show"),
     Command("config schema", "print the JSON Schema of the settings", "settings:schema"),
-    Command("doctor", "find what is wrong, with remedies", "doctor.run:doctor"),
+    Command("doctor", "find faults, with remedies", "doctor.run:doctor"),
     Command("events types", "list the event types and their classes", "trigger:types"),
     Command("events list", "list events of the inbox", "events:list_events"),
     Command("events show", "show one event", "events:show_event"),
     Command("events replay", "run dead, parked or retrying events again", "events:replay"),
     Command("events trigger", "send a signed sample", "trigger:trigger"),
     Command("events resend", "deliver one event to another address", "trigger:resend"),
-    Command("events reconcile", "ask the upstream for what was missed", "upstream:reconcile"),
+    Command("events reconcile", "fetch missed events from the upstream", "upstream:reconcile"),
     Command("events rejected", "list the requests that were refused", "rejected:list_rejected"),
     Command("events tail", "print changes as they happen", "events:tail"),
-    Command("listen", "receive here what a receiver elsewhere has accepted", "listen:listen"),
+    Command(
+        "listen", "forward the deliveries of a remote receiver to this machine", "listen:listen"
+    ),
     Command("routes list", "list where events are forwarded", "routes:list_routes"),
     Command("routes pause", "keep the events of a route back", "routes:pause"),
     Command("routes resume", "let the events of a route go", "routes:resume"),
     Command("call", "call the upstream API", "upstream:call", takes_fields=True),
     Command("sign", "sign a body as the upstream would", "sign:sign_file"),
-    Command("verify", "say whether a delivery is authentic", "sign:verify_file"),
+    Command("verify", "check whether a delivery is authentic", "sign:verify_file"),
     Command("secrets new", "make a webhook secret", "sign:new_secrets"),
     Command("tenant list", "list tenants", "tenants:list_tenants"),
     Command("tenant show", "show one tenant", "tenants:show_tenant"),
@@ -85,21 +86,27 @@ COMMANDS = (
     Command("replication restore", "restore a tenant's database into a file", "restore:restore"),
     Command("replication verify", "prove that replicas can be restored", "replication:verify"),
     Command("upgrade", "move a single tenant's data", "upgrade:run_upgrade"),
-    Command("notify preview", "show what a message would say", "notifications:preview"),
+    Command("notify preview", "show the text of a message", "notifications:preview"),
     Command("notify test", "send one real test message", "notifications:test"),
     Command("notify list", "list messages", "notifications:list_notifications"),
     Command("notify show", "show one message", "notifications:show_notification"),
     Command("notify retry", "send messages again that did not arrive", "notifications:retry"),
     Command("storage status", "show the store's version, sizes and rows", "storage:show_status"),
-    Command("storage check", "look for damage in the store", "storage:check_store"),
+    Command("storage check", "check the store for damage", "storage:check_store"),
     Command("storage migrate", "move the store to another engine", "storage:migrate"),
-    Command("storage backup", "write a backup of the store, beside a receiver", "storage:back_up"),
+    Command(
+        "storage backup",
+        "write a backup of the store, even while a receiver runs",
+        "storage:back_up",
+    ),
     Command("storage restore", "restore a backup into an empty store", "storage:restore"),
     Command("openapi", "print the OpenAPI document", "settings:openapi"),
-    Command("completion", "print what completes commands in a shell", "completion:complete"),
+    Command(
+        "completion", "print the script that completes commands in a shell", "completion:complete"
+    ),
 )
 
-#: Examples at the end of the help of a command: those of the lines that begin with its words.
+#: Examples at the end of the help of commands that start with these words.
 EXAMPLES = """\
 run --standalone --app app:handlers
 run -c appsettings.json -p 9000 --app app:handlers
@@ -191,13 +198,13 @@ completion zsh > ~/.zfunc/_sdk-trio
 #: The help text of each group of commands.
 GROUPS = {
     "config": "the settings: check them, show them, describe them",
-    "events": "the inbox: what came, what became of it, what to run again",
+    "events": "the inbox: deliveries, their states, and replays",
     "replication": "the replication of the tenants' databases",
     "routes": "the applications that events are forwarded to",
     "secrets": "webhook secrets",
     "storage": "the store: its version, sizes, check and backup, its move to another engine",
-    "notify": "messages to site managers: what they say, what became of them",
-    "tenant": "tenants: who they are, where they stand, who changed that",
+    "notify": "messages to site managers: their texts and states",
+    "tenant": "tenants: their data, status and history",
 }
 
 
@@ -205,7 +212,7 @@ PROGRAM = "sdk-trio"
 
 _EXIT_CODES = """\
 exit status: 0 fine, 1 failure, 2 usage, 69 unavailable, 78 configuration, 128 + the signal's
-number when it was cut short. 'help COMMAND' describes a command, 'config schema' every setting,
+number when it was interrupted. 'help COMMAND' describes a command, 'config schema' every setting,
 'events types' every event.
 """
 
@@ -225,7 +232,7 @@ SHORT_FORMS = {
 
 
 class UsageError(SdkError):
-    """A command was called wrongly: the message says which argument and what it takes."""
+    """A command was called incorrectly: the message names the argument and its valid values."""
 
     exit_code = EXIT_USAGE
 
@@ -237,8 +244,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, fill: Callable[["Parser"], None], **options: Any) -> None:
-        # An abbreviation in a script would break, or mean something else, as soon as an option is
-        # added.
+        # An abbreviation in a script would break, or change its meaning, when an option is added.
         super().__init__(allow_abbrev=False, **options)
         self._fill: Callable[[Parser], None] | None = fill
 
@@ -262,7 +268,7 @@ class Parser(argparse.ArgumentParser):
         return list(self._option_string_actions)
 
     def fill(self) -> None:
-        """Declare the arguments, if that has not been done."""
+        """Declare the arguments, unless already done."""
         fill, self._fill = self._fill, None
         if fill is not None:
             fill(self)
@@ -273,7 +279,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of exiting, so that ``main`` words all errors in one place."""
+        """Raise instead of exiting, so that ``main`` words all errors."""
         raise UsageError(f"{message}\n{self.format_usage().rstrip()}")
 
 
@@ -281,17 +287,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the parsed arguments; ``target`` names the chosen command's function.
 
     Raises:
-        UsageError: there is no such command or argument.
+        UsageError: the command or argument does not exist.
         SystemExit: ``--help`` or ``--version``, after printing.
     """
     arguments = _as_options(arguments)
     # Words first: argparse would name all commands in one long list for a mistyped one.
     check_words(arguments, [command.words for command in COMMANDS])
     if " ".join(arguments) in {"", *GROUPS}:
-        # People who know the group alone are shown its list; a script that has lost a word
-        # fails all the same.
+        # For people who enter only the group: show its list. A script that lost a word fails
+        # anyway.
         build_parser(alone=True).choose(arguments).print_help(sys.stderr)
-        raise UsageError("a command is missing: choose one of this list")
+        raise UsageError("a command is missing: choose one from this list")
     parser = build_parser(alone=not _HELP.isdisjoint(arguments))
     parsed: argparse.Namespace
     # The rest is judged here, because `call` takes options that no parser knows: the fields of the
@@ -307,14 +313,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
-#: The metavars of arguments that are names of files, or may hold one: such a name is any bytes.
+#: The metavars of arguments that are, or may contain, file names: these can be any bytes.
 _OF_FILES = frozenset({"FILE", "F", "D", "KEY=VALUE"})
 
 
 def _refuse_undecodable(parser: Parser, parsed: argparse.Namespace, rest: Sequence[str]) -> None:
-    """Raise UsageError for a text that is no UTF-8: no store can keep, and none compare it.
+    """Raise UsageError for a text that is not UTF-8: stores cannot keep or compare it.
 
-    Python has what it cannot decode in ``sys.argv`` as halves of surrogate pairs (PEP 383).
+    Python decodes invalid bytes in ``sys.argv`` as lone surrogates (PEP 383).
     """
     for action in parser._actions:
         given = getattr(parsed, action.dest, None)
@@ -330,13 +336,13 @@ def _require_utf_8(text: str, name: Sequence[str]) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"{name[0]}: {text!r} is no UTF-8: write it in UTF-8, as a terminal does whose locale "
-            "is UTF-8"
+            f"{name[0]}: {text!r} is not UTF-8: enter it in UTF-8, for example in a terminal "
+            "whose locale is UTF-8"
         ) from None
 
 
 def _as_options(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the command line with ``help WORDS`` and ``version`` as the options that they are."""
+    """Return the command line with ``help WORDS`` and ``version`` replaced by their options."""
     match arguments:
         case ["help", *words]:
             return [*words, "--help"]
@@ -353,11 +359,11 @@ def _with_short_form(names: Sequence[Any]) -> Sequence[Any]:
 def build_parser(*, alone: bool = False) -> Parser:
     """Return the parser of every command in :data:`COMMANDS`.
 
-    With ``alone``, groups are imported for the arguments of their commands alone.
+    With ``alone``, groups are imported only for the arguments of their commands.
     """
     parser = Parser(
         prog=PROGRAM,
-        description="A runtime for signed webhooks. 'help COMMAND' says what a command takes.",
+        description="A runtime for signed webhooks. 'help COMMAND' shows its arguments.",
         epilog=_EXIT_CODES,
         # The epilog has lines of its own, which the usual formatter would fill up.
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -368,7 +374,7 @@ def build_parser(*, alone: bool = False) -> Parser:
 
 
 def _fill_group(parser: Parser, *, group: str, alone: bool) -> None:
-    """Declare the commands of a group, which may hold groups; "" holds all."""
+    """Declare the commands of a group, which may contain groups; "" contains all."""
     choices: Any = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=Parser
     )
@@ -427,7 +433,7 @@ _describing = False
 
 
 def describing() -> bool:
-    """Say whether the file of a group runs for the arguments of its commands alone.
+    """Return whether the file of a group runs only for the arguments of its commands.
 
     It then leaves out the imports that only the commands need: they would make ``--help`` several
     times as slow.
@@ -436,9 +442,9 @@ def describing() -> bool:
 
 
 def _half_of(name: str) -> ModuleType:
-    """Return the module of a group without what its commands need.
+    """Return the module of a group without the dependencies of its commands.
 
-    It is no module of the program: a command that runs later in this process imports the whole.
+    It is not put into ``sys.modules``: a command that runs later in this process imports the whole.
     """
     global _describing
     spec = find_spec(name)
@@ -454,7 +460,7 @@ def _half_of(name: str) -> ModuleType:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    # Every command takes these, those without settings included: one line that works for a command
+    # Every command accepts these, even those without settings: one line that works for a command
     # works for all.
     group = parser.add_argument_group("settings")
     group.add_argument(
@@ -488,7 +494,7 @@ class _Version(argparse.Action):
 #: The name of an object of the application, as an option takes it.
 REFERENCE = "MODULE:ATTR"
 
-#: The help on what :func:`parse_moment` reads.
+#: The help for the values of :func:`parse_moment`.
 MOMENT_HELP = "ISO 8601, Unix seconds, or a time ago such as 15m, 2h, 3d"
 
 
@@ -508,7 +514,7 @@ def add_number(
     metavar: str = "N",
     **about: Any,
 ) -> None:
-    """Add an option that takes a whole number from ``least`` to ``greatest``."""
+    """Add an option for an integer from ``least`` to ``greatest``."""
     kind = partial(parse_count, option=option, least=least, greatest=greatest)
     parser.add_argument(option, metavar=metavar, type=kind, **about)
 
@@ -538,12 +544,12 @@ def add_secret(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--secret-env",
         metavar="NAME",
-        help="the environment variable that holds the secret (default: the configured secrets)",
+        help="the environment variable with the secret (default: the configured secrets)",
     )
 
 
 def add_feed(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the receiver whose feed is followed, and for its token."""
+    """Add the options for the followed receiver, and for its token."""
     parser.add_argument(
         "--from",
         dest="from_",
@@ -553,7 +559,7 @@ def add_feed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-env",
         metavar="NAME",
-        help="the variable that holds its admin token (default: that of Sdk:Admin:TokenEnvVar)",
+        help="the variable with its admin token (default: that of Sdk:Admin:TokenEnvVar)",
     )
 
 
@@ -564,7 +570,7 @@ def add_port(parser: argparse.ArgumentParser) -> None:
 
 
 def port_settings(port: int | None) -> dict[str, str]:
-    """Return what ``--port`` sets."""
+    """Return the settings of ``--port``."""
     return {} if port is None else {"Sdk:Server:Bind": f"127.0.0.1:{port}"}
 
 
@@ -573,18 +579,18 @@ def add_forward_to(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--forward-to",
         metavar="URL",
-        help="post events that no handler takes to this application, signed anew with the secret "
+        help="post events without a handler to this application, signed with the secret "
         "in SDK_FORWARD_SECRET; unix:SOCKET:PATH as well",
     )
 
 
 def forward_settings(url: str | None) -> dict[str, str]:
-    """Return what ``--forward-to`` sets."""
+    """Return the settings of ``--forward-to``."""
     return {} if url is None else {"Sdk:Forward:Url": url}
 
 
 def add_dev(parser: argparse.ArgumentParser) -> None:
-    """Add ``--dev``: examine what ``dev`` runs."""
+    """Add ``--dev``: examine the setup of ``dev``."""
     parser.add_argument(
         "--dev", action="store_true", help="as 'dev' runs: Development, its own secret, no token"
     )
@@ -593,7 +599,9 @@ def add_dev(parser: argparse.ArgumentParser) -> None:
 def add_who_and_why(parser: argparse.ArgumentParser) -> None:
     """Add the reason and the actor of a change of a tenant."""
     parser.add_argument("--reason", metavar="R", help="why, for the audit trail and messages")
-    parser.add_argument("--actor", metavar="A", help="who asks (default: the user of the machine)")
+    parser.add_argument(
+        "--actor", metavar="A", help="who makes the change (default: the user of the machine)"
+    )
 
 
 def add_bypass(parser: argparse.ArgumentParser) -> None:
@@ -618,11 +626,9 @@ def add_sources(parser: argparse.ArgumentParser, *, changes: bool = False) -> No
     """
     token = parser.add_mutually_exclusive_group()
     token.add_argument(
-        "--access-token-env", metavar="NAME", help="the variable that holds its access token"
+        "--access-token-env", metavar="NAME", help="the variable with its access token"
     )
-    token.add_argument(
-        "--access-token-file", metavar="FILE", help="the file that holds its access token"
-    )
+    token.add_argument("--access-token-file", metavar="FILE", help="the file with its access token")
     if changes:
         token.add_argument(
             "--no-access-token", action="store_true", help="the host's access token is used"
@@ -632,7 +638,7 @@ def add_sources(parser: argparse.ArgumentParser, *, changes: bool = False) -> No
         metavar="NAME",
         action="append",
         default=[],
-        help="a variable that holds a webhook secret of its own; may be repeated",
+        help="a variable with its own webhook secret; may be repeated",
     )
     parser.add_argument(
         "--webhook-secret-file",
@@ -647,7 +653,7 @@ def add_sources(parser: argparse.ArgumentParser, *, changes: bool = False) -> No
     parser.add_argument(
         "--keep-webhook-secrets",
         action="store_true",
-        help="put the named sources before the present ones; without it they replace them",
+        help="put the named sources before the current ones; otherwise they replace them",
     )
     parser.add_argument(
         "--remove-webhook-secret",
@@ -702,7 +708,7 @@ def _check(chosen: str, candidates: Sequence[str]) -> None:
     meant = f"{group} {_MEANT.get(word, '')}".strip()
     if word in _MEANT and meant in candidates:
         raise UsageError(f"there is no command '{chosen}': did you mean '{meant}'?")
-    # One suggestion: a list of guesses is a guess.
+    # Only one suggestion: several guesses would not help.
     import difflib  # on the path of a mistake only
 
     close = difflib.get_close_matches(chosen, candidates, n=1)
@@ -739,14 +745,14 @@ _UNIX_SECONDS = re.compile(r"[0-9]{9,12}")
 def parse_moment(text: str, *, now: float, option: str = "--since") -> float:
     """Return Unix seconds of a time in ISO 8601 or Unix seconds, or of an age: ``15m``, ``2h``.
 
-    A time without an offset from UTC is one of this machine's time zone; a date alone is its
-    first moment. ``option`` is for the message.
+    A time without an offset from UTC is in this machine's time zone; a date means its first moment.
+    ``option`` is for the message.
 
     Raises:
         UsageError: it is none of these, or before 1970.
     """
     stripped = text.strip()
-    # Before ISO 8601, of which no form looks like this.
+    # Before ISO 8601, which has no such form.
     ago = parse_short_span(stripped)
     if ago is not None:
         return now - ago
@@ -760,12 +766,12 @@ def parse_moment(text: str, *, now: float, option: str = "--since") -> float:
 
 
 def parse_count(text: str, *, option: str, least: int = 1, greatest: int = 1_000_000) -> int:
-    """Return a whole number from ``least`` to ``greatest``.
+    """Return an integer from ``least`` to ``greatest``.
 
     Raises:
         UsageError: it is none.
     """
-    # isdigit alone takes digits of every script, and int() refuses texts of thousands of them with
+    # isdigit accepts digits of every script, and int() refuses texts of thousands of them with
     # another error.
     if text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= greatest:
         return int(text)

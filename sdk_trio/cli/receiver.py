@@ -1,7 +1,7 @@
 """The running receiver: the reading of its ``runtime.json``, and ``health``.
 
-``health`` asks the admin address instead, for containers without another HTTP client: their health
-check has to be a program in the image that exits with a status.
+``health`` queries the admin address, for containers without another HTTP client: their health check
+must be a program in the image that exits with a status.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if not describing():
     from .terminal import print_text
 
 
-class NobodyThereError(SdkError):
+class NoReceiverError(SdkError):
     """No receiver is running on the data directory."""
 
     exit_code = EXIT_UNAVAILABLE
@@ -39,24 +39,24 @@ def find(directory: str | os.PathLike[str]) -> Presence:
     """Return the receiver that runs on the data directory ``directory``.
 
     Raises:
-        NobodyThereError: there is none, or the file was left by a process that has ended.
+        NoReceiverError: there is none, or the file was left by a process that has ended.
     """
     file = Path(directory) / FILE_NAME
     try:
-        # Another version may have written it: it is looked at as any input is.
+        # Another version may have written it, so it is validated like any input.
         presence = msgspec.json.decode(read_private(file), type=Presence)
     except FileNotFoundError:
-        raise NobodyThereError(
+        raise NoReceiverError(
             f"no receiver is running on the data directory {file.parent.absolute()}: start one "
             "('dev' in another terminal), name its directory with --set Sdk:Storage:Path=..., or "
             "give its address with --url"
         ) from None
     except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
-        raise NobodyThereError(f"{file.absolute()} cannot be read: {error}; use --url") from error
+        raise NoReceiverError(f"{file.absolute()} cannot be read: {error}; use --url") from error
     # The process number may belong to another program by now. A wrong guess costs a refused
     # connection, which the command reports.
     if not _is_alive(presence.pid):
-        raise NobodyThereError(
+        raise NoReceiverError(
             f"{file.absolute()} was left behind by process {presence.pid}, which has ended: start "
             "the receiver again, or give the address of another one with --url"
         )
@@ -67,11 +67,11 @@ def reach(directory: str | os.PathLike[str]) -> Presence:
     """Return the receiver that runs on the data directory, with the address that it is served at.
 
     Raises:
-        NobodyThereError: there is none, or its address is not known.
+        NoReceiverError: there is none, or its address is not known.
     """
     presence = find(directory)
     if not presence.url:
-        raise NobodyThereError(
+        raise NoReceiverError(
             f"the receiver in process {presence.pid} is served by its program's own server, whose "
             "address is known here once a request has come to the receiver: give it with --url "
             "http://HOST:PORT"
@@ -81,7 +81,7 @@ def reach(directory: str | os.PathLike[str]) -> Presence:
 
 def _is_alive(pid: int) -> bool:
     if os.name != "posix" or pid <= 0:
-        # On Windows os.kill with signal 0 does not ask whether a process exists, but ends it.
+        # On Windows os.kill with signal 0 ends a process instead of checking whether it exists.
         return pid > 0
     try:
         os.kill(pid, 0)
@@ -101,7 +101,7 @@ READY = "/readyz"
 ANSWER_SECONDS = 3.0
 
 
-class SilentError(SdkError):
+class NoAnswerError(SdkError):
     """The admin address does not answer."""
 
     exit_code = EXIT_UNAVAILABLE
@@ -110,7 +110,9 @@ class SilentError(SdkError):
 def health_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``health``."""
     parser.add_argument(
-        "--ready", action="store_true", help="ask whether it takes deliveries, not only if it lives"
+        "--ready",
+        action="store_true",
+        help="check whether it accepts deliveries, not only whether it runs",
     )
     parser.add_argument(
         "--url", metavar="U", help="the admin address (default: that of the settings)"
@@ -121,7 +123,7 @@ def check_health(arguments: Namespace) -> int:
     """Print the status of ``/livez`` or, with ``--ready``, of ``/readyz``; return 0 if it is 200.
 
     Raises:
-        SilentError: there is no answer in time.
+        NoAnswerError: no answer in time.
         UsageError: the address is unknown or cannot be used.
     """
     path = READY if arguments.ready else LIVE
@@ -139,14 +141,14 @@ def admin_address(settings: Settings, *, option: str = "--url") -> str:
         option: the one that gives another address, for the message.
 
     Raises:
-        UsageError: there is none, or the settings do not tell it.
+        UsageError: there is none, or the settings do not define it.
     """
     admin = settings.admin
     if not admin.enabled:
-        raise UsageError("Sdk:Admin:Enabled is false: there is no admin address to ask")
+        raise UsageError("Sdk:Admin:Enabled is false: there is no admin address")
     if admin.bind.startswith("fd:") or admin.bind.endswith(":0"):
-        # Neither says a port: the service manager opened the one, the system chooses the other.
-        raise UsageError(f"Sdk:Admin:Bind {admin.bind} says no address: give it with {option}")
+        # Neither has a port: the service manager opens the one, the system chooses the other.
+        raise UsageError(f"Sdk:Admin:Bind {admin.bind} has no address: pass it with {option}")
     if admin.bind.startswith("unix:"):
         return f"unix:{split_unix(admin.bind)[0]}"
     return f"http://{admin.bind}"
@@ -156,8 +158,8 @@ def fetch(url: str, path: str) -> tuple[int, bytes]:
     """Return the status and body that an admin address answers to a GET without a token.
 
     Raises:
-        SilentError: there is no answer in time.
-        UsageError: it is no address.
+        NoAnswerError: no answer in time.
+        UsageError: it is not an address.
     """
     connection = _connection(url)
     try:
@@ -170,7 +172,7 @@ def fetch(url: str, path: str) -> tuple[int, bytes]:
         return answer.status, answer.read()
     except (OSError, HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise SilentError(
+        raise NoAnswerError(
             f"{url}{path} does not answer: {reason}. Is the daemon running, and is that its "
             "Sdk:Admin:Bind?"
         ) from error

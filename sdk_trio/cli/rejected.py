@@ -25,14 +25,13 @@ ADVICE = {
     "no_match": "the sender signs with another secret: compare Sdk:Webhooks:Secret with the one "
     "that it shows for this endpoint, and see Sdk:Webhooks:KeyDerivation",
     "too_old": "the sender's timestamp is too old: compare both clocks, or it is a replay",
-    "too_new": "the sender's timestamp lies ahead: compare both clocks",
-    "not_https": "no trusted proxy says that it was reached by HTTPS: see "
-    "Sdk:Server:TrustedProxies",
-    "own_secrets": "the tenant has secrets of its own, and the host's signed: see "
+    "too_new": "the sender's timestamp is in the future: compare both clocks",
+    "not_https": "no trusted proxy reported HTTPS: see Sdk:Server:TrustedProxies",
+    "own_secrets": "the tenant has its own secrets, but the host's signed: see "
     "Sdk:MultiTenant:OwnSecretsOnly",
     "bad_signature_header": "the signature is in another format: the endpoint has to send the "
     "format of Standard Webhooks",
-    "missing_header": "it is no delivery, or a proxy removes the webhook- headers",
+    "missing_header": "it is not a delivery, or a proxy removes the webhook- headers",
 }
 
 
@@ -47,11 +46,11 @@ def rejected_arguments(parser: ArgumentParser) -> None:
 def list_rejected(arguments: Namespace) -> int:
     """Print the newest requests that were rejected or refused, newest first.
 
-    The receiver keeps the last 500 in memory, without their bodies, and is asked for them.
+    The receiver keeps the last 500 in memory, without their bodies; this command queries it.
 
     Raises:
         RelayError: it does not answer, or refuses.
-        UsageError: there is no token, or the address is unknown.
+        UsageError: the token is missing, or the address is unknown.
     """
     source = feed_source(load(arguments), arguments)
     rows, answer = trio.run(_find, source, arguments.cause, arguments.limit + 1)

@@ -57,12 +57,12 @@ def open_reader(settings: Settings) -> ReplicaReader:
 
     Raises:
         OptionsValidationError: replication is off, so its section means nothing.
-        ReplicatorError: there is no binary.
+        ReplicatorError: the binary is missing.
     """
     _require_replicated(settings)
     binary = find_replicator(settings.multi_tenant.file_db.replication)
     name_unset_variables(settings)
-    # The whole environment: roles and profiles of a provider's client are variables of its own.
+    # The whole environment: roles and profiles of a provider's client are other variables.
     return ReplicaReader(settings, binary=binary, environ=os.environ)
 
 
@@ -106,7 +106,7 @@ _HANGUP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 def render_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``replication render``."""
     parser.add_argument(
-        "--output", metavar="F", help="write this file, whole, mode 0600 (default: print)"
+        "--output", metavar="F", help="write this file atomically, mode 0600 (default: print)"
     )
     parser.add_argument(
         "--check",
@@ -116,7 +116,7 @@ def render_arguments(parser: ArgumentParser) -> None:
 
 
 def render(arguments: Namespace) -> int:
-    """Print the configuration, write it, or say whether the file is current.
+    """Print the configuration, write it, or report whether the file is current.
 
     Raises:
         OptionsValidationError: ``UseReplication`` is false, so the section was not checked.
@@ -132,15 +132,14 @@ def render(arguments: Namespace) -> int:
         text = render_for(settings, databases)
     except ValueError as error:
         raise ReplicationError(str(error)) from error
-    # For a deployment or a cron job: it tells by its status whether somebody has forgotten to
-    # render.
+    # For a deployment or a cron job: its status shows whether the file is outdated.
     if arguments.check:
         path = settings.multi_tenant.file_db.replication.config_output_path
         return _check(Path(arguments.output or path), text)
     if arguments.output is None:
         sys.stdout.write(text)
         return 0
-    # The writer leaves a file alone that is current, so that nothing that watches it is woken.
+    # The writer does not touch a current file, so that its watchers are not woken.
     written = ManifestWriter(Path(arguments.output)).write(text)
     say(f"{arguments.output} {'written' if written else 'is current'}: {_count(databases)}")
     return 0
@@ -190,7 +189,7 @@ def run_replicator(arguments: Namespace) -> int:
     begin_logs(loaded)
     options = settings.multi_tenant.file_db.replication
     find_replicator(options)
-    # Made for this user alone before the replicator makes it for more.
+    # Created for this user only, before the replicator would create it for more.
     directory = create_data_directory(databases_directory(settings))
     supervisor = Supervisor(options, directory)
     path = arguments.pid_file or options.replicator_pid_file_path
@@ -198,10 +197,10 @@ def run_replicator(arguments: Namespace) -> int:
 
 
 def require_replication(settings: Settings) -> Settings:
-    """Return the settings if they ask for replication.
+    """Return the settings if replication is enabled.
 
     Raises:
-        OptionsValidationError: ``UseReplication`` is false, or there are no tenants.
+        OptionsValidationError: ``UseReplication`` is false, or tenants are disabled.
     """
     _require_replicated(settings)
     if unmet_needs(settings):
@@ -262,7 +261,7 @@ _READING_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 0.5
 
 _NOBODY = (
-    "no replicator runs on this data directory, or this user may not ask it: start the daemon with "
+    "no replicator runs on this data directory, or this user has no access: start the daemon with "
     "Supervise, or 'replication run'; compare Sdk:Storage:Path and Sdk:MultiTenant:FileDb:Directory"
 )
 
@@ -284,7 +283,7 @@ def show_status(arguments: Namespace) -> int:
     supervised = settings.multi_tenant.file_db.replication.supervise
     if not supervised:
         name_unset_variables(settings)
-    health, identifiers = trio.run(_look, settings)
+    health, identifiers = trio.run(_health_now, settings)
     # For a supervised replicator the daemon has the keys; this shell need not have them.
     if supervised and health.state is not HealthState.HEALTHY:
         name_unset_variables(settings)
@@ -292,7 +291,7 @@ def show_status(arguments: Namespace) -> int:
         arguments, [_row(each, identifiers[each.path]) for each in health.databases], COLUMNS
     )
     if not settings.multi_tenant.file_db.replication.health_check_enabled:
-        say("HealthCheckEnabled is false: nobody looks at this but you")
+        say("HealthCheckEnabled is false: the runtime does not check this")
     say(f"{health.state.value}: {health.reason}")
     if health.state is HealthState.HEALTHY:
         return 0
@@ -301,11 +300,11 @@ def show_status(arguments: Namespace) -> int:
     return EXIT_FAILURE if health.reachable else EXIT_UNAVAILABLE
 
 
-async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
+async def _health_now(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
     directory = databases_directory(settings).absolute()
     async with open_tenants(settings) as service:
-        # The expected databases come from the tenants, not from the directory: one that is missing
-        # has to be seen.
+        # The expected databases come from the tenants, not from the directory, so that a missing
+        # one is noticed.
         names = {each.path: each.replica for each in await find_databases(service, directory)}
 
     async def wanted() -> Mapping[str, str]:
@@ -318,8 +317,8 @@ async def _look(settings: Settings) -> tuple[ReplicationHealth, dict[str, str]]:
         replication, control_socket_path(str(directory)), wanted=wanted, surveyor=surveyor
     )
     health = await checker.check(even_if_disabled=True)
-    # Without a socket a replicator shows itself by reading: a single look may fall between two
-    # reads.
+    # Without a socket, only its reads show that a replicator works: a single check may fall between
+    # two reads.
     end = trio.current_time() + _READING_SECONDS
     while surveyor and surveyor.book.waits_for_reading() and trio.current_time() < end:
         await trio.sleep(_LOOK_AGAIN_SECONDS)
@@ -358,7 +357,7 @@ def verify_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--accept-loss",
         action="store_true",
-        help="replicas that do not reach back any more as far as they did are good from now on",
+        help="accept replicas that do not reach back as far as before",
     )
     add_format(parser)
 
@@ -370,12 +369,12 @@ def verify(arguments: Namespace) -> int:
         TenantsDisabledError: there are no tenants.
         UnknownTenantError: there is no such tenant.
         StoreLockedError: another verification runs.
-        ReplicatorError: there is no binary.
+        ReplicatorError: the binary is missing.
     """
     settings = load(arguments)
     require_tenants(settings)
     reader = open_reader(settings)
-    # The row of a tenant says all that its verification logs.
+    # A tenant's row shows everything that its verification logs.
     logs.configure(level="Error", format=settings.logging.format)
 
     async def work() -> Sequence[Verification]:
@@ -422,7 +421,7 @@ def _document(result: Verification) -> Row:
     return {
         "tenant": result.identifier,
         "tenant_id": result.tenant_id,
-        # A tenant without a database yet is no failure: there is nothing that could be lost.
+        # A tenant without a database is not a failure: there is nothing to lose.
         "result": ("skipped" if result.skipped else "good") if result.ok else "FAILED",
         "ok": result.ok,
         "problem": result.problem,

@@ -1,4 +1,4 @@
-"""``replication restore``: a tenant's database from its replica, into a file or in its place."""
+"""``replication restore``: a tenant's database from its replica, to a file or in place."""
 
 from __future__ import annotations
 
@@ -54,31 +54,31 @@ def restore_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--in-place",
         metavar="T",
-        help="restore this tenant's own database: suspend it, wait until nobody has the database "
+        help="restore this tenant's own database: suspend it, wait until no process has it "
         "open, replace it, and reactivate the tenant if it was active",
     )
     parser.add_argument(
         "--tenant",
         metavar="T",
-        help="the tenant; if it is not known here, its replica is looked for at the target",
+        help="the tenant; if it is unknown here, its replica is searched for at the target",
     )
     add_moment(parser, "--at", "the last state before it (default: the newest)")
     parser.add_argument("--output", metavar="F", help="the file to make, of --tenant")
     parser.add_argument("--force", action="store_true", help="replace --output if it exists")
     parser.add_argument(
-        "--keep", metavar="F", help="with --in-place: a new file for the database that is replaced"
+        "--keep", metavar="F", help="with --in-place: a new file for the replaced database"
     )
     parser.add_argument(
         "--discard-newer",
         action="store_true",
-        help="with --in-place: replace the database also when the replica lacks what it has",
+        help="with --in-place: replace the database even if the replica lacks some of its data",
     )
     add_number(
         parser,
         "--wait",
         greatest=86_400,
         metavar="SECONDS",
-        help="with --in-place: how long others may have the database open (default: 60)",
+        help="with --in-place: how long to wait for other processes to close it (default: 60)",
     )
     add_who_and_why(parser)
     add_bypass(parser)
@@ -86,20 +86,20 @@ def restore_arguments(parser: ArgumentParser) -> None:
 
 
 def restore(arguments: Namespace) -> int:
-    """Restore a tenant's database into a file, of any status and even after a purge, or in place.
+    """Restore a tenant's database to a file, of any status and even after a purge, or in place.
 
     Raises:
-        UsageError: the arguments do not fit together, or ``--at`` is no time, or in the future.
+        UsageError: the arguments cannot be combined, or ``--at`` is not a time, or in the future.
         UnknownTenantError: there is no such tenant.
         TenantError: in place, and the tenant cannot be suspended.
         RestoreError: the output exists, a process has it open, or the replica does not hold the
             requested time.
-        ReplicatorError: there is no binary, or the target cannot be reached.
+        ReplicatorError: the binary is missing, or the target is unreachable.
     """
     _check_arguments(arguments)
     settings = load(arguments)
     logs.configure(level="Error", format=settings.logging.format)
-    # Before the target is asked, so that a mistyped time is told at once.
+    # Before querying the target, so that a mistyped time is reported at once.
     at = _past(arguments.at)
     reader = open_reader(settings)
     if arguments.in_place is not None:
@@ -125,20 +125,21 @@ def _check_arguments(arguments: Namespace) -> None:
     if arguments.in_place is not None:
         others = {"--tenant": arguments.tenant, "--output": arguments.output}
         given = [name for name, value in others.items() if value is not None]
-        # Both name a tenant; which one would be overwritten must not be a guess.
+        # Both name a tenant; it must be certain which one is overwritten.
         if given:
             raise UsageError(
-                f"{given[0]} does not go with --in-place, which restores that tenant's own database"
+                f"{given[0]} cannot be used with --in-place, which restores that tenant's own "
+                "database"
             )
         if arguments.discard_newer and arguments.at is not None:
             raise UsageError(
-                "--discard-newer does not go with --at: what was written after that moment is "
+                "--discard-newer cannot be used with --at: data written after that time is "
                 "dropped anyway"
             )
         return
     if arguments.tenant is None or arguments.output is None:
         raise UsageError("say --tenant T --output F, or --in-place T")
-    # Refused and not ignored: whoever gives --keep or --reason expects that something is kept or
+    # Refused, not ignored: the user of --keep or --reason expects that something is kept or
     # recorded.
     unused = {
         "--keep": arguments.keep,
@@ -150,7 +151,7 @@ def _check_arguments(arguments: Namespace) -> None:
     }
     for name, value in unused.items():
         if value is not None:
-            raise UsageError(f"{name} goes with --in-place alone: --output changes no tenant")
+            raise UsageError(f"{name} can be used only with --in-place: --output changes no tenant")
 
 
 async def _restore_into(
@@ -164,7 +165,7 @@ async def _restore_into(
         options = settings.multi_tenant.file_db.replication
         name = await find_replica(options, reader, arguments.tenant)
     tenant_id = _tenant_id(name)
-    # The replicator has the old file open and would not notice the new one in its place.
+    # The replicator has the old file open and would not notice the new one.
     if _is_its_place(settings, tenant_id, tenant, output):
         await _refuse_replicated(settings, tenant_id, output)
     with _shown_progress() as report:
@@ -216,7 +217,7 @@ async def _restore_in_place(settings: Settings, reader: ReplicaReader, key: str,
 
 
 def _past(at: float | None) -> float | None:
-    # A time in the future is mostly one without its offset from UTC.
+    # A time in the future usually lacks its offset from UTC.
     if at is not None and at > time.time():
         raise UsageError(
             f"--at {moment_text(at)} is in the future; leave it out for the newest state, and give "
@@ -229,26 +230,26 @@ def _is_its_place(settings: Settings, tenant_id: str, tenant: Tenant | None, out
     """Return whether the output is the tenant's own file.
 
     Raises:
-        RestoreError: it is one that the runtime may have open at this moment.
+        RestoreError: the runtime may have the file open.
     """
-    # Links are resolved: two spellings of one place are the same file.
+    # Resolve links: two spellings of one path are the same file.
     directory = databases_directory(settings).resolve()
     place = output.resolve()
     if place.parent != directory:
-        # The store, its log and its lock lie there, and a database of that name might replace one
-        # of them.
+        # The store, its log and its lock are there; a database of that name might replace one of
+        # them.
         if place.parent == Path(settings.storage.path).resolve():
             raise RestoreError(
-                f"{output} would lie in the data directory, among the runtime's own files: restore "
+                f"{output} would be in the data directory, among the runtime's own files: restore "
                 "to another directory"
             )
         return False
     if place != database_path(directory, tenant_id).resolve():
         raise RestoreError(
-            f"{output} would lie among the tenants' databases under a name that is not this "
+            f"{output} would be among the tenants' databases under a name that is not this "
             f"tenant's: restore to another directory, or to {tenant_id}.db"
         )
-    # While the tenant is active, the daemon may have the database open, and would go on with the
+    # While the tenant is active, the daemon may have the database open, and would keep using the
     # deleted file.
     if tenant is not None and tenant.is_active:
         raise RestoreError(
@@ -259,7 +260,7 @@ def _is_its_place(settings: Settings, tenant_id: str, tenant: Tenant | None, out
 
 
 async def _refuse_replicated(settings: Settings, tenant_id: str, output: Path) -> None:
-    """Raise if a replicator says that it has the tenant's database, which is the output."""
+    """Raise if a running replicator has the tenant's database, which is the output."""
     directory = databases_directory(settings).absolute()
     try:
         client = ControlClient(control_socket_path(os.fspath(directory)))
@@ -285,7 +286,7 @@ def _shown_progress() -> Iterator[Report]:
     try:
         yield report
     finally:
-        # Also after an error, whose message would stand behind the line otherwise.
+        # Also after an error, whose message would otherwise be appended to the line.
         progress.end()
 
 
@@ -306,14 +307,14 @@ def _print(row: Row, *, as_json: bool) -> None:
     if as_json:
         print_json(row)
         return
-    # The path alone on standard output, for the next command of a script.
+    # Only the path on standard output, for the next command of a script.
     print_text(str(row["output"]))
     say(
         f"{row['tenant']} as of {moment_text(row['as_of'])} (transaction {row['txid']}), "
         f"{row['bytes']} bytes in {row['seconds']:.1f} s; its integrity was checked"
     )
     if row.get("kept"):
-        say(f"the database before is in {row['kept']}")
+        say(f"the previous database is in {row['kept']}")
     # Not for --output, which changes no tenant: there the key is missing.
     if row.get("reactivated") is False:
         say("the tenant was not active before, so it is not now")

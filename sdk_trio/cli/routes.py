@@ -68,7 +68,7 @@ def list_routes(arguments: Namespace) -> int:
             "and are tried again by themselves"
         )
     if unknown is not None:
-        say(f"open: not paused; whether the applications answer is not known: {unknown}")
+        say(f"open: not paused; the state of the applications is unknown: {unknown}")
     if not routes:
         say("no routes: set Sdk:Forward:Routes, or run with --forward-to URL")
     return 0
@@ -77,7 +77,7 @@ def list_routes(arguments: Namespace) -> int:
 def _waiting_routes(settings: Settings) -> tuple[set[str], str | None]:
     """Return the routes that the running receiver has stopped for failures.
 
-    The second is the reason why it could not be asked, or None.
+    The second is the reason why it could not be queried, or None.
     """
     try:
         status, metrics = fetch(admin_address(settings), "/metrics")
@@ -126,7 +126,7 @@ def resume(arguments: Namespace) -> int:
     if before is None:
         say(f"{arguments.name} is not paused")
     else:
-        say(f"{arguments.name} goes on; its events leave within seconds, the oldest first")
+        say(f"{arguments.name} is resumed; its events are posted within seconds, the oldest first")
     return 0
 
 
@@ -157,7 +157,7 @@ async def _change(settings: Settings, name: str, wanted: Pause | None) -> Pause 
 
 
 def find_route(settings: Settings, name: str) -> int:
-    """Return the place of a route in the settings.
+    """Return the index of a route in the settings.
 
     Raises:
         UnknownRouteError: there is none of that name.

@@ -1,4 +1,4 @@
-"""``run``: the receiver as a daemon that reloads its settings when it is asked to."""
+"""``run``: the receiver as a daemon that reloads its settings on request."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ if TYPE_CHECKING:
     from ..tenants.upgrade import HostUpgrade, Quiescence
     from ..webhooks import WebhookReceiver
 
-# A file that is gone is refused at a reload: what it had set would silently become the default.
-_VANISHED = "the file has vanished: put it back, or restart without it"
-_EMPTIED = "the file holds no settings any more: put them back, or restart without them"
+# A missing file is refused at a reload: its settings would silently become the defaults.
+_VANISHED = "the file was removed: put it back, or restart without it"
+_EMPTIED = "the file has no settings any more: put them back, or restart without them"
 
 
 class SettingsReloader:
-    """Makes one reload at a time; a request during a reload leads to another one after it.
+    """Runs one reload at a time; a request during a reload causes another one after it.
 
     Args:
         read: reads all layers again; called in a thread.
-        complete: makes the settings of a start from the layers, or raises
-            OptionsValidationError; called in a thread.
+        complete: creates the settings of a start from the layers, or raises OptionsValidationError;
+            called in a thread.
         environ: the environment, which names the directory of credentials.
     """
 
@@ -94,33 +94,33 @@ class SettingsReloader:
         self._key_files = KeyFileReader()
         self._wanted = trio.Event()
         self._files: tuple[str, ...] = ()
-        # Taken before the settings are first read, so that a change in between is noticed later.
+        # Recorded before the settings are first read, so that a change in between is noticed later.
         self._key_files.read(self._directories)
 
     def began_with(self, loaded: Loaded) -> None:
-        """Remember the files of the settings in force; none of them may vanish."""
+        """Remember the files of the current settings; none of them may be removed."""
         self._files = _with_settings(loaded)
 
     def request(self) -> None:
-        """Request a reload, as HUP does; several requests before it begins count as one."""
-        # An event and no queue: what counts is that the files are read after the last request.
+        """Request a reload, as HUP does; several requests before it starts are merged."""
+        # An event instead of a queue: the files must be read after the last request.
         self._wanted.set()
 
     async def run(self, runtime: Runtime, notifier: SystemdNotifier, status: str) -> None:
         """Reload at each request and when a key file has changed, until cancelled.
 
-        When it is cancelled, either all of the new settings are in force or none of them.
+        On cancellation, either all of the new settings apply or none of them.
         ``status`` is the text that the service manager shows after each reload.
         """
         await self._changed_files(runtime)
         while True:
-            # The poll also bounds the wait for a request, so that one task does both and two
-            # reloads never meet.
+            # The poll also limits the wait for a request, so that one task does both and reloads
+            # never overlap.
             asked = await self._wait(runtime.settings.server.key_file_poll_seconds)
             files = await self._changed_files(runtime)
             if not asked and not files:
                 continue
-            # A reload in the middle of a drain would open what is being closed.
+            # A reload during a drain would open parts that are being closed.
             if not runtime.ready:
                 _runtime_log.warning("runtime.reload_ignored", hint="the daemon is stopping")
                 continue
@@ -130,7 +130,7 @@ class SettingsReloader:
                 await notifier.ready(status)
 
     async def _wait(self, seconds: float) -> bool:
-        """Wait for a request, at most ``seconds`` (0: without a bound); say whether one came."""
+        """Wait up to ``seconds`` (0: unlimited) for a request; return whether one came."""
         with trio.move_on_after(seconds or float("inf")):
             await self._wanted.wait()
         asked = self._wanted.is_set()
@@ -139,15 +139,14 @@ class SettingsReloader:
 
     async def _changed_files(self, runtime: Runtime) -> tuple[str, ...]:
         places = (*self._directories, *key_files(runtime.settings))
-        # Abandoned on cancel, so that a hanging file system cannot hold up a stop. Otherwise it is
-        # awaited, so that there is never more than one such thread.
+        # Abandoned on cancel, so that a hanging file system cannot delay a stop. Otherwise it is
+        # awaited, so there is never more than one such thread.
         return await trio.to_thread.run_sync(self._key_files.read, places, abandon_on_cancel=True)
 
     async def _reload(self, runtime: Runtime, *, cause: str, files: tuple[str, ...]) -> None:
         try:
             loaded, settings = await trio.to_thread.run_sync(self._read_all, abandon_on_cancel=True)
-            # All or nothing: reading and completing may fail, and until here nothing has been put
-            # in force.
+            # All or nothing: reading and preparing may fail, and nothing has been applied so far.
             done = await runtime.reload_everywhere(settings)
             self.began_with(loaded)
             if runtime.settings.admin.enabled:
@@ -158,7 +157,7 @@ class SettingsReloader:
             return
         for warning in loaded.warnings:
             _runtime_log.warning("config.warning", key=warning.key, message=str(warning))
-        # A warning, because a key that waits for a restart looks like one that had no effect.
+        # A warning, because a key that needs a restart looks like one without effect.
         log = _runtime_log.warning if done.restart else _runtime_log.info
         log(
             "runtime.reloaded",
@@ -171,13 +170,13 @@ class SettingsReloader:
     def _read_all(self) -> tuple[Loaded, Settings]:
         loaded = self._read()
         if any(file not in loaded.files and os.path.exists(file) for file in self._files):
-            # A file may have been replaced at that moment, or belong to another Environment now, so
-            # everything is read once more.
+            # A file may just have been replaced, or belong to another Environment now, so
+            # everything is read again.
             loaded = self._read()
         told = {problem.origin for problem in loaded.problems}
-        # A file that was not named explicitly may be missing at the start, but one that vanishes is
-        # an accident: its settings would fall back to the defaults, and a list of allowed sources
-        # would become "everybody".
+        # A file that was not named may be missing at the start, but its removal later is an
+        # accident: its settings would become defaults, and a list of allowed sources would become
+        # "all".
         lost = [file for file in self._files if file not in {*told, *_with_settings(loaded)}]
         gone = tuple(
             Problem(ROOT, _EMPTIED if file in loaded.files else _VANISHED, file)
@@ -190,7 +189,7 @@ class SettingsReloader:
 
 
 def _with_settings(loaded: Loaded) -> tuple[str, ...]:
-    """Return the files that hold settings."""
+    """Return the files with settings."""
     empty = {warning.origin for warning in loaded.warnings if warning.key == ROOT}
     return tuple(file for file in loaded.files if file not in empty)
 
@@ -201,19 +200,19 @@ def _report_failure(problems: tuple[Problem, ...], *, cause: str, files: tuple[s
         cause=cause,
         files=files,
         problems=[str(problem) for problem in problems],
-        hint="the settings in force stay; put right what is listed, and send HUP",
+        hint="the current settings stay; fix the listed problems, and send HUP",
     )
 
 
 class Reloads(Protocol):
-    """The part that puts new settings into force while a runtime runs."""
+    """The part that applies new settings while a runtime runs."""
 
     def request(self) -> None:
-        """Note that HUP has come."""
+        """Record a HUP signal."""
         ...
 
     async def run(self, runtime: Runtime, notifier: SystemdNotifier, status: str) -> None:
-        """Reload when it is wanted, until cancelled."""
+        """Reload on request, until cancelled."""
         ...
 
 
@@ -228,7 +227,7 @@ _HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 START_SECONDS = 300.0
 
 
-#: The seconds between two looks at how many processes serve.
+#: The polling interval for the number of serving processes, in seconds.
 SHOW_SECONDS = 1.0
 
 
@@ -243,7 +242,7 @@ def run_arguments(parser: ArgumentParser) -> None:
     add_port(parser)
     add_forward_to(parser)
     parser.add_argument(
-        "--standalone", action="store_true", help="the receiver alone: no AccessToken is needed"
+        "--standalone", action="store_true", help="only the receiver: no AccessToken is needed"
     )
     parser.add_argument(
         "--upgrade-host",
@@ -255,17 +254,17 @@ def run_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Run until TERM or INT; return 0 after a graceful stop, 128 + signal after a forced one.
 
-    HUP, or a key file that has changed, puts new settings into force; see the how-to pages.
+    HUP, or a changed key file, applies new settings; see the how-to pages.
 
     Raises:
         SdkError: it could not start; every problem of the settings at once.
     """
-    # Before any file is created: the umask holds for the store, its logs and files of handlers.
+    # Before any file is created: the umask applies to the store, its logs and handlers' files.
     keep_files_private()
     if SUPERVISOR_VARIABLE in os.environ:
         return _work(arguments)
     manager = claim_environment(os.environ)
-    # A gateway without an application calls nobody, so it needs no token, and may have one.
+    # A gateway without an application makes no calls, so it needs no token, but may have one.
     is_gateway = arguments.forward_to is not None and not arguments.app
     read_again = partial(
         read,
@@ -280,19 +279,18 @@ def run(arguments: Namespace) -> int:
 
     reloader = SettingsReloader(read_again, complete)
     if _HANGUP is not None:
-        # A HUP that comes before the runtime watches must neither end the process nor get lost.
+        # A HUP before the runtime handles it must neither end the process nor get lost.
         before = signal.signal(_HANGUP, lambda *_: reloader.request())
         if getattr(before, "called", False):  # a HUP that __main__ has noted before this code ran
             reloader.request()
     loaded = read_again()
     settings = complete(loaded)
-    # The reloader compares with the files of the start: one that vanishes later is an error and no
-    # silent return to the defaults.
+    # The reloader compares with the files of the start: a later removal is an error, not a silent
+    # return to the defaults.
     reloader.began_with(loaded)
     begin_logs(loaded)
     workers = _workers(arguments, settings, manager)
-    # Only what runs handlers imports them: a supervisor has nothing of the application in it that
-    # could end it.
+    # Only processes that run handlers import the application: its code could end a supervisor.
     handlers = import_registry(arguments.app) if arguments.app and workers is None else None
     runtime = Runtime(
         settings,
@@ -317,7 +315,7 @@ def run(arguments: Namespace) -> int:
 def _workers(
     arguments: Namespace, settings: Settings, manager: ServiceEnvironment
 ) -> Callable[[WebhookReceiver], Processes] | None:
-    """Return what makes the processes of ``Server:Processes``; None: this is the only one."""
+    """Return the factory of the processes of ``Server:Processes``; None: this is the only one."""
     if settings.server.processes == 1:
         return None
     from ..runtime.processes import Processes
@@ -342,11 +340,11 @@ def _workers(
 
 
 def _work(arguments: Namespace) -> int:
-    """Run as one process of several, as the supervisor says that has started this one."""
+    """Run as one process of several, started by a supervisor."""
     from ..runtime.worker import SupervisorLink
 
     if _HANGUP is not None:
-        # A reload is the supervisor's to begin: some service managers send HUP to all processes.
+        # Only the supervisor starts a reload: some service managers send HUP to all processes.
         signal.signal(_HANGUP, signal.SIG_IGN)
         # The supervisor has blocked it for the time before this line.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {_HANGUP})
@@ -363,7 +361,7 @@ def _work(arguments: Namespace) -> int:
 
 
 def tell_console(runtime: Runtime, loaded: Loaded, arguments: Namespace) -> None:
-    """Hand the console what the command line alone knows: origins of settings, and the doctor."""
+    """Pass data of the command line to the console: origins of settings, and the doctor."""
     if not runtime.settings.admin.enabled:
         return
 
@@ -402,7 +400,7 @@ def _prepare_logs(settings: Settings) -> Callable[[], None]:
 
 
 def begin_logs(loaded: Loaded) -> None:
-    """Configure the logs as the settings say, and log the warnings about the settings."""
+    """Configure the logs by the settings, and log the warnings about the settings."""
     options = loaded.require().logging
     logs.configure(level=options.level, format=options.format)
     for warning in loaded.warnings:
@@ -431,20 +429,20 @@ def serve(
 ) -> int:
     """Run ``runtime`` with signals; ``announce`` is entered once it accepts deliveries.
 
-    The first TERM or INT begins a graceful stop, the second one forces it. HUP asks ``reloader``
-    for a reload; without one, it ends the program as TERM does. If a handler cannot be ended, the
-    process ends in spite of it: see :class:`ExitReport`.
+    The first TERM or INT starts a graceful stop, the second one forces it. HUP makes ``reloader``
+    reload; without a reloader it ends the program like TERM. If a handler cannot be ended, the
+    process ends anyway: see :class:`ExitReport`.
 
     Returns:
-        0, 128 + the number of the signal that forced the end, or 1 if no signal asked for it.
+        0, 128 + the number of the signal that forced the end, or 1 if it ended without a signal.
     """
     ends_too = () if reloader is not None or _HANGUP is None else (_HANGUP,)
     raise_descriptor_limit()
     with _streams_kept(), ExitReport(runtime, (*_ENDING, *ends_too), bounds) as ending:
         # Trio takes INT over from Python's own handler and from no other.
         release_interrupt()
-        # Modules stay until the end, so that the collector need not look at them ever again, which
-        # would keep deliveries waiting for a hundredth of a second.
+        # Modules stay until the end. The collector need not scan them again, which would delay
+        # deliveries by a hundredth of a second.
         gc.collect()
         gc.freeze()
         release_collector()
@@ -455,13 +453,13 @@ def serve(
             reloader,
             manager or ServiceEnvironment(),
             ending,
-            instruments=[cast("trio.abc.Instrument", _LogTurns())],
+            instruments=[cast("trio.abc.Instrument", _LogBatches())],
         )
 
 
 @contextmanager
 def _streams_kept() -> Iterator[None]:
-    """Give the standard streams back at the end, whatever a handler has put in their place.
+    """Restore the standard streams at the end, even if a handler has replaced them.
 
     A handler that sets ``sys.stderr = None``, or closes it, must not make the stop fail.
     """
@@ -476,24 +474,24 @@ def _streams_kept() -> Iterator[None]:
             setattr(sys, name, usable)
 
 
-class _LogTurns:
-    """Has the lines of a turn of the event loop leave in one write, before the loop waits.
+class _LogBatches:
+    """Writes the lines of one iteration of the event loop together, before the loop waits.
 
-    Trio asks an instrument for its methods by their names. It is no subclass of Trio's own, because
-    ``run --help`` loads this file without Trio.
+    Trio calls an instrument's methods by name. It is not a subclass of Trio's, because ``run
+    --help`` loads this file without Trio.
     """
 
     def before_run(self) -> None:
         """Gather lines from now on."""
-        logs.begin_turns()
+        logs.begin_batching()
 
     def before_io_wait(self, timeout: float) -> None:
-        """Write the lines of this turn."""
-        logs.end_turn()
+        """Write the lines of this iteration."""
+        logs.write_batch()
 
     def after_run(self) -> None:
         """Write each line at once again."""
-        logs.end_turns()
+        logs.end_batching()
 
 
 async def _serve(
@@ -513,15 +511,14 @@ async def _serve(
         ExitStack() as while_running,
     ):
         async with trio.open_nursery() as outer:
-            # Signals and the bound of the end are watched in the outer nursery: they have to work
+            # Signals and the shutdown deadline are watched in the outer nursery: they must work
             # while the runtime in the inner one starts, drains, or hangs.
             outer.start_soon(signals.watch, arriving)
             outer.start_soon(ending.watch)
             async with ending.until_the_end(), trio.open_nursery() as inner:
                 started = await _start(runtime, inner, notifier)
                 gc.freeze()
-                # Before READY=1: whatever the service manager starts after this unit finds the
-                # receiver by its file.
+                # Before READY=1: units that start after this one can find the receiver by its file.
                 while_running.enter_context(announce(started))
                 status = f"serving on {', '.join(started.receiver)}"
                 await notifier.ready(status)
@@ -533,23 +530,23 @@ async def _serve(
                     outer.start_soon(reloader.run, runtime, notifier, status)
                 if runtime.processes is not None:
                     outer.start_soon(_show_processes, runtime, notifier, status)
-            # The inner nursery is empty, so the runtime has ended; what watched it ends now.
+            # The inner nursery is empty, so the runtime has ended; now end the watching tasks.
             outer.cancel_scope.cancel()
     if signals.forced_by is not None:
         return 128 + signals.forced_by
-    # A runtime that ended unasked is a failure even if it raised nothing: systemd has to restart
+    # A runtime that ends unexpectedly is a failure even if it raised nothing: systemd must restart
     # it.
     left = runtime.processes is not None and runtime.processes.failed
     return 0 if signals.stopped and not left else EXIT_FAILURE
 
 
 async def _start(runtime: Runtime, nursery: trio.Nursery, notifier: SystemdNotifier) -> Started:
-    """Start the runtime, and meanwhile tell the service manager that it is not stuck."""
+    """Start the runtime, and meanwhile notify the service manager that it is not stuck."""
     tenants = runtime.settings.multi_tenant
     upgrade = tenants.single_tenant_upgrade.max_run_duration.total_seconds()
     longest = START_SECONDS + (upgrade if tenants.enabled else 0.0)
-    # A start may take long (a large store that is checked, an upgrade). systemd would kill it after
-    # TimeoutStartSec unless it is told that the start goes on.
+    # A start may take long (checking a large store, an upgrade). systemd would kill it after
+    # TimeoutStartSec unless it is notified.
     async with trio.open_nursery() as starting:
         starting.start_soon(partial(notifier.extend, lambda: "starting", at_most=longest))
         started: Started = await nursery.start(runtime.run)
@@ -558,7 +555,7 @@ async def _start(runtime: Runtime, nursery: trio.Nursery, notifier: SystemdNotif
 
 
 async def _report_end(runtime: Runtime, notifier: SystemdNotifier) -> None:
-    """Tell the service manager that the end has begun, and how many events it waits for."""
+    """Notify the service manager of the shutdown, and of the number of waiting events."""
     reason = await runtime.wait_stopping()
     await notifier.stopping(f"stopping: {reason}")
     await notifier.extend(lambda: f"stopping: {reason}; {runtime.unfinished} events left")
@@ -606,6 +603,5 @@ class _Signals:
             elif self.forced_by is None:
                 self.forced_by = number
                 _log.warning("runtime.forced", signal=signal.Signals(number).name)
-                # Only once: what a third signal could still do, the bounds of ExitReport do by
-                # themselves.
+                # Only once: the time limits of ExitReport do the rest without a third signal.
                 self._runtime.force()

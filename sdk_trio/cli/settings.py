@@ -1,7 +1,7 @@
 """The settings of a command, and the commands that check and show them.
 
 A command reads its files, its ``--set`` arguments, and all other sources. ``config check``,
-``config show``, ``config schema`` and ``openapi`` print what comes of them.
+``config show``, ``config schema`` and ``openapi`` print the result.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def read(
         arguments: the parsed arguments; ``--config`` and ``--set`` are used.
         standalone: no AccessToken is needed.
         receiver: the receiver runs, so a webhook secret is needed.
-        defaults: keys that the command sets; they win over files, a ``--set`` wins over them.
+        defaults: keys that the command sets; they override files, and ``--set`` overrides them.
 
     Raises:
-        UsageError: a ``--set`` has no ``=``, names no setting, or holds a secret.
+        UsageError: a ``--set`` has no ``=``, names no setting, or contains a secret.
     """
     given = assignments(arguments.set)
     paths = {_folded(key) for key in given}
@@ -63,26 +63,25 @@ def read(
     loaded = read_settings(
         *arguments.config, overrides={**own, **given}, standalone=standalone, receiver=receiver
     )
-    # Known with invalid settings, too: main asks for it when it words the error.
+    # Also known with invalid settings: main needs it for the wording of errors.
     arguments.development = loaded.is_development
     for warning in loaded.warnings:
-        # A file may have keys of a later version; what was typed for this command is meant for it.
+        # A file may have keys of a later version; arguments are meant for this version.
         if warning.message.startswith(UNKNOWN_KEY) and str(warning.origin).startswith("argument "):
             message = warning.message.removesuffix(IGNORED)
             raise UsageError(f"--set {warning.key} {message}")
     return loaded
 
 
-#: The settings of ``dev``; a ``--set`` of the user's wins over them.
-# HTTPS is not asked for, because a trial on this machine has no certificate; both are what a
-# newcomer would have to find out first.
+#: The settings of ``dev``, which the user's ``--set`` overrides. HTTPS is not required, because an
+#: experiment on this machine has no certificate.
 DEV_DEFAULTS = {"Sdk:Environment": "Development", "Sdk:Webhooks:RequireHttps": "false"}
 
 
 def read_to_examine(arguments: Namespace) -> Loaded:
-    """Read the settings of the receiver that ``doctor`` or ``config check`` looks at.
+    """Read the settings that ``doctor`` or ``config check`` examines.
 
-    With ``--dev`` they are those of ``dev``, which makes its secret by itself.
+    With ``--dev`` they are those of ``dev``, which generates its secret.
     """
     if arguments.dev:
         return read(arguments, standalone=True, defaults=DEV_DEFAULTS)
@@ -111,13 +110,12 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         setting = _setting(key)
         if setting is not None and setting.kind is Secret:
-            # The variable to set instead is spelled out, so that nobody has to look up how a key
-            # becomes one.
+            # Spell out the variable to set instead, so that users need not look up the rule.
             name = "__".join(("SDK", *(part.upper() for part in setting.path)))
             name += "__0" if setting.many else ""
             raise UsageError(
                 f"--set {setting.key}: secrets are not taken from the command line, which other "
-                f"users can read. Set the variable {name}, or put it into a file of that name in "
+                f"users can read. Set the variable {name}, or put it into a file with that name in "
                 "a directory of secrets ($CREDENTIALS_DIRECTORY)"
             )
         if not equals or not key.strip():
@@ -125,8 +123,8 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
                 "--set takes KEY=VALUE, such as --set Sdk:Webhooks:Path=/hooks; "
                 f"there is no {'value' if key.strip() else 'key'} in one of them"
             )
-        # Compared as keys are, whatever their case and separators: of two spellings of one key the
-        # later one wins.
+        # Compared like keys, ignoring case and separators: of two spellings of one key the later
+        # one wins.
         for earlier in [k for k in found if _folded(k) == _folded(key)]:
             del found[earlier]
         found[key] = value
@@ -134,11 +132,11 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
 
 
 def is_development(arguments: Namespace) -> bool:
-    """Say whether errors are shown in full, as far as it is known without valid settings."""
+    """Return whether errors are shown in full, as far as known without valid settings."""
     known: bool | None = getattr(arguments, "development", None)
     if known is not None:
         return known
-    # Files are not read again: the error may be that they cannot be.
+    # Files are not read again: they may be the cause of the error.
     chosen = os.environ.get("SDK__ENVIRONMENT") or os.environ.get("SDK_ENVIRONMENT", "")
     for text in getattr(arguments, "set", ()):
         key, _, value = text.partition("=")
@@ -169,7 +167,7 @@ def _setting(key: str) -> Setting | None:
 def check_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``config check``."""
     parser.add_argument(
-        "--standalone", action="store_true", help="check for the receiver alone: no AccessToken"
+        "--standalone", action="store_true", help="check only the receiver: no AccessToken"
     )
     parser.add_argument(
         "--upgrade-host",
@@ -202,12 +200,12 @@ def check(arguments: Namespace) -> int:
                 print_text(f"{level}: {problem}")
         say(f"errors: {len(problems)}, warnings: {len(warnings)}")
         if any(problem.key == "Sdk:Webhooks:Secret" for problem in problems):
-            say("to try things out no secret is needed: 'config check --dev', 'doctor --dev'")
+            say("experiments need no secret: 'config check --dev', 'doctor --dev'")
     return EXIT_CONFIGURATION if problems else 0
 
 
 def _unstartable(loaded: Loaded, arguments: Namespace) -> Sequence[Problem]:
-    """Return what a start with valid settings would be refused for; no one is connected to."""
+    """Return why a start with valid settings would be refused; connects to nothing."""
     if loaded.settings is None:
         return ()
     from ..runtime.preflight import start_problems  # loads the store
@@ -226,8 +224,8 @@ def _unstartable(loaded: Loaded, arguments: Namespace) -> Sequence[Problem]:
 def _ending_certificate(loaded: Loaded) -> Sequence[Problem]:
     """Return that the receiver's certificate has expired or soon will.
 
-    A warning, because ``run`` starts all the same: a check before a restart must not keep the
-    receiver from working off what it has accepted.
+    A warning, because ``run`` starts anyway: a check before a restart must not keep the receiver
+    from processing accepted events.
     """
     server = None if loaded.settings is None else loaded.settings.server
     if server is None or server.cert_file is None:
@@ -254,15 +252,13 @@ def _missing_source(loaded: Loaded) -> Sequence[Problem]:
     if named is None or os.path.exists(named):
         return ()
     key = "Sdk:MultiTenant:SingleTenantUpgrade:SourceDatabase"
-    advice = (
-        "a start whose upgrade has not copied it is refused; correct the path or remove the key"
-    )
+    advice = "a start before its upgrade is refused; correct the path or remove the key"
     return (Problem(key, f"there is no file {os.path.abspath(named)}: {advice}"),)
 
 
 def show_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``config show``."""
-    parser.add_argument("--all", action="store_true", help="include what is at its default")
+    parser.add_argument("--all", action="store_true", help="include defaults")
     add_format(parser)
 
 
@@ -305,7 +301,7 @@ def openapi(arguments: Namespace) -> int:
         return 0
     settings = load(arguments)
     document = _document("sdk_trio.webhooks")
-    # The document in the package has the default path; this one is what the settings serve.
+    # The document in the package has the default path; use the configured one.
     route, of_tenant = document["paths"].values()
     path = settings.webhooks.path
     document["paths"] = {path: route}
@@ -316,7 +312,7 @@ def openapi(arguments: Namespace) -> int:
 
 
 def _document(package: str) -> dict[str, Any]:
-    """Return the document that lies beside the code it describes, with this version's number."""
+    """Return the document next to the code it describes, with this version's number."""
     text = resources.files(package).joinpath("openapi.json").read_text("utf-8")
     document: dict[str, Any] = json.loads(text)
     document["info"]["version"] = __version__

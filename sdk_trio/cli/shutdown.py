@@ -1,11 +1,11 @@
 """The end of a daemon, within a bounded time even if handlers do not end.
 
-A cancelled handler may go on: in a thread, behind a shield, in a loop that swallows ``Cancelled``,
-or in a computation that blocks the event loop. Its event is in the store, so nothing is lost: the
-log names the handler, the event is released, and the process ends without it. The bounds come one
-after the other (docs/adr/0031-bounded-shutdown.md): the event loop ends the process
-first; a thread does so if the loop does not answer; ``faulthandler``'s timer does so if a handler
-holds the interpreter's lock.
+A cancelled handler may keep running: in a thread, in a shield, in a loop that swallows
+``Cancelled``, or in a computation that blocks the event loop. Its event is in the store, so nothing
+is lost: the log names the handler, the event is released, and the process ends without it. There
+are three stages (docs/adr/0031-bounded-shutdown.md): the event loop ends the process; a thread does
+so if the loop does not respond; ``faulthandler``'s timer does so if a handler holds the
+interpreter's lock.
 """
 
 import faulthandler
@@ -30,8 +30,8 @@ from ..runtime import Runtime
 from ..runtime.watchdog import code_of
 from ..webhooks.run import LEFT_BEHIND
 
-# The bounds add up to the 5 seconds after the drain, and the one second after a second signal, that
-# the documentation promises (ADR 31): a service manager can be told how long to wait.
+# The time limits add up to 5 seconds after the drain, and one second after a second signal, as
+# documented (ADR 31): operators configure service managers by it.
 _log = logs.get_logger("runtime")
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
@@ -46,19 +46,19 @@ LEAVE_SECONDS = 1.5
 FORCED_LEAVE_SECONDS = 0.4
 
 #: The seconds after which the process is ended without running any Python: for a handler that holds
-#: the interpreter's lock, as a long match of a regular expression does.
+#: the interpreter's lock, such as a long regular expression match.
 STUCK_SECONDS = 0.5
 
 #: The seconds that the exit waits for the reader of the log; less than STUCK_SECONDS, after which
 #: the timer of faulthandler ends the process.
 FLUSH_SECONDS = 0.3
 
-#: The longest time for which the main thread lets others run when a signal comes, in seconds: until
-#: the thread has taken note of it, which it does at once where anything runs at all.
+#: The longest time for which the main thread lets others run after a signal, in seconds: until the
+#: thread has noticed it, usually at once.
 GIVE_WAY_SECONDS = 1.0
 
-#: The seconds for which the application's non-daemon threads may go on after the end. Python would
-#: wait for them without a bound.
+#: The seconds for which the application's non-daemon threads may run after the end. Python would
+#: wait for them without a limit.
 THREADS_SECONDS = 1.0
 
 #: The byte that wakes the thread without a signal; no signal has the number 0.
@@ -77,8 +77,8 @@ class Bounds(msgspec.Struct, frozen=True):
     forced_grace: float = FORCED_GRACE_SECONDS
 
 
-#: The end of one process of several comes before that of its supervisor, which waits for it for so
-#: many seconds after the drain's time, and after a second signal.
+#: One process of several ends this many seconds before its supervisor gives up, after the drain's
+#: time or a second signal.
 OF_WORKER = Bounds(grace=1.5, leave=1.0, forced_grace=0.2)
 WORKER_END_SECONDS = 3.2
 WORKER_FORCED_END_SECONDS = 0.8
@@ -88,7 +88,7 @@ OF_SUPERVISOR = Bounds(grace=3.6, leave=0.5, forced_grace=0.9)
 class ExitReport:
     """Bounds the end of the daemon process of ``runtime``: a context around its event loop.
 
-    ``ending`` are the signals that ask for the end.
+    ``ending`` are the signals that request the end.
     """
 
     def __init__(
@@ -97,20 +97,20 @@ class ExitReport:
         self._runtime = runtime
         self._ending = ending
         self._bounds = bounds = bounds or Bounds()
-        # A socket and not a pipe: signal.set_wakeup_fd wants a descriptor that does not block, and
-        # select works on sockets on every system.
+        # A socket, not a pipe: signal.set_wakeup_fd needs a non-blocking descriptor, and select
+        # works on sockets on every system.
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._token: trio.lowlevel.TrioToken | None = None
         self._give_up = trio.Event()
         self._watching = trio.CancelScope(shield=True)
-        # 1 unless a signal forces the end: a daemon that leaves handlers behind has not ended as
-        # asked.
+        # 1 unless a signal forces the end: a daemon that leaves handlers behind has not ended
+        # properly.
         self._status = EXIT_FAILURE
-        # The numbers of signals that the main thread has handled, and that ours has taken note of.
+        # The numbers of signals that the main thread has handled, and that our thread has seen.
         self._handled = 0
         self._signals = 0
-        # The times at which the loop and the thread give up, by time.monotonic.
+        # The deadlines of the loop and the thread, by time.monotonic.
         self._limits: tuple[float, float] | None = None
         self._leave_seconds = bounds.leave
         self._asked = False
@@ -120,7 +120,7 @@ class ExitReport:
         # not to the application.
         self._others = set(threading.enumerate())
         self._thread = threading.Thread(target=self._guard, name="sdk_trio-ending", daemon=True)
-        # A descriptor of our own: a handler may close sys.stderr, or put None in its place.
+        # A descriptor of our own: a handler may close sys.stderr, or replace it with None.
         self._stderr: int | None = None
         with suppress(OSError):
             self._stderr = os.dup(2)
@@ -135,7 +135,7 @@ class ExitReport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Let the process end by itself, and bound the wait for the application's threads."""
+        """Let the process end by itself, with a time limit for the application's threads."""
         # The loop has ended, so its timer must not end a process that is only tidying up.
         faulthandler.cancel_dump_traceback_later()
         left = [
@@ -153,7 +153,7 @@ class ExitReport:
         _log.warning(
             "runtime.threads_left",
             threads=left,
-            hint="they are no daemons, so Python would wait for them; they are left behind",
+            hint="they are not daemon threads, so Python would wait for them; they are abandoned",
         )
         if error is not None:
             # The exception would have been reported by main, which never runs if the process is
@@ -163,8 +163,7 @@ class ExitReport:
             self._status = 0
         self._ended = True
         moment = time.monotonic() + THREADS_SECONDS
-        # The thread is told to end the process itself: there is no loop any more that could be
-        # asked first.
+        # The thread ends the process itself: there is no event loop any more.
         self._limits, self._asked = (moment, moment), True
         self._nudge()
 
@@ -175,12 +174,12 @@ class ExitReport:
         """Receive signals from now on, until the block is left."""
         self._token = trio.lowlevel.current_trio_token()
         # Python's C code writes each signal's number to this descriptor, even while the event loop
-        # is blocked. Trio uses it to be woken by signals, which the thread does in its place.
+        # is blocked. Trio uses it for wake-ups by signals, which the thread does instead.
         before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         # Trio has installed its own by now; they are called from ours.
         handlers = {number: signal.getsignal(number) for number in self._ending}
         for number, handler in handlers.items():
-            signal.signal(number, partial(self._give_way, handler))
+            signal.signal(number, partial(self._yield_to_thread, handler))
         try:
             yield
         finally:
@@ -189,7 +188,7 @@ class ExitReport:
             signal.set_wakeup_fd(before)
             self._watching.cancel()
 
-    def _give_way(self, handler: _Handler, number: int, frame: FrameType | None) -> None:
+    def _yield_to_thread(self, handler: _Handler, number: int, frame: FrameType | None) -> None:
         """Handle a signal in the main thread by sleeping, so that the other thread can run.
 
         A long match of a regular expression lets signals be handled and no other thread run.
@@ -198,12 +197,12 @@ class ExitReport:
             handler(number, frame)
         self._handled += 1
         until = time.monotonic() + GIVE_WAY_SECONDS
-        # No lock: a further signal may come in the middle of this.
+        # No lock: another signal may interrupt this.
         while self._signals < min(self._handled, 2) and time.monotonic() < until:
             time.sleep(0.001)
 
     async def watch(self) -> None:
-        """Give up handlers that do not end in their time; run until all have ended."""
+        """Abandon handlers that exceed their time; run until all have ended."""
         with self._watching:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._note_drain)
@@ -212,14 +211,14 @@ class ExitReport:
 
     async def _note_drain(self) -> None:
         drained = await self._runtime.wait_draining()
-        # After a second signal the shorter bounds stand already.
+        # After a second signal the shorter limits already apply.
         if self._signals < 2:
             self._limit(drained + self._bounds.grace, self._bounds.leave)
             self._nudge()
 
     async def _leave(self) -> None:
         self._log_left()
-        # A part of the time is kept for the exit itself, before the thread takes over.
+        # Part of the time is reserved for the exit itself, before the thread acts.
         with trio.move_on_after(self._leave_seconds * 0.8):
             await self._runtime.leave()
         _exit(self._status)
@@ -230,7 +229,7 @@ class ExitReport:
         while not self._over:
             limits = self._limits
             moment = None if limits is None else limits[1] if self._asked else limits[0]
-            # Before the first signal there is no bound, and the thread sleeps until it is nudged.
+            # Before the first signal there is no deadline, and the thread sleeps until it is woken.
             patience = None if moment is None else max(0.0, moment - time.monotonic())
             ready, _, _ = select.select([self._reader], [], [], patience)
             if ready:
@@ -239,13 +238,13 @@ class ExitReport:
                 self._end()
             else:
                 self._asked = True
-                # The first bound is the loop's to act on: it can release events and say what it
-                # leaves behind. The second one is for a loop that did not.
+                # The first deadline is the loop's: it can release events and log the abandoned
+                # handlers. The second one is for a loop that did not.
                 self._call(self._give_up.set)
 
     def _take(self, numbers: bytes) -> None:
         for number in numbers:
-            # The first signal begins the drain, the second one forces the end; further ones change
+            # The first signal starts the drain, the second one forces the end; further ones change
             # nothing.
             if number in self._ending:
                 if self._signals == 0:
@@ -253,7 +252,7 @@ class ExitReport:
                 elif self._signals == 1:
                     self._force(number)
                 self._signals += 1
-        self._call(_nothing)
+        self._call(_no_op)
 
     def _begin(self) -> None:
         """Note the first signal, from which the bounds count if the loop never receives it."""
@@ -265,7 +264,7 @@ class ExitReport:
         main = threading.main_thread().ident
         run, place = (None, None) if main is None else code_of(main)
         if run is not None:
-            # This may be the last moment at which anything can be said: see STUCK_SECONDS.
+            # Possibly the last chance to log anything: see STUCK_SECONDS.
             _log.info(
                 "runtime.held",
                 handler=run.handler,
@@ -282,7 +281,7 @@ class ExitReport:
     def _limit(self, give_up: float, leave_seconds: float) -> None:
         self._leave_seconds = leave_seconds
         self._limits = (give_up, give_up + leave_seconds)
-        # Set anew at every change of the bounds, because the timer cannot be asked or moved.
+        # Set again at every change of the limits, because the timer cannot be read or moved.
         left = give_up + leave_seconds + STUCK_SECONDS - time.monotonic()
         if self._stderr is not None:
             # The timer of faulthandler is a C thread, which needs no interpreter lock.
@@ -294,7 +293,7 @@ class ExitReport:
             # Logging may block as well, on a disk that hangs, so a daemon thread does it.
             words = threading.Thread(target=self._log_left, daemon=True)
             words.start()
-            # A fifth of a second for a line of the log, and no more: the end is promised.
+            # A fifth of a second at most for a line of the log: the end is guaranteed.
             words.join(0.2)
         _exit(self._status)
 
@@ -305,7 +304,7 @@ class ExitReport:
         runs = [run.described(now) for run in self._runtime.receiver.runs]
         step = self._runtime.receiver.upgrade_step
         if step is not None:
-            hint = "nothing ends this step of the upgrade; the next start goes on from its position"
+            hint = "nothing ends this step of the upgrade; the next start continues at its position"
         elif runs:
             hint = LEFT_BEHIND
         else:
@@ -316,7 +315,7 @@ class ExitReport:
 
     def _call(self, function: Callable[[], object]) -> None:
         if self._token is not None:
-            # The loop may end between the look and the call; then there is nothing left to wake.
+            # The loop may end between the check and the call; then there is nothing to wake.
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(function)
 
@@ -325,7 +324,7 @@ class ExitReport:
             self._writer.send(_NUDGE)
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     """Do nothing; scheduling this wakes the loop, which then handles the signal."""
 
 
@@ -333,5 +332,5 @@ def _exit(status: int) -> None:
     with suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
     logs.flush(FLUSH_SECONDS)
-    # No atexit, no flush of standard output, no wait for threads: each of them may be what hangs.
+    # No atexit, no flush of standard output, no wait for threads: any of them may hang.
     os._exit(status)

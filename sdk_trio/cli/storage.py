@@ -54,7 +54,7 @@ def migrate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--to", dest="to_engine", required=True, choices=_ENGINES, help="where it is moved"
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be moved")
+    parser.add_argument("--dry-run", action="store_true", help="show the rows to move")
     add_format(parser)
 
 
@@ -148,7 +148,7 @@ def _checked(result: CheckResult) -> dict[str, Any]:
 
 
 def migrate(arguments: Namespace) -> int:
-    """Move the store from one engine to another, or with ``--dry-run`` show what would be moved.
+    """Move the store from one engine to another, or with ``--dry-run`` show the rows to move.
 
     Killed at any point, it is repeated. Every row is compared at the end.
 
@@ -158,7 +158,7 @@ def migrate(arguments: Namespace) -> int:
         StorageError: one of them cannot be used, or the rows differ.
     """
     if arguments.from_engine == arguments.to_engine:
-        raise UsageError("a store is moved --from sqlite --to postgres, or the other way round")
+        raise UsageError("use --from sqlite --to postgres, or the reverse")
     keep_files_private()
     settings = load(arguments)
     logs.configure(level="Error", format=settings.logging.format)
@@ -179,7 +179,7 @@ def migrate(arguments: Namespace) -> int:
             else transfer.plan_to_sqlite(address, file)
         )
         return _show_plan(plan, as_json=as_json)
-    # The lock is the proof that no receiver of this host works on either.
+    # The lock proves that no receiver of this host uses either.
     with lock_data_directory(settings.storage.path), _progress() as report:
         moved = (
             transfer.move_to_postgres(file, address, report=report)
@@ -187,8 +187,8 @@ def migrate(arguments: Namespace) -> int:
             else transfer.move_to_sqlite(address, file, report=report)
         )
     print_rows(_table_rows(moved.rows), ("table", "rows"), as_json=as_json)
-    say(f"moved to {moved.target}, and every row compared")
-    _say_left(moved.left_behind)
+    say(f"moved to {moved.target}, and compared every row")
+    _note_left(moved.left_behind)
     say(
         f"set Sdk:Storage:Backend to {'Postgres' if to_postgres else 'Sqlite'} before the next "
         "start; the source is kept, marked as moved"
@@ -213,8 +213,8 @@ def _show_plan(plan: TransferPlan, *, as_json: bool) -> int:
         print_rows(rows, ("table", "rows"), as_json=False)
         say(f"from {plan.source} to {plan.target}")
         if plan.begun:
-            say("an earlier move has not come to its end; this one ends it, or begins again")
-        _say_left(plan.left_behind)
+            say("an earlier move was interrupted; this one finishes it, or starts over")
+        _note_left(plan.left_behind)
         say("nothing was changed" if plan.refusal is None else f"refused: {plan.refusal}")
     return 0 if plan.refusal is None else EXIT_FAILURE
 
@@ -240,7 +240,7 @@ def back_up(arguments: Namespace) -> int:
     with _progress() as report:
         manifest = backup.back_up(file, make, backend=str(settings.storage.backend), report=report)
     _print_manifest(manifest, as_json=arguments.format == "json")
-    say(f"backed up to {file} ({size_text(file.stat().st_size)}), and read again")
+    say(f"backed up to {file} ({size_text(file.stat().st_size)}), and verified by reading it")
     return 0
 
 
@@ -271,8 +271,8 @@ def restore(arguments: Namespace) -> int:
     _print_manifest(manifest, as_json=arguments.format == "json")
     say(f"restored to {place}: the store is that of {manifest.made_at}")
     if settings.storage.backend is StorageBackend.POSTGRES:
-        _say_left(manifest.other_tables)
-    say("start the receiver, and fetch what came since: sdk-trio events reconcile")
+        _note_left(manifest.other_tables)
+    say("start the receiver, and fetch the events since then: sdk-trio events reconcile")
     return 0
 
 
@@ -287,9 +287,9 @@ def _table_rows(counted: Mapping[str, int]) -> list[dict[str, Any]]:
     return [{"table": name, "rows": count} for name, count in counted.items()]
 
 
-def _say_left(tables: Sequence[str]) -> None:
+def _note_left(tables: Sequence[str]) -> None:
     if tables:
-        say(f"not copied, because they are the application's: the tables {', '.join(tables)}")
+        say(f"not copied, because they belong to the application: the tables {', '.join(tables)}")
 
 
 def _file(settings: Settings) -> Path:

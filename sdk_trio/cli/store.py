@@ -1,4 +1,4 @@
-"""The store of a command, opened beside a daemon or without one, and the command's actor."""
+"""The store of a command, with or without a running daemon, and the command's actor."""
 
 import getpass
 import os
@@ -36,7 +36,7 @@ async def open_inbox(settings: Settings) -> AsyncIterator[Inbox]:
     missing = why_unreachable(settings)
     if missing is not None:
         raise StoreUnavailableError(missing)
-    # An owner of its own: leases of a command must not be taken for those of the daemon beside it.
+    # A separate owner: leases of a command must not be confused with those of the daemon.
     async with storage.open_inbox(settings, owner=f"command-{uuid.uuid4()}") as inbox:
         yield inbox
 
@@ -48,8 +48,8 @@ def why_unreachable(settings: Settings) -> str | None:
             "Sdk:Storage:Backend is Memory: its data are in the running process only, where no "
             "command can reach them; use Sqlite"
         )
-    # A command that reads creates nothing: a mistyped path would leave an empty store behind, which
-    # the next command takes for the real one.
+    # A command that reads creates nothing: a mistyped path would create an empty store, which the
+    # next command would use.
     file = Path(settings.storage.path) / DATABASE_NAME
     if settings.storage.backend is not StorageBackend.SQLITE:
         return None
@@ -58,7 +58,7 @@ def why_unreachable(settings: Settings) -> str | None:
     except PermissionError:
         # An operator's own account, and the directory of the receiver's user.
         return (
-            f"this user may not look into {file.parent.absolute()}: run this as the user of the "
+            f"this user may not read {file.parent.absolute()}: run this as the user of the "
             "receiver, as by sudo -u USER"
         )
     except OSError:
@@ -74,7 +74,7 @@ def require_tenants(settings: Settings) -> None:
 
     Raises:
         TenantsDisabledError: there are none.
-        StoreUnavailableError: there is no store yet, or it is in another process's memory.
+        StoreUnavailableError: the store does not exist, or is in another process's memory.
     """
     if not settings.multi_tenant.enabled:
         raise TenantsDisabledError(
@@ -90,7 +90,7 @@ def actor_of(arguments: Namespace) -> str:
     if arguments.actor is not None:
         return str(arguments.actor)
     try:
-        # The prefix tells a person at a shell from a program that uses the API.
+        # The prefix distinguishes a person at a shell from a program that uses the API.
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError, ImportError):  # a user id without a name, as in containers
         return f"cli:{os.getuid()}" if hasattr(os, "getuid") else "cli"
@@ -116,7 +116,7 @@ def run_with_tenants(
     settings = load(arguments)
     if creates and not settings.multi_tenant.enabled:
         # A remark and no error: tenants are often entered before they are switched on.
-        say("note: Sdk:MultiTenant:Enabled is false, so a runtime takes no notice of tenants")
+        say("note: Sdk:MultiTenant:Enabled is false, so a runtime ignores tenants")
 
     async def work() -> T:
         async with open_tenants(settings, creates=creates) as service:
@@ -136,19 +136,19 @@ async def open_tenants(
     if missing is not None and (in_memory or not creates):
         raise StoreUnavailableError(missing)
     if missing is not None:
-        # A mistyped directory makes a store that nobody looks into.
-        say(f"note: {missing.partition(':')[0]}, so a new one is made")
+        # A mistyped directory would create a store that is never used.
+        say(f"note: {missing.partition(':')[0]}, so a new one is created")
     async with _opened(settings) as store:
         yield TenantService(settings, store.tenants)
 
 
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
-    """Open the existing store of an installation with tenants, beside a daemon or without one.
+    """Open the existing store of an installation with tenants, with or without a daemon.
 
     Raises:
-        TenantsDisabledError: there are no tenants.
-        StorageError: there is no store, or it cannot be opened.
+        TenantsDisabledError: tenants are disabled.
+        StorageError: the store does not exist, or cannot be opened.
     """
     require_tenants(settings)
     async with _opened(settings) as store:
@@ -156,7 +156,7 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
 
 
 def _opened(settings: Settings) -> AbstractAsyncContextManager[Store]:
-    # An owner of its own: leases of a command must not be taken for those of the daemon beside it.
+    # A separate owner: leases of a command must not be confused with those of the daemon.
     return storage.open_store(settings, owner=f"command-{uuid.uuid4()}")
 
 
@@ -168,7 +168,7 @@ def tenant_path(host: str, identifier: str) -> str:
 async def tenant_id_of(settings: Settings, key: str | None) -> str | None:
     """Return the id of the tenant that ``--tenant`` names; None for None.
 
-    An id counts as it is: its tenant may have been purged.
+    An id is used unchanged: its tenant may have been purged.
 
     Raises:
         UnknownTenantError: there is none of that name.

@@ -84,17 +84,18 @@ def _secrets_after(before: TenantCredentials, arguments: Namespace) -> tuple[Cre
         return new or before.webhook_secrets
     # The first source signs, so a source that is named again moves to the front.
     kept = tuple(s for s in before.webhook_secrets if s not in removed and s not in new)
-    # Without a secret of its own, the host's sign for the tenant: a rotation must not lead there.
+    # Without its own secret, the host's secrets sign for the tenant: a rotation must not cause
+    # that.
     if not (new or kept):
         raise UsageError(
             "--remove-webhook-secret: it is the last one, without which the host's own secrets "
-            "alone sign for the tenant; if that is meant: --no-webhook-secrets"
+            "only sign for the tenant; if that is intended: --no-webhook-secrets"
         )
     return (*new, *kept)
 
 
 def _key_file(option: str, path: str) -> KeyFile:
-    # The daemon reads it, maybe as another user: what this one may not see is no mistake.
+    # The daemon reads it, maybe as another user: a file that this one cannot read is not an error.
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -127,14 +128,14 @@ def holders_of(
     return holders
 
 
-def say_shared(tenant: Tenant, holders: Mapping[CredentialSource, Sequence[str]]) -> None:
+def note_shared(tenant: Tenant, holders: Mapping[CredentialSource, Sequence[str]]) -> None:
     """Print a warning for each source of ``tenant`` that others name."""
     for source, others in holders.items():
         if others:
             names = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
             say(
                 f"warning: {source_to_text(source)} of {tenant.identifier} is named by {names} "
-                "too: whoever has it signs or calls for each of them; give each its own"
+                "too: its owner can sign or call for each of them; use a separate one for each"
             )
 
 
@@ -142,7 +143,7 @@ async def check_sources(
     tenant: Tenant, holders: Mapping[CredentialSource, Sequence[str]]
 ) -> list[dict[str, Any]]:
     """Return for each source how many values this process finds there, and who shares it."""
-    # Variables are those of this shell: the reader takes its environment when it is made.
+    # Variables of this shell: the reader copies its environment when it is created.
     reader = CredentialReader()
     credentials = tenant.credentials
     uses = [("webhook_secret", source) for source in credentials.webhook_secrets]
@@ -175,7 +176,6 @@ async def check_sources(
 def print_sources(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows of :func:`check_sources` for people."""
     print_rows(rows, ("use", "source", "found", "problem", "shared_with"), as_json=False)
-    # The most usual reason of a variable that is missing here: it is set in the unit of the daemon
-    # alone.
+    # The most common reason for a missing variable: it is set only in the daemon's unit.
     if any(row["problem"] and row["source"].startswith("env:") for row in rows):
         say("note: variables are looked up in this shell's environment, not in the daemon's")

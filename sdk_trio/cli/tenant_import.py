@@ -1,7 +1,7 @@
 """``tenant import`` and ``tenant export``: tenants as CSV and JSON files, planned row by row.
 
-JSON is what ``tenant list --format json`` prints. CSV has a column for each of the same names, the
-sources of credentials as columns of their own.
+JSON is the output of ``tenant list --format json``. CSV has a column per field, with the sources of
+credentials in separate columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if not describing():
     from ..tenants.service import TenantChanges, TenantService, differing_fields, with_changes
     from .settings import load
     from .store import actor_of, run_with_tenants, why_unreachable
-    from .tenant_credentials import holders_of, say_shared
+    from .tenant_credentials import holders_of, note_shared
     from .tenants import listed
     from .terminal import Progress, print_json, print_list, read_bytes, say
 
@@ -52,15 +52,15 @@ FOR_READING = ("status", "id", "created_at", "deleted_at", "version")
 #: The separator between the sources in one cell.
 _SEPARATOR = ";"
 
-#: A spreadsheet evaluates a cell that begins with one of these; an apostrophe makes it a text.
-#: Phone numbers begin with a plus, so leaving such values out is no alternative.
+#: A spreadsheet evaluates a cell that starts with one of these; an apostrophe makes it text. Phone
+#: numbers start with a plus, so such values cannot be omitted.
 _FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20'")
 
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
 class ImportFileError(SdkError):
-    """A file of tenants cannot be read as a whole."""
+    """The whole file of tenants cannot be read."""
 
 
 class ExportError(SdkError):
@@ -73,7 +73,7 @@ class _RefusedRowError(Exception):
 
 @attrs.frozen
 class Row:
-    """One row of a file: its line or place, and its fields or its fault."""
+    """One row of a file: its line or index, and its fields or its fault."""
 
     number: int
     fields: Mapping[str, Any] = attrs.field(factory=dict)
@@ -90,7 +90,7 @@ class Row:
 class Step:
     """The effect of importing a row: ``create``, ``change``, ``unchanged`` or ``refused``.
 
-    ``before`` is the tenant as it is, ``after`` as it will be. For a row that creates a tenant, or
+    ``before`` is the current tenant, ``after`` the future one. For a row that creates a tenant, or
     is refused, they are a draft or None.
     """
 
@@ -106,13 +106,13 @@ class Step:
 
 
 def read_tenants(content: bytes) -> list[Row]:
-    """Return the rows of a file; one that begins with ``[`` is JSON, any other CSV.
+    """Return the rows of a file; if it starts with ``[`` it is JSON, otherwise CSV.
 
     Raises:
         ImportFileError: it is not UTF-8 text, no JSON array, or its first line names no columns.
     """
     try:
-        # Spreadsheets put a byte order mark in front.
+        # Spreadsheets write a byte order mark.
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ImportFileError(
@@ -125,7 +125,7 @@ def _read_json(text: str) -> list[Row]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ImportFileError(f"the file is no JSON: {error}") from None
+        raise ImportFileError(f"the file is not JSON: {error}") from None
     if not isinstance(document, list):
         raise ImportFileError("the file must be a JSON array of objects, one for each tenant")
     return [_json_row(number, item) for number, item in enumerate(document, start=1)]
@@ -133,41 +133,41 @@ def _read_json(text: str) -> list[Row]:
 
 def _json_row(number: int, item: Any) -> Row:
     if not isinstance(item, dict):
-        return Row(number, problem="is no JSON object")
+        return Row(number, problem="is not a JSON object")
     fields = {name: value for name, value in item.items() if name != "credentials"}
     credentials = item.get("credentials", {})
     if not isinstance(credentials, dict):
-        return Row(number, fields, "its credentials are no JSON object")
-    # Sources are columns of their own in CSV, so both forms meet here.
+        return Row(number, fields, "its credentials are not a JSON object")
+    # In CSV, sources are separate columns, so both forms are handled here.
     fields |= credentials
     unknown = [name for name in fields if name not in (*FIELDS, *FOR_READING)]
     return Row(number, fields, _unknown(unknown) if unknown else None)
 
 
 def _read_csv(text: str) -> list[Row]:
-    # Strict: a quote that is not closed would swallow the rest of the file as one cell.
+    # Strict: an unclosed quote would swallow the rest of the file as one cell.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         head = [name.strip() for name in next(reader, [])]
         unknown = [name for name in head if name not in (*FIELDS, *FOR_READING)]
         if "identifier" not in head or unknown or len(set(head)) != len(head):
-            wrong = _unknown(unknown) if unknown else "names no column identifier, or one twice"
+            wrong = _unknown(unknown) if unknown else "has no column identifier, or one twice"
             raise ImportFileError(
                 f"the first line {wrong}; separated by commas it may name {', '.join(FIELDS)}"
             )
-        # Rows of empty cells are what spreadsheets leave at the end.
+        # Spreadsheets leave rows of empty cells at the end.
         return [_csv_row(reader.line_num, head, cells) for cells in reader if any(cells)]
     except csv.Error as error:
-        raise ImportFileError(f"line {reader.line_num} is no CSV: {error}") from None
+        raise ImportFileError(f"line {reader.line_num} is not CSV: {error}") from None
 
 
 def _unknown(names: Iterable[str]) -> str:
-    return f"names what an import does not know: {', '.join(name[:40] for name in names)}"
+    return f"has unknown fields: {', '.join(name[:40] for name in names)}"
 
 
 def _csv_row(number: int, head: Sequence[str], cells: Sequence[str]) -> Row:
     fields: dict[str, Any] = {
-        # An empty cell means that there is no value, as the export writes it.
+        # An empty cell means no value, as in the export.
         name: _unguarded(cell) or None
         for name, cell in zip(head, cells, strict=False)
     }
@@ -175,7 +175,7 @@ def _csv_row(number: int, head: Sequence[str], cells: Sequence[str]) -> Row:
         return Row(number, fields, f"has {len(cells)} cells, and the first line {len(head)}")
     verified = fields.get("site_manager_email_verified")
     if verified is None:
-        # No word on it leaves it as it is: false would take a verification away.
+        # Not given means unchanged: false would remove a verification.
         fields.pop("site_manager_email_verified", None)
     elif verified.casefold() in (*_TRUE, *_FALSE):
         fields["site_manager_email_verified"] = verified.casefold() in _TRUE
@@ -189,7 +189,7 @@ def csv_of(tenants: Iterable[Tenant]) -> str:
     """Return tenants as CSV, which :func:`read_tenants` reads back.
 
     Raises:
-        ExportError: a key file's path cannot be told from two in a cell.
+        ExportError: a key file's path contains the separator of a cell.
     """
     file = io.StringIO()
     # csv would write CRLF, of which other tools of a shell keep the CR.
@@ -202,7 +202,7 @@ def csv_of(tenants: Iterable[Tenant]) -> str:
         if any(_SEPARATOR in source for source in row["webhook_secrets"]):
             raise ExportError(
                 f"the tenant {tenant.identifier!r} has a key file with {_SEPARATOR} in its path, "
-                "which stands between two in CSV: use --format json"
+                "which separates two sources in CSV: use --format json"
             )
         row["webhook_secrets"] = _SEPARATOR.join(row["webhook_secrets"])
         row["site_manager_email_verified"] = str(row["site_manager_email_verified"]).lower()
@@ -225,16 +225,14 @@ def _unguarded(cell: str) -> str:
 def plan(rows: Iterable[Row], tenants: Iterable[Tenant]) -> list[Step]:
     """Return the effect of each row on these tenants, in the order of the rows.
 
-    Rows are imported one after the other, so an organization that a row gives up is free for the
-    rows after it.
+    Rows are imported in order, so an organization that a row gives up is free for later rows.
     """
     known = {tenant.identifier: tenant for tenant in tenants}
     holders = {t.organization_id: t.identifier for t in known.values() if t.organization_id}
     seen: dict[str, int] = {}
     steps = []
     for row in rows:
-        # Planned in the order in which they are applied, so that a plan that refuses nothing can be
-        # carried out.
+        # Planned in the order of application, so that a plan without refusals can be applied.
         step = _step(row, known, holders, seen)
         steps.append(step)
         if step.after is not None:
@@ -262,7 +260,7 @@ def _step(
 def _wanted(
     row: Row, known: Mapping[str, Tenant], holders: Mapping[str, str], seen: dict[str, int]
 ) -> Tenant:
-    """Return the tenant as a row wants it, if that is possible."""
+    """Return the future tenant of a row, if it is possible."""
     if row.problem is not None:
         raise _RefusedRowError(row.problem)
     identifier = identity.check_identifier(_text(row, "identifier") or "")
@@ -278,7 +276,7 @@ def _wanted(
 
 
 def _after(row: Row, identifier: str, before: Tenant | None) -> Tenant:
-    """Return the tenant as a row wants it; fields that the row does not name stay."""
+    """Return the future tenant of a row; fields that the row does not name stay unchanged."""
     # A status changes by a transition, with its messages and its conditions; a column of a file
     # must not get around them.
     status = row.fields.get("status")
@@ -367,7 +365,7 @@ def import_arguments(parser: ArgumentParser) -> None:
         "file", metavar="FILE", help="CSV or JSON as of 'tenant export'; - is standard input"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="say what would become of each row, and change none"
+        "--dry-run", action="store_true", help="show the result of each row, and change nothing"
     )
     add_who_and_why(parser)
     add_format(parser)
@@ -376,13 +374,13 @@ def import_arguments(parser: ArgumentParser) -> None:
 def import_tenants(arguments: Namespace) -> int:
     """Add and change the tenants of a file, and print the result of each row.
 
-    All rows are examined first, and nothing is imported if one is refused. Then the rows are
-    imported one after the other: after an interruption the same file does the rest, because
-    finished rows are ``unchanged`` then. Returns 1 if a row was refused or failed.
+    All rows are checked first, and nothing is imported if one is refused. Then the rows are
+    imported in order. After an interruption, importing the same file does the rest, because
+    finished rows are then ``unchanged``. Returns 1 if a row was refused or failed.
 
     Raises:
         UnreadableFileError: the file cannot be read.
-        ImportFileError: it is no CSV or JSON of tenants.
+        ImportFileError: it is not CSV or JSON of tenants.
         StorageError: the store cannot be opened or written.
     """
     rows = read_tenants(read_bytes(arguments.file))
@@ -390,14 +388,14 @@ def import_tenants(arguments: Namespace) -> int:
     async def work(service: TenantService) -> list[Step]:
         tenants = await service.all()
         steps = plan(rows, tenants)
-        _say_shared(steps, tenants)
-        # All rows or none: half of an import is hard to tell from a whole one.
+        _note_shared(steps, tenants)
+        # All rows or none: half of an import is hard to distinguish from a whole one.
         if arguments.dry_run or any(step.verdict == "refused" for step in steps):
             return steps
         return await _apply(service, steps, arguments)
 
     if arguments.dry_run and _is_new(arguments):
-        # A dry run makes no store: all tenants of the file would be new.
+        # A dry run creates no store: all tenants of the file would be new.
         steps = plan(rows, ())
     else:
         steps = run_with_tenants(arguments, work, creates=not arguments.dry_run)
@@ -445,12 +443,11 @@ async def _do(service: TenantService, step: Step, arguments: Namespace) -> None:
         await service.change(before, **changes, **who, expected_version=before.version)
 
 
-def _say_shared(steps: Sequence[Step], tenants: Sequence[Tenant]) -> None:
+def _note_shared(steps: Sequence[Step], tenants: Sequence[Tenant]) -> None:
     """Warn of sources that two tenants name once the file is imported."""
     final = {tenant.identifier: tenant for tenant in tenants}
     imported = [step.after for step in steps if step.after is not None]
-    # Looked at as it will be: a source that moves from one tenant to another within the file is not
-    # shared.
+    # By the future state: a source that moves between tenants within the file is not shared.
     final |= {tenant.identifier: tenant for tenant in imported}
     named = Counter(s for tenant in final.values() for s in set(tenant.credentials.sources))
     shared = {source for source, times in named.items() if times > 1}
@@ -458,7 +455,7 @@ def _say_shared(steps: Sequence[Step], tenants: Sequence[Tenant]) -> None:
         own = shared.intersection(tenant.credentials.sources)
         if own:
             others = [other for other in final.values() if other.identifier != tenant.identifier]
-            say_shared(tenant, holders_of(own, others, but="-"))
+            note_shared(tenant, holders_of(own, others, but="-"))
 
 
 def _shown(step: Step) -> dict[str, Any]:
@@ -477,9 +474,9 @@ def _summary(steps: Sequence[Step], *, dry_run: bool) -> int:
     if dry_run:
         say(f"{told}; nothing was changed (--dry-run)")
     elif counts["refused"]:
-        say(f"{told}; nothing was changed: mend what was refused, and import the file again")
+        say(f"{told}; nothing was changed: fix the refused rows, and import the file again")
     elif counts["failed"]:
-        say(f"{told}; the same file again does what is left")
+        say(f"{told}; import the same file again for the rest")
     else:
         say(told)
     return EXIT_FAILURE if counts["refused"] or counts["failed"] else 0

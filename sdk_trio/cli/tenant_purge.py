@@ -51,9 +51,9 @@ def purge_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--orphans",
         action="store_true",
-        help="replicas on a local disk, too, whose tenants this store does not know",
+        help="also replicas on a local disk whose tenants this store does not know",
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be removed")
+    parser.add_argument("--dry-run", action="store_true", help="show the data to remove")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--reason", metavar="R", help="why, for the audit trail")
     parser.add_argument("--actor", metavar="A", help="who, for the audit trail (default: the user)")
@@ -64,9 +64,9 @@ def purge_arguments(parser: ArgumentParser) -> None:
 
 
 def purge_tenants(arguments: Namespace) -> int:
-    """Show the data to remove, ask, and remove them; return 1 if any part could not be removed.
+    """Show the data to remove, ask, and remove them; return 1 if any part remains.
 
-    With ``--dry-run`` it ends after showing them. A script without a terminal is not asked.
+    With ``--dry-run`` it only shows them. A script without a terminal is not asked.
 
     Raises:
         UsageError: ``--now`` or ``--orphans`` without or with an identifier.
@@ -75,43 +75,43 @@ def purge_tenants(arguments: Namespace) -> int:
     if arguments.now and arguments.identifier is None:
         raise UsageError("--now removes one tenant within its retention: name it")
     if arguments.orphans and arguments.identifier is not None:
-        raise UsageError("--orphans looks for all replicas without a tenant: name no tenant")
+        raise UsageError("--orphans finds all replicas without a tenant: do not name a tenant")
     settings = load(arguments)
     require_tenants(settings)
-    # The table says what was removed; the log would say it again between its lines.
+    # The table shows what was removed; the log would repeat it between the lines.
     logs.configure(level="Error", format=settings.logging.format)
-    # Read in a run of its own: the store is not held open while somebody thinks about the question.
+    # Read in a separate run: the store must not stay open while a person considers the question.
     candidates = trio.run(_candidates, settings, arguments)
     days = settings.multi_tenant.tenant_status.deleted_tenant_retention_days
     none = f"no tenant was deleted more than {days} days ago"
     if arguments.dry_run:
         print_list(arguments, [_row(c, purged=False) for c in candidates], COLUMNS)
-        _say_places(candidates)
-        say(f"{len(candidates)} would be removed for ever" if candidates else none)
+        _note_places(candidates)
+        say(f"{len(candidates)} would be removed permanently" if candidates else none)
         return 0
-    # Always asked, also for one: there is no way back from this command.
+    # Always ask, even for one: this command cannot be undone.
     if candidates and not arguments.yes:
-        _say_places(candidates)
+        _note_places(candidates)
         if not confirmed(_question(candidates)):
             say("nothing was removed")
             return EXIT_FAILURE
     rows, unreached, other_tables = trio.run(_purge, settings, candidates, arguments)
     print_list(arguments, rows, COLUMNS)
     removed = sum(row["purged"] for row in rows)
-    say(f"{removed} removed; backups elsewhere are not looked for" if rows else none)
+    say(f"{removed} removed; backups elsewhere remain" if rows else none)
     if removed and settings.storage.backend is StorageBackend.POSTGRES:
         say(
-            "the pages and the log of the database are the server's, not ours to overwrite: "
-            "remnants go with its VACUUM, and as it recycles its WAL"
+            "the server owns the pages and the log of the database: "
+            "remnants disappear with its VACUUM, and when it recycles its WAL"
         )
     for left in unreached:
         say(f"not reached: {left}")
     if rows and other_tables:
         say(
-            f"not looked into: {', '.join(other_tables)} (tables that handlers have made in the "
-            "store); remove what they hold of the tenant"
+            f"not checked: {', '.join(other_tables)} (tables that handlers have created in the "
+            "store); remove the tenant's data from them"
         )
-    # A replica that we cannot reach is personal data that is left: a script has to notice.
+    # An unreachable replica is remaining personal data: a script must notice it.
     return 0 if removed == len(rows) and not unreached else EXIT_FAILURE
 
 
@@ -126,7 +126,7 @@ async def _candidates(settings: Settings, arguments: Namespace) -> Sequence[Purg
 async def _purge(
     settings: Settings, candidates: Sequence[PurgeCandidate], arguments: Namespace
 ) -> tuple[list[dict[str, Any]], list[str], Sequence[str]]:
-    """Return a row for each candidate, what could not be reached, and tables of the application."""
+    """Return a row per candidate, the unreachable data, and the application's tables."""
     actor = actor_of(arguments)
     rows = []
     unreached: list[str] = []
@@ -142,15 +142,14 @@ async def _purge(
                     forget_audit=arguments.forget_audit,
                     now=arguments.now,
                 )
-            # One tenant that cannot be removed (its database is open, say) must not keep the
-            # others.
+            # A failure for one tenant (such as an open database) must not stop the others.
             except (TenantError, StoreUnavailableError, ReplicationError) as error:
                 rows.append(_row(candidate, purged=False, reason=str(error)))
             else:
                 rows.append(_row(candidate, purged=True, removed=removed))
                 unreached += removed.unreached
             progress.advance()
-        # Also without a candidate: an earlier purge may have been cut short before its wipe.
+        # Also without a candidate: an earlier purge may have been interrupted before its wipe.
         left = await purger.wipe()
         if left is not None:
             unreached.append(left)
@@ -169,7 +168,7 @@ def _row(
         reason = "left behind by an earlier purge, or of an unknown tenant"
     days = None
     if tenant is not None and tenant.deleted_at is not None:
-        # Whole days that have passed, as the retention counts them.
+        # Full days, as the retention counts them.
         days = int((time.time() - tenant.deleted_at) // _DAY_SECONDS)
     return {
         "identifier": None if tenant is None else tenant.identifier,
@@ -186,7 +185,7 @@ def _row(
     }
 
 
-def _say_places(candidates: Sequence[PurgeCandidate]) -> None:
+def _note_places(candidates: Sequence[PurgeCandidate]) -> None:
     """Name every file and replica, and how many rows there are."""
     for candidate in candidates:
         name = candidate.tenant.identifier if candidate.tenant else candidate.tenant_id
@@ -203,4 +202,4 @@ def _say_places(candidates: Sequence[PurgeCandidate]) -> None:
 def _question(candidates: Sequence[PurgeCandidate]) -> str:
     names = ", ".join(c.tenant.identifier if c.tenant else c.tenant_id for c in candidates[:5])
     more = f" and {len(candidates) - 5} more" if len(candidates) > 5 else ""
-    return f"remove {names}{more} for ever?"
+    return f"remove {names}{more} permanently?"

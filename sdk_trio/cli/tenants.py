@@ -37,8 +37,8 @@ if not describing():
         credentials_after,
         named_secrets,
         named_token,
+        note_shared,
         print_sources,
-        say_shared,
     )
     from .terminal import (
         cell,
@@ -102,7 +102,7 @@ def listed(tenant: Tenant) -> dict[str, Any]:
     }
 
 
-#: The fields that ``--search`` looks at, of tenants and of audit rows.
+#: The fields that ``--search`` matches, of tenants and of audit rows.
 _SEARCHED = (
     "identifier",
     "name",
@@ -123,7 +123,7 @@ _AUDIT_SEARCHED = (
 
 
 def _mentions(record: Tenant | AuditRecord, fields: Sequence[str], text: str | None) -> bool:
-    """Return whether one of the fields holds ``text``, in any case; None is held by each."""
+    """Return whether one of the fields contains ``text``, ignoring case; True for None."""
     values = (getattr(record, field) for field in fields)
     # casefold, because names are of every language.
     return text is None or any(text.casefold() in value.casefold() for value in values if value)
@@ -137,7 +137,7 @@ def list_arguments(parser: ArgumentParser) -> None:
     )
     add_limit(parser, default=None)
     parser.add_argument(
-        "--after", metavar="IDENTIFIER", default="", help="only those that come after this one"
+        "--after", metavar="IDENTIFIER", default="", help="only those after this one"
     )
     add_format(parser)
 
@@ -168,7 +168,7 @@ async def _chosen(service: TenantService, arguments: Namespace) -> list[Tenant]:
 
 
 def find_tenant(arguments: Namespace, identifier: str) -> Tenant:
-    """Return the tenant of an identifier or id, out of the configured store.
+    """Return the tenant of an identifier or id, from the configured store.
 
     Raises:
         UnknownTenantError: there is none.
@@ -203,18 +203,19 @@ def _print_result(
     async def work(service: TenantService) -> tuple[Tenant, list[dict[str, Any]]]:
         tenant = await use(service)
         holders = await service.holders(tenant.credentials.sources, but=tenant)
-        say_shared(tenant, holders)
+        note_shared(tenant, holders)
         return tenant, await check_sources(tenant, holders)
 
     tenant, sources = run_with_tenants(arguments, work, creates=creates)
     host = load(arguments).webhooks.path
-    # The own address is of use to own secrets alone: at it, the host's signature does not count.
+    # The tenant's own address is only for its own secrets: the host's signature does not count
+    # there.
     own = tenant_path(host, tenant.identifier) if tenant.credentials.webhook_secrets else None
     if arguments.format == "json":
         path = {"webhook_path": own or host, "own_webhook_path": bool(own)}
         print_json({**listed(tenant), **path, "sources": sources})
         return tenant
-    why = "the host's, with the host's secret: it has no webhook secrets of its own"
+    why = "the host's, with the host's secret: it has no own webhook secrets"
     fields = attrs.asdict(tenant, recurse=False)
     del fields["credentials"]
     path_text = f"{own} (for senders with its own secrets)" if own else f"{host} ({why})"
@@ -235,7 +236,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--email-verified", action="store_true", help="the address is verified")
     parser.add_argument("--phone", metavar="P", help="the site manager's phone, as +15551234567")
     parser.add_argument(
-        "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
+        "--organization-id", metavar="O", help="the upstream's organization that it gets events of"
     )
     add_sources(parser)
     add_who_and_why(parser)
@@ -248,12 +249,12 @@ def add(arguments: Namespace) -> int:
     Raises:
         UsageError: an address is verified that there is not.
         InvalidTenantError: a value cannot be accepted; nothing was changed.
-        TenantCredentialsError: a file that is named does not exist; nothing was made.
+        TenantCredentialsError: a named file does not exist; nothing was created.
         TenantExistsError: the identifier or the organization is another tenant's.
     """
     if arguments.email_verified and arguments.email is None:
         raise UsageError("--email-verified: there is no address; name one with --email")
-    # Before a store is opened, and maybe made.
+    # Before a store is opened, and perhaps created.
     credentials = TenantCredentials(
         access_token=named_token(arguments), webhook_secrets=named_secrets(arguments)
     )
@@ -303,7 +304,7 @@ def set_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--name", metavar="N", help="the name for people")
     organization = parser.add_mutually_exclusive_group()
     organization.add_argument(
-        "--organization-id", metavar="O", help="the upstream's organization whose events it gets"
+        "--organization-id", metavar="O", help="the upstream's organization that it gets events of"
     )
     organization.add_argument(
         "--no-organization", action="store_true", help="it gets no organization's events"
@@ -340,14 +341,14 @@ def set_fields(arguments: Namespace) -> int:
         InvalidTenantError: a value cannot be accepted; nothing was changed.
         TenantCredentialsError: a file that is named does not exist; nothing was changed.
         TenantExistsError: the organization is another tenant's.
-        TenantError: there is no such tenant, or somebody else has changed it at the same time.
+        TenantError: the tenant does not exist, or was changed concurrently.
     """
     named = named_fields(arguments)
     if not named and not any(getattr(arguments, option) for option in _SOURCE_OPTIONS):
-        raise UsageError("say what changes: name a field, such as --name or --email")
+        raise UsageError("nothing to change: name a field, such as --name or --email")
     # The empty text of an unset shell variable must not take the organization away.
     if arguments.organization_id == "":
-        raise UsageError("--organization-id is empty: --no-organization says that there is none")
+        raise UsageError("--organization-id is empty: use --no-organization for none")
     versions = []
 
     async def change(service: TenantService) -> Tenant:
@@ -367,7 +368,7 @@ def set_fields(arguments: Namespace) -> int:
         )
 
     after = _print_result(arguments, change)
-    # The version says whether anything was written: equal values leave it unchanged.
+    # The version shows whether anything was written: equal values leave it unchanged.
     if [after.version] == versions:
         say("nothing was changed: the tenant has these values already")
     elif arguments.keep_webhook_secrets and not arguments.remove_webhook_secret:
@@ -409,9 +410,9 @@ def delete_arguments(parser: ArgumentParser) -> None:
 
 
 def transition(arguments: Namespace) -> int:
-    """Suspend, reactivate, deactivate or delete a tenant, as the command's last word says.
+    """Suspend, reactivate, deactivate or delete a tenant, by the command's last word.
 
-    Deletion is soft, and asked about.
+    Deletion is soft, and asks for confirmation.
 
     Raises:
         SuspensionRefusedError: its site manager's email is not verified, and nothing relaxes that.
@@ -419,7 +420,7 @@ def transition(arguments: Namespace) -> int:
     """
     verb = arguments.words.rpartition(" ")[2]
     if verb == "delete" and not arguments.yes:
-        # The question is printed on a terminal, and a mistyped identifier may hold control
+        # The question is printed on a terminal, and a mistyped identifier may contain control
         # characters.
         name = cell(arguments.identifier)
         kept = f"the tenant {name} can be reactivated until its retention has passed"
@@ -451,7 +452,7 @@ def transition(arguments: Namespace) -> int:
     if result.no_op:
         say(f"nothing was changed: the tenant was {result.new_status} already")
     elif result.relaxation:
-        say(f"possible because of {result.relaxation}")
+        say(f"allowed by {result.relaxation}")
     return 0
 
 
@@ -460,7 +461,7 @@ def audit_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "identifier", metavar="IDENTIFIER", nargs="?", help="only this tenant, or its id"
     )
-    add_status(parser, "only what led to this status, or stayed there")
+    add_status(parser, "only transitions to this status, and other changes in it")
     parser.add_argument(
         "--search", metavar="TEXT", help="only rows with it in who, what, why or whom"
     )
@@ -498,10 +499,10 @@ async def _trail(service: TenantService, arguments: Namespace) -> list[AuditReco
     heard = unknown is None
     while True:
         page = await service.audit(tenant_id, after_sequence=after, limit=PAGE)
-        # Purged tenants have no id to ask by, so the whole trail is read and compared.
+        # Purged tenants cannot be found by id, so the whole trail is read and compared.
         rows = page if unknown is None else [row for row in page if _is_of(row, key)]
-        # A filter may leave nothing of a tenant that the trail knows: only one that it never names
-        # is an error.
+        # A filter may match no row of a known tenant: only a tenant that the trail never names is
+        # an error.
         heard = heard or bool(rows)
         found += [
             row

@@ -47,13 +47,13 @@ def print_list(
     limit: int | None = None,
     more: str = "",
 ) -> None:
-    """Print records as ``--format`` says, and report on standard error where the list ends.
+    """Print records as ``--format`` selects, and report the end of the list on standard error.
 
     Args:
         arguments: the parsed arguments; ``format`` is used.
-        rows: the records; one more than ``limit`` where there are more.
+        rows: the records; one more than ``limit`` if there are more.
         columns: see :func:`print_rows`.
-        nothing: the remark if there are no rows.
+        nothing: the message if there are no rows.
         limit: the most rows to print; None: all.
         more: the options that show further rows.
     """
@@ -71,16 +71,14 @@ def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool)
     times (``at``, ``as_of``, ``..._at``) as dates, seconds with one decimal, and the first line of
     a text.
 
-    On a terminal texts such as errors are shortened to fit. On a narrow one a row has several
-    lines, each within the terminal. Elsewhere every cell
-    is printed whole, in aligned columns: a cell that is far longer than its neighbours shifts its
-    own row.
+    On a terminal, texts such as errors are shortened to fit; on a narrow one a row has several
+    lines. Elsewhere every cell is printed in full, in aligned columns: a cell that is far longer
+    than its neighbours shifts its own row.
     """
     if as_json:
         print_json([dict(row) for row in rows])
         return
-    # An empty table prints nothing at all; the command says in words that there is nothing, on
-    # standard error.
+    # An empty table prints nothing; the command reports that on standard error.
     if not rows:
         return
     named = [(column, column) if isinstance(column, str) else column for column in columns]
@@ -88,8 +86,8 @@ def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool)
     headings = [name.removesuffix("_at").replace("_", " ") for name in names]
     cells = [[_cell_of(field, row.get(field)) for _, field in named] for row in rows]
     widths = [max(map(_width, column)) for column in zip(headings, *cells, strict=True)]
-    # Cells are shortened for eyes alone. A pipe gets them whole, because a script that cut an id
-    # out of a table must not get half of it.
+    # Cells are shortened for people only. A pipe gets them in full: a script that cuts an id out of
+    # a table must not get half of it.
     if is_terminal():
         available = shutil.get_terminal_size().columns
         _draw(_lines_of(names, widths, available), headings, cells)
@@ -103,7 +101,7 @@ def print_rows(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool)
 def print_fields(fields: Row) -> None:
     """Print one record, a line for each field that has a value, as a table shows it.
 
-    An underscore in a name is printed as a space, and ``_at`` is left out.
+    An underscore in a name is printed as a space, and ``_at`` is omitted.
     """
     shown = {
         name.removesuffix("_at").replace("_", " "): _cell_of(name, value)
@@ -143,7 +141,7 @@ def _padded_width(column: Sequence[str]) -> int:
 def cell(value: Any) -> str:
     """Return a value as one line of text, without terminal control characters.
 
-    Senders choose ids and subjects; a control sequence in one could rewrite what an operator sees.
+    Senders choose ids and subjects; a control sequence in one could rewrite the operator's screen.
     """
     if value is None:
         return "-"
@@ -158,13 +156,13 @@ def printable_lines(text: str) -> str:
 
 
 def is_terminal() -> bool:
-    """Say whether standard output is a terminal that draws: not with ``TERM=dumb``."""
+    """Return whether standard output is a terminal with cursor control: not ``TERM=dumb``."""
     # Dumb terminals, such as those of editors, show box characters and colours as noise.
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def say(text: str) -> None:
-    """Print a remark for people, which is no data, to standard error.
+    """Print a message for people, not data, to standard error.
 
     It may quote a file or a program elsewhere, so control characters are escaped.
     """
@@ -182,14 +180,14 @@ def size_text(size: float) -> str:
 
 
 def program_name(*, elsewhere: bool = False) -> str:
-    """Return how this program is called in a shell, so that printed commands work as they are.
+    """Return the name of this program in a shell, so that printed commands can be copied.
 
     ``elsewhere``: they must also work in another directory.
     """
     script = sys.argv[0]
     if not script.endswith("__main__.py"):
-        # The bare name is printed only where the shell would find this very file by it: another
-        # installation of the program may come first in PATH.
+        # The bare name only if the shell would find this file: another installation of the program
+        # may come first in PATH.
         name = os.path.basename(script)
         if shutil.which(name) == os.path.abspath(script):
             return name
@@ -218,7 +216,7 @@ class Progress:
         self._shown = total >= quiet_below and sys.stderr.isatty()
 
     def advance(self, steps: int = 1) -> None:
-        """Count steps that were done."""
+        """Count finished steps."""
         self._done += steps
         if self._shown:
             end = "\n" if self._done >= self._total else ""
@@ -227,7 +225,7 @@ class Progress:
 
 
 class ByteProgress:
-    """Shows the present step and the number of bytes, as :class:`Progress` does."""
+    """Shows the current step and the number of bytes, as :class:`Progress` does."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -280,7 +278,7 @@ def _lines_of(
         left -= width + gap
     for number, line in enumerate(lines):
         left = available - sum(line.values()) - 2 * (len(line) - 1) - (_INDENT if number else 0)
-        for index in reversed(line):  # the last columns hold the errors
+        for index in reversed(line):  # the last columns have the errors
             more = max(0, min(left, widths[index] - line[index]))
             line[index] += more
             left -= more
@@ -288,7 +286,7 @@ def _lines_of(
 
 
 def _width(text: str) -> int:
-    """Return how many places of a terminal a text takes: two for a character of East Asia."""
+    """Return the width of a text on a terminal: two columns for an East Asian character."""
     return len(text) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
 
 
@@ -313,7 +311,7 @@ def _draw(
             print_text((" " * _INDENT if number else "") + "  ".join(shown))
 
 
-#: The colours of states; those that a person should look at stand out.
+#: The colours of states; those that need attention stand out.
 STATE_COLORS = {
     "dead": "1;31",
     "retrying": "33",
@@ -326,14 +324,14 @@ STATE_COLORS = {
 def confirmed(question: str) -> bool:
     """Ask on standard error and return whether the answer was yes.
 
-    If standard input is no terminal, the answer is yes: a script cannot be asked, and its author
+    If standard input is not a terminal, the answer is yes: a script cannot answer, and its author
     has chosen the command.
     """
     if not sys.stdin.isatty():
         return True
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
-    # Anything but a yes is a no, the end of the input included.
+    # Anything but a yes is a no, including the end of the input.
     try:
         return sys.stdin.readline().strip().casefold() in ("y", "yes")
     except KeyboardInterrupt:
@@ -354,7 +352,7 @@ def read_bytes(file: str) -> bytes:
     if file == "-":
         if sys.stdin.isatty():
             say("reading from standard input; Ctrl-D ends")
-        # Bytes, not text: a signature covers the bytes as they are.
+        # Bytes, not text: a signature covers the exact bytes.
         return sys.stdin.buffer.read()
     try:
         return Path(file).read_bytes()

@@ -50,19 +50,19 @@ SETTLE_SECONDS = 5.0
 # A sample is handled in milliseconds; people do not notice a twentieth of a second.
 POLL_SECONDS = 0.05
 
-# The status is all that an answer of the receiver says, as a stranger must not learn more; whoever
-# triggers is its operator, and is told what it means here.
+# The receiver's answer is only a status, as strangers must not learn more; here the operator gets
+# its meaning.
 _HINTS = {
     400: "the receiver refused it: another secret than the receiver's, a clock that is off, or "
     "RequireHttps; 'events rejected' shows the cause",
     404: "there is nothing at this path: compare it with Sdk:Webhooks:Path",
-    405: "this is no receiver of webhooks: check the address",
+    405: "this is not a webhook receiver: check the address",
     403: "this machine's address is not in Sdk:Webhooks:AllowedSourceIpRanges",
     413: "the body is larger than Sdk:Webhooks:MaxPayloadBytes",
     429: "too many deliveries a minute: see Sdk:Webhooks:RateLimitPerMinute",
     500: "the handler raised an exception: see 'events show' and the receiver's log",
-    503: "the receiver has no room, no store, is stopping, or the handler took too long or asked "
-    "for a later delivery (RetryLater): see 'events show'",
+    503: "the queue is full, the store is unavailable, the receiver is stopping, or the handler "
+    "took too long or requested a later delivery (RetryLater): see 'events show'",
 }
 
 
@@ -70,8 +70,8 @@ _HINTS = {
 class Target:
     """The address to post to and the secret; ``ca_file`` vouches for our own receiver.
 
-    ``organization`` is named in the samples. ``signer`` is the id of the tenant whose secret it is,
-    "" for the host's.
+    ``organization`` is named in the samples. ``signer`` is the id of the tenant whose secret is
+    used, "" for the host's.
     """
 
     url: str
@@ -99,12 +99,12 @@ def trigger_arguments(parser: ArgumentParser) -> None:
 
 
 def trigger(arguments: Namespace) -> int:
-    """Send ``--count`` samples one after the other; return 1 if one got no success.
+    """Send ``--count`` samples one at a time; return 1 if one was not successful.
 
     Raises:
         UnknownEventTypeError: no such type.
-        NobodyThereError: no receiver runs, and no ``--url`` was given.
-        UnknownTenantError: there is no tenant of the name that ``--tenant`` gives.
+        NoReceiverError: no receiver runs, and no ``--url`` was given.
+        UnknownTenantError: the tenant of ``--tenant`` does not exist.
         TenantCredentialsError: no secret of the tenant can be read.
         UsageError: ``--url`` is another machine's, and ``--secret-env`` is missing.
         DeliveryFailedError: no answer came.
@@ -132,7 +132,7 @@ def types_arguments(parser: ArgumentParser) -> None:
 
 
 def types(arguments: Namespace) -> int:
-    """Print every event type of the upstream, its class, and what it means."""
+    """Print every event type of the upstream, its class, and its meaning."""
     rows = [
         {
             "type": row.wire_type,
@@ -157,14 +157,14 @@ def resend_arguments(parser: ArgumentParser) -> None:
 
 
 def resend(arguments: Namespace) -> int:
-    """Post the body of an event, with its id and a signature of now; 1 if it is not taken.
+    """Post the body of an event, with its id and a current signature; 1 if it is not accepted.
 
     The inbox is only read: to run the event again here is ``events replay``.
 
     Raises:
-        UsageError: the URL cannot be used, or the body is not kept any more.
+        UsageError: the URL is invalid, or the body was removed.
         UnknownEventError: the inbox has no event of that id, or several senders' ones.
-        NoSecretError: there is no secret to sign with.
+        NoSecretError: no secret to sign with.
         UsageError: ``--to`` is another machine's, and ``--secret-env`` is missing.
         DeliveryFailedError: no answer came.
     """
@@ -173,8 +173,7 @@ def resend(arguments: Namespace) -> int:
     record, _, _ = trio.run(find_event, settings, arguments.id)
     if record.raw is None:
         raise UsageError(
-            f"the body of {arguments.id} is not kept any more: see "
-            "Sdk:Webhooks:PayloadRetentionDays"
+            f"the body of {arguments.id} was removed: see Sdk:Webhooks:PayloadRetentionDays"
         )
     try:
         signed = sign_body(
@@ -208,7 +207,7 @@ def _guarded(secret: Secret, url: str) -> Secret:
         return secret
     raise UsageError(
         f"{url} is on another machine, which could pass the delivery on to your receiver: name the "
-        "variable that holds the secret of that address with --secret-env"
+        "variable with the secret of that address with --secret-env"
     )
 
 
@@ -218,7 +217,7 @@ def _secret_of_signer(settings: Settings, record: DeliveryRecord) -> Secret:
     With the host's secret, a tenant's event would become the one of any tenant that its body names.
 
     Raises:
-        NoSecretError: the tenant has none here any more.
+        NoSecretError: the tenant has no secret any more.
     """
     if not record.signer:
         return for_signing(known_secrets(settings))
@@ -256,26 +255,26 @@ def _target(settings: Settings, url: str | None, given: Secret | None) -> Target
 
 
 def _vouching(settings: Settings, presence: Presence) -> str | None:
-    # A self-signed certificate of our own receiver is trusted by its file; nobody has to switch
-    # verification off for a trial.
+    # Our own receiver's self-signed certificate is trusted by its file; experiments need not
+    # disable verification.
     return settings.server.cert_file if presence.url.startswith("https:") else None
 
 
 def _whole(url: str, path: str, *, option: str = "--url") -> str:
-    """Return the URL that somebody gave, with ``path`` where it has none."""
+    """Return the given URL, with ``path`` if it has none."""
     if not url.startswith("unix:"):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{option} takes http://HOST:PORT/PATH or https://..., not {url!r}")
-        # `--url http://host:8080` means the receiver there, and not its root, at which nothing is
-        # served.
+        # `--url http://host:8080` means the receiver there, not its root path, which serves
+        # nothing.
         if parts.path in ("", "/"):
             url = f"{parts.scheme}://{parts.netloc}{path}"
     return url
 
 
 def _tenant_target(settings: Settings, key: str, url: str | None, given: Secret | None) -> Target:
-    """Return the tenant's own address and secret; the host's where it has no secrets of its own.
+    """Return the tenant's own address and secret, or the host's if it has no secrets.
 
     Raises:
         UsageError: tenants are off, or nothing would make a delivery this tenant's.
@@ -328,14 +327,14 @@ def secret_of(settings: Settings, presence: Presence) -> Secret:
     """Return the secret that the running receiver verifies with.
 
     Raises:
-        NoSecretError: it is not known here.
+        NoSecretError: the secret is unknown here.
     """
     if presence.secret != DEV_SECRET:
         return for_signing(known_secrets(settings))
     generated = read_dev_secret(settings.storage.path)
     if generated is None:
         raise NoSecretError(
-            f"the receiver's secret is gone from {settings.storage.path}: start 'dev' again"
+            f"the receiver's secret was removed from {settings.storage.path}: restart 'dev'"
         )
     return generated
 
@@ -383,13 +382,13 @@ async def _send(
         row = {"webhook_id": webhook_id, "type": wire_type, "status": posted.status}
         sent.append(row | unknown)
         progress.advance()
-    # With --url the inbox is mostly another machine's, and the answers are all there is.
+    # With --url the inbox is usually on another machine, and only the answers are known.
     if why_unreachable(settings) is None:
         await _look_up(settings, sent, target.signer)
 
 
 async def _look_up(settings: Settings, sent: list[dict[str, Any]], signer: str) -> None:
-    """Complete ``sent`` with what the inbox says, if it can be reached and knows the events."""
+    """Complete ``sent`` from the inbox, if it is reachable and has the events."""
     await trio.lowlevel.checkpoint()
     try:
         async with open_inbox(settings) as inbox:

@@ -36,7 +36,7 @@ COLUMNS = ("step", "rows", "remark")
 
 def upgrade_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``upgrade``."""
-    parser.add_argument("--dry-run", action="store_true", help="show what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="show the planned steps")
     parser.add_argument(
         "--host",
         metavar=REFERENCE,
@@ -51,17 +51,16 @@ def run_upgrade(arguments: Namespace) -> int:
     Raises:
         TenantsDisabledError: ``MultiTenant:Enabled`` is false.
         StoreLockedError: a runtime works on the data directory.
-        UpgradeError: it could not be finished; the next run goes on from there.
+        UpgradeError: it could not be finished; the next run continues it.
     """
     keep_files_private()
     settings = load(arguments)
     require_tenants(settings)
-    # Without --host there is nothing of the application to move, and the settings alone choose the
-    # default tenant.
+    # Without --host the application has no steps, and the settings choose the default tenant.
     host = HostUpgrade()
     if arguments.host:
         host = import_part("--host", arguments.host, HostUpgrade, example="app:upgrade")
-    # The error that ends the command says why the upgrade stopped; the log would repeat it.
+    # The command's final error says why the upgrade stopped; the log would repeat it.
     logs.configure(level="Error", format=settings.logging.format)
     as_json = arguments.format == "json"
     if arguments.dry_run:
@@ -76,12 +75,12 @@ def run_upgrade(arguments: Namespace) -> int:
 
 @contextmanager
 def _quiet(settings: Settings, quiescence: Quiescence) -> Iterator[None]:
-    """Hold the lock of the data directory, which proves that no other process works there."""
+    """Hold the lock of the data directory, which proves that no other process uses it."""
     if not settings.multi_tenant.single_tenant_upgrade.require_graceful_quiescence:
         yield
         return
-    # The lock is the proof that no receiver takes deliveries meanwhile: one that came in the middle
-    # could end up in the old place.
+    # The lock proves that no receiver accepts deliveries meanwhile, which could end up in the old
+    # store.
     with lock_data_directory(settings.storage.path):
         quiescence.signal("the data directory is locked for the upgrade")
         yield
@@ -138,7 +137,7 @@ def _print_plan(plan: UpgradePlan, *, as_json: bool) -> None:
 
 def _print_result(result: UpgradeResult, *, as_json: bool) -> None:
     rows = [
-        # SQLite's backup counts pages; rows are known of the tables alone.
+        # SQLite's backup counts pages; rows are known only for tables.
         {"step": step, "done": count, "unit": "pages" if step == DATABASE else "rows"}
         for step, count in result.done.items()
     ]
@@ -154,16 +153,16 @@ def _print_result(result: UpgradeResult, *, as_json: bool) -> None:
             }
         )
         return
-    tenant = result.tenant_id or "needed by nothing: nothing had to be moved"
+    tenant = result.tenant_id or "not needed: nothing had to be moved"
     if result.already_done:
         say(f"the upgrade was done already; the default tenant is {tenant}")
         return
     print_rows(rows, ("step", "done", "unit"), as_json=False)
-    say(f"the upgrade is done after {result.seconds:.1f} s; the default tenant is {tenant}")
+    say(f"the upgrade took {result.seconds:.1f} s; the default tenant is {tenant}")
     if result.organizations:
         say(
             "the tenant has no organization, because its deliveries name several: "
             f"{', '.join(result.organizations)}; until it gets one, later deliveries do not find it"
         )
     if DATABASE in result.done:
-        say("the old database is still there: remove it when you need it no more")
+        say("the old database is still there: remove it when you no longer need it")

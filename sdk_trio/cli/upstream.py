@@ -1,4 +1,4 @@
-"""``call`` and ``events reconcile``: what is asked of the upstream."""
+"""``call`` and ``events reconcile``: requests to the upstream."""
 
 from __future__ import annotations
 
@@ -56,16 +56,15 @@ def choose(words: Sequence[str]) -> Chosen:
     """Split ``words`` into the longest possible name of an operation and the rest.
 
     Raises:
-        UnknownOperationError: they begin with no operation; the error names similar ones.
+        UnknownOperationError: they do not start with an operation; the error lists similar ones.
     """
-    # The longest name first: what is left are ids, and an id may be a word that begins another
-    # name.
+    # The longest name first: the rest are ids, and an id may be a word that starts another name.
     for count in range(len(words), 0, -1):
         try:
             return Chosen(find_operation(words[:count]), tuple(words[count:]))
         except UnknownOperationError:
             continue
-    # A word with a digit is an id rather than a name, and would spoil the search for similar names.
+    # A word with a digit is probably an id, and would distort the search for similar names.
     names = [word for word in words if not any(letter.isdigit() for letter in word)]
     return Chosen(find_operation(names), ())
 
@@ -109,7 +108,7 @@ def read_fields(texts: Sequence[str], *, as_json: bool) -> dict[str, Any]:
 
 
 def read_value(text: str, name: str, *, as_json: bool) -> Any:
-    """Return one value: JSON where the text looks like it, else the text."""
+    """Return one value: JSON if the text looks like it, otherwise the text."""
     # In a query everything is text: 5 and "5" are the same there.
     if not _PLAIN.fullmatch(text) or not (as_json or text[:1] in '[{"'):
         return text
@@ -120,10 +119,10 @@ def read_json(text: str, where: str) -> Any:
     """Return the JSON value of ``text``; ``where`` names it in messages.
 
     Raises:
-        UsageError: it is no JSON. No part of it is quoted, because it may hold a secret.
+        UsageError: it is not JSON. The text is not quoted, because it may contain a secret.
     """
     try:
-        # NaN and Infinity are no JSON, and Python takes them for it.
+        # NaN and Infinity are not JSON, but Python accepts them.
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} takes JSON, and this is none: {error}") from None
@@ -152,7 +151,7 @@ def join(operation: Operation, data: Any, fields: Mapping[str, Any]) -> dict[str
 
 
 def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 #: The number of records of a list that are printed by default: a screenful.
@@ -186,7 +185,7 @@ def call(arguments: Namespace) -> int:
     """Call an operation and print its answer; with ``--list`` print the operations instead.
 
     Raises:
-        UsageError: an argument is wrong; UnknownOperationError: there is no such operation.
+        UsageError: an argument is wrong; UnknownOperationError: the operation does not exist.
         CallError: the upstream's answer was no success (status 1), or there was none (69).
     """
     if arguments.list:
@@ -196,13 +195,13 @@ def call(arguments: Namespace) -> int:
     fields = read_fields(arguments.fields, as_json=chosen.operation.body is Body.JSON)
     given = join(chosen.operation, _data(arguments.data), fields)
     settings = read(arguments, standalone=False).require()
-    # Everything that the user can have mistyped has been looked at by now: nothing was sent for it.
+    # All input has been checked by now: nothing was sent for a typing error.
     trio.run(_call, Client(settings), chosen, given, limit, arguments.raw)
     return 0
 
 
 def _list_operations(arguments: Namespace) -> int:
-    """Print the operations whose names or paths hold every one of the words."""
+    """Print the operations whose names or paths contain all of the words."""
     words: Sequence[str] = arguments.operation
     rows = [
         {
@@ -251,7 +250,7 @@ async def _call(
         method.prepare(*chosen.path, **given)
     except UnknownArgumentError as error:
         raise UsageError(
-            f"{error.reason} (--data '{{...}}' sends what is newer than this program)"
+            f"{error.reason} (--data '{{...}}' sends fields that are newer than this program)"
         ) from None
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
@@ -283,7 +282,7 @@ def _for_terminal(text: str) -> str:
 
 
 async def _records(listing: Listing[Record], limit: int | None) -> list[Any]:
-    """Return the first records of a list, or all of them; tell the user when there are more."""
+    """Return the first records of a list, or all of them; report if there are more."""
     records: list[Any] = []
     async for page in listing.pages():
         records += [record.raw for record in page.items]
@@ -308,27 +307,26 @@ RECONCILED_COLUMNS = ("webhook_id", "type", "sent", "delivered", "action")
 
 def reconcile_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``events reconcile``."""
-    add_moment(parser, "--since", "what was sent since", required=True)
-    parser.add_argument("--dry-run", action="store_true", help="show what would be asked for")
+    add_moment(parser, "--since", "events sent since", required=True)
+    parser.add_argument("--dry-run", action="store_true", help="show the events to fetch")
     add_format(parser)
 
 
 def reconcile(arguments: Namespace) -> int:
-    """Ask for every event since ``--since`` that the inbox has no record of; print them.
+    """Request every event since ``--since`` that the inbox lacks; print them.
 
-    They arrive at the receiver as deliveries, so it has to run. With ``--dry-run`` none is
-    requested. Returns 1 when the upstream cannot deliver one of them any more, or has disabled the
+    They arrive at the receiver as deliveries, so it must be running. With ``--dry-run`` none is
+    requested. Returns 1 if the upstream cannot deliver one of them any more, or has disabled the
     endpoint.
 
     Raises:
-        UsageError: ``--since`` is no time, or further back than the inbox remembers.
-        StoreUnavailableError: there is no inbox.
-        CallError: the upstream could not be asked; events requested until then arrive.
+        UsageError: ``--since`` is not a time, or further back than the inbox remembers.
+        StoreUnavailableError: the inbox does not exist.
+        CallError: a call of the upstream failed; events requested until then arrive.
     """
     since: float = arguments.since
     settings = read(arguments, standalone=False).require()
-    # Before the upstream is asked, because the events would be on their way with the first
-    # question.
+    # Before any call of the upstream, because the events would be sent after the first request.
     _check_reach(settings, since, time.time())
     actions, disabled = trio.run(_reconcile, settings, since, arguments.dry_run)
     rows = [
@@ -343,32 +341,32 @@ def reconcile(arguments: Namespace) -> int:
     ]
     print_list(arguments, rows, RECONCILED_COLUMNS)
     lost = sum(action == "lost" for _, action in actions)
-    verb = "would be asked for" if arguments.dry_run else "asked for"
+    verb = "would be requested" if arguments.dry_run else "requested"
     for name in disabled:
         say(
-            f"the upstream has disabled the webhook endpoint {name}: nothing was asked for it. "
-            "Enable it there"
+            f"the upstream has disabled the webhook endpoint {name}: no event was requested for "
+            "it. Enable it there"
         )
     say(
         "the upstream lists no event that it skipped while an endpoint was disabled: compare "
         "orders and subscriptions with 'call'"
     )
-    say(f"{len(actions) - lost} {verb}, {lost} cannot be had any more")
+    say(f"{len(actions) - lost} {verb}, {lost} cannot be delivered any more")
     return EXIT_FAILURE if lost or disabled else 0
 
 
 def _check_reach(settings: Settings, since: float, now: float) -> None:
-    """Refuse a time before the inbox's memory: forgotten events would be handled twice."""
+    """Refuse a time further back than the inbox remembers: events would be handled twice."""
     options = settings.webhooks
     hours = min(options.dedup_retention_hours, options.payload_retention_days * 24)
     if since < now - hours * 3600:
         raise UsageError(
             f"--since reaches back further than the inbox remembers ({hours} hours: "
             "Sdk:Webhooks:DedupRetentionHours and PayloadRetentionDays), so events that were "
-            "handled would be asked for again"
+            "handled would be requested again"
         )
     if since > now:
-        raise UsageError("--since lies in the future")
+        raise UsageError("--since is in the future")
 
 
 async def _reconcile(
@@ -379,7 +377,7 @@ async def _reconcile(
     async with open_inbox(settings) as inbox, Client(settings) as client:
         reconciler = Reconciler(UpstreamDeliveries(client), inbox, settings)
         survey = await reconciler.survey(since)
-        progress = Progress("asked for", len(survey.missing), quiet_below=5)
+        progress = Progress("requested", len(survey.missing), quiet_below=5)
         for sighting in survey.missing:
             # The upstream has removed the body: asking again would change nothing.
             if sighting.archived:

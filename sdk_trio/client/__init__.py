@@ -1,1 +1,1 @@
-"""The client of the upstream API; begin with ``client.Client``."""
+"""The client of the upstream API; start with ``client.Client``."""

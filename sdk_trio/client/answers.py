@@ -1,8 +1,8 @@
-"""Answers of the upstream: what they say about their call, and the bounded reading of their bodies.
+"""Answers of the upstream: their meaning for the call, and the bounded reading of their bodies.
 
-A success whose body breaks, is too large or has not the promised form is an error of its own: after
-its head a write has been executed, which no error may hide. Every text is masked before it stands
-in a message.
+A success whose body breaks off, is too large or has an unexpected form has its own error: its head
+shows that a write was executed, which no error may hide. Every text is masked before it is put into
+a message.
 """
 
 import contextlib
@@ -33,14 +33,13 @@ from .errors import (
 )
 from .json_text import PATIENT_BYTES, UnreadableJsonError, read_fast, read_json
 
-# Bodies are decompressed within a bound (RFC 9110, 8.4). httpx's own decoders return everything
-# that a piece of the body decompresses to, however much that is: 600 KiB of gzip can hold 600 MiB.
+# Bodies are decompressed within a limit (RFC 9110, 8.4). httpx's decoders return all output of a
+# chunk, however much: 600 KiB of gzip can expand to 600 MiB.
 
-#: The most bytes that one step of decompression returns, so that the bound is checked in between.
+#: The most bytes of one decompression step, so that the limit is checked in between.
 _STEP = 65_536
 
-#: The most codings on top of each other. Servers use one; each further one multiplies the size that
-#: a small body can expand to.
+#: The most nested codings. Servers use one; each further one multiplies the expansion.
 _MOST_CODINGS = 3
 
 _KNOWN = frozenset({"gzip", "x-gzip", "deflate"})
@@ -49,7 +48,7 @@ _ZLIB_HEAD_BYTES = 2
 
 
 class TooLargeError(Exception):
-    """A body is larger than its bound; ``beginning`` holds the bytes up to it, if wanted."""
+    """A body exceeds its limit; ``beginning`` has the bytes up to it, if requested."""
 
     def __init__(self, limit: int, beginning: bytes) -> None:
         self.limit = limit
@@ -58,15 +57,15 @@ class TooLargeError(Exception):
 
 
 class BoundedBody:
-    """Decompresses one body, piece by piece, and counts it.
+    """Decompresses one body incrementally, and counts it.
 
     Args:
-        codings: the values of ``Content-Encoding``, the outermost last. ``gzip`` and ``deflate``
-            are known; requests ask for no other.
-        limit: bytes that the body may have, compressed and not; None for no bound.
-        keeps_beginning: the bytes up to the bound are in the error.
+        codings: the values of ``Content-Encoding``, the outermost last. Only ``gzip`` and
+            ``deflate`` are known; requests accept no others.
+        limit: bytes of the body, compressed and decompressed; None for no limit.
+        keeps_beginning: the error contains the bytes up to the limit.
 
-    ``is_coded`` says whether there is anything to decompress.
+    ``is_coded`` is whether there is anything to decompress.
     """
 
     def __init__(
@@ -75,8 +74,7 @@ class BoundedBody:
         names = [name for coding in codings if (name := coding.lower()) not in ("", "identity")]
         self._refusal = _refusal(names)
         self.is_coded: bool = bool(names)
-        # In reverse: the header lists the codings in the order in which they were applied (RFC
-        # 9110, 8.4).
+        # In reverse: the header lists the codings in the order applied (RFC 9110, 8.4).
         self._layers = [_Zlib(is_gzip=name != "deflate") for name in reversed(names)]
         self._limit = limit
         self._received = 0
@@ -84,18 +82,17 @@ class BoundedBody:
         self._kept: list[bytes] | None = [] if keeps_beginning else None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the decompressed ``data``, in pieces of 64 KiB at most if it is compressed.
+        """Yield the decompressed ``data``, in chunks of up to 64 KiB if it is compressed.
 
         Raises:
             TooLargeError: the body exceeds the bound.
-            httpx.DecodingError: it is not compressed as its head says.
+            httpx.DecodingError: it is not compressed as declared.
         """
         if self._refusal:
             raise httpx.DecodingError(self._refusal)
         self._received += len(data)
-        # The compressed size is bounded as well, because an endless row of empty gzip members
-        # decompresses to nothing for ever. Incompressible data grow a little when compressed, so
-        # that bound is somewhat wider.
+        # The compressed size is limited as well, because endless empty gzip members decompress to
+        # nothing. Incompressible data grow slightly when compressed, so that limit is wider.
         if self._layers:
             self._check(self._received - self._received // 8 - 1024)
         pieces: Iterator[bytes] = iter((data,))
@@ -109,10 +106,10 @@ class BoundedBody:
         except zlib.error as error:
             fault = str(error)
         if fault:
-            raise httpx.DecodingError(f"the answer is badly compressed: {fault}")
+            raise httpx.DecodingError(f"the answer is not compressed correctly: {fault}")
 
     def count(self, piece: bytes) -> None:
-        """Count a piece of the body that is not compressed, or not any more.
+        """Count a chunk of the uncompressed or decompressed body.
 
         Raises:
             TooLargeError: the body exceeds the bound.
@@ -128,7 +125,7 @@ class BoundedBody:
         Raises:
             httpx.DecodingError: the body ended before the compressed data did.
         """
-        # An empty body has no compressed data to end, whatever its head says.
+        # An empty body has no compressed data to end, whatever its head declares.
         if self._received and not all(layer.has_ended for layer in self._layers):
             raise httpx.DecodingError("the answer ends before its compressed data do")
 
@@ -138,9 +135,9 @@ class BoundedBody:
 
 
 class BoundedStream(httpx.AsyncByteStream):
-    """The stream of a body as ``body`` decompresses it; its own iterator.
+    """The stream of a body, decompressed by ``body``; its own iterator.
 
-    Reading raises what :class:`BoundedBody` raises, and what the stream itself does.
+    Reading raises the errors of :class:`BoundedBody` and of the stream itself.
     """
 
     def __init__(self, stream: httpx.AsyncByteStream, body: BoundedBody) -> None:
@@ -159,7 +156,7 @@ class BoundedStream(httpx.AsyncByteStream):
             return data
         piece = next(self._pieces, None)
         if piece is not None:
-            # One part can decompress to a thousand pieces; the checkpoint lets other tasks run.
+            # One chunk can decompress to a thousand; the checkpoint lets other tasks run.
             await trio.lowlevel.checkpoint()
             return piece
         while piece is None:
@@ -181,15 +178,15 @@ class BoundedStream(httpx.AsyncByteStream):
 
 
 def bound(response: httpx.Response, *, limit: int | None, keeps_beginning: bool = False) -> None:
-    """Have the unread body of ``response`` decompressed within a bound when it is read.
+    """Decompress the unread body of ``response`` within a limit when it is read.
 
     The headers that describe a compressed body are removed, so that httpx does not decompress it
-    again. A body whose announced length is within the bound, and which is not compressed, passes
-    untouched: the connection checks its length.
+    again. An uncompressed body with a declared length within the limit passes unchanged: the
+    connection checks its length.
     """
     codings: list[str] = []
     length: int | None = None
-    for key, value in response.headers.raw:  # each answer comes here: two look-ups take longer
+    for key, value in response.headers.raw:  # each answer passes here: two lookups take longer
         lower = key.lower()
         if lower == b"content-length" and value.isdigit():
             length = int(value)
@@ -209,12 +206,12 @@ def bound(response: httpx.Response, *, limit: int | None, keeps_beginning: bool 
 def _refusal(codings: list[str]) -> str:
     unknown = [coding for coding in codings if coding not in _KNOWN]
     if unknown:
-        return f"the answer is coded as {unknown[0]!r}, which was not asked for"
+        return f"the answer has the coding {unknown[0]!r}, which was not requested"
     return f"the answer has {len(codings)} codings" if len(codings) > _MOST_CODINGS else ""
 
 
 class _Zlib:
-    """One coding. ``deflate`` is zlib's format, and some send it without zlib's head."""
+    """One coding. ``deflate`` is zlib's format; some senders omit zlib's header."""
 
     def __init__(self, *, is_gzip: bool) -> None:
         self._is_gzip = is_gzip
@@ -233,14 +230,14 @@ class _Zlib:
     def _inflate(self, data: bytes) -> Iterator[bytes]:
         while data:
             if self._inflater.eof:
-                # A gzip file may have several members (RFC 1952, 2.2); any other data that follow
-                # the end is padding, which every reader ignores.
+                # A gzip file may have several members (RFC 1952, 2.2); other data after the end is
+                # padding, which every reader ignores.
                 if not (self._is_gzip and data.startswith(_GZIP_MAGIC)):
                     return
                 self._inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
             piece = self._begin(data) if not self._has_begun else self._step(data)
             yield piece
-            # After a full step zlib may hold more output, although it has taken all of the input.
+            # After a full step zlib may hold more output, although it has consumed all input.
             while not self._inflater.eof and (
                 self._inflater.unconsumed_tail or len(piece) == _STEP
             ):
@@ -251,13 +248,13 @@ class _Zlib:
     def _begin(self, data: bytes) -> bytes:
         self._head += data
         if len(self._head) < _ZLIB_HEAD_BYTES:
-            return b""  # too little to tell whether it is a head
+            return b""  # too short to detect a header
         self._has_begun = True
         try:
             return self._step(self._head)
         except zlib.error:
-            # Raw deflate. RFC 9110 (8.4.1.2) means zlib's format and warns that some senders leave
-            # its head out.
+            # Raw deflate. RFC 9110 (8.4.1.2) requires zlib's format and notes that some senders
+            # omit its header.
             self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
             return self._step(self._head)
         finally:
@@ -267,24 +264,23 @@ class _Zlib:
         return self._inflater.decompress(data, _STEP)
 
 
-#: Longest time that a connection which is given up may take to close, in seconds.
+#: The longest time that an abandoned connection may take to close, in seconds.
 CLOSING_SECONDS = 1.0
 
 #: Server errors that a second attempt would get again: not implemented, HTTP version not supported,
 #: circular negotiation, endless loop, missing extension, and the login page of a network.
 _LASTING = frozenset({501, 505, 506, 508, 510, 511})
 
-#: Answers after which the same request may well succeed. All other server errors are included, also
-#: those that no registry lists: proxies and content delivery networks answer 520 to 530 when the
-#: upstream is away.
+#: Answers after which the same request may succeed. All other server errors are included, also
+#: unregistered ones: proxies and CDNs answer 520 to 530 if the upstream is unavailable.
 RETRYABLE_STATUSES = frozenset({408, 429, *range(500, 600)}) - _LASTING
 
 TOO_MANY_REQUESTS = 429
 
-#: Names of the header in which upstreams send the id of a request.
+#: Names of the header for the upstream's request id.
 REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 
-#: The extension of a streamed response that holds its call.
+#: The extension of a streamed response that has its call.
 _CALL = "sdk_trio.call"
 
 _KINDS: MappingProxyType[type[Exception], FailureKind] = MappingProxyType(
@@ -301,14 +297,14 @@ _KINDS: MappingProxyType[type[Exception], FailureKind] = MappingProxyType(
 
 
 def is_acceptable(response: httpx.Response, call: Call) -> bool:
-    """Return whether the caller gets ``response`` itself and not an error made of it."""
+    """Return whether the caller gets ``response`` itself instead of an error."""
     return response.is_success or call.accepts_any_status
 
 
 def retry_after_of(response: httpx.Response, *, now: float) -> float | None:
-    """Return the wait in seconds that ``response`` asks for, None when it asks for none.
+    """Return the wait in seconds that ``response`` requests, or None.
 
-    ``now`` is Unix time, for a date in an answer that has no ``Date``.
+    ``now`` is Unix time, for a date in an answer without ``Date``.
     """
     headers = response.headers
     asked = headers.get("retry-after")
@@ -316,7 +312,7 @@ def retry_after_of(response: httpx.Response, *, now: float) -> float | None:
 
 
 def request_id_of(response: httpx.Response, call: Call) -> str | None:
-    """Return the upstream's id of the request, None when it sent none."""
+    """Return the upstream's request id, or None."""
     for name in REQUEST_ID_HEADERS:
         value = response.headers.get(name)
         if value is not None:
@@ -325,7 +321,7 @@ def request_id_of(response: httpx.Response, call: Call) -> str | None:
 
 
 def refused(response: httpx.Response, call: Call, now: float) -> ApiError:
-    """Return the error for an answer that is no success; ``now`` is Unix time."""
+    """Return the error for an answer that is not a success; ``now`` is Unix time."""
     return api_error(
         status=response.status_code,
         content=response.content,
@@ -341,7 +337,7 @@ def refused(response: httpx.Response, call: Call, now: float) -> ApiError:
 def outcome_unknown(call: Call) -> OutcomeUnknownError:
     """Return the error for a write that was sent and not answered."""
     return OutcomeUnknownError(
-        "the request was sent and no answer came: whether it took effect is not known",
+        "the request was sent, but no answer arrived: it is unknown whether it took effect",
         method=call.method,
         path=call.shown_path,
     )
@@ -367,11 +363,11 @@ def unread(response: httpx.Response, call: Call, said: str) -> UnexpectedAnswerE
 def broken_off(
     failure: httpx.RequestError | None, response: httpx.Response, call: Call
 ) -> CallError:
-    """Return the error for a success whose body broke, or came too late without a ``failure``.
+    """Return the error for a success whose body broke off, or timed out without a ``failure``.
 
-    After the head of a success a write has been executed, so the error is not OutcomeUnknownError.
+    The head of a success shows that a write was executed, so the error is not OutcomeUnknownError.
     """
-    said = f"its body stopped for {call.attempt_timeout:g} s or took that long"
+    said = f"its body stalled for {call.attempt_timeout:g} s or took that long"
     if failure is not None:
         said = mask(str(failure), call.secrets) or type(failure).__name__
     if not call.idempotent:
@@ -385,7 +381,7 @@ def broken_off(
 
 
 def broken_by_closing(response: httpx.Response) -> ConnectionFailedError:
-    """Return the error for a body that was still being read when the client was closed."""
+    """Return the error for a body that was being read when the client was closed."""
     said, call = (
         "the client was closed before the whole answer was read",
         response.extensions[_CALL],
@@ -418,11 +414,11 @@ def _incident_of(error: httpx.RequestError) -> Incident | None:
 async def decode_json(response: httpx.Response, call: Call) -> Any:
     """Return the answer's JSON.
 
-    A large text that only the tolerant reader can tell of is read in a thread, so that nobody else
-    waits for it; cancelling leaves that thread to its end.
+    A large text that only the tolerant reader can decide about is read in a thread, so that it
+    blocks no task; cancellation abandons that thread.
 
     Raises:
-        UnexpectedAnswerError: the answer is no JSON.
+        UnexpectedAnswerError: the answer is not JSON.
     """
     content = response.content
     value, is_read = read_fast(content)
@@ -435,14 +431,14 @@ async def decode_json(response: httpx.Response, call: Call) -> Any:
     except UnreadableJsonError as error:
         fault = str(error)
     finally:
-        del content  # reports of a failure show variables
-    raise unexpected(call, f"the answer ({response.status_code}) is no JSON: {fault}", response)
+        del content  # error reports include variables
+    raise unexpected(call, f"the answer ({response.status_code}) is not JSON: {fault}", response)
 
 
 def unexpected(
     call: Call, message: str, response: httpx.Response, *, content: bytes | None = None
 ) -> UnexpectedAnswerError:
-    """Return the error for an answer to ``call`` that has not the promised form.
+    """Return the error for an answer to ``call`` of an unexpected form.
 
     It carries the answer, because a write cannot be repeated to get it again. ``content`` replaces
     a body that was read as a stream.
@@ -452,16 +448,16 @@ def unexpected(
 
 
 class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
-    """``async with client.stream(...) as response``: the head is there, the body is to be read.
+    """``async with client.stream(...) as response``: the head has arrived, the body has not.
 
     Args:
         call: the call.
-        send: sends it and returns once the head of a success is there.
+        send: sends it and returns once the head of a success has arrived.
 
-    Entering raises what a call raises. While the body is read, each part has to come within the
-    attempt's timeout: :class:`AttemptTimeoutError`, and a connection that breaks is a
-    :class:`ConnectionFailedError`; neither is tried again. The total time ends with the head.
-    Leaving closes the answer, read or not, and never waits for more than a second.
+    Entering raises the errors of a call. While the body is read, each chunk must arrive within the
+    attempt timeout, or :class:`AttemptTimeoutError` is raised; a broken connection raises
+    :class:`ConnectionFailedError`. Neither is retried. The total time ends with the head. Exiting
+    closes the answer, read or not, and waits for at most a second.
     """
 
     def __init__(self, call: Call, send: Callable[[Call], Awaitable[httpx.Response]]) -> None:
@@ -491,7 +487,7 @@ class ResponseStream(AbstractAsyncContextManager[httpx.Response]):
 
 
 class _TimedBody(httpx.AsyncByteStream):
-    """A body whose every part has to come within the timeout; it is its own iterator."""
+    """A body whose every chunk must arrive within the timeout; its own iterator."""
 
     def __init__(self, stream: httpx.AsyncByteStream, response: httpx.Response, call: Call) -> None:
         self._stream = stream
@@ -517,8 +513,7 @@ class _TimedBody(httpx.AsyncByteStream):
         raise broken_off(None, self._response, call)
 
     async def aclose(self) -> None:
-        # The iterator of a stream is usually a generator, which holds the connection until it is
-        # closed.
+        # A stream's iterator is usually a generator, which holds the connection until it is closed.
         close = getattr(self._parts, "aclose", None)
         if close is not None:
             await close()

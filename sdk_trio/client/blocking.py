@@ -1,8 +1,8 @@
 """The client for programs without an event loop: ``with SyncClient(settings) as client: ...``.
 
-A thread of its own runs Trio with a :class:`~sdk_trio.client.client.Client` in it. A call hands its
-work to that thread, waits, and returns or raises as the asynchronous call would. So both clients
-have one pipeline: retries, breaker, limits, errors and settings are the same.
+A dedicated thread runs Trio with a :class:`~sdk_trio.client.client.Client`. A call passes its work
+to that thread, waits, and returns or raises as the asynchronous call would. So both clients have
+one pipeline: retries, breaker, limits, errors and settings are the same.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from .operation import description_of
 from .operations import Resources
 from .pages import Item, Listing, Page
 from .pipeline import ClientConfig, RequestSources
-from .portal import ClientClosedError, HeldContext, Portal
+from .portal import ClientClosedError, OpenContext, Portal
 from .resources import Blocking, BoundEndpoint, OfInstance, OperationMethod, WithResponse
 
 P = ParamSpec("P")
@@ -36,10 +36,10 @@ Result = TypeVar("Result", covariant=True)
 
 
 class BlockingOperation(OperationMethod[P, Result]):
-    """An operation that is ready to be called, and returns when it has ended.
+    """A callable operation that blocks until it has ended.
 
-    Its arguments are those of the asynchronous one: path parameters by position or name, others by
-    name; ``query={...}`` and ``body={...}`` add fields that are newer than this client.
+    Its arguments are those of the asynchronous one: path parameters positional or named, others
+    named; ``query={...}`` and ``body={...}`` add fields that are newer than this client.
     """
 
     __doc__: Any = OfInstance(__doc__, description_of)
@@ -62,11 +62,11 @@ class BlockingOperation(OperationMethod[P, Result]):
         return self._portal.run(result)
 
     def raw(self, *args: P.args, **kwargs: P.kwargs) -> httpx.Response:
-        """Call the operation and return the answer itself, with its headers and exact bytes."""
+        """Call the operation and return the response itself, with headers and exact bytes."""
         try:
             call = self._prepare(args, kwargs)
         finally:
-            del args, kwargs  # reports of a failure show variables
+            del args, kwargs  # error reports include variables
         return self._portal.run(self._sender.send(call))
 
     @overload
@@ -76,18 +76,18 @@ class BlockingOperation(OperationMethod[P, Result]):
     @overload
     def with_response(self, *args: P.args, **kwargs: P.kwargs) -> WithResponse[Result]: ...
     def with_response(self, *args: Any, **kwargs: Any) -> WithResponse[Any]:
-        """Call the operation and return its result, of a list one page, with its answer."""
+        """Call the operation and return its result (for a list: one page) with the response."""
         try:
             call = self._prepare(args, kwargs)
         finally:
-            del args, kwargs  # reports of a failure show variables
+            del args, kwargs  # error reports include variables
         return self._portal.run(self._send_with_response(call))
 
 
 class SyncListing(Generic[Item]):
-    """A list of the upstream, read page by page while it is iterated.
+    """A list of the upstream, read page by page during iteration.
 
-    ``for order in client.orders.list(): ...`` gives every record; each loop starts anew.
+    ``for order in client.orders.list(): ...`` yields every record; each loop starts over.
     """
 
     def __init__(self, portal: Portal, listing: Listing[Item]) -> None:
@@ -101,13 +101,13 @@ class SyncListing(Generic[Item]):
     def pages(self) -> Iterator[Page[Item]]:
         """Return an iterator over the pages, one request each."""
         pages = self._listing.pages()
-        # A job for each page, none for the whole list: between two pages nothing of it runs, so an
-        # interrupt of the loop over the records has nothing to cancel.
+        # One job per page, not one for the whole list: between two pages nothing runs, so an
+        # interrupt of the loop has nothing to cancel.
         while (page := self._portal.run(_next_or_none(pages))) is not None:
             yield page
 
     def first_page(self) -> Page[Item]:
-        """Return the page that the query asks for; it costs one request."""
+        """Return the page selected by the query; costs one request."""
         return self._portal.run(self._listing.first_page())
 
     def __repr__(self) -> str:
@@ -119,17 +119,17 @@ async def _next_or_none(iterator: AsyncIterator[T]) -> T | None:
 
 
 class _SyncContext(Generic[T]):
-    """An asynchronous context that is entered by ``with``."""
+    """An asynchronous context entered by ``with``."""
 
     def __init__(self, portal: Portal, context: AbstractAsyncContextManager[T]) -> None:
         self._portal = portal
         self._context = context
-        self._held: HeldContext[T] | None = None
+        self._held: OpenContext[T] | None = None
 
     def _enter(self) -> T:
         if self._held is not None:
             raise RuntimeError("this is open already: call the operation again")
-        held = HeldContext(self._context)
+        held = OpenContext(self._context)
         value = self._portal.enter(held)
         self._held = held
         return value
@@ -142,14 +142,14 @@ class _SyncContext(Generic[T]):
     ) -> None:
         assert self._held is not None
         held, self._held = self._held, None
-        with contextlib.suppress(ClientClosedError):  # the client has left it
+        with contextlib.suppress(ClientClosedError):  # the client has exited it
             self._portal.run(held.leave())
 
 
 class SyncExport(_SyncContext[CsvRows]):
     """A CSV file of the upstream, of any length: ``with client.orders.export() as rows:``.
 
-    Inside, ``for row in rows`` gives a dict per row; leaving early closes the answer.
+    In the context, ``for row in rows`` yields a dict per row; leaving early closes the answer.
     """
 
     _context: CsvExport
@@ -158,7 +158,7 @@ class SyncExport(_SyncContext[CsvRows]):
         return SyncRows(self._portal, self._enter())
 
     def text(self) -> str:
-        """Return the whole file as one text, which has to fit into memory."""
+        """Return the whole file as one text, which must fit into memory."""
         return self._portal.run(self._context.text())
 
     def __repr__(self) -> str:
@@ -166,14 +166,14 @@ class SyncExport(_SyncContext[CsvRows]):
 
 
 class _SyncBody:
-    """An open answer, whose body is read as it comes; ``response`` is httpx's own, for its head."""
+    """An open answer with an unread body; ``response`` is httpx's own, for its head."""
 
     def __init__(self, portal: Portal, response: httpx.Response) -> None:
         self.response = response
         self._portal = portal
 
     def _read(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Read on; closing the client breaks the answer off."""
+        """Continue reading; closing the client ends it."""
         try:
             return self._portal.run(coroutine)
         except ClientClosedError as error:
@@ -190,8 +190,7 @@ class SyncRows(_SyncBody, Iterator[dict[str, str]]):
 
     def __next__(self) -> dict[str, str]:
         if not self._rows:
-            # All rows that have arrived are taken at once: a visit to the thread for each row would
-            # cost more than reading the row.
+            # Takes all received rows at once: a job for each row would cost more than reading it.
             self._rows.extend(self._read(self._source.batch()))
         if not self._rows:
             raise StopIteration
@@ -199,15 +198,15 @@ class SyncRows(_SyncBody, Iterator[dict[str, str]]):
 
 
 class SyncStream(_SyncContext[httpx.Response]):
-    """An answer whose body is read as it comes: ``with client.stream(...) as answer:``."""
+    """An answer with a streamed body: ``with client.stream(...) as answer:``."""
 
     def __enter__(self) -> "SyncAnswer":
         return SyncAnswer(self._portal, self._enter())
 
 
-# httpx's own methods of reading would run in the caller's thread, where there is no Trio.
+# httpx's own read methods would run in the caller's thread, where there is no Trio.
 class SyncAnswer(_SyncBody):
-    """An answer whose body is read as it comes; ``response`` is httpx's own, for its head."""
+    """An answer with a streamed body; ``response`` is httpx's own, for its head."""
 
     @property
     def status_code(self) -> int:
@@ -220,7 +219,7 @@ class SyncAnswer(_SyncBody):
         return self.response.headers
 
     def read(self) -> bytes:
-        """Return the whole body, which has to fit into memory."""
+        """Return the whole body, which must fit into memory."""
         return self._read(self.response.aread())
 
     def iter_bytes(self) -> Iterator[bytes]:
@@ -251,46 +250,44 @@ def _with_arguments_of(
 
 
 class SyncBreaker:
-    """The upstream's circuit breaker, from any thread."""
+    """The upstream's circuit breaker, callable from any thread."""
 
     def __init__(self, portal: Portal) -> None:
         self._portal = portal
 
     @property
     def state(self) -> BreakerState:
-        """Return the state now."""
-        # The state follows from the time, and the client's clock is Trio's, which only its own
-        # thread can read.
+        """Return the current state."""
+        # The state depends on the time, and only the client's own thread can read Trio's clock.
         return self._portal.call(lambda: self._portal.client.breaker.state)
 
     def isolate(self) -> None:
-        """Open the circuit by hand; it stays so until :meth:`close`."""
+        """Open the circuit manually; it stays open until :meth:`close`."""
         self._portal.call(lambda: self._portal.client.breaker.isolate())
 
     def close(self) -> None:
-        """Close the circuit by hand and forget the failures so far."""
+        """Close the circuit manually and forget earlier failures."""
         self._portal.call(lambda: self._portal.client.breaker.close())
 
 
 class SyncClient(Resources[Blocking], path=""):
     """The client of the upstream API for scripts and threads: no Trio, no asyncio, no ``await``.
 
-    ``with SyncClient(settings) as client: ...``, or without ``with`` and :meth:`close` in the end:
-    it opens with the first call, so it may be made at import and before a fork. All threads of a
-    program can share one. It has the operations, options and errors of
-    :class:`~sdk_trio.client.client.Client`, which runs in a thread of its own; a call blocks the
-    thread that makes it, also where an event loop runs in it. Ctrl-C cancels the call that it
-    interrupts; a write that was already sent may have been executed.
+    ``with SyncClient(settings) as client: ...``, or call :meth:`close` at the end. It opens with
+    the first call, so it may be created at import and before a fork. All threads of a program can
+    share one. It has the operations, options and errors of :class:`~sdk_trio.client.client.Client`,
+    which runs in a dedicated thread. A call blocks its thread, even if an event loop runs there.
+    Ctrl-C cancels the interrupted call; a write that was already sent may have been executed.
 
     Args:
         settings: validated settings.
-        transport: sends requests in place of the client's own connections.
+        transport: sends requests instead of the client's own connections.
         budget: how fast the retry budget fills.
-        sources: clock, randomness and keys; tests put their own in.
+        sources: clock, randomness and keys; replaceable in tests.
 
     Raises:
-        OptionsValidationError: the settings lack something that a client needs.
-        RuntimeError: from calls, once it is closed, or in a process forked after it was opened.
+        OptionsValidationError: the settings lack a value that a client needs.
+        RuntimeError: raised by calls once it is closed, or in a process forked after it was opened.
     """
 
     def __init__(
@@ -319,14 +316,14 @@ class SyncClient(Resources[Blocking], path=""):
         self.close()
 
     def close(self) -> None:
-        """Close the connections and end the thread; calls under way end with an error."""
+        """Close the connections and end the thread; calls in progress fail."""
         self._portal.close()
 
     @_with_arguments_of(Client.request)
     def request(self, *args: Any, **kwargs: Any) -> httpx.Response:
-        """Call a route that has no method of its own, or get an answer as it came.
+        """Call a route without a method of its own, or get a response unchanged.
 
-        Arguments, answer and errors are those of the asynchronous client's ``request``.
+        Arguments, result and errors are those of the asynchronous client's ``request``.
         """
         try:
             asked = self._view.request(*args, **kwargs)
@@ -352,18 +349,18 @@ class SyncClient(Resources[Blocking], path=""):
 
     @property
     def plan(self) -> ClientConfig:
-        """Return the plan in force; its ``repr`` masks the token."""
+        """Return the current plan; its ``repr`` masks the token."""
         return self._portal.client.plan
 
     @property
     def counters(self) -> ClientCounters:
-        """Return the totals so far; they go on counting, so copy the numbers that you compare."""
+        """Return the totals so far; they keep counting, so copy numbers to compare them."""
         return self._portal.client.counters
 
     @property
     def retry_budget(self) -> float:
-        """Return how many retries and hedges could be paid for now."""
-        # As the breaker's state: the budget fills by Trio's clock.
+        """Return how many retries and hedges the budget allows now."""
+        # As for the breaker's state: the budget fills by Trio's clock.
         return self._portal.call(lambda: self._portal.client.retry_budget)
 
     @property

@@ -1,8 +1,8 @@
-"""One call: its options, its arguments, its address, and what has become of it. Pure.
+"""One call: its options, its arguments, its address, and its progress. Pure.
 
-A *call* is what the program asks for; it becomes one or more *attempts*, each one HTTP request.
-:class:`Call` is the one record of it on the whole way, and the functions here are the decisions of
-which its parts are made: may it be executed twice, where does it go, with which headers.
+A *call* is one request by the program; it becomes one or more *attempts*, each one HTTP request.
+:class:`Call` is its only record in all layers. The functions here decide whether it may be executed
+twice, its address and its headers.
 """
 
 import enum
@@ -22,15 +22,15 @@ from ..base.http import IDEMPOTENT_METHODS, is_token
 from ..config.secret import MASK
 from .errors import CallError, ConnectionFailedError
 
-#: Methods whose requests have a length even without a body (RFC 9110, 8.6).
+#: Methods whose requests have a Content-Length even without a body (RFC 9110, 8.6).
 METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
-#: Methods that only read. No other request is hedged, because both attempts may be executed.
+#: Read-only methods. No other request is hedged, because both attempts may be executed.
 HEDGED_METHODS = frozenset({"GET", "HEAD"})
 
-#: Headers that say where a message ends and whether its connection stays open (RFC 9110, 7.6.1;
-#: RFC 9112, 6), and which host is meant. Only the transport sets them: one from a caller could make
-#: the upstream read a part of one request as the next one, on a connection that carries the token.
+#: Headers that frame a message, keep its connection open (RFC 9110, 7.6.1; RFC 9112, 6), or name
+#: the host. Only the transport sets them. A caller's could make the upstream read part of a request
+#: as the next one, on a connection that carries the token.
 FRAMING_HEADERS = frozenset(
     {
         "connection",
@@ -46,21 +46,20 @@ FRAMING_HEADERS = frozenset(
     }
 )
 
-#: A header's value of one line that begins and ends with what can be seen. Bytes beyond ASCII are
-#: read in as many ways as there are readers.
+#: A header value of one line that starts and ends with a visible character. Readers disagree about
+#: bytes beyond ASCII.
 _HEADER_VALUE = re.compile(r"(?:[!-~](?:[ -~\t]*[!-~])?)?", re.ASCII)
 
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
-#: Routes with a customer's credential in their path, which logs and errors must not show.
+#: Routes with a customer's credential in their path, which logs and errors must not contain.
 _SECRET_SEGMENT = re.compile(r"(/checkouts/client/|/customer-seats/claim/)[^/?]+")
 
 
 class HeaderList:
-    """The headers of a request, of which one is the token: the repr shows no value.
+    """The headers of a request, including the token; the repr shows no value.
 
-    It is no list, because tools that report the variables of a failure go through lists item by
-    item, past the repr.
+    Not a list, because error reporters print lists item by item, bypassing the repr.
     """
 
     __slots__ = ("_pairs", "_parsed")
@@ -71,7 +70,7 @@ class HeaderList:
 
     @property
     def parsed(self) -> httpx.Headers:
-        """Return them for httpx, which copies what it has parsed and parses what it has not."""
+        """Return them for httpx, which copies parsed headers and parses all others."""
         if self._parsed is None:
             self._parsed = httpx.Headers(self._pairs)
         return self._parsed
@@ -94,7 +93,7 @@ T = TypeVar("T")
 
 
 class Unset(enum.Enum):
-    """The type of ``UNSET``: an option that was not given, where None means "none"."""
+    """The type of ``UNSET``: an option that was not given; None means "none"."""
 
     UNSET = "UNSET"
 
@@ -102,7 +101,7 @@ class Unset(enum.Enum):
         return "UNSET"
 
 
-# An enumeration of one member: type checkers tell it from None and from every value by ``is``.
+# An enumeration of one member: type checkers distinguish it from None and other values by ``is``.
 UNSET = Unset.UNSET
 
 
@@ -111,17 +110,17 @@ class CallOptions:
     """Options of a call, or of a client made by ``with_options``, that override the settings.
 
     ``attempt_timeout``, ``total_timeout`` and ``hedge_after`` are in seconds, above 0;
-    ``total_timeout=None`` means no deadline and ``hedge_after=None`` no hedging. ``max_retries``
-    is 0 or more. ``idempotent=True`` says that this call may be executed twice, ``False`` that it
-    may not. ``idempotency_key`` replaces the generated one. ``accepts_any_status=True`` gives back
-    answers of every status instead of raising ``ApiError``. ``max_answer_bytes`` bounds the
-    answer's body, decompressed; None means no bound. ``organization_id`` names the organization
-    that the call is about, for tokens of several. ``headers`` are added to the settings' ones and
-    win over them; None as a value removes one. Headers that frame a message (``Content-Length``,
-    ``Transfer-Encoding``, ``Connection``, ``Host``, ...) are refused.
+    ``total_timeout=None`` means no deadline and ``hedge_after=None`` no hedging. ``max_retries`` is
+    0 or more. ``idempotent=True`` means that this call may be executed twice, ``False`` that it may
+    not. ``idempotency_key`` replaces the generated one. ``accepts_any_status=True`` returns answers
+    of every status instead of raising ``ApiError``. ``max_answer_bytes`` limits the answer's body,
+    decompressed; None means no limit. ``organization_id`` names the call's organization, for tokens
+    of several. ``headers`` add to the settings' headers and override them; a None value removes
+    one. Headers that frame a message (``Content-Length``, ``Transfer-Encoding``, ``Connection``,
+    ``Host``, ...) are refused.
 
     Raises:
-        TypeError, ValueError: an option is of another type, or cannot be sent.
+        TypeError, ValueError: an option has the wrong type or an invalid value.
     """
 
     attempt_timeout: float | Unset = UNSET
@@ -153,7 +152,7 @@ class CallOptions:
             _check_headers(self.headers)
 
     def merged_with(self, other: "CallOptions") -> "CallOptions":
-        """Return these options, replaced by those that ``other`` sets; headers are joined."""
+        """Return these options, overridden by those set in ``other``; headers are merged."""
         if other is NO_OPTIONS:
             return self
         given = {
@@ -183,35 +182,35 @@ class OptionFields(TypedDict, total=False):
 def _check_seconds(name: str, value: object) -> None:
     if value is UNSET:
         return
-    # True would pass for one second.
+    # True would count as one second.
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} is {value!r}: it takes seconds, above 0")
+        raise TypeError(f"{name} is {value!r}: it must be seconds above 0")
     if not value > 0:
-        raise ValueError(f"{name} is {value!r}: it takes seconds, above 0")
+        raise ValueError(f"{name} is {value!r}: it must be seconds above 0")
 
 
 def _check_count(name: str, value: object, *, least: int) -> None:
     if value is UNSET:
         return
-    # As above: True would be one retry.
+    # As above: True would count as one retry.
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}: it takes a whole number from {least}")
+        raise TypeError(f"{name} is {value!r}: it must be an integer from {least}")
     if value < least:
-        raise ValueError(f"{name} is {value}: it takes a whole number from {least}")
+        raise ValueError(f"{name} is {value}: it must be an integer from {least}")
 
 
 def _check_headers(headers: object) -> None:
     if not isinstance(headers, Mapping):
-        raise TypeError("headers takes a mapping of names to values")
+        raise TypeError("headers must be a mapping of names to values")
     for name, value in headers.items():
         if not isinstance(name, str):
-            raise TypeError(f"headers has the name {name!r}: it takes texts")
+            raise TypeError(f"headers has the name {name!r}: names must be text")
         if not is_token(name):
-            raise ValueError(f"headers has the name {name!r}, which no header can have")
-        # A second Content-Length or Transfer-Encoding lets two servers on the way disagree about
-        # where the request ends (RFC 9112, 11.2: request smuggling).
+            raise ValueError(f"headers has the invalid name {name!r}")
+        # With a second Content-Length or Transfer-Encoding, two servers may disagree about the end
+        # of the request (RFC 9112, 11.2: request smuggling).
         if name.lower() in FRAMING_HEADERS:
-            raise ValueError(f"headers has {name!r}, which the client sets by itself: leave it out")
+            raise ValueError(f"headers has {name!r}, which only the client may set: remove it")
         if value is not None:
             _check_header_value(f"headers[{name!r}]", value)
 
@@ -219,11 +218,11 @@ def _check_headers(headers: object) -> None:
 def _check_header_value(where: str, value: object) -> None:
     # The value is not quoted, because it may be a credential.
     if not isinstance(value, str):
-        raise TypeError(f"{where} takes a text, not {type(value).__name__}")
+        raise TypeError(f"{where} must be text, not {type(value).__name__}")
     if not _HEADER_VALUE.fullmatch(value):
         raise ValueError(
-            f"{where} holds a line break, a control character, one beyond ASCII, or white space at "
-            "an end: no header can carry it as it is"
+            f"{where} has a line break, a control character, a non-ASCII character, or leading or "
+            "trailing white space: remove it"
         )
 
 
@@ -231,12 +230,12 @@ _OPTION_NAMES = tuple(field.name for field in attrs.fields(CallOptions))
 NO_OPTIONS = CallOptions()
 
 
-#: Parsing an address costs more than the rest of a request object, and calls repeat addresses.
+#: Parsing an address costs more than the rest of a request object, and addresses recur.
 parsed_url = lru_cache(maxsize=512)(httpx.URL)
 
 
 def chosen(given: T | Unset, otherwise: T) -> T:
-    """Return ``given``, or ``otherwise`` when ``given`` is unset."""
+    """Return ``given``, or ``otherwise`` if ``given`` is unset."""
     return otherwise if isinstance(given, Unset) else given
 
 
@@ -244,29 +243,27 @@ def chosen(given: T | Unset, otherwise: T) -> T:
 class Call:
     """One call, from its arguments to its answer; times are in seconds.
 
-    The first part is asked for and does not change. ``path`` is below the base path, with or
-    without a query; ``query`` are pairs of text, a list's key repeated. ``json`` is a body as plain
-    JSON values, UNSET when there is none (None is the JSON null); ``form`` are the fields of a
-    form; ``content`` is a body as it is sent. ``name`` is the operation's, empty for a route
-    without one.
+    The first part is the request, and does not change. ``path`` is below the base path, with or
+    without a query; ``query`` are pairs of text, with a list's key repeated. ``json`` is a body as
+    plain JSON values, UNSET if there is none (None is the JSON null); ``form`` are the fields of a
+    form; ``content`` is a raw body. ``name`` is the operation's, empty for a route without one.
 
-    The second part is filled in by the pipeline when the call is sent, once: a call that is sent
-    again is first copied by ``attrs.evolve``. ``url`` is the address that is requested;
-    ``max_answer_bytes`` bounds the body of a success, None for no bound; ``secrets`` are the texts
-    that are masked in every message.
+    The pipeline fills in the second part when the call is sent, once; a call to be sent again is
+    first copied by ``attrs.evolve``. ``url`` is the requested address, ``max_answer_bytes`` the
+    limit for the body of a success (None: no limit), ``secrets`` the texts to be masked in every
+    message.
 
-    The third part is the call's progress, which no copy takes over. ``deadline`` is on the
-    pipeline's clock, ``inf`` for none. ``attempts`` counts the requests that were handed to the
-    transport. ``is_unconfirmed`` says that one of them may have reached the upstream, must not be
-    executed twice, and has no answer. ``not_before`` is the earliest time of a further attempt that
-    the upstream has asked for. ``head`` is the last answer whose head has come, its body read or
-    not; ``last`` is the answer or error of the last attempt that has ended, ``refusal`` the
-    breaker's refusal of a further one.
+    The third part is the call's progress, which is not copied. ``deadline`` is on the pipeline's
+    clock, ``inf`` for none. ``attempts`` counts the requests passed to the transport.
+    ``is_unconfirmed``: one of them may have reached the upstream, must not be executed twice, and
+    has no answer. ``not_before`` is the earliest time of a further attempt requested by the
+    upstream. ``head`` is the last answer whose head has arrived, with or without its body; ``last``
+    is the answer or error of the last finished attempt, ``refusal`` the breaker's refusal of
+    another one.
     """
 
     method: str
-    # Kept out of the repr like all that may be personal or secret: reports of a failure show
-    # variables.
+    # Not in the repr, as it may be personal or secret: error reports include variables.
     path: str = attrs.field(repr=False)
     name: str = ""
     query: tuple[tuple[str, str], ...] = attrs.field(default=(), repr=False)
@@ -301,7 +298,7 @@ class Call:
 
     @property
     def shown_path(self) -> str:
-        """Return the path for people: without its query, a mask in place of a secret."""
+        """Return the path for people: without its query, and with secrets masked."""
         return without_path_secrets(self.path.partition("?")[0])
 
     @property
@@ -315,18 +312,18 @@ class Call:
         )
 
     def note_departure(self) -> None:
-        """Note that from now on the upstream may execute this write."""
+        """Note that the upstream may execute this write from now on."""
         self.is_unconfirmed = True
 
 
 class OperationSender(Protocol):
-    """The part of the client that resources use: it sends calls."""
+    """The part of the client that resources use to send calls."""
 
     async def send(self, call: Call) -> httpx.Response:
-        """Send ``call`` and return its successful answer, whole.
+        """Send ``call`` and return its successful answer with the whole body.
 
         Raises:
-            CallError: anything but a successful answer.
+            CallError: there is no successful answer.
         """
         ...
 
@@ -336,7 +333,7 @@ class OperationSender(Protocol):
 
 
 def deadline_of(total_timeout: float | None, *, now: float) -> float:
-    """Return the deadline of a call that starts ``now``; ``inf`` when it has none."""
+    """Return the deadline of a call that starts ``now``; ``inf`` if it has none."""
     return math.inf if total_timeout is None else now + total_timeout
 
 
@@ -346,32 +343,32 @@ def is_idempotent(method: str, *, declared: bool | None) -> bool:
 
 
 def may_execute_twice(method: str, options: CallOptions, *, upstream_honours_keys: bool) -> bool:
-    """Return whether a call with an unknown outcome may be sent again.
+    """Return whether a call with an unknown outcome may be repeated.
 
-    A key makes a write safe to repeat only when the upstream looks at it, so the settings must
-    say so; ``idempotent`` in the options overrules both.
+    A key makes a write safe to repeat only if the upstream honors it, which the settings must
+    declare; ``idempotent`` in the options overrides both.
     """
     declared = chosen(options.idempotent, None)
-    # With keys, the upstream itself recognizes the second execution and returns the first result.
+    # With keys, the upstream recognizes the second execution and returns the first result.
     if declared is None and upstream_honours_keys:
         return True
     return is_idempotent(method, declared=declared)
 
 
 def credentials_in(headers: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield credentials in a caller's own headers, so that they are masked like the token."""
+    """Yield credentials in a caller's headers, to be masked like the token."""
     for name, value in headers.items():
         if value and name.lower() in ("authorization", "proxy-authorization", "cookie"):
-            # Without the scheme, as an answer repeats the credential and not the word Bearer.
+            # Without the scheme: an answer repeats the credential, not the word Bearer.
             yield value.rpartition(" ")[2]
 
 
 def idempotency_key(method: str, options: CallOptions, *, new_key: Callable[[], str]) -> str | None:
-    """Return the key that every attempt of this call carries; None for methods that need none."""
+    """Return the key of every attempt of this call; None for methods that need none."""
     if not isinstance(options.idempotency_key, Unset):
         return options.idempotency_key
-    # By the method alone: a caller's word that a POST may run twice does not keep the upstream from
-    # recognising the second one.
+    # By the method only: even if the caller allows executing a POST twice, the upstream can
+    # recognize the second one.
     return None if is_idempotent(method, declared=None) else new_key()
 
 
@@ -382,47 +379,47 @@ def checked_method(method: str) -> str:
         ValueError: it is not the name of a method.
     """
     if not is_token(method):
-        raise ValueError(f"{method!r} is no name of an HTTP method")
+        raise ValueError(f"{method!r} is not an HTTP method")
     return method.upper()
 
 
 def checked_path(path: str) -> str:
-    """Return ``path`` if it is one below the base path, with or without a query.
+    """Return ``path`` if it is below the base path, with or without a query.
 
     Raises:
         ValueError: it is a whole address, has a fragment or a control character, or leaves the base
-            path by dots. A path that a program builds from a stranger's text must not take the
-            access token elsewhere.
+            path by dots. A path built from a stranger's text must not send the access token
+            elsewhere.
     """
     if not path.startswith("/"):
-        raise ValueError(f"the path {path!r} does not start with /: give it below the base path")
+        raise ValueError(f"the path {path!r} must start with /, below the base path")
     plain = path.partition("?")[0]
     if _CONTROL_CHARACTER.search(path):
-        raise ValueError(f"the path {plain!r} holds a control character: quote it")
-    # After "//" a host would follow, and many readers take a backslash for a slash: either would
-    # take the token to another server.
+        raise ValueError(f"the path {plain!r} has a control character: percent-encode it")
+    # A host would follow "//", and many readers treat a backslash as a slash: either would send the
+    # token to another server.
     if "#" in path or "\\" in plain or plain.startswith("//"):
-        raise ValueError(f"the path {plain!r} holds //, \\ or #: quote what is part of a name")
-    # Servers and proxies decode %2e before they resolve dots, so both spellings are checked.
+        raise ValueError(f"the path {plain!r} has //, \\ or #: percent-encode them in a name")
+    # Servers and proxies decode %2e before resolving dots, so both spellings are checked.
     if "/." in plain.replace("%2e", ".").replace("%2E", "."):
         segments = plain.replace("%2e", ".").replace("%2E", ".").split("/")
         if "." in segments or ".." in segments:
-            raise ValueError(f"the path {plain!r} has a segment of dots: quote what is a name")
+            raise ValueError(f"the path {plain!r} has a segment of dots: remove it")
     return path
 
 
 def without_path_secrets(path: str) -> str:
-    """Return a path or an address with a mask in place of a customer's credential."""
-    # Routes such as /checkouts/client/SECRET hold a customer's credential in the path
+    """Return a path or address with any customer's credential masked."""
+    # Routes such as /checkouts/client/SECRET have a customer's credential in the path
     # (docs/adr/0020-exception-text.md).
     return _SECRET_SEGMENT.sub(rf"\1{MASK}", path)
 
 
 def join_url(base: str, path: str, query: str) -> str:
-    """Return the address of ``path`` (as :func:`checked_path` gave it) below ``base``.
+    """Return the address of ``path`` (from :func:`checked_path`) below ``base``.
 
     Raises:
-        ValueError: it is too long for an address, or holds half a surrogate pair.
+        ValueError: it is too long, or has half a surrogate pair.
     """
     url = base + path
     if query:
@@ -433,26 +430,26 @@ def join_url(base: str, path: str, query: str) -> str:
         fault = str(error) if isinstance(error, httpx.InvalidURL) else "half a character"
     else:
         return url
-    raise ValueError(f"the path {path.partition('?')[0][:200]!r} makes no address: {fault}")
+    raise ValueError(f"the path {path.partition('?')[0][:200]!r} gives no valid address: {fault}")
 
 
 def encode_json(value: object) -> bytes:
     """Return ``value`` as JSON.
 
     Raises:
-        TypeError, ValueError: a part of it has no form in JSON, or it is too deep.
+        TypeError, ValueError: a part of it has no JSON form, or is nested too deeply.
     """
     try:
         return msgspec.json.encode(value)
-    # Raised outside of the handler: the frames of a RecursionError in its context hold the body.
+    # Raised outside the handler: the frames of a RecursionError hold the body.
     except RecursionError:
         pass
-    raise ValueError("the body is nested too deeply, or holds itself")
+    raise ValueError("the body is nested too deeply, or contains itself")
 
 
 def merge_headers(base: HeaderList, extra: Mapping[str, str | None]) -> HeaderList:
-    """Return ``base`` with the headers of ``extra`` in place of those of the same name."""
-    # Names of headers are without case (RFC 9110, 5.1).
+    """Return ``base``, with headers replaced by those of the same name in ``extra``."""
+    # Header names are case-insensitive (RFC 9110, 5.1).
     replaced = {name.lower().encode("ascii") for name in extra}
     kept = [(name, value) for name, value in base if name.lower() not in replaced]
     added = [

@@ -1,7 +1,7 @@
 """The client of the upstream API: the class that programs use.
 
-It holds no logic of calls itself: ``resources`` and ``operation`` make calls of the operations,
-``pipeline`` retries, limits and hedges them, ``transport`` sends their requests.
+It contains no call logic: ``resources`` and ``operation`` build calls, ``pipeline`` retries, limits
+and hedges them, ``transport`` sends their requests.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ logger = get_logger("client")
 
 HookType = TypeVar("HookType", bound=AttemptHook)
 
-#: The settings that :meth:`Client.prepare_reload` can change while calls are made.
+#: The settings that :meth:`Client.prepare_reload` can change while calls are in progress.
 LIVE_KEYS = (
     "Sdk:AccessToken",
     "Sdk:TimeoutMs",
@@ -54,19 +54,19 @@ LIVE_KEYS = (
 class Client(Resources[Awaiting], path=""):
     """The client of the upstream API: ``async with Client(settings) as client: ...``.
 
-    Its attributes are the upstream's resources (``client.orders.get(id)``); :meth:`request` reaches
-    every other route. All tasks of a program can share one client. The settings
-    (docs/reference/configuration.md) say how calls are retried, hedged, limited and given up.
+    Its attributes are the upstream's resources (``client.orders.get(id)``); :meth:`request` calls
+    any other route. All tasks of a program can share one client. The settings
+    (docs/reference/configuration.md) control retries, hedging, limits and timeouts.
 
     Args:
         settings: validated settings.
-        transport: sends requests in place of the client's own connections; it is entered and left
-            with the client. Its errors must be httpx's.
+        transport: sends requests instead of the client's own connections; it is entered and exited
+            with the client. It must raise httpx's errors.
         budget: how fast the retry budget fills.
-        sources: clock, randomness and keys; tests put their own in.
+        sources: clock, randomness and keys; replaceable in tests.
 
     Raises:
-        OptionsValidationError: the settings lack something that a client needs.
+        OptionsValidationError: the settings lack a value that a client needs.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Client(Resources[Awaiting], path=""):
         sources: RequestSources | None = None,
     ) -> None:
         self._settings = settings
-        # A transport of the user's may follow such variables, as httpx's own does; a warning would
-        # be wrong there.
+        # A transport of the user may honor such variables, as httpx's does; a warning would be
+        # wrong.
         self._dials_itself = transport is None and not settings.connection.proxy_url
         self._pipeline = Pipeline(
             plan_of(settings),
@@ -111,14 +111,13 @@ class Client(Resources[Awaiting], path=""):
         await self._pipeline.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - the transport bounds it
 
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
-        """Check ``settings`` and return a function that puts its :data:`LIVE_KEYS` into force.
+        """Check ``settings`` and return a function that applies its :data:`LIVE_KEYS`.
 
-        All other settings stay as they are. Calls that have begun, and their retries, keep the
-        token and the times that they began with. The rate counts at once: queued calls keep their
-        position.
+        All other settings stay unchanged. Calls in progress, and their retries, keep their token
+        and timeouts. The rate applies at once: waiting calls keep their order.
 
         Raises:
-            OptionsValidationError: the token is missing or cannot be sent; nothing has changed.
+            OptionsValidationError: the token is missing or invalid; nothing has changed.
         """
         commit_plan = self._pipeline.prepare_reload(plan_of(settings))
 
@@ -141,37 +140,37 @@ class Client(Resources[Awaiting], path=""):
         options: CallOptions = NO_OPTIONS,
         **fields: Unpack[OptionFields],
     ) -> httpx.Response:
-        """Call a route that has no method of its own, or get an answer as it came.
+        """Call a route without a method of its own, or get a response unchanged.
 
         Args:
             method: the HTTP method.
-            path: exact, below the base path, with its slash at the end if it has one.
-            params: the query; a list repeats its key, None is left out.
-            json: a body, of any values that have a form in JSON.
+            path: exact, below the base path, including a trailing slash if it has one.
+            params: the query; a list repeats its key, None is omitted.
+            json: a body of any JSON-compatible values.
             content: a body as bytes; ``headers`` should then name its media type.
             options: options of this call; ``fields`` are the same as keywords.
 
         Returns:
-            The answer, its body read.
+            The response, with its body read.
 
         Raises:
-            ApiError: the upstream answered, and not with success.
+            ApiError: the upstream answered without success.
             OutcomeUnknownError: a write was sent and may or may not have been executed.
-            UnexpectedAnswerError: a success, larger than ``max_answer_bytes`` or, of a write,
-                broken: the write has been executed.
+            UnexpectedAnswerError: a success whose body is larger than ``max_answer_bytes``, or
+                broken for a write: the write has been executed.
             ConnectionFailedError, AttemptTimeoutError, DeadlineExceededError, CircuitOpenError:
                 there is no answer.
-            TypeError, ValueError: something cannot be sent; nothing was.
+            TypeError, ValueError: an argument is invalid; nothing was sent.
 
-        Cancelling takes effect at once; a write that was already sent may have been executed.
+        Cancellation takes effect at once; a write that was already sent may have been executed.
         """
         try:
             call = self._call(method, path, params, json, content, options, fields)
         except (TypeError, ValueError) as error:
             raise without_frames(error)
         finally:
-            # Reports of a failure, such as Sentry's, hold the variables of each frame: neither
-            # body nor credentials may be among them.
+            # Error reports, such as Sentry's, include the variables of each frame: none may hold a
+            # body or credentials.
             del params, json, content, options, fields
         return await self._pipeline.send(call)
 
@@ -189,9 +188,9 @@ class Client(Resources[Awaiting], path=""):
         """Make a call as :meth:`request` does, for bodies that do not fit into memory.
 
         ``async with client.stream("GET", "/orders/export") as response``, then
-        ``response.aiter_bytes()`` or one of its relatives. The head is retried as any answer is,
-        never hedged; errors of the body are raised while it is read. Its size is bounded only by
-        the option ``max_answer_bytes``.
+        ``response.aiter_bytes()`` or a similar method. The head is retried as usual, but never
+        hedged; errors of the body are raised while it is read. Its size is limited only by the
+        option ``max_answer_bytes``.
         """
         try:
             call = self._call(method, path, params, json, content, options, fields)
@@ -199,13 +198,13 @@ class Client(Resources[Awaiting], path=""):
         except (TypeError, ValueError) as error:
             raise without_frames(error)
         finally:
-            del params, json, content, options, fields  # reports of a failure show variables
+            del params, json, content, options, fields  # error reports include variables
 
     def on_attempt(self, hook: HookType) -> HookType:
-        """Call ``hook`` with the :class:`CallAttempt` of every attempt when it has ended.
+        """Call ``hook`` with the :class:`CallAttempt` of every finished attempt.
 
-        It runs in the task of the call and must not block. Its exceptions are logged. It returns
-        ``hook``, so that it can be used as a decorator.
+        It runs in the task of the call and must not block. Its exceptions are logged. Returns
+        ``hook``, so it can be used as a decorator.
         """
         self._pipeline.hooks.append(hook)
         return hook
@@ -217,17 +216,17 @@ class Client(Resources[Awaiting], path=""):
 
     @property
     def plan(self) -> ClientConfig:
-        """Return the plan in force; its ``repr`` masks the token."""
+        """Return the current plan; its ``repr`` masks the token."""
         return self._pipeline.plan
 
     @property
     def counters(self) -> ClientCounters:
-        """Return the totals so far; they go on counting, so copy the numbers that you compare."""
+        """Return the totals so far; they keep counting, so copy numbers to compare them."""
         return self._pipeline.opened.counters
 
     @property
     def retry_budget(self) -> float:
-        """Return how many retries and hedges could be paid for now."""
+        """Return how many retries and hedges the budget allows now."""
         return self._pipeline.opened.budget.balance
 
     @property
@@ -268,9 +267,9 @@ class Client(Resources[Awaiting], path=""):
 
 
 class UpstreamDeliveries:
-    """The upstream's list of deliveries, through ``client``, which is open.
+    """The upstream's list of deliveries, through an open ``client``.
 
-    Every method raises ``CallError`` when the upstream could not be asked.
+    Every method raises ``CallError`` if the call fails.
     """
 
     def __init__(self, client: Client) -> None:
@@ -278,7 +277,7 @@ class UpstreamDeliveries:
 
     async def endpoints(self) -> list[Any]:
         """Return every webhook endpoint, as its JSON object."""
-        # Raw, since the reconciler belongs to another room and knows no records.
+        # Raw, since the reconciler is in another package and does not know records.
         return [item.raw async for item in self._webhooks.list_webhook_endpoints()]
 
     async def read(
@@ -289,7 +288,7 @@ class UpstreamDeliveries:
     ) -> None:
         """Await ``visit`` with each page of the deliveries to these endpoints, as JSON objects.
 
-        ``query`` are further filters. Cancelled, no further page is asked for.
+        ``query`` has further filters. On cancellation no further page is requested.
         """
         listing = self._webhooks.list_webhook_deliveries(
             endpoint_id=list(endpoint_ids), query=dict(query)
@@ -298,9 +297,9 @@ class UpstreamDeliveries:
             await visit([item.raw for item in page.items])
 
     async def redeliver(self, webhook_id: str) -> bool:
-        """Ask for another delivery of an event; return whether the upstream agreed.
+        """Request another delivery of an event; return whether the upstream accepted.
 
-        It is asked again after a failure: a second delivery does no harm, as the inbox knows it.
+        Retried after a failure: a second delivery is harmless, because the inbox detects it.
         """
         try:
             await self._webhooks.with_options(idempotent=True).redeliver_webhook_event(webhook_id)

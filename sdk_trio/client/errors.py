@@ -1,4 +1,4 @@
-"""The errors that a call to the upstream API can end with.
+"""The errors of calls to the upstream API.
 
 ::
 
@@ -21,7 +21,7 @@
         ├── OutcomeUnknownError         a write was sent, and whether it took effect is not known
         └── UnexpectedAnswerError       a success whose body is not of the promised form
 
-No message holds a query string or a token: every text is given to ``mask`` first.
+Messages contain no query string and no token: ``mask`` is applied to every text.
 """
 
 import enum
@@ -35,35 +35,34 @@ from ..config.secret import LEAST_MASKED, MASK
 from ..errors import EXIT_FAILURE, EXIT_UNAVAILABLE, SdkError
 from .json_text import UnreadableJsonError, read_json
 
-#: The longest part of an unreadable body that a message quotes, in characters.
+#: The longest quoted part of an unreadable body, in characters.
 _QUOTED_CHARACTERS = 200
 
-#: The nesting beyond which the body of an error stays a text: printing, comparing or pickling a
-#: deeper value would exhaust the stack, and no person reads it.
+#: Above this nesting, the body of an error stays text: printing, comparing or pickling a deeper
+#: value would exhaust the stack.
 _ERROR_DEPTH = 100
 
 
 class FailureKind(enum.Enum):
-    """The kinds of attempts without an acceptable answer, by what the upstream may have done."""
+    """The kinds of failed attempts, by what the upstream may have done."""
 
     NOT_SENT = enum.auto()
-    """No byte of the request left: any method can be tried again."""
+    """No byte of the request was sent: any method can be retried."""
     NO_CONNECTION_FREE = enum.auto()
-    """Not sent either, but for want of a connection of ours: no fault of the upstream."""
+    """Not sent, because none of our connections was free: not the upstream's fault."""
     NOT_PROCESSED = enum.auto()
-    """The upstream promised not to have acted on it (GOAWAY, REFUSED_STREAM): no fault either."""
+    """The upstream stated that it did not act on it (GOAWAY, REFUSED_STREAM): not its fault."""
     UNCONFIRMED = enum.auto()
-    """The request left, at least perhaps, and no whole answer came."""
+    """The request may have been sent, and no complete answer arrived."""
     REFUSED = enum.auto()
-    """Another attempt would fail in the same way: an invalid request, an open circuit."""
+    """Another attempt would fail the same way: an invalid request, an open circuit."""
 
 
 class CallError(SdkError):
-    """Base of the errors of calls; it can be copied and pickled.
+    """Base of the errors of calls; can be copied and pickled.
 
-    ``method`` and ``path`` (without its query) say which call, ``attempts`` how many requests
-    were sent for it. ``status``, ``request_id`` and ``body`` are of the last answer that the call
-    got, None when there was none or it did not say.
+    ``method`` and ``path`` (without its query) identify the call, ``attempts`` counts its requests.
+    ``status``, ``request_id`` and ``body`` are those of the call's last answer, or None.
     """
 
     exit_code = EXIT_UNAVAILABLE
@@ -91,16 +90,16 @@ class CallError(SdkError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Python makes a copy of an exception from its arguments alone, which lack the keyword
-        # arguments that are required here. An incident is known by its identity, which no copy has,
-        # so it is left out.
+        # Python copies an exception from its arguments only, without the required keyword
+        # arguments. An incident is compared by identity, which a copy does not have, so it is
+        # omitted.
         kept = {name: value for name, value in vars(self).items() if name != "incident"}
         return _remade, (type(self), self.args), kept
 
     @property
     def outcome(self) -> str:
         """Return the name of this outcome in metrics: ``not_found`` for ``NotFoundError``."""
-        # Derived, so that a new error cannot be forgotten in the metrics.
+        # Derived from the class, so that metrics cannot miss a new error.
         words = re.findall("[A-Z][a-z]*", type(self).__name__.removesuffix("Error"))
         return "_".join(word.lower() for word in words)
 
@@ -118,11 +117,11 @@ def _remade(kind: type[E], args: tuple[Any, ...]) -> E:
 
 
 class ApiError(CallError):
-    """The upstream answered with ``status``, which is no success.
+    """The upstream answered with ``status``, which is not a success.
 
-    ``body`` is the answer: parsed JSON, or text if it was no JSON; of more than 1 MiB it is the
-    beginning. ``error_type`` and ``detail`` are its members of these meanings, None when it has
-    none. ``retry_after`` is in seconds.
+    ``body`` is the answer: parsed JSON, or else text; of more than 1 MiB only the beginning.
+    ``error_type`` and ``detail`` are its members of these meanings, or None. ``retry_after`` is in
+    seconds.
     """
 
     exit_code: ClassVar[int] = EXIT_FAILURE
@@ -139,33 +138,33 @@ class ApiError(CallError):
 
     @property
     def detail(self) -> Any:
-        """Return the upstream's explanation: a text, or a list for status 422."""
+        """Return the upstream's explanation: text, or a list for status 422."""
         return self.body.get("detail") if isinstance(self.body, dict) else None
 
 
 class BadRequestError(ApiError):
-    """400: the upstream could not make sense of the request."""
+    """400: the upstream could not understand the request."""
 
 
 class AuthenticationError(ApiError):
-    """401: the access token is missing, wrong, expired, or of the other environment."""
+    """401: the access token is missing, wrong, expired, or for the other environment."""
 
 
 class PermissionDeniedError(ApiError):
-    """403: the access token is good, but not for this."""
+    """403: the access token is valid, but lacks the permission."""
 
 
 class NotFoundError(ApiError):
-    """404: no such record or route. A version header with an unknown value has this effect too."""
+    """404: no such record or route. An unknown value of the version header also causes it."""
 
 
 class ConflictError(ApiError):
-    """409: the record's state forbids it."""
+    """409: the record's state does not allow it."""
 
 
 @attrs.frozen
 class FieldError:
-    """One fault of a request: its place (``body.items.0.name``), a message, and its kind."""
+    """One invalid field of a request: its path (``body.items.0.name``), a message, and its kind."""
 
     location: str
     message: str
@@ -177,17 +176,17 @@ class UnprocessableEntityError(ApiError):
 
     @property
     def fields(self) -> tuple[FieldError, ...]:
-        """Return the faults by field; empty when the upstream named none."""
+        """Return the invalid fields; empty if the upstream named none."""
         detail = self.detail
         entries = detail if isinstance(detail, list) else []
         return tuple(_field_error(entry) for entry in entries if isinstance(entry, dict))
 
 
 class RateLimitedError(ApiError):
-    """429, or known beforehand: an earlier 429 shut this token's gate for longer than we wait.
+    """429, or not sent: an earlier 429 pauses this token for longer than the call may wait.
 
-    ``retry_after`` is the time to wait in seconds, None when the upstream gave none. For a call
-    that was not sent ``attempts`` is 0.
+    ``retry_after`` is the time to wait in seconds, or None. ``attempts`` is 0 for a call that was
+    not sent.
     """
 
     exit_code = EXIT_UNAVAILABLE
@@ -200,10 +199,10 @@ class ServerError(ApiError):
 
 
 class ConnectionFailedError(CallError):
-    """No whole answer came: no connection, or it broke. ``kind`` says whether to try again."""
+    """No complete answer: no connection, or it broke. ``kind`` tells whether to retry."""
 
-    #: The failure of the dial or connection that this call shared with others, so that the breaker
-    #: counts it once; None when only this call failed.
+    #: The failed dial or connection that this call shared with others, so that the breaker counts
+    #: it once; None if only this call failed.
     incident: object | None = None
 
     def __init__(self, message: str, *, kind: FailureKind, **context: Any) -> None:
@@ -212,38 +211,37 @@ class ConnectionFailedError(CallError):
 
 
 class AttemptTimeoutError(ConnectionFailedError):
-    """The last attempt brought no whole answer within TimeoutMs."""
+    """The last attempt got no complete answer within TimeoutMs."""
 
 
 class DeadlineExceededError(CallError):
-    """The call's total time is over; no further attempt is made.
+    """The call's total time has passed; no further attempt is made.
 
-    The cause is the error that the last attempt would have ended the call with, if one had ended.
+    The cause is the error of the last finished attempt, if any.
     """
 
 
 class CircuitOpenError(CallError):
-    """Not sent: the upstream has been failing, and is left alone for ``retry_after`` seconds.
+    """Not sent: the upstream has been failing; the next attempt is in ``retry_after`` seconds.
 
-    ``retry_after`` is None when the circuit was opened by hand.
+    ``retry_after`` is None if the circuit was opened manually.
     """
 
 
 class OutcomeUnknownError(CallError):
-    """A write was sent and no answer came: whether it took effect is not known.
+    """A write was sent and no answer arrived: it is unknown whether it took effect.
 
-    It is not repeated by itself, because that could execute it twice. Look at the upstream's
-    state first, or pass ``idempotent=True`` for a call that may be executed twice. The cause is
-    the failure that hid the answer.
+    It is not repeated automatically, because that could execute it twice. Check the upstream's
+    state first, or pass ``idempotent=True`` for a call that may be executed twice. The cause is the
+    failure that hid the answer.
     """
 
 
 class UnexpectedAnswerError(CallError):
-    """The upstream answered with success, and with a body that is not of the promised form.
+    """The upstream answered with success, but with a body of an unexpected form.
 
-    A write *has* been executed: do not send it again. ``status`` and ``request_id`` are the
-    answer's, ``content`` is its body as it came (decompressed), empty when it broke on its way or
-    was too large.
+    A write *has* been executed: do not repeat it. ``status`` and ``request_id`` are the answer's;
+    ``content`` is its body as received (decompressed), empty if it broke off or was too large.
     """
 
     exit_code: ClassVar[int] = EXIT_FAILURE
@@ -275,11 +273,11 @@ def api_error(
     retry_after: float | None,
     secrets: Iterable[str],
 ) -> ApiError:
-    """Build the error for an answer that is no success.
+    """Build the error for an answer that is not a success.
 
-    ``secrets`` are masked wherever the answer repeats them.
+    ``secrets`` are masked if the answer repeats them.
     """
-    # Masked before it is parsed: afterwards the secret could be in any of a thousand texts.
+    # Masked before parsing: afterwards the secret could be in any of a thousand texts.
     body = _parse(mask(content.decode("utf-8", "replace"), secrets))
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
     return kind(
@@ -301,40 +299,40 @@ def without_frames(error: X) -> X:
     """Return ``error`` without its traceback and those of its causes.
 
     The frames of connections and parsers hold requests and answers, with the token and the bodies.
-    Tools that report a failure with the variables of its frames, as Sentry does by default, would
-    send them along. The type and the text of each cause stay.
+    Error reporters that include variables, as Sentry does by default, would send them. Type and
+    text of each cause stay.
     """
     cause: BaseException | None = error
     while cause is not None:
         cause.__traceback__ = None
-        # A context that Python keeps and does not print has frames as well, and reporters read it.
+        # Python keeps a suppressed context without printing it; reporters read its frames.
         cause = cause.__cause__ or cause.__context__
     return error
 
 
 def mask(text: str, secrets: Iterable[str]) -> str:
-    """Replace ``secrets`` in ``text``, but those that are too short to be any.
+    """Replace ``secrets`` in ``text``, except those too short to be real.
 
-    They are found in JSON too, where any character may be written as an escape, so that the parsed
-    body does not hold them either.
+    They are also found in JSON, which may escape any character, so the parsed body does not contain
+    them either.
     """
     for secret in secrets:
-        # A shorter one is no real secret, and would take letters out of every word.
+        # A shorter one is not a real secret, and masking it would remove letters from every word.
         if len(secret) < LEAST_MASKED:
             continue
-        # The plain spelling first: it is nearly all there is, and needs no pattern.
+        # The plain spelling first: it is by far the most common, and needs no pattern.
         text = text.replace(secret, MASK)
-        # Only a text with one of these can hold an escaped spelling.
+        # Only a text with one of these characters can contain an escaped spelling.
         if "\\" in text or "%" in text:
             text = re.sub("".join(map(_spellings, secret)), MASK, text)
     return text
 
 
 def _spellings(character: str) -> str:
-    """Return a pattern of one character of a secret: as it is, or escaped for JSON or a URL."""
+    """Return a pattern of one character of a secret: plain, or escaped for JSON or a URL."""
     code = f"{ord(character):02x}"
-    # JSON inside JSON doubles the backslashes. Without a bound on their number, a text of nothing
-    # but backslashes would take time proportional to the square of its length.
+    # JSON inside JSON doubles the backslashes. Their number is bounded: otherwise a text of only
+    # backslashes would take quadratic time.
     return rf"(?:\\{{0,4}}{re.escape(character)}|\\{{1,4}}u00(?i:{code})|%(?i:{code}))"
 
 
@@ -347,15 +345,15 @@ def _parse(text: str) -> Any:
 
 def _printable(text: str) -> str:
     """Return ``text`` without lone surrogates, which no log can encode."""
-    # JSON may hold half a surrogate pair; writing it to a log would raise an error about the error.
+    # JSON may contain half a surrogate pair; logging it would raise an error about the error.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _message(status: int, body: Any) -> str:
     if 300 <= status < 400:
-        # The upstream answers a path without its last slash like that. Following would repeat a
-        # POST as a GET (RFC 9110, 15.4).
-        return f"{status}, a redirect, which is not followed: the path may lack its last slash"
+        # The upstream redirects a path without its trailing slash. Following would repeat a POST as
+        # a GET (RFC 9110, 15.4).
+        return f"{status}, a redirect, which is not followed: the path may lack its trailing slash"
     if not isinstance(body, dict):
         quoted = str(body).strip()[:_QUOTED_CHARACTERS]
         return f"{status} {quoted}".rstrip()

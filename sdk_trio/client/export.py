@@ -1,7 +1,7 @@
-"""Exports: CSV files of any length, read while they arrive.
+"""Exports: CSV files of any length, read incrementally.
 
-:class:`CsvParser` is pure: pieces of bytes in, rows out. RFC 4180: comma, double quotes, CR LF or
-LF between rows; a quoted cell may hold all of these.
+:class:`CsvParser` is pure: chunks of bytes in, rows out. RFC 4180: comma, double quotes, CR LF or
+LF between rows; a quoted cell may contain all of these.
 """
 
 import codecs
@@ -18,25 +18,25 @@ import trio
 from .answers import unexpected
 from .call import Call, CallOptions, OperationSender
 
-#: The longest row in characters. A quote that is never closed would otherwise have the whole file
-#: kept in memory as one row.
+#: The longest row in characters. Otherwise an unclosed quote would keep the whole file in memory as
+#: one row.
 LONGEST_ROW = 1_048_576
 
-#: One cell, up to the comma after it or the row's end. The csv module of the standard library is
-#: not used, because its limit on a cell's length is one setting for the whole process.
+#: One cell, up to the next comma or the end of the row. The standard library's csv module is not
+#: used, because its limit on a cell's length is global to the process.
 _CELL = re.compile(r'(?:"((?:[^"]++|"")*+)"|([^,"][^,]*+)?)(,|\Z)')
 
 
 class CsvParser:
-    """Gathers the pieces of one UTF-8 CSV file; a byte order mark at its start is dropped.
+    """Parses one UTF-8 CSV file incrementally; a byte order mark at its start is dropped.
 
-    The first row names the columns; each later row becomes a dict. A name that comes again gets
-    a number, so that no column is lost: ``total``, ``total_2``, ``total_3``.
+    The first row names the columns; each later row becomes a dict. A repeated name gets a number,
+    so that no column is lost: ``total``, ``total_2``, ``total_3``.
     """
 
     def __init__(self) -> None:
-        # Incremental, as a character may be cut between two pieces; and a byte order mark would
-        # become part of the first column's name.
+        # An incremental decoder, because a chunk may end inside a character; "utf-8-sig", because a
+        # byte order mark would become part of the first name.
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._unended = ""
         self._lines: list[str] = []
@@ -46,10 +46,10 @@ class CsvParser:
         self._count = 0
 
     def feed(self, data: bytes) -> list[dict[str, str]]:
-        """Take ``data`` and return the rows that it completes.
+        """Process ``data`` and return the completed rows.
 
         Raises:
-            ValueError: the data are no UTF-8, or a row has other cells than the columns.
+            ValueError: the data are not UTF-8, or a row has more or fewer cells than columns.
         """
         lines = (self._unended + self._decoder.decode(data)).split("\n")
         self._unended = lines.pop()
@@ -58,7 +58,7 @@ class CsvParser:
         return [row for line in lines if (row := self._take(line + "\n")) is not None]
 
     def finish(self) -> list[dict[str, str]]:
-        """Return the last row if no line end followed it.
+        """Return the last row if it has no line end.
 
         Raises:
             ValueError: the file ends inside a cell, or as for :meth:`feed`.
@@ -77,7 +77,7 @@ class CsvParser:
         if self._length > LONGEST_ROW:
             raise ValueError(f"row {self._count + 1} is longer than {LONGEST_ROW} characters")
         if self._quotes % 2:
-            return None  # an odd number of quotes: the row goes on in the next line
+            return None  # an odd number of quotes: the row continues on the next line
         text = "".join(self._lines).removesuffix("\n").removesuffix("\r")
         self._lines, self._length, self._quotes = [], 0, 0
         if not text:
@@ -87,8 +87,7 @@ class CsvParser:
         if self._header is None:
             self._header = _distinct(cells)
             return None
-        # A row that does not fit is an error and not padded: values under the wrong column are
-        # worse than none.
+        # Such a row is an error and is not padded: values in the wrong column are worse than none.
         if len(cells) != len(self._header):
             raise ValueError(
                 f"row {self._count} has {len(cells)} cells for {len(self._header)} columns"
@@ -97,13 +96,13 @@ class CsvParser:
 
 
 def _split(row: str, number: int) -> list[str]:
-    """Return the cells of ``row``, which has no line end of its own; ``number`` is for messages."""
+    """Return the cells of ``row``, which has no line end; ``number`` is for messages."""
     cells: list[str] = []
     place, mark = 0, ","
     while mark:
         cell = _CELL.match(row, place)
         if cell is None:
-            raise ValueError(f"row {number}, cell {len(cells) + 1}: a quote and something after it")
+            raise ValueError(f"row {number}, cell {len(cells) + 1}: text after the closing quote")
         quoted, plain, mark = cell.groups()
         cells.append(plain or "" if quoted is None else quoted.replace('""', '"'))
         place = cell.end()
@@ -111,14 +110,14 @@ def _split(row: str, number: int) -> list[str]:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Return ``names`` with a number at those that have come before."""
+    """Return ``names`` with numbers added to repeated ones."""
     taken = set(names)
     counts = Counter[str]()
     distinct: list[str] = []
     for name in names:
         counts[name] += 1
         new = name
-        # A column may have that very name: the number is the next one that is free.
+        # A column may already have that name: use the next free number.
         while counts[name] > 1 and (new := f"{name}_{counts[name]}") in taken:
             counts[name] += 1
         taken.add(new)
@@ -129,14 +128,14 @@ def _distinct(names: list[str]) -> list[str]:
 class CsvExport(AbstractAsyncContextManager["CsvRows"]):
     """A CSV file of the upstream, of any length: ``async with client.orders.export() as rows:``.
 
-    Inside, ``async for row in rows`` gives a dict per row, by the names of the columns; one that
-    comes again is numbered (``total``, ``total_2``). The answer is read as fast as the loop runs;
-    leaving early closes it. Its length is bounded only by the option ``max_answer_bytes``.
+    In the context, ``async for row in rows`` yields a dict per row, keyed by column; repeated names
+    are numbered (``total``, ``total_2``). The answer is read as fast as the loop runs; leaving
+    early closes it. Its length is limited only by the option ``max_answer_bytes``.
     """
 
     def __init__(self, sender: OperationSender, call: Call) -> None:
         self._sender = sender
-        # The rows are read from the raw stream, so it must not be compressed.
+        # Rows are read from the raw stream, so it must not be compressed.
         plain = CallOptions(headers={"Accept": "text/csv", "Accept-Encoding": "identity"})
         self._call = attrs.evolve(call, options=plain.merged_with(call.options))
         self._opened: AsyncExitStack | None = None
@@ -144,7 +143,7 @@ class CsvExport(AbstractAsyncContextManager["CsvRows"]):
     async def __aenter__(self) -> "CsvRows":
         if self._opened is not None:
             raise RuntimeError("this export is open already: call the operation again")
-        # Should the head be no CSV, what was opened is closed again before the error leaves.
+        # If the head is not CSV, close the stream before raising.
         async with AsyncExitStack() as opening:
             call = attrs.evolve(self._call)
             response = await opening.enter_async_context(self._sender.stream(call))
@@ -159,7 +158,7 @@ class CsvExport(AbstractAsyncContextManager["CsvRows"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        """Close the answer, read or not; how long that may take is the stream's own matter."""
+        """Close the answer, read or not; the stream bounds the time that takes."""
         assert self._opened is not None
         opened, self._opened = self._opened, None
         return await opened.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - it bounds it itself
@@ -179,12 +178,12 @@ class CsvRows(AsyncIterator[dict[str, str]]):
     def __init__(self, response: httpx.Response, call: Call) -> None:
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
-            fault = f"the export came as {encoding!r} though that was not asked for"
+            fault = f"the export has the content coding {encoding!r}, which was not requested"
             raise unexpected(call, fault, response, content=b"")
         self.response = response
         self._call = call
-        # The raw stream is iterated, because httpx's own iterators are generators that nothing
-        # closes when a loop ends early; Trio warns of these.
+        # Iterates the raw stream: httpx's iterators are generators that are not closed if a loop
+        # ends early, and Trio warns of these.
         assert isinstance(response.stream, httpx.AsyncByteStream)
         self._chunks = aiter(response.stream)
         self._parser = CsvParser()
@@ -199,16 +198,16 @@ class CsvRows(AsyncIterator[dict[str, str]]):
             try:
                 self._rows.extend(await self._parse_next_chunk())
             except ValueError as error:
-                fault = f"the export is no good CSV: {error}"
+                fault = f"the export is not valid CSV: {error}"
             else:
                 continue
             raise unexpected(self._call, fault, self.response, content=b"")
         return self._rows.popleft()
 
     async def batch(self) -> list[dict[str, str]]:
-        """Return the next rows: all that have arrived, none at the end of the file.
+        """Return the next rows: all received so far, none at the end of the file.
 
-        Errors and cancellation are those of the iteration.
+        Errors and cancellation are as for the iteration.
         """
         async for row in self:
             rows = [row, *self._rows]
@@ -226,7 +225,7 @@ class CsvRows(AsyncIterator[dict[str, str]]):
         return self._parser.feed(chunk)
 
     async def close(self) -> None:
-        """End the stream's iterator, which may be a generator that holds the connection."""
+        """Close the stream's iterator, which may be a generator that holds the connection."""
         self._is_over = True
         await trio.lowlevel.checkpoint()
         if isinstance(self._chunks, AsyncGenerator):

@@ -1,9 +1,9 @@
-"""A reader of JSON that takes every legal text, whatever its depth and its numbers. Pure.
+"""A JSON reader that accepts every legal text, of any depth and with any numbers. Pure.
 
-msgspec reads nearly all texts, fast. Texts that it refuses although RFC 8259 allows them are read
-by Python's own reader: numbers beyond a float or of thousands of digits, escapes of lone surrogates
-(an emoji that was cut in half), a byte order mark at the start. Only nesting beyond the
-interpreter's stack is left to the slow reader below, which takes many times as long.
+msgspec reads nearly all texts, fast. Python's reader handles texts that msgspec refuses although
+RFC 8259 allows them: numbers beyond a float or of thousands of digits, escaped lone surrogates
+(half an emoji), a byte order mark. Only nesting beyond the interpreter's stack is left to the slow
+reader below.
 """
 
 import math
@@ -14,32 +14,32 @@ from typing import Any
 
 import msgspec
 
-#: The deepest nesting that is read. RFC 8259 (9) leaves a limit to the reader; this one bounds the
-#: memory that a text of nothing but brackets can take.
+#: The deepest nesting that is accepted. RFC 8259 (9) allows readers a limit; this one bounds the
+#: memory for a text of only brackets.
 MAX_DEPTH = 100_000
 
-#: Whole numbers of more digits are read as decimals. Python refuses to read them as integers,
-#: because that takes time proportional to the square of their length.
+#: Integers of more digits are read as decimals. Python refuses to convert them, because that takes
+#: quadratic time.
 _INT_DIGITS = 4000
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _NAMES: dict[str, bool | None] = {"true": True, "false": False, "null": None}
-_read_text = JSONDecoder().raw_decode  # of a text, when a quote is at the place
+_read_text = JSONDecoder().raw_decode  # for a string that starts at the position
 _WORD = re.compile("|".join(_NAMES))
 
 
-#: Beyond this many bytes, what msgspec refuses is not to be read where others wait: it can take a
-#: second for each MiB.
+#: Above this many bytes, a text that msgspec refuses must not be read on the event loop: it can
+#: take a second per MiB.
 PATIENT_BYTES = 65_536
 
 
 class UnreadableJsonError(ValueError):
-    """A text is no JSON; the message gives the place of the fault and quotes nothing."""
+    """A text is not JSON; the message gives the position of the fault and quotes nothing."""
 
 
 def read_fast(content: bytes) -> tuple[Any, bool]:
-    """Return the value of a JSON text and True, or that it takes :func:`read_json` to tell."""
+    """Return the value of a JSON text and True; False if only :func:`read_json` can decide."""
     try:
         return msgspec.json.decode(content), True
     except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
@@ -49,15 +49,15 @@ def read_fast(content: bytes) -> tuple[Any, bool]:
 def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
     """Return the value of a JSON text.
 
-    A whole number of more than 4000 digits, and a number beyond the range of a float, is a
-    ``decimal.Decimal``: exact, and equal to the number. A lone surrogate stays one in the text.
+    An integer of more than 4000 digits, or a number beyond the range of a float, becomes an exact
+    ``decimal.Decimal``. A lone surrogate stays in the text.
 
     Args:
         content: UTF-8, with or without a byte order mark, or a text.
-        max_depth: how deep arrays and objects may be nested.
+        max_depth: the deepest nesting of arrays and objects.
 
     Raises:
-        UnreadableJsonError: it is no JSON, no UTF-8, or too deep.
+        UnreadableJsonError: it is not JSON, not UTF-8, or too deep.
     """
     value: Any = None
     try:
@@ -69,7 +69,7 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
     try:
         if not is_read:
             value = _read_otherwise(content, max_depth)
-        # msgspec and Python bound the depth by their stacks alone.
+        # msgspec and Python limit the depth only by their stacks.
         if max_depth < MAX_DEPTH and _is_deeper(value, max_depth):
             fault = f"nested deeper than {max_depth}"
     except UnreadableJsonError as error:
@@ -80,21 +80,21 @@ def read_json(content: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
         fault = f"{error.msg}, character {error.pos}"
     if not fault:
         return value
-    # Raised here and without a cause: the reader's frames hold the text, and a tool that reports
-    # tracebacks with their variables would send it along.
+    # Raised here and without a cause: the reader's frames hold the text, and error reporters with
+    # variables would send it.
     raise UnreadableJsonError(fault)
 
 
 def _read_otherwise(content: bytes | str, max_depth: int) -> Any:
-    """Read a text that msgspec refuses, with Python's reader if it can."""
+    """Read a text that msgspec refuses, with Python's reader if possible."""
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
-    # A mark at the start is no JSON, and readers may ignore it (RFC 8259, 8.1). A text may have one
-    # as well as bytes.
+    # A byte order mark is not JSON, but readers may ignore it (RFC 8259, 8.1), in bytes and in
+    # text.
     text = text.removeprefix("\ufeff")
     try:
         return _decoder.decode(text)
     except RecursionError:
-        # Character by character in Python, so only where the stack does not suffice.
+        # Character by character in Python, so only if the stack does not suffice.
         return _read_slowly(text, max_depth)
 
 
@@ -108,84 +108,84 @@ def _is_deeper(value: Any, depth: int) -> bool:
                 inner += each
             elif isinstance(each, dict):
                 inner += each.values()
-        # Level by level and without recursion, which the depth that is asked about would exhaust.
+        # Level by level: recursion could exhaust the stack.
         level = inner
     return any(isinstance(each, list | dict) for each in level)
 
 
 def _read_slowly(text: str, max_depth: int) -> Any:
-    """Read without recursion; ``open_ones`` holds the arrays and objects around the place.
+    """Read without recursion; ``open_ones`` has the enclosing arrays and objects.
 
-    ``names`` holds the name of each open object's member whose value is still to come.
+    ``names`` has the member name of each open object whose value is still to come.
     """
     open_ones: list[list[Any] | dict[str, Any]] = []
     names: list[str] = []
-    place = _skip(text, 0)
+    position = _skip(text, 0)
     while True:
-        if text[place : place + 1] in ("[", "{"):
+        if text[position : position + 1] in ("[", "{"):
             if len(open_ones) == max_depth:
                 raise UnreadableJsonError(f"nested deeper than {max_depth}")
-            opened: list[Any] | dict[str, Any] = [] if text[place] == "[" else {}
-            place = _skip(text, place + 1)
-            if text[place : place + 1] != ("]" if isinstance(opened, list) else "}"):
+            opened: list[Any] | dict[str, Any] = [] if text[position] == "[" else {}
+            position = _skip(text, position + 1)
+            if text[position : position + 1] != ("]" if isinstance(opened, list) else "}"):
                 open_ones.append(opened)
                 if isinstance(opened, dict):
-                    place = _read_name(text, place, names)
+                    position = _read_name(text, position, names)
                 continue
             value: Any = opened
-            place += 1
+            position += 1
         else:
-            value, place = _read_scalar(text, place)
-        # After a value, any number of arrays and objects may end.
+            value, position = _read_scalar(text, position)
+        # After a value, any number of arrays and objects may close.
         while open_ones:
             holder = open_ones[-1]
             if isinstance(holder, list):
                 holder.append(value)
             else:
                 holder[names.pop()] = value
-            place = _skip(text, place)
-            mark = text[place : place + 1]
+            position = _skip(text, position)
+            mark = text[position : position + 1]
             if mark == ",":
-                place = _skip(text, place + 1)
+                position = _skip(text, position + 1)
                 if isinstance(holder, dict):
-                    place = _read_name(text, place, names)
+                    position = _read_name(text, position, names)
                 break
             if mark != ("]" if isinstance(holder, list) else "}"):
-                raise UnreadableJsonError(f"a comma or bracket is missing at character {place}")
+                raise UnreadableJsonError(f"a comma or bracket is missing at character {position}")
             value = open_ones.pop()
-            place += 1
+            position += 1
         else:
-            place = _skip(text, place)
-            if place != len(text):
-                raise UnreadableJsonError(f"something follows the value at character {place}")
+            position = _skip(text, position)
+            if position != len(text):
+                raise UnreadableJsonError(f"something follows the value at character {position}")
             return value
 
 
-def _skip(text: str, place: int) -> int:
-    match = _SPACE.match(text, place)
-    return place if match is None else match.end()
+def _skip(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return position if match is None else match.end()
 
 
-def _read_name(text: str, place: int, names: list[str]) -> int:
-    """Read the name of a member and its colon; return where its value starts."""
-    if text[place : place + 1] != '"':
-        raise UnreadableJsonError(f"a name is missing at character {place}")
-    name, place = _read_text(text, place)
-    place = _skip(text, place)
-    if text[place : place + 1] != ":":
-        raise UnreadableJsonError(f"a colon is missing at character {place}")
+def _read_name(text: str, position: int, names: list[str]) -> int:
+    """Read a member's name and its colon; return the position of its value."""
+    if text[position : position + 1] != '"':
+        raise UnreadableJsonError(f"a name is missing at character {position}")
+    name, position = _read_text(text, position)
+    position = _skip(text, position)
+    if text[position : position + 1] != ":":
+        raise UnreadableJsonError(f"a colon is missing at character {position}")
     names.append(name)
-    return _skip(text, place + 1)
+    return _skip(text, position + 1)
 
 
-def _read_scalar(text: str, place: int) -> tuple[Any, int]:
-    if text[place : place + 1] == '"':
-        return _read_text(text, place)
-    if word := _WORD.match(text, place):
+def _read_scalar(text: str, position: int) -> tuple[Any, int]:
+    if text[position : position + 1] == '"':
+        return _read_text(text, position)
+    if word := _WORD.match(text, position):
         return _NAMES[word[0]], word.end()
-    number = _NUMBER.match(text, place)
+    number = _NUMBER.match(text, position)
     if number is None:
-        raise UnreadableJsonError(f"no value at character {place}")
+        raise UnreadableJsonError(f"no value at character {position}")
     return _number(number), number.end()
 
 
@@ -204,7 +204,7 @@ def _fraction(number: str) -> float | Decimal:
         return value
     try:
         return Decimal(number)
-    except InvalidOperation:  # an exponent of 19 digits: beyond what anything can count
+    except InvalidOperation:  # an exponent of 19 digits
         return value
 
 

@@ -1,9 +1,9 @@
-"""The upstream's models, to annotate with: ``from sdk_trio.client.models import Order``.
+"""The upstream's models, for annotations: ``from sdk_trio.client.models import Order``.
 
-Type checkers and editors read the stub beside this file, which knows every field. At run time there
-are no such classes: every object of an answer is a :class:`~sdk_trio.client.records.Record`
-whatever its model, requests take dicts, and closed lists of texts are texts. So nothing is lost
-when the upstream adds a field, drops one, or answers a text that its list does not have.
+Type checkers and editors read the stub next to this file, which has every field. At run time these
+classes do not exist: every object of an answer is a :class:`~sdk_trio.client.records.Record`,
+requests take dicts, and closed lists of texts are text. So nothing is lost if the upstream adds or
+drops a field, or sends an unlisted text.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ Fields = Record
 
 
 class Unlisted(str):
-    """A text that the upstream has since added to a closed list; compare it as any other."""
+    """A text that the upstream has added to a closed list since; compare it like any other."""
 
     __slots__ = ()
 
 
-#: The classes at run time of what the stub defines by these words; all else is a record.
+#: The run-time classes of the stub's definitions with these words; all others are records.
 _CLASSES: Mapping[str, Any] = {"TypedDict": dict, "Mapping": dict, "Literal": str}
 
 

@@ -1,9 +1,9 @@
-"""Operations: a row of the table, and how a call is made of its arguments. Pure.
+"""Operations: a row of the table, and how its arguments become a call. Pure.
 
-:func:`prepare` sorts the arguments into path, query and body, and encodes them. Values that the
-upstream would silently read as something else are refused: an empty path parameter
-(``GET /orders/{id}`` would become the list), a time without its zone, NaN, a name that is not in
-the upstream's table. :func:`signature_of` and :func:`description_of` are for ``help()``.
+:func:`prepare` sorts the arguments into path, query and body, and encodes them. It refuses values
+that the upstream would silently misread: an empty path parameter (``GET /orders/{id}`` would become
+the list), a time without a zone, NaN, a name that is not in the upstream's table.
+:func:`signature_of` and :func:`description_of` are for ``help()``.
 """
 
 import difflib
@@ -24,7 +24,7 @@ from .call import NO_OPTIONS, UNSET, Call, CallOptions, Unset, is_idempotent
 from .records import Record
 from .stubs import KnownOperation, known_operation
 
-#: Lists in arguments; a text is one value, not a list of letters.
+#: Lists in arguments; a text is one value, not a list of characters.
 _LISTS = (list, tuple, set, frozenset)
 
 
@@ -32,22 +32,22 @@ def path_segment(value: object, where: str) -> str:
     """Return ``value`` as one percent-encoded segment of a path; ``where`` is for messages.
 
     Raises:
-        TypeError: no text, integer, UUID or enumeration of these.
+        TypeError: not text, an integer, a UUID or an enumeration of these.
         ValueError: empty, or a segment of dots, which servers and proxies remove, so that the
             request would reach another route.
     """
     if isinstance(value, enum.Enum):
         value = value.value
-    # To Python a Boolean is an integer; in a path it is never an id, and always a slip.
+    # To Python a Boolean is an integer; in a path it is never an id, and always a mistake.
     if isinstance(value, bool) or not isinstance(value, str | int | UUID):
         raise TypeError(
-            f"{where} takes a text, an integer or a UUID, not {_kind(value)}: "
+            f"{where} must be text, an integer or a UUID, not {_kind(value)}: "
             "it becomes part of the path"
         )
     text = str(value)
     if text in ("", ".", ".."):
-        raise ValueError(f"{where} is {text!r}: the path would be another operation's")
-    # A slash is quoted, too: an id that holds one would name another resource (RFC 3986, 3.3).
+        raise ValueError(f"{where} is {text!r}: the path would be that of another operation")
+    # Slashes are encoded, too: an id with one would name another resource (RFC 3986, 3.3).
     return quote(text, safe="")
 
 
@@ -56,9 +56,9 @@ def query_pairs(
 ) -> Iterator[tuple[str, str]]:
     """Yield the query's pairs of text in order.
 
-    None is left out, also inside lists. A list is its key repeated, a mapping is ``key[inner]``
-    for each of its members (the upstream's ``metadata``), a Boolean is ``true`` or ``false``, a
-    date or time is ISO 8601.
+    None is omitted, also in lists. A list repeats its key, a mapping becomes ``key[inner]`` for
+    each of its members (the upstream's ``metadata``), a Boolean is ``true`` or ``false``, a date or
+    time is ISO 8601.
 
     Raises:
         TypeError, ValueError: a value has no form in a query.
@@ -76,7 +76,7 @@ def json_value(value: object, where: str = "body") -> object:
     """Return ``value`` as plain JSON values; ``where`` names the value in messages.
 
     None stays (it clears a field of the upstream's record). Records, mappings, lists, sets,
-    enumerations, UUIDs, decimals (as text, exactly), dates and times are converted.
+    enumerations, UUIDs, decimals (exactly, as text), dates and times are converted.
 
     Raises:
         TypeError, ValueError: a value has no form in JSON.
@@ -86,7 +86,7 @@ def json_value(value: object, where: str = "body") -> object:
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, Record):
-        # It came from the upstream as JSON, so there is nothing to convert.
+        # It came from the upstream as JSON, so it needs no conversion.
         return value.raw
     if isinstance(value, Mapping):
         return {_key(key, where): json_value(item, f"{where}.{key}") for key, item in value.items()}
@@ -94,14 +94,14 @@ def json_value(value: object, where: str = "body") -> object:
         return [json_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, float):
         if not math.isfinite(value):
-            # Python's encoder would write NaN, which RFC 8259 (6) has no form for.
+            # Python's encoder would write NaN, which JSON does not have (RFC 8259, 6).
             raise ValueError(f"{where} is {value}: JSON has no such number")
         return value
     return _scalar_text(value, where, "JSON")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the nearest of ``known``, or nothing."""
+    """Return ``"; did you mean 'x'?"`` for the nearest of ``known``, or an empty text."""
     near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -110,10 +110,10 @@ def _query_text(value: object, where: str) -> str:
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, bool):
-        # As JSON spells it. Python's own spelling, True, is a text to whoever reads the query.
+        # As in JSON. Python's spelling, True, would be a text to the upstream.
         return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{where} is {value}: the upstream takes finite numbers")
+        raise ValueError(f"{where} is {value}: it must be a finite number")
     if isinstance(value, str | int | float):
         return str(value)
     return _scalar_text(value, where, "a query")
@@ -121,17 +121,16 @@ def _query_text(value: object, where: str) -> str:
 
 def _scalar_text(value: object, where: str, place: str) -> str:
     if isinstance(value, datetime):
-        # The upstream would read it in a zone of its own, hours away from what was meant, and the
-        # answer would look right.
+        # The upstream would assume its own zone, hours off, and the answer would look right.
         if value.tzinfo is None:
             raise ValueError(
                 f"{where} is {value.isoformat()}, a time without a zone: "
-                "give it one, as in datetime.now(UTC)"
+                "add one, as in datetime.now(UTC)"
             )
         return value.isoformat()
     if isinstance(value, date | time):
         return value.isoformat()
-    # A decimal is sent as text: as a number, the reader at the other end would round it to a float.
+    # A decimal is sent as text: the upstream would round a number to a float.
     if isinstance(value, UUID | Decimal):
         return str(value)
     raise TypeError(f"{where} is {_kind(value)}, which has no form in {place}: convert it first")
@@ -141,7 +140,7 @@ def _key(key: object, where: str) -> str:
     if isinstance(key, enum.Enum):
         key = key.value
     if not isinstance(key, str):
-        raise TypeError(f"{where} has the key {key!r}: JSON takes texts as keys")
+        raise TypeError(f"{where} has the key {key!r}: JSON keys must be text")
     return key
 
 
@@ -153,7 +152,7 @@ def _kind(value: object) -> str:
 _SPECIFICATION = re.compile(r"(GET|POST|PATCH|PUT|DELETE) (/\S*)")
 _PARAMETER = re.compile(r"{(\w+)}")
 
-#: Methods whose arguments are a JSON body unless the row says otherwise.
+#: Methods whose arguments are a JSON body by default.
 BODY_METHODS = frozenset({"POST", "PATCH", "PUT"})
 
 
@@ -163,35 +162,35 @@ class OperationAnswer(enum.StrEnum):
     RECORD = "record"
     """One JSON object."""
     RECORDS = "records"
-    """A JSON array of objects, whole."""
+    """A JSON array of objects."""
     PAGE = "page"
     """One page of a list: ``{items, pagination: {total_count, max_page}}``."""
     CURSOR_PAGE = "cursor page"
-    """As PAGE, or ``{items, pagination: {has_next_page}}`` when the query asks for that."""
+    """As PAGE, or ``{items, pagination: {has_next_page}}`` if the query requests that."""
     JSON = "json"
     """Any JSON, or nothing."""
     NOTHING = "nothing"
-    """No body, or one that says nothing."""
+    """No body, or one without information."""
     CSV = "csv"
     """A CSV file of any length, read as a stream."""
 
 
 class Body(enum.StrEnum):
-    """The form in which an operation's arguments beside the path are sent."""
+    """The form in which arguments other than path parameters are sent."""
 
     JSON = "json"
     """A JSON object."""
     FORM = "form"
-    """An HTML form (``application/x-www-form-urlencoded``), as OAuth 2 has it."""
+    """An HTML form (``application/x-www-form-urlencoded``), as in OAuth 2."""
     NONE = "none"
-    """The query, for GET and DELETE; other methods take no arguments."""
+    """In the query, for GET and DELETE; other methods take no arguments."""
 
 
 class Pagination(enum.StrEnum):
-    """The way in which the further pages of a list are requested."""
+    """The method of requesting further pages of a list."""
 
     NONE = "none"
-    """It is not: the answer is whole."""
+    """Not paginated: the answer is complete."""
     NUMBERED = "page/limit"
     """``page`` from 1 up to the answer's ``max_page``."""
     CURSOR = "cursor"
@@ -208,11 +207,11 @@ _PAGINATION = {
 class Operation:
     """One row of the table.
 
-    ``resource`` is the way from the client to the resource (``customer_portal.orders``), ``name``
-    the operation's name there. ``path`` is below ``Sdk:BasePath`` and exact: where it ends in a
-    slash, the upstream answers the path without one with a redirect, which is not followed.
-    ``body`` is the form of the arguments beside the path. ``idempotent`` says that it may be
-    executed twice without harm, by its method or because this operation is known to be harmless.
+    ``resource`` is the resource's path in the client (``customer_portal.orders``), ``name`` the
+    operation's name there. ``path`` is exact, below ``Sdk:BasePath``: the upstream redirects a path
+    that lacks its trailing slash, and redirects are not followed. ``body`` is the form of the
+    arguments other than path parameters. ``idempotent``: it may be executed twice without harm, by
+    its method or because this operation is known to be harmless.
     """
 
     resource: str
@@ -240,14 +239,14 @@ class Operation:
 
     @property
     def pagination(self) -> Pagination:
-        """Return the way in which the further pages of a list are requested."""
+        """Return how further pages of a list are requested."""
         return _PAGINATION.get(self.answer, Pagination.NONE)
 
     def filled_path(self, values: Mapping[str, object]) -> str:
         """Return the path with ``values`` in place of its parameters, each percent-encoded.
 
         Raises:
-            TypeError, ValueError: a value is None, empty or otherwise no part of a path.
+            TypeError, ValueError: a value is None, empty or otherwise invalid in a path.
         """
         return _PARAMETER.sub(
             lambda match: path_segment(values[match[1]], f"{self.full_name}({match[1]}=)"),
@@ -256,9 +255,9 @@ class Operation:
 
 
 class UnknownArgumentError(TypeError):
-    """An operation was given an argument that it does not take; nothing was sent.
+    """An operation got an unknown argument; nothing was sent.
 
-    ``reason`` names the argument; the message adds how to pass it in spite of the table in Python.
+    ``reason`` names the argument; the message adds how to pass it anyway in Python.
     """
 
     def __init__(self, reason: str, way: str) -> None:
@@ -275,17 +274,17 @@ def operation(
     body: Body | None = None,
     idempotent: bool | None = None,
 ) -> Operation:
-    """Make a row from ``"METHOD /path/{parameter}"``.
+    """Create a row from ``"METHOD /path/{parameter}"``.
 
     ``body`` and ``idempotent`` follow from the method unless given (POST, PATCH and PUT take JSON;
     GET, PUT and DELETE are idempotent).
 
     Raises:
-        ValueError: the text is not of this form.
+        ValueError: the text does not have this form.
     """
     match = _SPECIFICATION.fullmatch(specification)
     if match is None:
-        raise ValueError(f"{specification!r} is no 'METHOD /path/{{parameter}}'")
+        raise ValueError(f"{specification!r} is not 'METHOD /path/{{parameter}}'")
     method, path = match.groups()
     return Operation(
         resource=resource,
@@ -308,33 +307,33 @@ def prepare(
     options: CallOptions = NO_OPTIONS,
     is_checked: bool = True,
 ) -> Call:
-    """Make a call of an operation: sort its arguments into path, query and body.
+    """Create a call of an operation: sort its arguments into path, query and body.
 
     Args:
         operation: the row.
         positional: values of the path's parameters, in order.
-        fields: path parameters by name; the rest goes into the body where the operation takes one,
-            into the query where it does not.
-        body: the body, to which fields add when it is a mapping. Its names are not checked.
-        query: a mapping: the query, beside what fields give; its names are not checked. Anything
-            else: the value of the upstream's own field of this name, which its lists search by.
+        fields: path parameters by name; all others go into the body if the operation takes one,
+            otherwise into the query.
+        body: the body, to which fields are added if it is a mapping. Its names are not checked.
+        query: a mapping: added to the query from the fields; its names are not checked. Anything
+            else: the value of the upstream's own field of this name, which its lists use for
+            searches.
         options: the options of the call.
-        is_checked: whether ``fields`` must be among those that the table knows.
+        is_checked: whether ``fields`` must be in the table.
 
     Raises:
-        TypeError: a path parameter is missing, given twice, or one too many, or a field is not
-            known (:class:`UnknownArgumentError`).
+        TypeError: a path parameter is missing, given twice, or one too many, or a field is unknown
+            (:class:`UnknownArgumentError`).
         ValueError: a value cannot be sent.
     """
     rest = dict(fields or {})
     path = operation.filled_path(_path_values(operation, positional, rest))
-    # Lists of the upstream search by a parameter that is called "query" itself, so the type of the
-    # value decides which of the two is meant.
+    # Lists of the upstream have a search parameter named "query", so the type of the value decides.
     in_query = dict(query) if isinstance(query, Mapping) else {}
     if query is not None and not isinstance(query, Mapping):
         rest["query"] = query
-    # Names alone are checked. The upstream learns values faster than this client does, and refuses
-    # a wrong one itself (docs/adr/0030-generated-types.md).
+    # Only names are checked. The upstream adds values faster than this client, and refuses wrong
+    # ones itself (docs/adr/0030-generated-types.md).
     if is_checked and operation.known is not None:
         _check_known(operation, operation.known, rest)
     if operation.body is not Body.NONE and isinstance(body, Unset):
@@ -343,10 +342,10 @@ def prepare(
         _check_given_once(operation, body, rest)
         body, rest = {**body, **rest}, {}
     if rest and operation.method in BODY_METHODS:
-        _raise_surplus(operation, rest)
+        _raise_unexpected_fields(operation, rest)
     json, form = _body_parts(operation, body)
-    # The row knows better than the method: a POST that only asks for a redelivery may be repeated.
-    # It goes in as an option, so the caller's own still wins.
+    # The row is more precise than the method: a POST that only requests a redelivery may be
+    # repeated. Passed as an option, so the caller's own takes precedence.
     if operation.idempotent != is_idempotent(operation.method, declared=None):
         options = CallOptions(idempotent=operation.idempotent).merged_with(options)
     return Call(
@@ -363,27 +362,27 @@ def prepare(
 def _body_parts(
     operation: Operation, body: object
 ) -> tuple[object, tuple[tuple[str, str], ...] | None]:
-    """Return the body as JSON and as form fields; at most one of both is set."""
+    """Return the body as JSON and as form fields; at most one of them is set."""
     if isinstance(body, Unset):
         return UNSET, None
     if operation.body is not Body.FORM:
         return json_value(body), None
     if not isinstance(body, Mapping):
-        raise TypeError(f"{operation.full_name}() sends a form: body= takes a mapping")
-    # A form is encoded like a query (application/x-www-form-urlencoded has one syntax for both).
+        raise TypeError(f"{operation.full_name}() sends a form: body= must be a mapping")
+    # A form is encoded like a query (application/x-www-form-urlencoded has the same syntax).
     return UNSET, tuple(query_pairs(body)) or None
 
 
 def _path_values(
     operation: Operation, positional: Sequence[object], fields: dict[str, object]
 ) -> dict[str, object]:
-    """Take the path's parameters from ``positional`` and ``fields``, which keeps the rest."""
+    """Take the path parameters from ``positional`` and ``fields``, leaving the rest in it."""
     names = operation.parameters
     if len(positional) > len(names):
         takes = f"{len(names)} ({', '.join(names)})" if names else "none"
         raise TypeError(
             f"{operation.full_name}() got {len(positional)} positional arguments, "
-            f"and its path takes {takes}; give other fields by name"
+            f"but its path takes {takes}; pass other fields by name"
         )
     values = dict(zip(names, positional, strict=False))
     twice = [name for name in values if name in fields]
@@ -398,11 +397,11 @@ def _path_values(
 
 def _raise_missing(operation: Operation, name: str, fields: Mapping[str, object]) -> NoReturn:
     others = [field for field in fields if field not in operation.parameters]
-    # Most often a name from elsewhere was taken: customer_id= where the path has {id}.
+    # Usually the name is from another operation: customer_id= where the path has {id}.
     meant = next((f for f in others if f.endswith(f"_{name}") or did_you_mean(f, [name])), None)
     hint = f"; did you mean {name}= by {meant}=?" if meant else ""
     raise TypeError(
-        f"{operation.full_name}() misses the path parameter {name!r} of {operation.path}{hint}"
+        f"{operation.full_name}() needs the path parameter {name!r} of {operation.path}{hint}"
     )
 
 
@@ -415,9 +414,9 @@ def _check_known(operation: Operation, known: KnownOperation, given: Mapping[str
         if name.partition("[")[0] not in known.fields:
             where = "query" if operation.body is Body.NONE else "body"
             raise UnknownArgumentError(
-                f"{operation.full_name}() takes no {name!r}"
+                f"{operation.full_name}() has no argument {name!r}"
                 f"{did_you_mean(name, [*known.fields, *_OWN_ARGUMENTS])}",
-                f"{where}={{{name!r}: ...}} sends what is newer than this client",
+                f"{where}={{{name!r}: ...}} sends fields that are newer than this client",
             )
 
 
@@ -429,22 +428,22 @@ def _check_given_once(
             raise TypeError(f"{operation.full_name}() got {name!r} twice: by name and in body=")
 
 
-def _raise_surplus(operation: Operation, rest: Mapping[str, object]) -> NoReturn:
+def _raise_unexpected_fields(operation: Operation, rest: Mapping[str, object]) -> NoReturn:
     names = ", ".join(rest)
     if operation.body is Body.NONE:
         raise TypeError(
-            f"{operation.full_name}() takes no fields, and got {names}; "
-            "body={...} or query={...} sends what the upstream may have learnt since"
+            f"{operation.full_name}() takes no fields, but got {names}; "
+            "body={...} or query={...} sends fields that are newer than this client"
         )
     raise TypeError(
-        f"{operation.full_name}() got fields ({names}) beside a body= that is no mapping: "
-        "give one of them"
+        f"{operation.full_name}() got fields ({names}) and a body= that is not a mapping: "
+        "pass only one of them"
     )
 
 
 # --- help() and signatures ----------------------------------------------------------------------
 
-#: The arguments of every operation beside the upstream's own parameters.
+#: The arguments of every operation besides the upstream's own parameters.
 _OWN_ARGUMENTS = ("query", "body", "options")
 
 
@@ -461,7 +460,7 @@ def signature_of(operation: Operation) -> inspect.Signature:
 
 
 class _Text(str):
-    """A type as people read it, shown without quotes."""
+    """A type as text, shown without quotes."""
 
     __slots__ = ()
 
@@ -475,8 +474,8 @@ _ANY_FIELD = inspect.Parameter("fields", inspect.Parameter.VAR_KEYWORD, annotati
 def _parameters(
     operation: Operation, fields: Mapping[str, tuple[str, bool]]
 ) -> Iterator[inspect.Parameter]:
-    # In a query None means "left out", in a body it clears the field, so only there another value
-    # has to stand for "not given".
+    # In a query None means "omitted", in a body it clears the field, so only there "not given"
+    # needs another value.
     unset = UNSET if operation.body is not Body.NONE else None
     for name, (kind, is_required) in fields.items():
         is_path = name in operation.parameters
@@ -499,7 +498,7 @@ def _parameters(
 
 
 def description_of(operation: Operation) -> str:
-    """Describe in plain text what the operation does, needs and takes."""
+    """Describe in plain text what the operation does and its arguments."""
     known = operation.known
     lines = [] if known is None else [known.summary, ""]
     lines.append(f"{operation.method} {operation.path}")

@@ -1,9 +1,9 @@
-"""The pipeline: what all calls of a client share, and the layers that each goes through.
+"""The pipeline: the shared state of a client's calls, and the layers that each passes.
 
-From the outside in: the call's deadline, the limiter with the gate that a 429 shuts, retry, hedge,
-the breaker of the origin, the attempt's timeout, the transport. :meth:`Pipeline.layers` is the one
-place that knows this order. :class:`ClientConfig` is what the settings come to for a client, by
-functions that take everything as an argument.
+From the outside in: the call's deadline, the rate limiter with its pause after a 429, retry, hedge,
+the breaker of the origin, the attempt timeout, the transport. Only :meth:`Pipeline.layers` defines
+this order. :class:`ClientConfig` is the settings as the client uses them, computed by pure
+functions.
 """
 
 import platform
@@ -46,7 +46,7 @@ from .layers import (
     AttemptHook,
     AttemptKind,
     CallLayer,
-    CallsUnderWay,
+    CallsInProgress,
     ClientCounters,
     DeadlineLayer,
     chained,
@@ -58,11 +58,11 @@ from .layers.retry import BudgetPolicy, HedgeLayer, RetryBudget, RetryLayer, Ret
 
 MILLISECONDS = 1000.0
 
-#: The least total time of a call, in seconds, when none is configured. It equals the longest time
-#: that a call waits for our own rate limit: a shorter one would end calls that wait in order.
+#: The least total time of a call, in seconds, if none is configured. It equals the longest wait for
+#: our own rate limit: a shorter one would end calls that wait their regular time.
 LEAST_TOTAL_SECONDS = 120.0
 
-#: Words inside an access token that name the environment it was issued for.
+#: Words in an access token that name its environment.
 _SANDBOX_WORDS = frozenset({"sandbox", "test", "testing"})
 _PRODUCTION_WORDS = frozenset({"production", "prod", "live"})
 
@@ -71,8 +71,8 @@ _PRODUCTION_WORDS = frozenset({"production", "prod", "live"})
 class ClientConfig:
     """The settings in the form that the client uses. Times are in seconds, None for no limit.
 
-    ``base_url`` includes the base path, without a slash at its end; ``origin`` is its scheme, host
-    and port. ``upstream_honours_keys`` says that a write with an idempotency key may be repeated.
+    ``base_url`` includes the base path, without a trailing slash; ``origin`` is its scheme, host
+    and port. ``upstream_honours_keys``: a write with an idempotency key may be repeated.
     """
 
     mode: str
@@ -99,8 +99,7 @@ class ClientConfig:
 
     def headers(self, *, user_agent: str) -> HeaderList:
         """Return the headers of every request except the token's, ``Host`` first."""
-        # The port belongs to Host where it is not the usual one, and user and password never do
-        # (RFC 9110, 7.2).
+        # Host includes a non-default port, but never user and password (RFC 9110, 7.2).
         host = urlsplit(self.base_url).netloc.rpartition("@")[2]
         return HeaderList(
             [
@@ -113,17 +112,17 @@ class ClientConfig:
         )
 
     def total_timeout_of(self, *, attempt_timeout: float, max_retries: int) -> float:
-        """Return the total time in seconds of a call for which none is configured.
+        """Return the total time in seconds of a call without a configured one.
 
-        It is two minutes, or the time that the attempts need when each takes its whole timeout and
-        each wait between them is the longest. So it cuts no attempt short, and the remainder is for
-        waits that the upstream asks for.
+        It is two minutes, or the time that all attempts need if each takes its whole timeout and
+        each wait is the longest. So it cuts no attempt short, and the rest is for waits requested
+        by the upstream.
         """
         attempts = attempt_timeout * (max_retries + 1) + self.retry.cap_seconds * max_retries
         return max(LEAST_TOTAL_SECONDS, attempts)
 
     def summary(self) -> dict[str, object]:
-        """Return the fields of the start-up log line; no secret is among them."""
+        """Return the fields of the startup log line; it contains no secret."""
         return {
             "mode": self.mode,
             "base_url": self.base_url,
@@ -145,11 +144,11 @@ class ClientConfig:
 
 
 def plan_of(settings: Settings) -> ClientConfig:
-    """Return the plan that ``settings`` describe.
+    """Return the plan for ``settings``.
 
     Raises:
-        OptionsValidationError: they hold no usable access token, or no base address. Settings
-            that were validated for the client have both.
+        OptionsValidationError: they have no usable access token, or no base address. Settings
+            validated for the client have both.
     """
     token = "" if settings.access_token is None else settings.access_token.reveal()
     problems = []
@@ -184,37 +183,36 @@ def plan_of(settings: Settings) -> ClientConfig:
 
 
 def join_base(base_url: str, base_path: str) -> str:
-    """Return the address that paths are appended to, without a slash at its end."""
+    """Return the address that paths are appended to, without a trailing slash."""
     path = base_path.strip("/")
     return f"{base_url.rstrip('/')}/{path}" if path else base_url.rstrip("/")
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of ``url``, the port always spelled out."""
+    """Return scheme, host and port of ``url``, always including the port."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    # Spelled out, so that https://host and https://host:443 share a breaker and a limiter.
+    # With the port, so that https://host and https://host:443 share a breaker and a limiter.
     port = DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def token_problem(token: str) -> str | None:
-    """Return the reason why ``token`` cannot be sent, None when it can; it is not quoted."""
+    """Return why ``token`` cannot be sent, None if it can; the token is not quoted."""
     if not token:
         return "is missing: the client needs an organization access token"
-    # A line break at the end comes from the file that the token was copied from, and would end the
-    # header.
+    # A line break at the end, from the file that the token was copied from, would end the header.
     if not (token.isascii() and token.isprintable()) or " " in token:
-        return "holds a space, line break or other character that no token has: copy it again"
+        return "has a space, line break or other invalid character: copy it again"
     return None
 
 
 def token_warning(token: str, mode: Mode) -> str | None:
-    """Return a warning when ``token`` looks like the other environment's, else None.
+    """Return a warning if ``token`` looks like the other environment's, otherwise None.
 
-    The words in its prefix decide, so it is a guess; the warning quotes no part of the token.
+    A guess from the words in its prefix; the warning quotes no part of the token.
     """
-    # The last part is random and may spell anything.
+    # The last part is random and may contain any letters.
     words = set(re.split(r"[_\-.]", token.lower())[:-1])
     if mode is Mode.LIVE and words & _SANDBOX_WORDS:
         return "Sdk:AccessToken looks like a sandbox token, and Sdk:Mode is Live"
@@ -237,10 +235,9 @@ _NOT_OPEN = "the client is not open: use it inside 'async with Client(...)'"
 
 @attrs.frozen(kw_only=True)
 class RequestSources:
-    """The clock, randomness and keys of a client; tests put their own in.
+    """The clock, randomness and keys of a client; replaceable in tests.
 
-    ``clock`` must be the one that Trio's deadlines are on. ``random`` returns 0 to 1, ``new_key``
-    a text that was never used before.
+    ``clock`` must be Trio's. ``random`` returns 0 to 1, ``new_key`` a unique text.
     """
 
     clock: Callable[[], float] = trio.current_time
@@ -250,18 +247,18 @@ class RequestSources:
 
 
 class Pipeline:
-    """Sends calls: one for a client and all of its views.
+    """Sends calls: one pipeline for a client and all of its views.
 
-    An async context manager: it is open while its transport is, and is opened once.
+    An async context manager: it opens and closes its transport, and can be opened once.
 
     Args:
-        plan: the settings in the form that the client uses.
-        transport: sends requests; entered and left with the pipeline.
+        plan: the settings as the client uses them.
+        transport: sends requests; entered and exited with the pipeline.
         budget: how fast the retry budget fills.
-        sources: time and chance.
+        sources: clock, randomness and keys.
 
-    Others may read ``counters``, ``breakers``, ``budget`` and ``limiters``, which outlive the
-    closing. ``hooks`` are called with the record of every attempt, in the task of the call.
+    ``counters``, ``breakers``, ``budget`` and ``limiters`` are readable, even after closing.
+    ``hooks`` are called with the record of every attempt, in the task of the call.
     """
 
     def __init__(
@@ -283,27 +280,27 @@ class Pipeline:
             plan.breaker, clock=clock, on_change=self._circuit_changed
         )
         self.limiters: Limiters = Limiters(plan.limit, clock=clock)
-        self._under_way = CallsUnderWay()
+        self._under_way = CallsInProgress()
         self._outermost: CallLayer | None = None
         self._is_open = False
-        # So that the upstream's people can tell in their logs which client made trouble, and under
-        # which Python.
+        # Lets the upstream's operators identify a faulty client and its Python version in their
+        # logs.
         agent = f"sdk-trio/{__version__} python/{platform.python_version()}"
         self._headers = plan.headers(user_agent=agent)
         self._authorized = self._with_token(plan.access_token)
         self._secrets: tuple[str, ...] = (plan.access_token,)
 
     def prepare_reload(self, wanted: ClientConfig) -> Callable[[], None]:
-        """Check ``wanted`` and return a function that puts its reloadable part into force.
+        """Check ``wanted`` and return a function that applies its reloadable part.
 
-        That is the rate, also for calls that wait already; and token, timeouts, retries and
-        hedging for every call that is made from then on.
+        That is the rate, also for waiting calls; and token, timeouts, retries and hedging for every
+        later call.
 
         Raises:
             ValueError: the token cannot be sent.
         """
-        # Addresses and connection settings are left out, because open connections and breakers
-        # belong to them. A changed one takes a restart.
+        # Without addresses and connection settings, because open connections and breakers depend on
+        # them. Changes of those need a restart.
         plan = attrs.evolve(
             self.plan,
             access_token=wanted.access_token,
@@ -323,10 +320,10 @@ class Pipeline:
         return commit
 
     async def __aenter__(self) -> Self:
-        # The counters, breakers and budget outlive the closing, so that they can be read
-        # afterwards. Opening again would mix them with those of the second life.
+        # Counters, breakers and budget stay readable after closing. Opening again would mix them
+        # with those of another run.
         if self._outermost is not None:
-            raise RuntimeError("a client is opened once: make another one")
+            raise RuntimeError("a client can be opened only once: create another one")
         await self._transport.__aenter__()
         self._outermost = chained(self.layers())
         self._is_open = True
@@ -338,14 +335,14 @@ class Pipeline:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # The calls end first: those that wait between attempts must not find a closed transport.
+        # End the calls first: those waiting between attempts must not find a closed transport.
         self._is_open = False
         self._under_way.close()
         await self._transport.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - it bounds it itself
 
     @property
     def opened(self) -> Self:
-        """Return the pipeline, if it is open or was open.
+        """Return the pipeline, if it is or was open.
 
         Raises:
             NotRunningError: it was never opened.
@@ -355,11 +352,11 @@ class Pipeline:
         return self
 
     def layers(self) -> list[CallLayer]:
-        """Make the layers of a call, from the outermost to the attempt. The order matters."""
+        """Create the layers of a call, from the outermost to the attempt. The order matters."""
         clock, budget, counters = self._sources.clock, self.budget, self.counters
         gate = RateGate(
             self.limiters,
-            under_way=self._under_way,
+            in_progress=self._under_way,
             clock=clock,
             wall_clock=self._sources.wall_clock,
             longest_wait=self.plan.retry.longest_wait_seconds,
@@ -367,15 +364,15 @@ class Pipeline:
         tracing: list[CallLayer] = []
         tracer = find_tracer()
         if tracer is not None:
-            # Imported here, because it needs an optional package that may not be installed.
+            # Imported here, because it needs an optional package.
             from .layers.tracing import TracingLayer
 
             tracing = [TracingLayer(tracer)]
         return [
-            # Outermost, so that it bounds waits and retries as well.
+            # Outermost, so that it also limits waits and retries.
             DeadlineLayer(self._under_way, clock=clock),
-            # Outside of retries, so that a call keeps its place in the order of departure; they
-            # ask the gate themselves, again before each attempt.
+            # Outside of retries: a call keeps its rate slot; each retry asks for another one
+            # itself.
             AdmissionLayer(gate),
             # Outside of the attempt's timeout, so that each attempt gets its whole time.
             RetryLayer(
@@ -386,15 +383,16 @@ class Pipeline:
                 random=self._sources.random,
                 counters=counters,
             ),
-            # Inside of retries, so that a retry is hedged too, and both attempts are one failure.
+            # Inside of retries, so that a retry is hedged too, and both attempts count as one
+            # failure.
             HedgeLayer(budget, gate, clock=clock, counters=counters),
-            # Inside of retry and hedge, so that every attempt counts and may be refused.
+            # Inside of retry and hedge, so that every attempt counts and can be refused.
             BreakerLayer(self.breakers),
-            # Inside of the breaker: only what is sent has a span.
+            # Inside of the breaker: only sent requests have a span.
             *tracing,
             AttemptLayer(
                 self._transport,
-                under_way=self._under_way,
+                in_progress=self._under_way,
                 clock=clock,
                 gate=gate,
                 budget=budget,
@@ -404,14 +402,15 @@ class Pipeline:
         ]
 
     async def send(self, call: Call) -> httpx.Response:
-        """Send ``call`` and return its answer, a success unless the call accepts any status.
+        """Send ``call`` and return its answer: a success, unless the call accepts any status.
 
         Raises:
             NotRunningError: the client is not open.
-            CallError: there is no such answer; ``attempts`` says how many requests were sent.
-            TypeError, ValueError: a part of the call cannot be sent; nothing was.
+            CallError: there is no such answer; ``attempts`` counts the requests sent.
+            TypeError, ValueError: a part of the call is invalid; nothing was sent.
 
-        Cancelling abandons the requests in flight, counts for nothing, and takes effect at once.
+        Cancellation abandons the requests in flight, is not counted as a failure, and takes effect
+        at once.
         """
         if not call.url:
             self.address(call)
@@ -422,8 +421,8 @@ class Pipeline:
             response = await self._outermost.send(call, AttemptKind.FIRST)
             if not is_acceptable(response, call):
                 raise refused(response, call, self._sources.wall_clock())
-            # A streamed answer names its call, which must not name the answer: a cycle for each
-            # call, which only the collector would end.
+            # A streamed answer refers to its call, so the call must not refer to it: that would be
+            # a cycle per call for the garbage collector.
             call.head = call.last = None
             outcome = "ok"
         except CallError as error:
@@ -431,8 +430,7 @@ class Pipeline:
             outcome = error.outcome
             raise
         except Exception:
-            # A bug of ours or of a transport's. It is counted, so that metrics show it without a
-            # log.
+            # A bug of ours or of a transport. Counted, so that metrics show it without a log.
             outcome = "unexpected"
             raise
         finally:
@@ -441,28 +439,27 @@ class Pipeline:
         return response
 
     def stream(self, call: Call) -> ResponseStream:
-        """Send ``call`` as :meth:`send` does when the context is entered; the body is to be read.
+        """Send ``call`` as :meth:`send` does on entering the context; the body is unread.
 
         Raises:
-            TypeError, ValueError: a part of the call cannot be sent.
+            TypeError, ValueError: a part of the call is invalid.
         """
         call.is_stream = True
         self.address(call)
         return ResponseStream(call, self.send)
 
     def address(self, call: Call) -> None:
-        """Fill in how ``call`` is sent, by the plan in force; its deadline begins when it is sent.
+        """Fill in the address of ``call`` by the current plan; its deadline starts when it is sent.
 
-        The caller bounds the body of a stream: the settings' limit is for bodies that are read into
-        memory.
+        The caller limits the body of a stream: the settings' limit is for bodies read into memory.
 
         Raises:
-            TypeError, ValueError: a part of the call cannot be sent.
+            TypeError, ValueError: a part of the call is invalid.
         """
         try:
             self._address(call)
         except (TypeError, ValueError) as error:
-            # Reports of a failure show the variables of its frames: no body may be among them.
+            # Error reports include the variables of frames: none may hold a body.
             raise without_frames(error)  # noqa: B904 - it is the error itself
 
     def _address(self, call: Call) -> None:
@@ -470,15 +467,13 @@ class Pipeline:
         token, headers, secrets = plan.access_token, self._authorized, self._secrets
         if not isinstance(options.access_token, Unset):
             token = options.access_token
-            # A tenant's token or a portal session's: both are masked in whatever the upstream
-            # repeats, the client's own as well.
+            # A tenant's token or a portal session's: mask both it and the client's own.
             headers = self._with_token(token)
             secrets = (token, *secrets)
         added: dict[str, str | None] = {}
         key = idempotency_key(call.method, options, new_key=self._sources.new_key)
         if key is not None:
-            # One key for all attempts of a call: it is what lets the upstream recognise the second
-            # one.
+            # One key for all attempts of a call, so that the upstream recognizes repetitions.
             added[plan.idempotency_header] = key
         if not isinstance(options.organization_id, Unset):
             added[plan.organization_header] = options.organization_id
@@ -494,7 +489,7 @@ class Pipeline:
             secrets = (*secrets, *credentials_in(options.headers))
         call.attempt_timeout = chosen(options.attempt_timeout, plan.attempt_timeout)
         call.max_retries = chosen(options.max_retries, plan.retry.max_retries)
-        # Computed for each call: its own options for timeout and retries change the time it needs.
+        # Computed per call: its own timeout and retries change the time it needs.
         total_timeout = plan.total_timeout or plan.total_timeout_of(
             attempt_timeout=call.attempt_timeout, max_retries=call.max_retries
         )
@@ -528,9 +523,9 @@ class Pipeline:
 def _complete(error: CallError, call: Call, now: float) -> None:
     """Add the last answer of ``call`` to the error that ends it; ``now`` is Unix time.
 
-    A refusal of the breaker or the deadline must not stand in place of the 500 that explains the
-    failure: the error carries that answer's status, request id and body, and the refusal becomes
-    its cause and a note.
+    A refusal by the breaker or the deadline must not hide the 500 that explains the failure. The
+    error has that answer's status, request id and body, and the refusal becomes its cause and a
+    note.
     """
     error.attempts = call.attempts
     if call.refusal is not None:

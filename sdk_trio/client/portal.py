@@ -1,8 +1,7 @@
-"""A thread that runs Trio with a client open in it, and the way into it from other threads.
+"""A thread that runs Trio with an open client, and access to it from other threads.
 
-A caller hands a coroutine over and waits; it gets the result or the error as if it had awaited. The
-thread starts with the first call and ends when the client is closed, or when nothing refers to it
-any more.
+A caller passes a coroutine and waits; it gets the result or the error as if it had awaited it. The
+thread starts with the first call and ends when the client is closed or garbage collected.
 """
 
 import contextlib
@@ -22,13 +21,13 @@ from .client import Client
 
 T = TypeVar("T")
 
-#: Time for an interrupted call to end, in seconds; it closes its connection meanwhile.
+#: Seconds for an interrupted call to end; it closes its connection meanwhile.
 INTERRUPT_SECONDS = 5.0
 
-#: Time for calls under way to end once the client is being closed, in seconds.
+#: Seconds for calls in progress to end while the client is being closed.
 CLOSING_SECONDS = 5.0
 
-_CLOSED = "the client is closed: make a new one"
+_CLOSED = "the client is closed: create a new one"
 
 
 class ClientClosedError(RuntimeError):
@@ -40,16 +39,15 @@ class _Job(Generic[T]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self.coroutine = coroutine
-        # The caller's context variables, so that its trace and its log fields hold in the call.
+        # The caller's context variables, so that its trace and log fields apply to the call.
         self.context: Context = copy_context()
         self.scope = trio.CancelScope()
         self.has_begun = False
         self.value: T | None = None
         self.error: BaseException | None = RuntimeError(
-            "the client was closed while this call was under way; a write may have been executed"
+            "the client was closed during this call; a write may have been executed"
         )
-        # A lock that is held until the job has ended: of all things to wait for that Ctrl-C can
-        # interrupt, it is the cheapest.
+        # Locked until the job has ended: the cheapest primitive that Ctrl-C can interrupt.
         self.ended = threading.Lock()
         self.ended.acquire()
 
@@ -60,7 +58,7 @@ class _Loop:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._jobs: set[_Job[Any]] = set()
-        self._held: weakref.WeakSet[HeldContext[Any]] = weakref.WeakSet()
+        self._held: weakref.WeakSet[OpenContext[Any]] = weakref.WeakSet()
         self._nursery: trio.Nursery | None = None
         self._stop = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -78,14 +76,14 @@ class _Loop:
         return self._token is not None
 
     def start(self) -> None:
-        """Start the thread and wait until the client is open; raise the error if it cannot open.
+        """Start the thread and wait until the client is open; raise its error if it cannot open.
 
-        Called again after an interrupt, it goes on waiting.
+        Called again after an interrupt, it continues to wait.
         """
-        # The thread itself takes the lock, so two threads may be started here after an interrupt;
+        # The thread itself takes the lock: after an interrupt two threads may be started here, and
         # the second one finds the lock taken and ends.
         if not self._begun.locked():
-            # A daemon: a program that forgets to close its client must be able to end.
+            # A daemon thread: a program that forgets to close its client must be able to end.
             threading.Thread(target=self._run, name="sdk-trio-client", daemon=True).start()
         self._opened.wait()
         if self._error is not None:
@@ -101,32 +99,31 @@ class _Loop:
         except trio.RunFinishedError:
             raise ClientClosedError(_CLOSED) from self._error
         except BaseException:  # an interrupt of the caller's thread
-            # Ctrl-C cancels the call in the thread as well, and waits until its connection is
-            # closed: otherwise a write could still leave after the program believes that it was
-            # stopped.
+            # Ctrl-C also cancels the call in the thread, and waits until its connection is closed:
+            # otherwise a write could still be sent after the program believes it stopped.
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._interrupt, job)
                 job.ended.acquire(timeout=INTERRUPT_SECONDS)
             raise
         finally:
             if not job.has_begun:
-                coroutine.close()  # Python warns of one that was never awaited
+                coroutine.close()  # avoids Python's "never awaited" warning
         if job.error is None:
             return cast("T", job.value)
         try:
             raise job.error
         finally:
-            del job  # its error's traceback holds this frame
+            del job  # its error's traceback refers to this frame
 
     def stop(self) -> None:
         """Close the client and wait for the thread, unless the caller is that thread."""
-        # A fork copies the memory and not the thread: in the child there is nothing to stop.
+        # A fork copies the memory, not the thread: in the child there is nothing to stop.
         if self._token is None or self.process != os.getpid():
             return
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._stop.set)
-        # Twice the time that calls under way get: the client's own closing comes after it. The
-        # thread is a daemon, so a hang beyond that cannot keep the process alive.
+        # Twice the time for calls in progress, because the client closes after them. The thread is
+        # a daemon, so a longer hang cannot keep the process alive.
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(2 * CLOSING_SECONDS)
 
@@ -134,24 +131,24 @@ class _Loop:
 
     def _run(self) -> None:
         if not self._begun.acquire(blocking=False):
-            return  # an interrupted start was repeated before this thread came to run
+            return  # an interrupted start was repeated before this thread ran
         self.thread = threading.current_thread()
         ended = outcome.capture(trio.run, self._live)
         if isinstance(ended, outcome.Error):
             self._error = only_member(ended.error)
         self._opened.set()
-        # Callers of jobs that never came to their end must not wait for ever.
+        # Callers of unfinished jobs must not wait forever.
         for job in self._jobs:
             job.ended.release()
 
     async def _live(self) -> None:
-        # Leaving the client ends the calls under way with errors, as in a Trio program.
+        # Closing the client ends the calls in progress with errors, as in a Trio program.
         async with trio.open_nursery() as nursery, self._client:
             self._nursery, self._token = nursery, trio.lowlevel.current_trio_token()
             self._opened.set()
             await self._stop.wait()
             self._nursery = None
-            # Calls that have begun may finish within this time; no new ones are accepted.
+            # Calls in progress may finish within this time; new ones are refused.
             nursery.cancel_scope.deadline = trio.current_time() + CLOSING_SECONDS
             for held in self._held:
                 held.leaving.set()
@@ -167,7 +164,7 @@ class _Loop:
 
     def _interrupt(self, job: _Job[Any]) -> None:
         job.scope.cancel()
-        # A job that was not handed over, or has just ended: its caller waits for nothing.
+        # If the job was not started, or has just ended, its caller does not wait.
         if job not in self._jobs and job.ended.locked():
             job.ended.release()
 
@@ -187,15 +184,15 @@ class _Loop:
             self._jobs.discard(job)
             job.ended.release()
 
-    async def enter(self, held: "HeldContext[T]") -> T:
-        """Enter a context in a task of its own; Trio's scopes must be left in the same task."""
+    async def enter(self, held: "OpenContext[T]") -> T:
+        """Enter a context in its own task; Trio's scopes must be exited in the same task."""
         assert self._nursery is not None
         self._held.add(held)
         value: T = await self._nursery.start(held.live)
         return value
 
 
-class HeldContext(Generic[T]):
+class OpenContext(Generic[T]):
     """An asynchronous context that is open in the thread."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
@@ -212,8 +209,7 @@ class HeldContext(Generic[T]):
                 task_status.started(value)
                 await self.leaving.wait()
         except Exception as error:
-            # Before it was entered, the error belongs to the one who enters, through
-            # ``nursery.start``.
+            # Until it is entered, its error is raised in the entering task by ``nursery.start``.
             if not self.leaving.is_set():
                 raise
             self._error = error
@@ -221,7 +217,7 @@ class HeldContext(Generic[T]):
             self._left.set()
 
     async def leave(self) -> None:
-        """Leave the context, and raise the error of leaving it, if any."""
+        """Exit the context, and raise the error of exiting it, if any."""
         self.leaving.set()
         await self._left.wait()
         if self._error is not None:
@@ -229,23 +225,22 @@ class HeldContext(Generic[T]):
 
 
 class Portal:
-    """The way into the client's thread, from any other; the thread starts with the first call.
+    """Access to the client's thread from any other; the first call starts the thread.
 
-    It closes when nothing refers to it any more.
+    It is closed when garbage collected.
     """
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self._loop: _Loop | None = None
-        self._lock = threading.RLock()  # a handler of signals may close what is being opened
+        self._lock = threading.RLock()  # a signal handler may close it during opening
         self._is_closed = False
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await ``coroutine`` beside the client; return its result or raise its error.
+        """Await ``coroutine`` in the client's thread; return its result or raise its error.
 
         Raises:
-            RuntimeError: the client is closed, belongs to the process that forked this one, or
-                this is its own thread.
+            RuntimeError: the client is closed, was opened before a fork, or this is its own thread.
         """
         try:
             loop = self.opened()
@@ -255,7 +250,7 @@ class Portal:
         return loop.do(coroutine)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call ``function`` in the client's thread, so that it may ask Trio for the time."""
+        """Call ``function`` in the client's thread, so that it may read Trio's time."""
 
         async def call() -> T:
             await trio.lowlevel.checkpoint()
@@ -263,13 +258,13 @@ class Portal:
 
         return self.run(call())
 
-    def enter(self, held: HeldContext[T]) -> T:
-        """Enter a context beside the client; return its value."""
+    def enter(self, held: OpenContext[T]) -> T:
+        """Enter a context in the client's thread; return its value."""
         loop = self.opened()
         return loop.do(loop.enter(held))
 
     def opened(self) -> _Loop:
-        """Return the loop, started if it has not been."""
+        """Return the loop, started if necessary."""
         loop = self._loop
         if loop is None or not loop.is_open:
             loop = self._open()
@@ -283,8 +278,8 @@ class Portal:
         return loop
 
     def _open(self) -> _Loop:
-        # Checked before the lock is taken: in a forked process, a thread that does not exist there
-        # may hold it.
+        # Before taking the lock: in a forked process, a thread that does not exist there may hold
+        # it.
         self._check_process(self._loop)
         with self._lock:
             if self._is_closed:
@@ -292,13 +287,13 @@ class Portal:
             loop = self._loop
             if loop is None:
                 loop = self._loop = _Loop(self.client)
-                # A client that is dropped without close() ends its thread as well: the thread knows
-                # the loop, and only clients and their views know the portal.
+                # A client that is dropped without close() also ends its thread: the thread refers
+                # only to the loop, and only clients and their views refer to the portal.
                 weakref.finalize(self, loop.stop)
             try:
                 loop.start()
             except Exception:
-                # The next call tries again: a missing file, for instance, may be there by then.
+                # The next call tries again: a missing file may exist by then.
                 self._loop = None
                 raise
             if self._is_closed:
@@ -309,15 +304,15 @@ class Portal:
         if loop is not None and loop.process != os.getpid():
             raise RuntimeError(
                 f"this client was opened in process {loop.process}, and its thread and connections "
-                f"do not live on in process {os.getpid()}, which was forked from it: open a client "
+                f"do not exist in process {os.getpid()}, which was forked from it: open a client "
                 "in each process, for instance at its first use"
             )
 
     def close(self) -> None:
-        """Close the client and end the thread; a second call does nothing."""
+        """Close the client and end the thread; a second call is a no-op."""
         self._is_closed = True
         loop = self._loop
         if loop is None or loop.process != os.getpid():
             return
-        with self._lock:  # a thread that opens it has finished by then
+        with self._lock:  # waits for a thread that is opening it
             loop.stop()

@@ -1,6 +1,6 @@
-"""The upstream's JSON objects as records that lose nothing. Pure.
+"""The upstream's JSON objects as lossless records. Pure.
 
-A record is a view of a JSON object: nothing is validated, renamed or dropped, so a field or an
+A record is a view of a JSON object: nothing is validated, renamed or dropped. A field or
 enumeration value that the upstream adds tomorrow is readable today.
 """
 
@@ -13,14 +13,14 @@ import msgspec
 
 from .stubs import fields_of, known_operation, models_in, time_names
 
-#: The kind of an object: an operation's or a model's name, or a field of another object; None when
-#: it is unknown.
+#: The kind of an object: the name of an operation or model, or a field of another object; None if
+#: unknown.
 Origin = str | tuple["Origin", str] | None
 
 _Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
-#: The fields whose values a repr shows. Any other value may be personal or secret (tokens, keys,
-#: addresses). The upstream may add such fields at any time, so a list of fields to hide would never
+#: The fields whose values a repr shows. All other values may be personal or secret (tokens, keys,
+#: addresses). The upstream can add such fields at any time, so a list of hidden fields would never
 #: be complete.
 _SHOWN = ("id", "type", "status", "slug")
 
@@ -31,18 +31,18 @@ _SHOWN_CHARACTERS = 64
 class Record:
     """One JSON object: ``record.status`` and ``record["status"]`` are the same.
 
-    Nested objects are records, lists of objects are lists of records. A time of the upstream's
-    model is an aware ``datetime``, as in events; a text that is no time stays a text. The only name
-    of our own is ``raw``, the JSON object itself as a dict, so that fields named ``items`` or
-    ``get`` are read as the upstream means them; a field named ``raw`` is ``record["raw"]``.
+    Nested objects are records, lists of objects are lists of records. A time in the upstream's
+    model is an aware ``datetime``, as in events; invalid times stay text. The only name of our own
+    is ``raw``, the JSON object as a dict, so fields named ``items`` or ``get`` are the upstream's.
+    A field named ``raw`` is ``record["raw"]``.
 
-    A field of the upstream's model that this answer lacks reads as None, just as a null does;
-    ``"seats" in order`` tells the two apart, and ``order["seats"]`` is a ``KeyError`` then. A name
-    that neither the answer nor the model has raises ``AttributeError``. Type checkers see the model
+    A field of the upstream's model that this answer lacks reads as None, like a null. ``"seats" in
+    order`` distinguishes them, and ``order["seats"]`` then raises ``KeyError``. A name that neither
+    the answer nor the model has raises ``AttributeError``. Type checkers see the model
     (:mod:`sdk_trio.client.models`), whose fields are attributes; brackets read any field.
 
-    Records are read-only and equal when their JSON is. ``in``, ``len`` and iteration are about
-    the names of the fields. The repr shows no value that could be secret or personal.
+    Records are read-only and equal if their JSON is. ``in``, ``len`` and iteration cover the names
+    of the fields. The repr shows no value that could be secret or personal.
     """
 
     __slots__ = ("_fields", "_origin")
@@ -55,14 +55,14 @@ class Record:
 
     @property
     def raw(self) -> dict[str, Any]:
-        """Return the JSON object as it came; it is not a copy."""
+        """Return the JSON object as received; not a copy."""
         return self._fields
 
-    if not TYPE_CHECKING:  # they know the fields of each model, and would accept any name by this
+    if not TYPE_CHECKING:  # type checkers know each model's fields, and this would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            # The interpreter, copy and pickle look for names with two underscores; a None from the
-            # model's fields would mislead them.
+            # The interpreter, copy and pickle ask for names with two underscores; returning None
+            # would mislead them.
             if name.startswith("__"):
                 raise AttributeError(name)
             try:
@@ -90,8 +90,7 @@ class Record:
     def __len__(self) -> int:
         return len(self._fields)
 
-    # ``if order.customer`` asks whether there is one; an empty object is one, though its length is
-    # 0.
+    # ``if order.customer`` tests presence; an empty object is present, although its length is 0.
     def __bool__(self) -> bool:
         return True
 
@@ -110,8 +109,7 @@ class Record:
         raise AttributeError(f"a record is read-only: {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[type["Record"], tuple[dict[str, Any], Origin]]:
-        # Records travel to other processes, where attributes of a read-only object could not be set
-        # one by one.
+        # For pickling to other processes, where attributes of a read-only object could not be set.
         return Record, (self._fields, self._origin)
 
     def __repr__(self) -> str:
@@ -132,7 +130,7 @@ def wrap(value: Any, origin: Origin = None) -> Any:
         return Record(value, origin)
     if not isinstance(value, list):
         return value
-    # Without recursion, because lists in lists may be deeper than the stack.
+    # Not recursive, because nested lists may be deeper than the stack.
     outermost: list[Any] = []
     waiting = [(value, outermost)]
     while waiting:
@@ -148,7 +146,7 @@ def wrap(value: Any, origin: Origin = None) -> Any:
 
 
 def _is_time(origin: Origin, name: str) -> bool:
-    # Most fields are of a name that holds a time in no model, which saves them the search.
+    # Most field names are never a time in any model, which saves the lookup.
     return name in time_names() and any(
         "datetime" in fields_of(model).get(name, "") for model in _models_of(origin)
     )
@@ -158,23 +156,23 @@ def _read_time(text: str) -> datetime | str:
     try:
         return msgspec.convert(text, _Time)
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter of half a surrogate pair
-        # The upstream may send what it likes: no value is lost, and none ends the program.
+        # The upstream may send anything: no value is lost, and none ends the program.
         return text
 
 
 def _known_fields(origin: Origin) -> set[str]:
-    """Return the fields that the upstream's models have for an object from ``origin``."""
+    """Return the fields of the upstream's models for an object from ``origin``."""
     return {name for model in _models_of(origin) for name in fields_of(model)}
 
 
 def _models_of(origin: Origin) -> frozenset[str]:
-    """Return the models that an object from ``origin`` may have; a union has several."""
+    """Return the possible models of an object from ``origin``; a union has several."""
     if origin is None:
         return frozenset()
     if isinstance(origin, str):
         operation = known_operation(origin)
         return models_in(origin if operation is None else operation.returns)
-    # Followed up to the operation only when it is asked for, which is where a field is absent.
+    # Resolved only on demand, when a field is absent.
     parent, name = origin
     kinds = (fields_of(model).get(name, "") for model in _models_of(parent))
     return frozenset[str]().union(*map(models_in, kinds))

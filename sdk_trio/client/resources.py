@@ -1,9 +1,9 @@
 """Resources: the rows of the table as methods, ``await client.orders.get(id)``.
 
-A resource class is a few rows, each an :class:`BoundEndpoint`, which is a descriptor: read from an
-instance it gives a :class:`BoundOperation`, which is called. Its result depends on the row's
-answer, and type checkers know it: ``record`` rows are awaited for a
-:class:`~sdk_trio.client.records.Record`, ``pages`` rows give a :class:`Listing`, ``csv`` rows a
+A resource class consists of rows, each a :class:`BoundEndpoint`. That is a descriptor: read from an
+instance it gives a :class:`BoundOperation`, which can be called. Its result depends on the row's
+answer, and type checkers know it. ``record`` rows are awaited for a
+:class:`~sdk_trio.client.records.Record`, ``pages`` rows return a :class:`Listing`, ``csv`` rows a
 :class:`CsvExport`.
 """
 
@@ -40,16 +40,16 @@ Later = Coroutine[Any, Any, Result]
 
 @attrs.frozen
 class WithResponse(Generic[T]):
-    """An operation's result, and the answer that it was read from, with status and headers."""
+    """An operation's result and its HTTP response, with status and headers."""
 
     result: T
     response: httpx.Response
 
 
-# A record is its JSON and nothing else, and a list or an export makes its calls later: the answer
-# of a call is caught on its way, so that no result has to carry it.
+# A record is only its JSON, and a list or an export makes its calls later. So the response is
+# recorded in passing, and no result has to carry it.
 class _Recording:
-    """A sender that remembers the last answer of another one."""
+    """A sender that remembers the last response of another one."""
 
     def __init__(self, sender: OperationSender) -> None:
         self._sender = sender
@@ -62,17 +62,17 @@ class _Recording:
 
 
 class Awaiting:
-    """The mode of resources whose operations are awaited, as type checkers see it."""
+    """Marker for type checkers: the operations are awaited."""
 
 
 class Blocking:
-    """The mode of resources whose operations block."""
+    """Marker for type checkers: the operations block."""
 
 
 class Resource(Generic[Mode]):
-    """Base of the resources: operations that belong together, and the sender of their calls.
+    """Base of the resources: related operations, and the sender of their calls.
 
-    Subclasses name their place in the client: ``class Orders(Resource[Mode], path="orders")``.
+    Subclasses declare their path in the client: ``class Orders(Resource[Mode], path="orders")``.
     """
 
     path: ClassVar[str] = ""
@@ -85,7 +85,7 @@ class Resource(Generic[Mode]):
     ) -> None:
         self._sender = sender
         self._options = options
-        # The class of the methods: their calls are awaited (BoundOperation), or they block.
+        # The class of the methods: awaited (BoundOperation), or blocking.
         self._method = BoundOperation if method is None else method
 
     def __init_subclass__(cls, *, path: str) -> None:
@@ -93,17 +93,17 @@ class Resource(Generic[Mode]):
         cls.path = path
         for name, value in vars(cls).items():
             if isinstance(value, BoundEndpoint):
-                # A row is written once: its name is its attribute's, its place the class's.
+                # A row has no name of its own: it is the attribute's, and its path the class's.
                 value.operation = attrs.evolve(value.operation, resource=path, name=name)
 
     def with_options(
         self, options: CallOptions = NO_OPTIONS, **fields: Unpack[OptionFields]
     ) -> Self:
-        """Return the same resource, or a view of the client, with other options for its calls.
+        """Return a view of this resource or client with other options for its calls.
 
         ``client.with_options(max_retries=0, total_timeout=2).orders.list()``. A view shares
         everything with its client: connections, budget, breakers, limits, counters. ``fields`` are
-        those of :class:`CallOptions`; the options of a single call win over these.
+        those of :class:`CallOptions`; options of a single call take precedence.
         """
         view = copy.copy(self)
         view._options = self._options.merged_with(options).merged_with(CallOptions(**fields))
@@ -113,8 +113,8 @@ class Resource(Generic[Mode]):
         return f"<resource {self.path or 'client'}>"
 
 
-# Type checkers read the stub of the table, which says what each attribute is, so the two
-# descriptors below need no types of their own.
+# Type checkers read the table's stub, which types each attribute, so the two descriptors below need
+# no types.
 
 
 class Nested:
@@ -126,8 +126,8 @@ class Nested:
     def __get__(self, instance: Resource[Any] | None, owner: type) -> Any:
         if instance is None:
             return self
-        # Made anew at each access: it holds three references, and a view with other options must
-        # not meet a resource that remembers the old ones.
+        # Created at each access: it holds three references, and a view with other options must not
+        # get a cached resource with the old ones.
         return self.resource(instance._sender, instance._options, instance._method)
 
 
@@ -146,10 +146,10 @@ class BoundEndpoint:
         return instance._method(self, instance._sender, instance._options)
 
 
-# ``help(client.orders.get)`` shows the upstream's parameters, ``help(BoundOperation)`` the text of
-# the class. Both read ``__doc__`` and ``__signature__``.
+# ``help(client.orders.get)`` shows the upstream's parameters, ``help(BoundOperation)`` the class's
+# text. Both read ``__doc__`` and ``__signature__``.
 class OfInstance:
-    """A descriptor that only instances see, so that the class keeps its own attribute."""
+    """A descriptor that only instances see; the class keeps its own attribute."""
 
     def __init__(self, of_class: str | None, of_operation: Callable[[Operation], object]) -> None:
         self._of_class = of_class
@@ -183,38 +183,38 @@ class OperationMethod(Generic[P, Result]):
         self._options = options
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Call the operation and return the result that the resource method promises.
+        """Call the operation and return its result.
 
         Raises:
             TypeError: a path parameter is missing, or an argument is unknown.
             ValueError: a value cannot be sent.
-            CallError: whatever the call ended with; if it is awaited or iterated, only then.
+            CallError: the call failed; if the result is awaited or iterated, raised only then.
         """
         try:
             call = self._prepare(args, kwargs)
         finally:
-            del args, kwargs  # reports of a failure show variables: no body may be among them
+            del args, kwargs  # error reports include variables: none may hold a body
         result: Result = self._finish(self._receive(self._sender, call))
         return result
 
     def unchecked(self, *args: object, **kwargs: object) -> Result:
-        """Call the operation with any arguments, also without those that it requires.
+        """Call the operation with any arguments, even without required ones.
 
-        Names are sent as they are: neither the table nor a type checker checks them.
+        Names are sent unchanged: neither the table nor a type checker checks them.
         """
         try:
             call = self._prepare(args, kwargs, is_checked=False)
         finally:
-            del args, kwargs  # reports of a failure show variables
+            del args, kwargs  # error reports include variables
         result: Result = self._finish(self._receive(self._sender, call))
         return result
 
     def _finish(self, result: Any) -> Any:
-        """Return what the caller gets of a coroutine, a listing or an export."""
+        """Convert a coroutine, a listing or an export to what the caller gets."""
         return result
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """Return the request that these arguments make, and send nothing."""
+        """Return the request for these arguments without sending it."""
         return self._prepare(args, kwargs)
 
     def _prepare(
@@ -231,16 +231,16 @@ class OperationMethod(Generic[P, Result]):
                 is_checked=is_checked,
             )
         except (TypeError, ValueError) as error:
-            # The frames of a failed conversion hold the body, and reports that print variables
-            # would show it (docs/adr/0029-client-calls.md).
+            # The frames of a failed conversion hold the body, and error reports with variables
+            # would include it (docs/adr/0029-client-calls.md).
             raise without_frames(error)
         finally:
-            del path, named  # reports of a failure show variables
+            del path, named  # error reports include variables
 
     async def _send_with_response(self, call: Call) -> WithResponse[Any]:
         recording = _Recording(self._sender)
         result: Any = self._receive(recording, call)
-        # It has sent nothing yet, so there is no answer to give.
+        # It has sent nothing yet, so there is no response.
         if isinstance(result, CsvExport):
             raise TypeError(f"{self.operation.full_name}() is an export: its rows have .response")
         result = await (result.first_page() if isinstance(result, Listing) else result)
@@ -253,27 +253,27 @@ class OperationMethod(Generic[P, Result]):
 
 
 class BoundOperation(OperationMethod[P, Result]):
-    """An operation that is ready to be called.
+    """A callable operation.
 
-    Path parameters are given by position or name. Other keyword arguments go into the query of a
-    GET or DELETE (None is left out, a list repeats its key) and into the JSON body of a write
-    (None is null, which clears a field). A name that the operation does not take is a
-    ``TypeError`` before anything is sent; ``query={...}`` and ``body={...}`` add fields that are
-    newer than this client. ``options=`` changes this one call.
+    Path parameters are positional or named. Other keyword arguments go into the query of a GET or
+    DELETE (None is omitted, a list repeats its key) and into the JSON body of a write (None is
+    null, which clears a field). An unknown name is a ``TypeError`` before anything is sent;
+    ``query={...}`` and ``body={...}`` add fields that are newer than this client. ``options=``
+    changes this call only.
     """
 
     __doc__: Any = OfInstance(__doc__, description_of)
 
     async def raw(self, *args: P.args, **kwargs: P.kwargs) -> httpx.Response:
-        """Call the operation and return the answer itself, with its headers and exact bytes.
+        """Call the operation and return the response itself, with headers and exact bytes.
 
-        Of a list it is one page. Errors are as for the call. Cancelling ends the call; a write
+        For a list it is one page. Errors are as for the call. Cancellation ends the call; a write
         that was already sent may have been executed.
         """
         try:
             call = self._prepare(args, kwargs)
         finally:
-            del args, kwargs  # reports of a failure show variables
+            del args, kwargs  # error reports include variables
         return await self._sender.send(call)
 
     @overload
@@ -285,15 +285,15 @@ class BoundOperation(OperationMethod[P, Result]):
         self: "BoundOperation[P, Listing[Item]]", *args: P.args, **kwargs: P.kwargs
     ) -> WithResponse[Page[Item]]: ...
     async def with_response(self, *args: Any, **kwargs: Any) -> WithResponse[Any]:
-        """Call the operation and return its result with the answer that it was read from.
+        """Call the operation and return its result together with the response.
 
-        Of a list the result is one page. An export's rows have their answer as ``response``
-        already. Arguments, errors and cancellation are as for the call.
+        For a list the result is one page. An export's rows already have ``response``. Arguments,
+        errors and cancellation are as for the call.
         """
         try:
             call = self._prepare(args, kwargs)
         finally:
-            del args, kwargs  # reports of a failure show variables
+            del args, kwargs  # error reports include variables
         return await self._send_with_response(call)
 
 
@@ -301,11 +301,11 @@ async def receive_record(sender: OperationSender, call: Call) -> Record:
     """Send ``call`` and return its answer's JSON object."""
     response = await sender.send(call)
     document = await decode_json(response, call)
-    # A success of another form is said at once and by name; an attribute error would come later,
+    # Report an unexpected form at once and by name; otherwise an AttributeError would follow
     # somewhere in the program.
     if not isinstance(document, dict):
-        del document  # reports of a failure show variables
-        raise unexpected(call, "the answer is no JSON object", response)
+        del document  # error reports include variables
+        raise unexpected(call, "the answer is not a JSON object", response)
     return Record(document, call.name)
 
 
@@ -314,9 +314,9 @@ async def receive_records(sender: OperationSender, call: Call) -> list[Record]:
     response = await sender.send(call)
     document = await decode_json(response, call)
     if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
-        del document  # reports of a failure show variables
-        raise unexpected(call, "the answer is no JSON array of objects", response)
-    # The name of the call leads to the model, which is looked up only where a field is absent.
+        del document  # error reports include variables
+        raise unexpected(call, "the answer is not a JSON array of objects", response)
+    # The call's name identifies the model, which is looked up only if a field is absent.
     return [Record(item, call.name) for item in document]
 
 
@@ -327,7 +327,7 @@ async def receive_anything(sender: OperationSender, call: Call) -> Any:
 
 
 async def receive_nothing(sender: OperationSender, call: Call) -> None:
-    """Send ``call``; its answer holds nothing but its success."""
+    """Send ``call``; its answer has no content."""
     await sender.send(call)
 
 
@@ -356,8 +356,8 @@ def row(
 
 _Row = Callable[..., BoundEndpoint]
 
-#: Rows by the form of the answer: one object, an array of objects, any JSON or none, nothing but
-#: the success, a list in numbered pages, one whose pages say only whether there is a next, a file.
+#: Rows by the form of the answer: one object, an array of objects, any JSON or none, no content, a
+#: list in numbered pages, a list whose pages only say whether there is a next one, a file.
 record: _Row = functools.partial(row, OperationAnswer.RECORD)
 records: _Row = functools.partial(row, OperationAnswer.RECORDS)
 json_endpoint: _Row = functools.partial(row, OperationAnswer.JSON)

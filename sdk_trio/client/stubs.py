@@ -1,8 +1,8 @@
 """Facts about operations and models, read from the generated stubs at run time. Pure.
 
 ``make generate`` writes ``models.pyi`` and ``operations/table.pyi`` for editors and type checkers.
-The same text says at run time which arguments an operation takes and which fields a record has.
-Each entry is parsed at its first use, because a program uses a few of some 190 operations
+At run time the same text gives the arguments of operations and the fields of records. Each entry is
+parsed on first use, because a program uses few of some 190 operations
 (docs/adr/0030-generated-types.md).
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import attrs
 
-#: The arguments that every operation has; :func:`known_operation` leaves them out.
+#: The arguments of every operation; :func:`known_operation` omits them.
 _OWN_PARAMETERS = {
     ("query", "Mapping[str, Any] | None"),
     ("body", "Mapping[str, Any]"),
@@ -27,8 +27,8 @@ def _read(name: str) -> str:
     return text.decode()
 
 
-# Read with the import. A later read could find the files of another version, after an upgrade in
-# place, or none.
+# Read at import. After an in-place upgrade, a later read could find the files of another version,
+# or none.
 _OPERATIONS = _read("operations/table.pyi")
 _MODELS = _read("models.pyi")
 
@@ -54,9 +54,9 @@ _FIELD = re.compile(r" {4}(\w+): (.+)\n")
 class KnownOperation:
     """The stub's entry of an operation.
 
-    ``fields`` are the arguments by name, those of the path first: the type, as people read it, and
-    whether the upstream requires the field. ``is_open`` says that it takes others, too. ``returns``
-    is the type of a call's result.
+    ``fields`` are the arguments by name, path parameters first: the type as text, and whether the
+    upstream requires the field. ``is_open``: it accepts other arguments, too. ``returns`` is the
+    type of a call's result.
     """
 
     summary: str
@@ -68,7 +68,7 @@ class KnownOperation:
 
 @functools.cache
 def known_operation(full_name: str) -> KnownOperation | None:
-    """Return the entry of an operation (``orders.list``), None if the upstream has no such one."""
+    """Return the entry of an operation (``orders.list``), None if the upstream lacks it."""
     resource, _, name = full_name.rpartition(".")
     begin = _OPERATIONS.find(f'path="{resource}"):')
     end = _OPERATIONS.find("\nclass ", begin)
@@ -81,7 +81,7 @@ def known_operation(full_name: str) -> KnownOperation | None:
         for name, kind, default in _PARAMETER.findall(found["parameters"])
         if (name, kind) not in _OWN_PARAMETERS
     }
-    # The forms of OAuth 2, whose fields the upstream does not describe.
+    # The OAuth 2 forms, whose fields the upstream does not describe.
     is_open = fields.pop("**fields", None) is not None
     return KnownOperation(
         summary=found["summary"],
@@ -96,8 +96,8 @@ def known_operation(full_name: str) -> KnownOperation | None:
 def forms() -> Mapping[str, str]:
     """Return the first word of each model's definition by the model's name.
 
-    It is ``TypedDict`` or ``Mapping`` for an object that is sent, ``Literal`` for a closed list of
-    texts, and ``Model``, ``Fields`` or another model for what a record is.
+    It is ``TypedDict`` or ``Mapping`` for an object to send, ``Literal`` for a closed list of
+    texts, and ``Model``, ``Fields`` or another model for a record.
     """
     aliases = {name: re.split(r"\W", kind, maxsplit=1)[0] for name, kind in _aliases().items()}
     return {name: base for name, (base, _) in _classes().items()} | aliases
@@ -105,19 +105,19 @@ def forms() -> Mapping[str, str]:
 
 @functools.cache
 def fields_of(model: str) -> Mapping[str, str]:
-    """Return the fields of a record's model: the type of each by its name."""
+    """Return the fields of a record's model: the type of each by name."""
     return dict(_FIELD.findall(_classes()[model][1]))
 
 
 @functools.cache
 def time_names() -> frozenset[str]:
-    """Return the names of all fields that hold a time in some model."""
+    """Return the names of all fields that are times in some model."""
     return frozenset(re.findall(r"^ {4}(\w+): .*\bdatetime\b", _MODELS, re.MULTILINE))
 
 
 @functools.cache
 def models_in(kind: str) -> frozenset[str]:
-    """Return the models of records that a type mentions; of a union, those of its members."""
+    """Return the record models in a type; for a union, those of its members."""
     found: set[str] = set()
     for name in re.findall(r"\w+", kind):
         if name in _aliases():

@@ -1,6 +1,6 @@
 """The settings: their sources, their types, and the checks of their values.
 
-``load_settings`` reads all sources; ``Settings.from_mapping`` takes a mapping alone;
+``load_settings`` reads all sources; ``Settings.from_mapping`` reads only a mapping;
 ``read_settings`` returns problems, warnings and origins as data.
 """
 

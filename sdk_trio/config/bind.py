@@ -1,9 +1,9 @@
-"""The binding of text and JSON to the types of settings: one value, then whole layers. Pure.
+"""Binding of text and JSON to the types of settings: one value, then whole layers. Pure.
 
 :func:`coerce` converts one value of a file, variable or argument. It raises ``ValueError`` with a
-message that completes a sentence, and quotes a value only when it is too short to be a secret that
-was put under a wrong key. :func:`bind` lays the layers over each other and collects whatever does
-not fit. Binding looks at types alone; ``check.py`` looks at values.
+message that completes a sentence; it quotes a value only if it is too short to be a misplaced
+secret. :func:`bind` merges the layers and collects every problem. Binding checks types only;
+``check.py`` checks values.
 """
 
 import json
@@ -24,7 +24,7 @@ from .secret import HMAC_PREFIX, PUBLIC_KEY_PREFIX, Secret
 from .sources import Entry, Layer, Pairs, printable, read_item
 from .table import Setting, by_folded_path, fold, full_key, sections, table
 
-#: The most days that the form's original can hold: 2**63 units of 100 ns.
+#: The most days that the original type can hold: 2**63 units of 100 ns.
 MAXIMUM_DAYS = 10_675_199
 
 _FORM = re.compile(
@@ -36,7 +36,7 @@ _FORM = re.compile(
 #: Shorter than any usable secret (16 bytes).
 LONGEST_QUOTED = 12
 
-#: Words for true and false beside those that msgspec knows.
+#: Words for true and false in addition to msgspec's.
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
 #: The completion of "must be" for a value of each type.
@@ -49,17 +49,17 @@ _EXPECTED: Mapping[type, str] = {
     timedelta: "a time span in quotes, such as 30m, 2h or 00:30:00",
 }
 
-#: Items of these forms hold no comma, so that a list may be written with commas.
+#: Items of these forms contain no comma, so a list may be written with commas.
 _COMMA_FORMS = frozenset({Form.BIND, Form.CIDR, Form.PROXY})
 
-#: The beginning of the message about a key that no setting has.
+#: The beginning of the message about an unknown key.
 UNKNOWN_KEY = "is not a known key"
 IGNORED = "; it is ignored"
 
-#: The least likeness of two names for a "did you mean", from 0 to 1 (difflib's ratio).
+#: The least similarity of two names for a "did you mean", from 0 to 1 (difflib's ratio).
 SIMILARITY = 0.7
 
-#: Digits of the greatest index that a list item may have.
+#: Digits of the largest index of a list item.
 LONGEST_INDEX = 4
 
 _Merged = dict[tuple[str, ...], Entry]
@@ -94,7 +94,7 @@ def parse_timespan(text: str) -> timedelta:
         raise ValueError("has more than 59 minutes or seconds: carry them over")
     if days > MAXIMUM_DAYS:
         raise ValueError(f"has more than {MAXIMUM_DAYS} days")
-    # Python counts microseconds; the original counts units of 100 ns.
+    # Python counts microseconds, the original units of 100 ns.
     microseconds = int((match["fraction"] or "").ljust(6, "0")[:6])
     return timedelta(
         days=days, hours=hours, minutes=minutes, seconds=seconds, microseconds=microseconds
@@ -102,10 +102,10 @@ def parse_timespan(text: str) -> timedelta:
 
 
 def format_timespan(span: timedelta) -> str:
-    """Write a time span; days and the fraction are left out where they are zero.
+    """Format a time span; zero days and fractions are omitted.
 
     Raises:
-        ValueError: the span is negative, which the form cannot say.
+        ValueError: the span is negative, which the form cannot express.
     """
     if span < timedelta(0):
         raise ValueError("a time span cannot be negative")
@@ -119,21 +119,21 @@ def format_timespan(span: timedelta) -> str:
 def coerce(setting: Setting, value: Any) -> Any:
     """Return ``value`` as the type of ``setting``, or of one of its items.
 
-    Text is converted wherever it came from; an empty text stands for null where the setting is
-    nullable and no secret.
+    Text from any source is converted. Empty text means null if the setting is nullable and not a
+    secret.
 
     Raises:
-        ValueError: the value is of another kind.
+        ValueError: the value has another type.
     """
     kind: Any = setting.kind
     is_text = kind in (str, Secret)
-    # TOML has dates and times, and a program's own mapping has time spans.
+    # TOML has dates and times, and a program's mapping may have time spans.
     if isinstance(value, timedelta):
         value = format_timespan(value)
     elif isinstance(value, time) or type(value) is date:
         value = value.isoformat()
-    # An environment variable cannot be null; an empty one is how people write it. An empty secret
-    # is a mistake in the deployment, and must not count as "none".
+    # An environment variable cannot be null, so people set it empty. An empty secret is a
+    # deployment error, and must not count as "none".
     is_empty = isinstance(value, str) and kind is not Secret and not value.strip()
     if setting.nullable and (value is None or is_empty):
         return None
@@ -144,28 +144,28 @@ def coerce(setting: Setting, value: Any) -> Any:
         if kind is bool:
             value = _WORDS.get(value.casefold(), value)
     try:
-        # A number in a file is neither a truth value nor a time span without its unit.
+        # A number in a file is neither a boolean nor a time span without a unit.
         strict = kind in (bool, timedelta) and not isinstance(value, str)
         converted: Any = msgspec.convert(value, kind, strict=strict, dec_hook=_secret)
-        # Digits and exponents beyond any use convert to infinity.
+        # Too many digits, or a huge exponent, convert to infinity.
         if kind is float and not math.isfinite(converted):
             raise msgspec.ValidationError
     except (msgspec.ValidationError, SystemError):  # the latter for 10**400, up to msgspec 0.20
-        # The library's own message may quote the value, which may be a misplaced secret.
+        # msgspec's message may quote the value, which may be a misplaced secret.
         expected = _EXPECTED.get(kind) or f"one of {', '.join(kind)}"
         raise ValueError(f"must be {expected}, not {shown(value)}") from None
     return converted
 
 
 def _secret(kind: type, value: Any) -> Secret:
-    """Convert what msgspec does not know by itself; a program's mapping may hold secrets."""
+    """Convert types that msgspec does not know; a program's mapping may contain secrets."""
     if kind is Secret and isinstance(value, Secret | str):
         return value if isinstance(value, Secret) else Secret(value)
     raise TypeError
 
 
 def split_list(setting: Setting, value: Any) -> list[Any]:
-    """Return the items of a list that may be a list, a JSON array in text, or text with commas.
+    """Return the items of a list, a JSON array in text, or text with commas.
 
     Raises:
         ValueError: the value is none of these.
@@ -179,9 +179,9 @@ def split_list(setting: Setting, value: Any) -> list[Any]:
     array = _json_array(value)
     if array is not None:
         return array
-    # Variables hold one text, and orchestrators write lists into them in both ways.
+    # A variable holds one text, and orchestrators write lists both ways.
     parts = [part.strip() for part in value.split(",")]
-    # Any other text may hold a comma of its own: a secret is one item, however it looks.
+    # Any other text may contain a comma: a secret is one item, whatever it looks like.
     if setting.about.form in _COMMA_FORMS or all(
         part.startswith((HMAC_PREFIX, PUBLIC_KEY_PREFIX)) for part in parts
     ):
@@ -190,7 +190,7 @@ def split_list(setting: Setting, value: Any) -> list[Any]:
 
 
 def shown(value: Any) -> str:
-    """Return how a message names a wrong value: its kind, or the value itself when short."""
+    """Return how a message names a wrong value: its type, or the value itself if short."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -214,15 +214,15 @@ def _json_array(text: str) -> list[Any] | None:
     try:
         array = json.loads(text)
     except (ValueError, RecursionError):
-        return None  # an address such as [::1] begins so, too
+        return None  # an address such as [::1] starts like this
     return array if isinstance(array, list) else None
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """The settings with what could be bound (else the default), and what could not.
+    """The settings with all bound values (otherwise defaults), and the problems.
 
-    ``origins`` says for each full key that some layer gave where its value came from; items of
-    lists have keys of their own.
+    ``origins`` has the origin of each full key that some layer sets; items of lists have their own
+    keys.
     """
 
     settings: Settings
@@ -232,16 +232,16 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 def bind(layers: Iterable[Layer]) -> Bound:
-    """Bind layers to settings; a later layer wins.
+    """Bind layers to settings; later layers win.
 
-    A whole list replaces the one of the layers before; an indexed key (``Secrets:0``) replaces
-    that item alone. Never raises on account of what the layers hold.
+    A whole list replaces that of earlier layers; an indexed key (``Secrets:0``) replaces only that
+    item. Never raises because of the layers' content.
     """
     layers = list(layers)
     binding = _Binding(_merge(layers))
     settings = binding.section(Settings(), (), table())
     binding.report_unused()
-    # All problems are collected, so that one start reports everything there is to fix.
+    # Collect all problems, so that one start reports everything to fix.
     return Bound(
         settings=settings,
         problems=(*(p for layer in layers for p in layer.problems), *binding.problems),
@@ -265,24 +265,24 @@ def _merge(layers: Iterable[Layer]) -> _Merged:
 
 
 class _Binding:
-    """Takes entries out of the merged layers, setting by setting."""
+    """Takes entries from the merged layers, setting by setting."""
 
     def __init__(self, merged: _Merged) -> None:
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
         self.origins: dict[str, str] = {}
-        # An entry that no setting takes out is reported at the end.
+        # Entries that no setting takes are reported at the end.
         self._unused = merged
         self._known: dict[tuple[str, ...], Setting] = dict(by_folded_path())
         self._sections = dict(sections())
 
     def section(self, section: Any, attributes: tuple[str, ...], rows: Iterable[Setting]) -> Any:
-        """Return ``section`` with the values that are bound to its settings.
+        """Return ``section`` with its bound values.
 
         Args:
             section: the defaults.
-            attributes: the names that lead to it.
-            rows: its settings, those of the sections within it included.
+            attributes: the attribute names of the section.
+            rows: its settings, including those of nested sections.
         """
         values = {
             row.attributes: (
@@ -327,9 +327,9 @@ class _Binding:
         return self.section(setting.kind(), (*setting.attributes, str(place)), rows)
 
     def _number_items(self, setting: Setting, whole: Entry | None) -> int:
-        """Give each item of a list an entry under its place in it, and return their number.
+        """Give each list item an entry under its index, and return their number.
 
-        Indexes may have gaps, which count for nothing.
+        Indexes may have gaps, which are closed.
         """
         depth = len(setting.folded)
         items: _Merged = {}
@@ -347,7 +347,7 @@ class _Binding:
         return len(indexes)
 
     def _items_of(self, setting: Setting, whole: Entry) -> Sequence[Entry]:
-        """Return the entries of a list that was given as a whole."""
+        """Return the entries of a list given as a whole."""
         try:
             items = split_list(setting, whole.value)
         except ValueError as error:
@@ -361,13 +361,13 @@ class _Binding:
         return [entry for layer in layers for entry in layer.entries]
 
     def report_unused(self) -> None:
-        """Report what belongs to no setting: wrong kinds as problems, unknown keys as warnings."""
+        """Report entries without a setting: wrong kinds as problems, unknown keys as warnings."""
         reported: set[tuple[str, ...]] = set()
         for path, entry in self._unused.items():
-            # The longest part that is known says where the mistake begins.
+            # The longest known part shows where the mistake starts.
             known = next(path[:n] for n in range(len(path), -1, -1) if self._knows(path[:n]))
             place = path[: len(known) + 1]
-            # One warning for a mistyped section, not one for each of its keys.
+            # One warning for a mistyped section, not one per key.
             if place in reported:
                 continue
             reported.add(place)
@@ -379,7 +379,7 @@ class _Binding:
                 self.warnings.append(self._unknown(known, entry))
 
     def _misplaced_section(self, entry: Entry) -> None:
-        # An empty section is how a file says that there is nothing in it.
+        # A file may contain an empty section.
         if entry.value is None or entry.value == {}:
             return
         message = f"is a section with keys of its own, not {shown(entry.value)}"
@@ -387,9 +387,9 @@ class _Binding:
 
     def _below_a_value(self, setting: Setting, entry: Entry) -> None:
         message = (
-            "is no item of the list: items are numbered from 0"
+            "is not an item of the list: items are numbered from 0"
             if setting.many
-            else f"has no place: {setting.key} is a single value, not an object"
+            else f"is not a setting: {setting.key} is a single value, not an object"
         )
         self.problems.append(Problem(entry.key, message, entry.origin))
 
@@ -397,7 +397,7 @@ class _Binding:
         return path in self._known or path in self._sections
 
     def _unknown(self, known: tuple[str, ...], entry: Entry) -> Problem:
-        """Return the warning about a key of which ``known`` is the part that exists."""
+        """Return the warning about an unknown key, whose part ``known`` exists."""
         depth = len(known) + 1
         paths = [*self._sections.values(), *(setting.path for setting in self._known.values())]
         suggestion = _similar(paths, known, fold(entry.path)[depth - 1])
@@ -411,12 +411,12 @@ def _is_index(name: str) -> bool:
 
 
 def _similar(paths: Sequence[tuple[str, ...]], known: tuple[str, ...], name: str) -> str | None:
-    """Return the full key that was probably meant: a neighbour, else any key of such a name."""
-    import difflib  # on the path of a mistake only
+    """Return the most similar key: a neighbour, or else any key of a similar name."""
+    import difflib  # needed only for a mistake
 
     neighbours = {path[-1].casefold(): path for path in paths if path and fold(path[:-1]) == known}
     anywhere = {path[-1].casefold(): path for path in reversed(paths) if path}
-    # A name that lacks its unit, such as ToleranceSeconds without the seconds.
+    # A name without its unit, such as ToleranceSeconds without the seconds.
     begun = {key[: len(name)]: path for key, path in neighbours.items() if len(name) >= 6}
     for candidates in (neighbours, begun, anywhere):
         matches = difflib.get_close_matches(name, candidates, n=1, cutoff=SIMILARITY)
@@ -428,7 +428,7 @@ def _similar(paths: Sequence[tuple[str, ...]], known: tuple[str, ...], name: str
 def _build(
     section: Section, attributes: tuple[str, ...], values: Mapping[tuple[str, ...], Any]
 ) -> Any:
-    """Return ``section`` with the bound values below ``attributes`` in place."""
+    """Return ``section`` with the bound values below ``attributes``."""
 
     def changed(name: str) -> Any:
         inner = (*attributes, name)

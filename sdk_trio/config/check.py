@@ -1,8 +1,8 @@
-"""Checks of settings: values, ranges, and what needs what. Pure.
+"""Checks of settings: values, ranges, and dependencies. Pure.
 
-Ranges, required values and forms come from the metadata beside each setting; the rules that join
-several settings are written out here, and those of tenants in ``check_tenants.py``. Every fault is
-found in one pass, because a start that names one fault at a time costs a restart for each.
+Ranges, required values and forms come from each setting's metadata. Rules between several settings
+are here; those of tenants are in ``check_tenants.py``. All faults are found in one pass: a start
+that reports one at a time costs a restart for each.
 """
 
 import functools
@@ -46,25 +46,25 @@ from .table import (
     used_settings,
 )
 
-#: Environments that people use; another name that is nearly one of them is probably a slip.
+#: Usual environments; a similar other name is probably a typing error.
 USUAL_ENVIRONMENTS = ("Production", "Staging", "Development")
 
 RECONCILIATION_NEEDS_CLIENT = Problem(
     "Sdk:Webhooks:Reconciliation:Enabled",
-    "needs the client, and standalone is the receiver alone: set it to false, or run the full "
+    "needs the client, and standalone runs the receiver only: set it to false, or run the full "
     "stack with an AccessToken",
 )
 
 
 PROCESSES_NEED_COMMAND = Problem(
     "Sdk:Server:Processes",
-    "several processes are run by 'sdk-trio run', which begins each of them anew; a runtime inside "
-    "of another program is one process: set it to 1 there",
+    "only 'sdk-trio run' runs several processes, and restarts each of them; a runtime inside "
+    "another program is one process: set it to 1",
 )
 
 
 def unmet_needs(settings: Settings) -> list[Problem]:
-    """Return one problem for each part that is asked for without what it works on."""
+    """Return one problem for each enabled part whose prerequisite is disabled."""
     tenants = settings.multi_tenant
     replicated = tenants.file_db.replication.use_replication
     asked = [
@@ -96,12 +96,12 @@ def check(
     """Check settings against every rule.
 
     Args:
-        settings: what was bound, or made by hand.
+        settings: as bound, or created by hand.
         standalone: the receiver alone runs, so no AccessToken is needed.
         receiver: the receiver runs, so at least one webhook secret is needed.
-        invalid: full keys that could not be bound; nothing more is said about them.
+        invalid: full keys that could not be bound; no further problem is reported for them.
     """
-    # A section that is switched off may hold anything: templates of deployments carry it along.
+    # A disabled section may hold anything: deployment templates include it.
     used = used_settings(settings, invalid)
     secrets = _webhook_secrets(settings, receiver=receiver, invalid=invalid)
     problems = [
@@ -126,8 +126,8 @@ def check(
         *replication_warnings(settings),
     ]
 
-    # A setting that could not be bound is a default by now, and a rule that joins it with others
-    # would report a value that no one wrote.
+    # An unbound setting has its default by now; a rule that joins it with others would report a
+    # value that no one wrote.
     def written(found: list[Problem]) -> tuple[Problem, ...]:
         return tuple(p for p in found if not any(is_below(key, p.key) for key in invalid))
 
@@ -135,7 +135,7 @@ def check(
 
 
 def _check_value(setting: Setting, settings: Settings) -> Iterator[Problem]:
-    """Check one setting by its metadata: required, range, order, form."""
+    """Check one setting against its metadata: required, range, order, form."""
     value = setting.of(settings)
     if setting.about.required and _is_blank(value):
         yield Problem(
@@ -164,7 +164,7 @@ def _is_blank(value: Any) -> bool:
 
 def _range_fault(setting: Setting, value: Any) -> str | None:
     if isinstance(value, timedelta):
-        # Ranges of time spans are written in seconds, as those of other durations are.
+        # Ranges of time spans are in seconds, like those of other durations.
         value = value.total_seconds()
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
@@ -172,7 +172,7 @@ def _range_fault(setting: Setting, value: Any) -> str | None:
     if (least is None or value >= least) and (greatest is None or value <= greatest):
         return None
     unit = f" {setting.about.unit}" if setting.about.unit else ""
-    # Digits beyond that say nothing, and Python refuses to print thousands of them.
+    # More digits add nothing, and Python refuses to print thousands of them.
     shown = f", not {value}" if abs(value) < 10**15 else ""
     if greatest is None:
         return f"must be at least {least:.15g}{unit}{shown}"
@@ -191,7 +191,7 @@ def _order_fault(setting: Setting, value: Any, settings: Settings) -> str | None
 def _form_fault(setting: Setting, value: Any, settings: Settings) -> str | None:
     if setting.about.form is None or not isinstance(value, str):
         return None
-    # Not set: whether it may be empty is a matter of `required`.
+    # Not set: `required` decides whether it may be empty.
     if value == "" and not setting.many:
         return None
     return check_form(setting.about.form, value, development=settings.is_development)
@@ -203,13 +203,13 @@ def _core(settings: Settings, *, standalone: bool) -> Iterator[Problem]:
         if not standalone:
             yield Problem(
                 "Sdk:AccessToken",
-                "is required; with --standalone it is not, if no handler calls the upstream. Else "
-                "set it through the variable SDK__ACCESSTOKEN or a secret store",
+                "is required, except with --standalone if no handler calls the upstream: "
+                "set the variable SDK__ACCESSTOKEN or use a secret store",
             )
     elif is_quoted(token.reveal()):
         yield Problem("Sdk:AccessToken", QUOTED)
-    # The token becomes a header. A line break in it, which a file's last line leaves behind, would
-    # break the request or be cut off in silence.
+    # The token becomes a header. A line break in it, as at the end of a file, would break the
+    # request or be cut off silently.
     elif not all("!" <= character <= "~" for character in token.reveal()):
         yield Problem(
             "Sdk:AccessToken",
@@ -225,7 +225,7 @@ def _version(settings: Settings, strictness: ApiVersionStrictness) -> Iterator[P
     bundled = bundled_api_version(settings.upstream.version_header)
     differs = version is not None and version != bundled
     if version and check_form(Form.API_VERSION, version, development=False):
-        return  # its form is a problem of its own
+        return  # its form is reported as another problem
     if differs and settings.api_version_strictness is strictness:
         yield Problem(
             "Sdk:ApiVersion",
@@ -238,29 +238,31 @@ def _environment(settings: Settings) -> Iterator[Problem]:
     name = settings.environment
     if environment_meant(name) is not None:
         return
-    import difflib  # on the path of an unusual name only
+    import difflib  # needed only for an unusual name
 
-    # Title case, because the usual names have it, and "PRODUCTON" should be found.
+    # Title case, like the usual names, so that "PRODUCTON" is found.
     meant = difflib.get_close_matches(name.title(), USUAL_ENVIRONMENTS, n=1, cutoff=0.8)
     near = f": did you mean {meant[0]}?" if meant and meant[0].casefold() != name.casefold() else ""
     yield Problem(
         "Sdk:Environment",
-        "counts as Production, as every name but Development (or dev) does"
+        "counts as Production, like every name except Development (or dev)"
         f"{near or ', which is right for a copy of it; only its files have names of their own'}",
     )
 
 
-#: Headers of a forwarded event that are ours to say.
+#: Headers of a forwarded event that only forwarding may set.
 _OURS = re.compile(r"webhook-.*|sdk-.*|traceparent|content-.*|host|connection|transfer-encoding")
 
 
 def _forwarding(settings: Settings) -> Iterator[Problem]:
-    """Check what several settings of a route say together, and its headers."""
+    """Check the settings of a route against each other, and its headers."""
     names: set[str] = set()
     for index, route in enumerate(settings.forward.all_routes):
         place = f"Sdk:Forward:Routes:{index}"
         if route.name in names:
-            yield Problem(f"{place}:Name", f"is {route.name}, as another route's: names differ")
+            yield Problem(
+                f"{place}:Name", f"is {route.name}, like another route's: choose another name"
+            )
         names.add(route.name)
         for number, header in enumerate(route.headers):
             wrong = _header_fault(header.reveal())
@@ -277,7 +279,7 @@ def _forwarding(settings: Settings) -> Iterator[Problem]:
 
 
 def _header_fault(text: str) -> str | None:
-    # The text may be a credential, and is not quoted.
+    # The text may be a credential, so it is not quoted.
     name, colon, value = text.partition(":")
     if not colon or not is_token(name):
         return "must be a header as Name: value"
@@ -289,7 +291,7 @@ def _header_fault(text: str) -> str | None:
 
 
 def forward_secret_problem(text: str) -> str | None:
-    """Return what is wrong with the value of a variable with secrets to sign with, or None."""
+    """Return the fault of a variable's signing secrets, or None."""
     if not text.strip():
         return "is not set: make one with 'secrets new', and give it to the application as well"
     for part in text.split():
@@ -305,7 +307,7 @@ def forward_secret_problem(text: str) -> str | None:
 
 
 def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[str]) -> Findings:
-    """Check every webhook secret; verification is never skipped for want of one."""
+    """Check every webhook secret; verification is never skipped because none is valid."""
     webhooks = settings.webhooks
     problems: list[Problem] = []
     warnings: list[Problem] = []
@@ -318,34 +320,34 @@ def _webhook_secrets(settings: Settings, *, receiver: bool, invalid: Collection[
             continue
         warnings += [Problem(key, warning) for warning in parsed.warnings]
         if parsed.guessable is not None:
-            # To try things out an example serves; where money is, it is everybody's secret.
+            # An example secret is fine for trying things out; in production everyone knows it.
             found = warnings if settings.is_development else problems
             found.append(Problem(key, parsed.guessable))
-        # Compared by the text: Secret and Secrets are one list to the receiver.
+        # By the text: the receiver treats Secret and Secrets as one list.
         first = seen.setdefault(secret, key)
         if first != key and key == "Sdk:Simulator:SecretEnvVar":
             problems.append(
                 Problem(
                     key,
-                    f"names a variable with the secret of {first}, which is not for tests: what "
-                    "the simulator signs could be sent to whoever verifies with that; give it one "
-                    "of its own ('secrets new')",
+                    f"names a variable with the secret of {first}, which is not for tests: "
+                    "deliveries that "
+                    "the simulator signs would be accepted by every receiver with that secret; "
+                    "use a secret of its own for the simulator ('secrets new')",
                 )
             )
         elif first != key:
             warnings.append(Problem(key, f"is the same secret as {first}: remove one of them"))
-    # A secret that cannot be read is a problem of its own; "is required" beside it would send
-    # people to look for what is there.
+    # A secret that cannot be read is a problem of its own; "is required" next to it would mislead.
     unread = any(key.startswith("Sdk:Webhooks:Secret") for key in invalid)
-    # Tenants bring their own secrets.
+    # Tenants have their own secrets.
     required = receiver and not settings.multi_tenant.enabled
     if required and not webhooks.all_secrets and not unread:
         problems.append(
             Problem(
                 "Sdk:Webhooks:Secret",
-                "is required: the receiver needs at least one secret; set it through the variable "
-                "SDK__WEBHOOKS__SECRET or a secret store (a program with a client alone reads its "
-                "settings with receiver=False)",
+                "is required: the receiver needs at least one secret; set the variable "
+                "SDK__WEBHOOKS__SECRET or use a secret store (a program that only has a client "
+                "reads its settings with receiver=False)",
             )
         )
     return Findings(tuple(problems), tuple(warnings))
@@ -360,7 +362,7 @@ def _keyed_secrets(settings: Settings) -> Iterator[tuple[str, Secret]]:
 
 
 def _addresses(settings: Settings) -> Iterator[Problem]:
-    """Check the addresses that are bound, and the processes that share them."""
+    """Check the bound addresses, and the processes that share them."""
     server = settings.server
     if server.processes != 1 and settings.storage.backend is StorageBackend.MEMORY:
         yield Problem(
@@ -372,40 +374,41 @@ def _addresses(settings: Settings) -> Iterator[Problem]:
     taken: dict[str, str] = {}
     addresses = bound_addresses(settings)
     for key, address in addresses:
-        # Spelled alike only: two names of one address are the operating system's to refuse.
+        # Only identical spellings: the operating system refuses two names of one address.
         first = taken.setdefault(address.casefold(), key)
-        # Port 0 asks the system for a free one, so two of them never meet.
+        # Port 0 asks the system for a free port, so two of them never collide.
         if first != key and not address.endswith(":0"):
             yield Problem(key, f"is the same address as {first}: choose another one")
     admin = "Sdk:Admin:Bind"
     for key, address in addresses:
         if settings.admin.enabled and key != admin and _covers(address, settings.admin.bind):
-            yield Problem(admin, f"has the port of {key}, which takes it on every address")
+            yield Problem(
+                admin, f"has the port of {key}, which listens on every address: choose another port"
+            )
 
 
 def _connection(connection: ConnectionOptions) -> Iterator[Problem]:
-    """Check what lies between the client and the upstream."""
+    """Check the settings between client and upstream."""
     proxy = (connection.proxy_url or "").casefold()
     if proxy.startswith("https:"):
         yield Problem(
             "Sdk:Connection:ProxyUrl",
-            "must begin with http://: the way to the proxy is plain, and TLS runs through it to "
-            "the upstream",
+            "must start with http://: the connection to the proxy is plain, and TLS runs through "
+            "it to the upstream",
         )
     elif proxy and proxy.removeprefix("http://").rstrip("/").count("/"):
-        yield Problem("Sdk:Connection:ProxyUrl", "has a path: leave host and port")
+        yield Problem("Sdk:Connection:ProxyUrl", "has a path: remove it, and keep host and port")
     yield from _both_or_neither(
         "Connection",
         ClientCertFile=connection.client_cert_file,
         ClientKeyFile=connection.client_key_file,
     )
-    # HTTP/3 runs over UDP, which CONNECT does not carry; both settings would be passed by without a
-    # word.
+    # HTTP/3 uses UDP, which CONNECT does not carry: both settings would be ignored silently.
     if connection.enable_http3 and (proxy or connection.client_cert_file):
         yield Problem(
             "Sdk:Connection:EnableHttp3",
-            "cannot be with ProxyUrl or ClientCertFile, which HTTP/3 would pass by: set it to "
-            "false",
+            "cannot be combined with ProxyUrl or ClientCertFile, which HTTP/3 would ignore: set "
+            "it to false",
         )
 
 
@@ -420,36 +423,36 @@ def _both_or_neither(section: str, **files: str | None) -> Iterator[Problem]:
 
 
 def _covers(one: str, other: str) -> bool:
-    """Whether one of two different addresses stands for every host, the port being the same."""
+    """Return whether one of two addresses with the same port covers every host."""
     hosts, ports = zip(*(text.rpartition(":")[::2] for text in (one, other)), strict=True)
     same_port = ports[0] == ports[1] != "0"
     return same_port and hosts[0] != hosts[1] and not {"0.0.0.0", "[::]"}.isdisjoint(hosts)
 
 
-#: A larger ToleranceSeconds is a warning. Senders sign each attempt anew, so five minutes, the
-#: default, are enough for clocks that differ.
+#: A larger ToleranceSeconds is a warning. Senders sign each attempt again, so the default of five
+#: minutes is enough for clock skew.
 USUAL_TOLERANCE = 3600
 
 
 def _replay_window(settings: Settings) -> Iterator[Problem]:
-    """Say what a large ToleranceSeconds lets a stranger do with a captured delivery."""
+    """Warn of what a large ToleranceSeconds lets a stranger do with a captured delivery."""
     webhooks = settings.webhooks
     tolerance, hours = webhooks.tolerance_seconds, webhooks.dedup_retention_hours
     key = "Sdk:Webhooks:ToleranceSeconds"
-    # The memory of an id is what stops a captured delivery that is still in time.
+    # Only the remembered id stops a captured delivery within the tolerance.
     if tolerance >= hours * 3600:
         yield Problem(
             key,
             f"is not less than DedupRetentionHours ({hours}): a captured delivery that is sent "
-            "again after its id has been forgotten is handled again; lower it, or raise "
+            "again after its id was forgotten is handled twice; lower it, or raise "
             "DedupRetentionHours",
         )
     elif tolerance > USUAL_TOLERANCE:
         yield Problem(
             key,
             f"is more than {USUAL_TOLERANCE}: a captured delivery can be sent again for "
-            f"{tolerance / 3600:.1f} hours, and only the memory of its id stops it; 300 is enough "
-            "for clocks that differ",
+            f"{tolerance / 3600:.1f} hours, and only its remembered id stops it; 300 is enough "
+            "for clock skew",
         )
 
 
@@ -460,7 +463,7 @@ def _reconciliation(settings: Settings, *, lacks_client: bool) -> Iterator[Probl
     if lacks_client:
         yield RECONCILIATION_NEEDS_CLIENT
     if options.max_lookback_hours > settings.webhooks.dedup_retention_hours:
-        # An id that the inbox has forgotten would be asked for, and its handler run again.
+        # A pass would fetch an id that the inbox has forgotten, and its handler would run again.
         yield Problem(
             "Sdk:Webhooks:Reconciliation:MaxLookbackHours",
             f"must be at most DedupRetentionHours ({settings.webhooks.dedup_retention_hours})",
@@ -468,58 +471,58 @@ def _reconciliation(settings: Settings, *, lacks_client: bool) -> Iterator[Probl
     if options.max_lookback_hours > settings.webhooks.payload_retention_days * 24:
         yield Problem(
             "Sdk:Webhooks:Reconciliation:MaxLookbackHours",
-            "must be at most PayloadRetentionDays, after which parked events are forgotten "
+            "must be at most PayloadRetentionDays, after which parked events are removed "
             f"({settings.webhooks.payload_retention_days * 24} hours)",
         )
 
 
 # -- exposure to strangers: valid, and a warning at every start ----------------------------------
 
-#: 32 characters of hexadecimal digits are 128 bits; the token that is generated has 43.
+#: 32 hexadecimal characters are 128 bits; a generated token has 43 characters.
 LEAST_TOKEN_CHARACTERS = 32
 
-#: Blocks larger than this hold strangers: /8 of IPv4, /32 of IPv6.
+#: Larger blocks contain strangers: /8 of IPv4, /32 of IPv6.
 _WIDEST = {4: 8, 6: 32}
 
-#: The bits of a socket's mode that let every user of the machine connect.
+#: The mode bits of a socket that let every user of the machine connect.
 _EVERYBODY = 0o006
 
 
 def exposure_warnings(settings: Settings) -> Iterator[Problem]:
-    """Say what these settings open to more people than is usual."""
+    """Warn of settings that expose more than usual."""
     server, admin = settings.server, settings.admin
-    # Unix sockets and loopback are local: on those a body cannot be read on its way.
+    # Unix sockets and loopback are local: bodies cannot be read in transit.
     public = [address for address in server.bind if not is_local_bind(address)]
     if public and not settings.webhooks.require_https:
         yield Problem(
             "Sdk:Webhooks:RequireHttps",
-            f"is false, and {', '.join(public)} can be reached from elsewhere: bodies can be read "
-            "on the way; set it to true, or bind to a loopback address",
+            f"is false, and {', '.join(public)} can be reached from other machines: bodies can "
+            "be read in transit; set it to true, or bind to a loopback address",
         )
     if admin.enabled and not is_local_bind(admin.bind):
         yield Problem(
             "Sdk:Admin:Bind",
-            "can be reached from elsewhere, and speaks plain HTTP: the token can be read on the "
-            "way; bind it to a loopback address or a unix socket, or keep it in a network of its "
-            "own",
+            "can be reached from other machines over plain HTTP: the token can be read in "
+            "transit; bind it to a loopback address or a unix socket, or use a separate "
+            "network",
         )
     if settings.is_development:
         yield from _development(settings, public)
-    # Each entry of its own, so that the warning names the one to change.
+    # One warning per entry, so that it names the one to change.
     for index, entry in enumerate(server.trusted_proxies):
         if is_wide(entry):
             yield Problem(
                 f"Sdk:Server:TrustedProxies:{index}",
-                f"holds strangers ({entry}), whose forwarding headers are believed: they choose "
-                "the address and the scheme that they are taken for; name the proxies' own "
+                f"contains strangers ({entry}), whose forwarding headers are trusted: they choose "
+                "the address and scheme that count for them; list only the proxies' "
                 "addresses",
             )
     for key, address in bound_addresses(settings):
         if address.startswith("unix:") and _is_for_everybody(address):
             yield Problem(
                 key,
-                "lets every user of this machine connect, and a peer of a unix socket has no "
-                "address to be told apart by; use mode=0660 and a group of its own",
+                "lets every user of this machine connect, and peers of a unix socket cannot be "
+                "told apart; use mode=0660 and a dedicated group",
             )
 
 
@@ -532,36 +535,37 @@ def _development(settings: Settings, public: list[str]) -> Iterator[Problem]:
     if public:
         yield Problem(
             "Sdk:Environment",
-            f"is Development, and {', '.join(public)} can be reached from elsewhere; bind to a "
-            "loopback address, or set it to Production",
+            f"is Development, and {', '.join(public)} can be reached from other machines; bind "
+            "to a loopback address, or set it to Production",
         )
-    # A real secret has no business where exceptions are shown whole and the simulator is mapped.
+    # A real secret must not be used where exceptions are shown in full and the simulator runs.
     if any(not secret.made_for_tests for secret in settings.webhooks.all_secrets):
         yield Problem(
             "Sdk:Environment",
-            "is Development, and a webhook secret is configured: in the real installation set it "
-            "to Production; to try things out take the secret of an endpoint of its own, with "
-            "which nothing else verifies, or none: 'dev' makes one (Sdk:Simulator:SecretEnvVar "
-            "names another)",
+            "is Development, and a webhook secret is configured: in a real installation set it "
+            "to Production; for experiments use the secret of a separate endpoint, with "
+            "which no other receiver verifies, or none: 'dev' makes one "
+            "(Sdk:Simulator:SecretEnvVar names another)",
         )
 
 
 def is_wide(entry: str) -> bool:
-    """Say whether a block of TrustedProxies is so large that strangers are in it."""
+    """Return whether a block of TrustedProxies is so large that it contains strangers."""
     try:
         network = ip_network(entry, strict=False)
     except ValueError:
-        return False  # unix, or what the rules of forms refuse
+        return False  # unix, or refused by the rules of forms
     return network.prefixlen < _WIDEST[network.version]
 
 
 def token_fault(token: str) -> str | None:
-    """Say what is wrong with an admin token that was given, as the end of a sentence, or None."""
+    """Return the fault of a given admin token, as the end of a sentence, or None."""
     if is_quoted(token):
         return QUOTED
     if len(token) < LEAST_TOKEN_CHARACTERS:
         return (
-            f"has {len(token)} characters, and can be guessed: at least {LEAST_TOKEN_CHARACTERS} "
+            f"has {len(token)} characters, which is too easy to guess: at least "
+            f"{LEAST_TOKEN_CHARACTERS} "
             "are needed ('openssl rand -hex 32' prints 64); or unset the variable, and a token is "
             "generated"
         )
@@ -573,14 +577,14 @@ def admin_token_findings(settings: Settings, token: str) -> Findings:
 
     Args:
         settings: where it is used.
-        token: the value of the variable; empty where one is generated.
+        token: the value of the variable; empty if a token is generated.
     """
     fault = token_fault(token) if settings.admin.enabled and token else None
     if fault is None:
         return Findings()
     variable = settings.admin.token_env_var
     found = Problem("Sdk:Admin:TokenEnvVar", f"names the variable {variable}, whose value {fault}")
-    # On loopback and unix sockets only this machine can guess the token, which is worth a warning.
+    # On loopback and unix sockets only this machine can guess the token: a warning is enough.
     if is_local_bind(settings.admin.bind):
         return Findings(warnings=(found,))
     return Findings(problems=(found,))

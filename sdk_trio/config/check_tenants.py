@@ -1,4 +1,4 @@
-"""Checks of what tenants alone need: messages to site managers, and replication. Pure.
+"""Checks of settings for tenants only: messages to site managers, and replication. Pure.
 
 Ranges, forms and required values are in the metadata; the rules here go beyond single values.
 """
@@ -23,10 +23,10 @@ from .options.notifications import (
 from .secret import parse_secret
 from .table import NOTIFICATIONS, REPLICATION, TRANSITIONS, bound_addresses, is_below, table
 
-#: Above this an SMS template is remarked on: every segment of every message is paid for.
+#: A longer SMS template is a warning: every segment of every message is billed.
 USUAL_SEGMENTS = 3
 
-#: Subjects are cut there; mail programs show about 60 characters.
+#: Subjects are truncated to this; mail programs show about 60 characters.
 MAX_SUBJECT_CHARACTERS = 200
 
 WEBHOOK_URL = f"{NOTIFICATIONS}:Webhook:Url"
@@ -39,7 +39,7 @@ _NOTHING = dict.fromkeys(PLACEHOLDERS, "")
 
 
 def notification_problems(options: NotificationsOptions) -> Iterator[Problem]:
-    """Refuse placeholders that nothing stands for."""
+    """Report unknown placeholders."""
     if not options.enabled:
         return
     for key, text in _texts_in_use(options).items():
@@ -47,10 +47,10 @@ def notification_problems(options: NotificationsOptions) -> Iterator[Problem]:
 
 
 def _texts_in_use(options: NotificationsOptions) -> dict[str, str]:
-    """Return the texts that are sent, by their keys; a webhook's payload has all of them."""
+    """Return the sent texts by their keys; a webhook's payload has all of them."""
     chosen = [CHANNELS[name] for name in enabled_channels(options)]
     in_use = {text for channel in chosen for text in (*channel.texts, *channel.quoted)}
-    # By their keys, so that a problem names the text to change.
+    # By key, so that a problem names the text to change.
     texts = {}
     for transition in TRANSITIONS:
         template = getattr(options.templates, transition.lower())
@@ -63,7 +63,7 @@ def _texts_in_use(options: NotificationsOptions) -> dict[str, str]:
 
 
 def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
-    """Remark on templates and addresses that will not do what was probably meant."""
+    """Warn of templates and addresses that probably do not work as intended."""
     if not options.enabled:
         return
     for key, text in _texts_in_use(options).items():
@@ -72,7 +72,7 @@ def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
     if not enabled_channels(options):
         yield Problem(
             f"{NOTIFICATIONS}:EnabledChannels",
-            "has no channel, so no one is notified of what happens now, not even later: enable "
+            "has no channel, so transitions are not announced, not even later: enable "
             f"{_either([channel.key for channel in CHANNELS.values()])}",
         )
     if (
@@ -82,7 +82,7 @@ def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
     ):
         yield Problem(
             WEBHOOK_URL,
-            "names an address of this machine or of a private network, and every message to it "
+            "names an address of this machine or a private network, and every message to it "
             f"will be refused: set {ALLOW_PRIVATE_ADDRESSES} to true if this is meant",
         )
 
@@ -92,9 +92,9 @@ def _either(words: Sequence[str]) -> str:
 
 
 def must_be_public(options: NotificationsOptions) -> bool:
-    """Say whether the webhook channel connects to addresses of the public internet only.
+    """Return whether the webhook channel connects to public addresses only.
 
-    Plain HTTP to this machine, which Development alone allows, can mean nothing else.
+    Plain HTTP to this machine, which only Development allows, implies that it does not.
     """
     webhook = options.webhook
     return not (webhook.allow_private_addresses or is_plain_loopback(webhook.url))
@@ -103,14 +103,14 @@ def must_be_public(options: NotificationsOptions) -> bool:
 def _unknown_words(key: str, text: str) -> Iterator[Problem]:
     unknown = unknown_placeholders(text)
     if unknown:
-        # Five of them, and cut: the message is one line.
+        # Five at most, shortened: the message is one line.
         words = ", ".join(f"{{{word[:40]}}}" for word in unknown[:5])
         known = ", ".join(f"{{{word}}}" for word in PLACEHOLDERS)
-        yield Problem(key, f"holds {words}, which nothing stands for: use one of {known}")
+        yield Problem(key, f"contains {words}, which is not a placeholder: use one of {known}")
 
 
 def _lengths(key: str, text: str) -> Iterator[Problem]:
-    # Measured without names and reasons: what is too long then is too long for every tenant.
+    # Without names and reasons: a text that is too long then is too long for every tenant.
     bare = substitute(text, _NOTHING)
     if key.endswith(":EmailSubject") and len(bare) > MAX_SUBJECT_CHARACTERS:
         yield Problem(key, f"is cut at {MAX_SUBJECT_CHARACTERS} characters: shorten it")
@@ -124,9 +124,9 @@ def _lengths(key: str, text: str) -> Iterator[Problem]:
 
 
 def signing_secret_problem(options: NotificationsOptions, value: str) -> Problem | None:
-    """Return what is wrong with a signing secret that is set, None if nothing; it is not quoted."""
+    """Return the problem of a signing secret that is set, or None; the secret is not quoted."""
     try:
-        # Stripped, because a variable that was filled from a file has its line break.
+        # Stripped, because a variable filled from a file has its line break.
         keys = parse_secret(value.strip(), KeyDerivation.AUTO).hmac_keys
     except ValueError as error:
         wrong = str(error)
@@ -141,11 +141,11 @@ def signing_secret_problem(options: NotificationsOptions, value: str) -> Problem
     )
 
 
-#: Full copies of one database that are kept; the defaults keep 720.
+#: Full copies kept per database; the defaults keep 720.
 MANY_SNAPSHOTS = 1000
 
-#: The replicator opens a database by a URL that it does not escape: what follows a # or ? is cut
-#: off, and it makes, replicates and reports an empty database of the shorter name.
+#: The replicator opens a database by a URL without escaping the path. It would cut the path at # or
+#: ?, and create, replicate and report an empty database of the shorter name.
 MISREAD_IN_PATHS = frozenset("#?%")
 
 _ANY_HOST = frozenset({"", "0.0.0.0", "127.0.0.1", "localhost", "::", "[::]"})
@@ -155,7 +155,7 @@ _ANY_HOST = frozenset({"", "0.0.0.0", "127.0.0.1", "localhost", "::", "[::]"})
 
 
 def replication_problems(settings: Settings) -> Iterator[Problem]:
-    """Yield what keeps the replicator from doing its work."""
+    """Yield settings that prevent the replicator from working."""
     options = settings.multi_tenant.file_db.replication
     if not options.use_replication:
         return
@@ -170,21 +170,19 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
                     f"{REPLICATION}:{name}",
                     "is required when AutoRegenerateOnTenantChange is true: set a path",
                 )
-        # The watcher would write the configuration over the number of the process that it has to
-        # signal.
+        # The watcher would overwrite the pid of the process that it must signal.
         if len({value for _, value in paths}) == 1 and options.config_output_path.strip():
             yield Problem(
                 f"{REPLICATION}:ReplicatorPidFilePath",
                 "is the same file as ConfigOutputPath: choose another path",
             )
-    # The supervised child needs a configuration as well, but no pid file: the daemon has its
-    # process.
+    # The supervised child needs a configuration too, but no pid file: the daemon knows its process.
     elif options.supervise and not options.config_output_path.strip():
         yield Problem(
             f"{REPLICATION}:ConfigOutputPath",
             "is required when Supervise is true: set a path",
         )
-    # The path is written into the configuration of the replicator, which reads it in its own way.
+    # The path is written into the replicator's configuration, which has its own syntax.
     key, directory = databases_setting(settings)
     fault = database_path_fault(directory)
     if fault is not None:
@@ -193,7 +191,7 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
         fault = _text_fault(value)
         if fault is not None:
             yield Problem(key, fault)
-        # The replicator takes a path with a scheme for the address of another kind of target.
+        # The replicator treats a path with a scheme as the address of another target type.
         if key.endswith((":Path", ":PathPrefix")) and "://" in value:
             yield Problem(key, "is an address: it must be a path without a scheme")
     if options.replica_target_type is ReplicaTargetType.SFTP:
@@ -204,7 +202,7 @@ def replication_problems(settings: Settings) -> Iterator[Problem]:
 
 
 def replication_warnings(settings: Settings) -> Iterator[Problem]:
-    """Yield what works, and probably not as meant."""
+    """Yield settings that work, but probably not as intended."""
     options = settings.multi_tenant.file_db.replication
     if not options.use_replication:
         return
@@ -212,7 +210,8 @@ def replication_warnings(settings: Settings) -> Iterator[Problem]:
     if options.health_check_enabled and lag < sync:
         yield Problem(
             f"{REPLICATION}:HealthCheckMaxLagSeconds",
-            f"is below SyncIntervalSeconds ({sync}): lag is counted from when a sync is due, so up "
+            f"is below SyncIntervalSeconds ({sync}): lag is counted from the time a sync is due, "
+            "so up "
             f"to {sync} seconds more may be missing from the replica while it is Healthy",
         )
     snapshots = options.retention_days * 1440 // max(1, options.snapshot_interval_minutes)
@@ -220,8 +219,8 @@ def replication_warnings(settings: Settings) -> Iterator[Problem]:
         yield Problem(
             f"{REPLICATION}:SnapshotIntervalMinutes",
             f"keeps up to {snapshots} full copies of each database for RetentionDays "
-            f"({options.retention_days}): a longer interval needs less room, and the moments that "
-            "can be restored stay the same",
+            f"({options.retention_days}): a longer interval needs less space, and the points in "
+            "time that can be restored stay the same",
         )
     store = options.object_store
     if (
@@ -231,8 +230,8 @@ def replication_warnings(settings: Settings) -> Iterator[Problem]:
     ):
         yield Problem(
             f"{REPLICATION}:ObjectStore:ForcePathStyle",
-            "is false, so the bucket's name is put before the host's, and a name without a dot, as "
-            "in EndpointUrl, seldom has names below it: set it to true",
+            "is false, so the bucket's name becomes a subdomain of the host, and a name without "
+            "a dot, as in EndpointUrl, seldom has subdomains: set it to true",
         )
     if options.replica_target_type is ReplicaTargetType.SFTP and not options.sftp.host_key:
         yield Problem(
@@ -243,7 +242,7 @@ def replication_warnings(settings: Settings) -> Iterator[Problem]:
 
 
 def databases_setting(settings: Settings) -> tuple[str, str]:
-    """Return the key and the value of the setting that says where the tenants' databases are."""
+    """Return key and value of the setting with the directory of the tenants' databases."""
     directory = settings.multi_tenant.file_db.directory
     if directory is None:
         return "Sdk:Storage:Path", settings.storage.path
@@ -254,17 +253,17 @@ def database_path_fault(path: str) -> str | None:
     """Return why the replicator cannot open a database below this path, or None."""
     if not MISREAD_IN_PATHS.isdisjoint(path):
         return (
-            "leads to a path with a # ? or %, by which the replicator would take a database for "
+            "gives a path with # ? or %, which makes the replicator open "
             "another file: choose another path"
         )
     return _text_fault(path)
 
 
 def _written(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the target's texts that are written into the replicator's configuration."""
+    """Yield the target's texts that go into the replicator's configuration."""
     target = settings.multi_tenant.file_db.replication.replica_target_type
     for setting in table():
-        # Variables are written by their values, and the path of credentials is one of them.
+        # For variables their values; the path of credentials is one of the texts.
         is_text = setting.kind is str and setting.about.form is not Form.ENV_VAR
         if is_below(setting.key, f"{REPLICATION}:{target}") and is_text:
             value = setting.of(settings)
@@ -273,11 +272,11 @@ def _written(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _text_fault(text: str) -> str | None:
-    # The replicator expands ``$NAME`` in the whole file before it parses it, also between quotes.
+    # The replicator expands ``$NAME`` in the whole file before parsing it, even in quotes.
     if "$" in text:
         return (
-            "holds a $: variables are not put into settings here, and the replicator would take "
-            "it for one; write the value itself"
+            "holds a $: variables are not expanded in settings, and the replicator would expand "
+            "it; write the value itself"
         )
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
         return "holds a line break or another control character: remove it"
@@ -287,20 +286,20 @@ def _text_fault(text: str) -> str | None:
 
 
 def _host_fault(host: str) -> str | None:
-    # With and without brackets, because both are written.
+    # With and without brackets, because users write both.
     bare = host.removeprefix("[").removesuffix("]")
     if ":" in bare:
         try:
             ipaddress.IPv6Address(bare)
         except ValueError:
-            return "must be a host's name or address alone: the port is set by Port"
+            return "must be only a host's name or address: set the port with Port"
     if any(character in host for character in "/@ "):
-        return "must be a host's name or address alone: User and Path are settings of their own"
+        return "must be only a host's name or address: set User and Path separately"
     return None
 
 
 def _metrics_port(settings: Settings) -> Iterator[Problem]:
-    """Check the port of the metrics: if it is taken, the replicator only logs that."""
+    """Check the metrics port: if it is in use, the replicator only logs that."""
     port = settings.multi_tenant.file_db.replication.metrics_port
     for key, address in bound_addresses(settings):
         host, _, number = address.rpartition(":")
@@ -309,6 +308,6 @@ def _metrics_port(settings: Settings) -> Iterator[Problem]:
 
 
 def _has_bare_name(url: str | None) -> bool:
-    """Whether a URL has a host such as localhost; an IP address is never given a bucket's name."""
+    """Return whether a URL's host is a bare name such as localhost; IP addresses get no bucket."""
     host = url_host(url or "")
     return bool(host) and "." not in host and ":" not in host

@@ -1,10 +1,10 @@
 """Fields of the option classes: metadata, enumerations, and the forms of texts. Pure.
 
-A setting is described in one place, its field: range, form, unit, and whether a reload applies it.
-Binding, checks, JSON Schema and the reference page read it from there.
+Each setting is described once, at its field: range, form, unit, and whether a reload applies it.
+Binding, checks, JSON Schema and the reference page use that.
 
-Each check of a form returns what is wrong, as the end of a sentence that begins with the setting's
-key, or None. Values are not quoted: a credential may have been put where its name belongs.
+Each form check returns the fault, as the end of a sentence that starts with the setting's key, or
+None. Values are not quoted: a credential may have been entered instead of its name.
 """
 
 import enum
@@ -23,7 +23,7 @@ from ..base.http import TOKEN
 
 
 class Form(enum.Enum):
-    """The form of a text; ``check.py`` checks it, the schema and the reference page name it."""
+    """The form of a text; ``check.py`` checks it, the schema and the reference page document it."""
 
     HTTPS_URL = "absolute HTTPS URL (HTTP to this machine is allowed in Development)"
     HOOK_URL = "absolute HTTPS URL, also with a query (HTTP to this machine in Development)"
@@ -51,12 +51,11 @@ class Form(enum.Enum):
 class SettingMetadata(msgspec.Struct, frozen=True):
     """Metadata of one setting.
 
-    ``doc`` is one plain sentence; ``minimum`` and ``maximum`` are inclusive, in ``unit``;
-    ``required`` means that it may not be blank while its section is in use.
-    ``default_note`` says what a null default stands for.
-    ``at_least`` is the attribute of the same section whose value it may not be below.
-    ``live`` means that a reload puts a change into force; others wait for the next start.
-    ``masked`` means a URL whose path lets whoever knows it send: no more than its host is shown.
+    ``doc`` is one plain sentence. ``minimum`` and ``maximum`` are inclusive, in ``unit``.
+    ``required``: it must not be blank while its section is in use. ``default_note`` explains a null
+    default. ``at_least`` is the attribute of the same section that it must not be less than.
+    ``live``: a reload applies changes; others need a restart. ``masked``: a URL with a secret path;
+    only its host is shown.
     """
 
     doc: str
@@ -78,7 +77,7 @@ def about(
 
     Args:
         doc: the meaning of the setting, one sentence.
-        between: the range of a number, both ends included.
+        between: the inclusive range of a number.
         details: further fields of the record.
     """
     minimum, maximum = between
@@ -86,15 +85,15 @@ def about(
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one section; each class of them is one below this one.
+    """Settings of one section; each section class derives from this one.
 
-    Change a value with ``msgspec.structs.replace``. Structs, because attrs would write and compile
-    each class of its own at every start (docs/adr/0066-lean-start.md).
+    Change a value with ``msgspec.structs.replace``. Structs, because attrs would generate and
+    compile each class at every start (docs/adr/0066-lean-start.md).
     """
 
 
 def fields_of(kind: type[Section]) -> Iterator[tuple[str, Any, SettingMetadata | None]]:
-    """Return name, type and metadata of each field; None as metadata: it is a nested section."""
+    """Return name, type and metadata of each field; metadata is None for nested sections."""
     for name in kind.__struct_fields__:
         annotation = kind.__annotations__[name]
         (known,) = getattr(annotation, "__metadata__", (None,))
@@ -110,7 +109,7 @@ def pascal_case(name: str) -> str:
 
 
 class Choice(enum.StrEnum):
-    """A set of words, one of which a setting has; found whatever the case of its letters."""
+    """A set of words, one of which is the setting's value; matched case-insensitively."""
 
     @classmethod
     def _missing_(cls, value: object) -> "Choice | None":
@@ -127,7 +126,7 @@ class Mode(Choice):
 
 
 class ApiVersionStrictness(Choice):
-    """The consequence of an ApiVersion other than the bundled one."""
+    """The reaction to an ApiVersion other than the bundled one."""
 
     WARN = "Warn"
     STRICT = "Strict"
@@ -135,29 +134,29 @@ class ApiVersionStrictness(Choice):
 
 
 class KeyDerivation(Choice):
-    """The way from a webhook secret to an HMAC key."""
+    """The derivation of an HMAC key from a webhook secret."""
 
     AUTO = "Auto"
-    """Either of the two below; a signature made with either key is accepted."""
+    """Either of those below; a signature with either key is accepted."""
     STANDARD = "Standard"
-    """The bytes that the base64 after ``whsec_`` decodes to."""
+    """The decoded base64 after ``whsec_``."""
     UTF8 = "Utf8"
-    """The UTF-8 bytes of the whole text, its prefix included."""
+    """The UTF-8 bytes of the whole text, including its prefix."""
 
 
 class ForwardedHeaders(Choice):
     """The family of forwarding headers that a trusted proxy sets."""
 
     AUTO = "Auto"
-    """Either of the two below; where both came, they must agree."""
+    """Either of those below; if both are present, they must agree."""
     FORWARDED = "Forwarded"
-    """``Forwarded`` alone (RFC 7239)."""
+    """Only ``Forwarded`` (RFC 7239)."""
     X_FORWARDED = "XForwarded"
-    """``X-Forwarded-For`` and ``X-Forwarded-Proto`` alone."""
+    """Only ``X-Forwarded-For`` and ``X-Forwarded-Proto``."""
 
 
 class StorageBackend(Choice):
-    """The kind of store that keeps the inbox."""
+    """The storage backend of the inbox."""
 
     SQLITE = "Sqlite"
     POSTGRES = "Postgres"
@@ -165,7 +164,7 @@ class StorageBackend(Choice):
 
 
 class LogLevel(Choice):
-    """The least severe log events that are written."""
+    """The lowest severity that is logged."""
 
     DEBUG = "Debug"
     INFO = "Info"
@@ -174,7 +173,7 @@ class LogLevel(Choice):
 
 
 class LogFormat(Choice):
-    """The form of log events; ``Auto`` is readable on a terminal and JSON elsewhere."""
+    """The form of log lines; ``Auto`` is readable text on a terminal and JSON elsewhere."""
 
     AUTO = "Auto"
     JSON = "Json"
@@ -182,7 +181,7 @@ class LogFormat(Choice):
 
 
 class DefaultTenantStrategy(Choice):
-    """The way in which the single-tenant upgrade finds the default tenant."""
+    """The single-tenant upgrade's method of finding the default tenant."""
 
     LITERAL_DEFAULT = "LiteralDefault"
     FIRST_USER_ORGANIZATION = "FirstUserOrganization"
@@ -190,7 +189,7 @@ class DefaultTenantStrategy(Choice):
 
 
 class ReplicaTargetType(Choice):
-    """The kind of place that tenant databases are replicated to."""
+    """The target type that tenant databases are replicated to."""
 
     OBJECT_STORE = "ObjectStore"
     BLOB_STORE = "BlobStore"
@@ -211,27 +210,27 @@ class SmsProvider(Choice):
     SMS_PROVIDER_A = "SmsProviderA"
 
 
-#: The kernel's limit of a Unix socket's address, without the closing NUL.
+#: The kernel's limit of a Unix socket path, without the closing NUL.
 UNIX_PATH_BYTES = 107
 
 _SOCKET_MODE = "?mode="
-#: The modes of a socket: this user may connect, its group as well, or every user of the machine.
+#: The modes of a socket: this user may connect, also its group, or every user of the machine.
 SOCKET_MODES = ("0600", "0660", "0666")
 
-#: The longest name that can be looked up, its last dot included (RFC 1035).
+#: The longest name that can be resolved, including its last dot (RFC 1035).
 HOST_BYTES = 254
 
 _EMAIL = re.compile(r"[^\s@<>,;\"]+@[^\s@<>,;\"]+")
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?"
 
-#: The forms that one expression decides, in the syntax that JSON Schema shares with Python, and
-#: the fault of a text that does not match it.
+#: Forms checked by one regular expression, in the syntax that JSON Schema and Python share, and the
+#: fault of a text that does not match.
 PATTERNS: dict[Form, tuple[str, str]] = {
     Form.ROUTE: (
         r'/[!"$->@-~]*',
         "must be a path that starts with /, without white space, ?, # or characters outside ASCII",
     ),
-    # Without its last +, because JSON Schema knows no possessive quantifier.
+    # Without its last +, because JSON Schema has no possessive quantifiers.
     Form.HEADER: (TOKEN.removesuffix("+"), "must be the name of an HTTP header"),
     Form.ENVIRONMENT_NAME: (
         r"[A-Za-z0-9_-]{1,64}",
@@ -257,14 +256,14 @@ PATTERNS: dict[Form, tuple[str, str]] = {
         r"\+[1-9][0-9]{1,14}",
         "must be a phone number in E.164 format, such as +15551234567",
     ),
-    # Settings are checked on the machine of whoever writes them, too.
+    # Settings may also be checked on another machine, by their author.
     Form.ABSOLUTE_PATH: (r"(/|[A-Za-z]:[\\/])[\s\S]*", "must be an absolute path"),
     Form.HOST: (_HOST, "must be a host name, without a port"),
 }
 
 _API_VERSION = re.compile(r"([0-9]{4})-([0-9]{2})(?:-([0-9]{2}))?")
-# In ASCII underscores are common. The labels of a name beyond ASCII begin and end with a letter or
-# digit and have no hyphens in the third and fourth place (RFC 5891, 4.2.3): the client refuses
+# Underscores are common in ASCII names. Labels of non-ASCII names start and end with a letter or
+# digit and have no hyphens in the third and fourth position (RFC 5891, 4.2.3): the client refuses
 # others.
 _LABEL = r"(?!..--)[^\W_](?:(?:[^\W_]|-)*[^\W_])?"
 _URL_HOST = re.compile(rf"[A-Za-z0-9_.-]+|{_LABEL}(?:\.{_LABEL})*\.?")
@@ -274,24 +273,23 @@ _DESCRIPTOR = re.compile(r"[0-9]{1,6}|[A-Za-z_][A-Za-z0-9_.@-]{0,254}")
 
 #: Control characters, lone surrogates, and the separators of lines and paragraphs.
 _NOT_IN_A_LINE = ("Cc", "Cs", "Zl", "Zp")
-#: Change the direction in which the text around them is written.
+#: Characters that change the direction of the surrounding text.
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-#: Part and join what stands beside them: Persian and Indic words and emoji are spelled with them.
+#: Joiners and non-joiners: Persian and Indic words and emoji are spelled with them.
 _JOINERS = "\u200c\u200d"
-#: Letters and symbols that are drawn as nothing: fillers of Hangul, a Braille cell without dots.
+#: Letters and symbols drawn as nothing: fillers of Hangul, a Braille cell without dots.
 _BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 
 
 def check_form(form: Form, text: str, *, development: bool) -> str | None:
-    """Return what is wrong with ``text``, or None.
+    """Return the fault of ``text``, or None.
 
     Args:
-        form: the form that it must have.
-        text: a value that is not empty.
+        form: the required form.
+        text: a value; not empty.
         development: plain HTTP to this machine is allowed.
     """
-    # These two need to know whether plain HTTP is allowed; every other form is judged by its text
-    # alone.
+    # These two depend on whether plain HTTP is allowed; every other form depends on the text only.
     if form in (Form.HTTPS_URL, Form.HOOK_URL):
         return _https_url(text, development=development, query=form is Form.HOOK_URL)
     if form in PATTERNS:
@@ -315,7 +313,7 @@ def _https_url(text: str, *, development: bool, query: bool) -> str | None:
 
 
 def is_plain_loopback(text: str) -> bool:
-    """Say whether this is a URL of plain HTTP to this machine, as Development allows it."""
+    """Return whether this is a plain HTTP URL to this machine, which Development allows."""
     url = _split_url(text, query=True)
     return not isinstance(url, str) and _is_plain_loopback(url)
 
@@ -330,9 +328,9 @@ def _url(text: str) -> str | None:
 
 
 def _split_url(text: str, *, query: bool = False) -> SplitResult | str:
-    """Return the parts of an absolute URL, or what is wrong with it; ``query``: it may have one."""
-    # Before the parts are taken: urlsplit removes line breaks and tabs in silence, and what was
-    # checked would not be what was written.
+    """Return the parts of an absolute URL, or its fault; ``query``: a query is allowed."""
+    # Before splitting: urlsplit silently removes line breaks and tabs, so the checked text would
+    # differ from the written one.
     if any(c.isspace() or unicodedata.category(c) in _NOT_IN_A_LINE for c in text):
         return "holds white space or a control character: remove it"
     for character in text:
@@ -340,15 +338,15 @@ def _split_url(text: str, *, query: bool = False) -> SplitResult | str:
             return _why_format(character)
     try:
         url = urlsplit(text)
-        # Port 0 is none that can be connected to; reading it may raise, as the host may.
+        # Port 0 cannot be connected to; reading an invalid port raises, as may the host.
         complete = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
         complete = False
     if not complete or not _is_host(url.hostname or ""):
         return "must be an absolute URL with a host, such as https://api.example.com"
-    # A password in a URL ends up in logs and error messages, which mask settings by their type.
+    # A password in a URL ends up in logs and error messages, which mask only secret settings.
     if "@" in url.netloc:
-        return "holds a user or password: remove it, credentials have settings of their own"
+        return "holds a user or password: remove it, and use the settings for credentials"
     if query and "#" in text:
         return "holds a fragment, which is never sent: remove it"
     if not query and ("?" in text or "#" in text):
@@ -357,7 +355,7 @@ def _split_url(text: str, *, query: bool = False) -> SplitResult | str:
 
 
 def _is_host(text: str) -> bool:
-    """Say whether this is an address of IPv6, or can be looked up as a name."""
+    """Return whether this is an IPv6 address, or can be resolved as a name."""
     if ":" in text:  # urlsplit has read it between brackets
         return True
     try:
@@ -365,7 +363,7 @@ def _is_host(text: str) -> bool:
             ipaddress.IPv4Address(text)
             return True
         return bool(_URL_HOST.fullmatch(text)) and len(text.encode("idna")) <= HOST_BYTES
-    except ValueError:  # a label is empty or too long, or a part of an address above 255
+    except ValueError:  # an empty or too long label, or a part of an address above 255
         return False
 
 
@@ -376,7 +374,7 @@ def _api_version(text: str) -> str | None:
             date(int(match[1]), int(match[2]), int(match[3] or 1))
             return None
     except ValueError:
-        pass  # such as month 13: the same advice serves
+        pass  # such as month 13: same advice
     return "must be an ISO date, such as 2026-04-01 or 2026-04"
 
 
@@ -397,10 +395,10 @@ def _email(text: str) -> str | None:
 
 
 def _header_text(text: str) -> str | None:
-    # Nearly every text is that: the loop below looks at each character.
+    # Most texts pass this check: the loop below inspects each character.
     if text.isascii() and text.isprintable():
         return None
-    # The blank in front gives the first character one that a joiner cannot follow.
+    # The leading blank precedes the first character, and a joiner must not follow it.
     for before, character in pairwise(f" {text}"):
         category = unicodedata.category(character)
         if category in _NOT_IN_A_LINE:
@@ -408,7 +406,7 @@ def _header_text(text: str) -> str | None:
         if category == "Cf" and not (character in _JOINERS and _can_be_joined(before)):
             return _why_format(character)
     if text.strip() and not any(map(_can_be_seen, text)):
-        return f"holds nothing that can be seen, only {_code_point(text.strip()[0])} and the like"
+        return f"has no visible character, only {_code_point(text.strip()[0])} and similar ones"
     return None
 
 
@@ -418,7 +416,7 @@ def _why_format(character: str) -> str:
 
 
 def _can_be_joined(character: str) -> bool:
-    """Say whether a joiner may follow: emoji, and scripts whose letters change beside others."""
+    """Return whether a joiner may follow: emoji, and scripts whose letters join."""
     return not character.isascii() and unicodedata.category(character)[0] in "LMS"
 
 
@@ -441,7 +439,7 @@ def _bind(text: str) -> str | None:
         return "must be HOST:PORT, [IPv6]:PORT, unix:PATH, fd:N or fd:NAME"
     if int(port) > 65_535:
         return "has a port above 65535"
-    # An IPv6 address has colons of its own, so that only brackets tell where the port begins.
+    # An IPv6 address contains colons, so only brackets show where the port starts.
     if host.startswith("[") and host.endswith("]"):
         return _ipv6(host[1:-1])
     if not re.fullmatch(_HOST, host):
@@ -450,19 +448,19 @@ def _bind(text: str) -> str | None:
 
 
 def split_unix(address: str) -> tuple[str, str]:
-    """Return the path of ``unix:PATH?mode=0660``, and the mode as it is written: usually 0600."""
+    """Return the path of ``unix:PATH?mode=0660``, and the mode as written: usually 0600."""
     path, asked, mode = address.removeprefix("unix:").partition(_SOCKET_MODE)
     return path, mode if asked else "0600"
 
 
 def _unix_path(path: str, mode: str) -> str | None:
     if mode not in SOCKET_MODES:
-        return f"has a mode that is none of {', '.join(SOCKET_MODES)}"
+        return f"has an unknown mode: use one of {', '.join(SOCKET_MODES)}"
     if not path or "\0" in path:
         return "must have a path after unix:"
-    # Names of files are bytes; Python writes those that are no UTF-8 as surrogates.
+    # File names are bytes; Python represents undecodable ones as surrogates.
     if len(path.encode(errors="surrogateescape")) > UNIX_PATH_BYTES:
-        return f"has a path of more than {UNIX_PATH_BYTES} bytes: Unix sockets take no longer one"
+        return f"has a path of more than {UNIX_PATH_BYTES} bytes, the limit of sockets: shorten it"
     return None
 
 
@@ -482,7 +480,7 @@ def _cidr(text: str) -> str | None:
     try:
         ipaddress.ip_network(text)
     except ValueError:
-        # Refused and not masked: 10.0.0.1/8 may be meant as one address or as the block.
+        # Refused, not masked: 10.0.0.1/8 may mean one address or the block.
         return f"has bits set beyond its prefix: write {loose}"
     return None
 

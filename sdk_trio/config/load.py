@@ -1,4 +1,4 @@
-"""The loading of settings: from all sources to validated settings.
+"""Loads settings: from all sources to validated settings.
 
 Does I/O. Later sources win: defaults, ``$STATE_DIRECTORY``, files with their ``.{Environment}``
 siblings, ``.env`` in Development, key-per-file directories, variables, arguments
@@ -43,11 +43,10 @@ DEFAULT_FILES = ("appsettings.json", "sdk.toml")
 class Loaded(msgspec.Struct, frozen=True):
     """The result of reading the settings.
 
-    ``settings`` is None when there are ``problems``. ``origins`` holds, for each full key that
-    some source gave (items of lists included), the file, variable or argument it came from.
-    ``files`` are the files of settings that were there, key files aside. ``is_development`` is
-    known with problems, too. ``unmet`` are parts that are asked for without what they work on:
-    only the start of a runtime refuses these.
+    ``settings`` is None if there are ``problems``. ``origins`` holds the file, variable or argument
+    of each full key that some source sets, list items included. ``files`` are the existing settings
+    files, without key files. ``is_development`` is also known with problems. ``unmet`` are enabled
+    parts whose prerequisite is disabled: only the start of a runtime refuses them.
     """
 
     settings: Settings | None
@@ -62,7 +61,7 @@ class Loaded(msgspec.Struct, frozen=True):
         """Return the settings.
 
         Raises:
-            OptionsValidationError: there are problems; it holds all of them.
+            OptionsValidationError: lists all problems.
         """
         if self.settings is None:
             raise OptionsValidationError(self.problems, self.warnings)
@@ -76,18 +75,18 @@ def load_settings(
     standalone: bool = False,
     receiver: bool = True,
 ) -> Settings:
-    """Read the settings from all their sources, log the warnings, and return what is valid.
+    """Read the settings from all sources, log the warnings, and return valid settings.
 
     Args:
-        files: JSON or TOML files, later ones win; without any, ``appsettings.json`` and
-            ``sdk.toml`` of the working directory are read where they exist.
+        files: JSON or TOML files; later ones win. Without any, ``appsettings.json`` and
+            ``sdk.toml`` of the working directory are read if they exist.
         overrides: arguments of the command line, such as ``{"Sdk:Mode": "Custom"}``.
         environ: the environment variables; default ``os.environ``.
-        standalone: the receiver alone runs, so no AccessToken is needed.
+        standalone: only the receiver runs, so no AccessToken is needed.
         receiver: the receiver runs, so at least one webhook secret is needed.
 
     Raises:
-        OptionsValidationError: with every problem there is.
+        OptionsValidationError: lists every problem.
     """
     loaded = read_settings(
         *files, overrides=overrides, environ=environ, standalone=standalone, receiver=receiver
@@ -108,10 +107,10 @@ def read_settings(
     """Read the settings as :func:`load_settings` does, but return problems and warnings as data.
 
     Args:
-        directory: where the files that are not named are searched for, ``.env`` among them; default
-            the working directory.
-        secrets_directory: a directory with one file per key, read before the one that the
-            variable ``CREDENTIALS_DIRECTORY`` names.
+        directory: where unnamed files are searched for, including ``.env``; default: the working
+            directory.
+        secrets_directory: a directory with one file per key, read before the one in the variable
+            ``CREDENTIALS_DIRECTORY``.
     """
     variables = os.environ if environ is None else environ
     layers = _layers(
@@ -127,7 +126,7 @@ def read_settings(
 def settings_from_mapping(
     mapping: Mapping[str, Any], *, standalone: bool, receiver: bool
 ) -> Settings:
-    """Validate a mapping alone: what ``Settings.from_mapping`` does; see there."""
+    """Validate only a mapping; see ``Settings.from_mapping``."""
     layers = [read_section(mapping, None)]
     loaded = _validated(layers, standalone=standalone, receiver=receiver, environ=None)
     _log(loaded.warnings)
@@ -149,24 +148,24 @@ def _layers(
     directories = [read_directory(secrets_directory)]
     if environ.get(CREDENTIALS_DIRECTORY_VARIABLE):
         directories.append(read_directory(Path(environ[CREDENTIALS_DIRECTORY_VARIABLE])))
-    # These may name the Environment, which chooses the files below them.
+    # These may set the Environment, which selects files of lower precedence.
     above_files = [
         *directories,
         read_environment_name(environ),
         read_environ(environ),
         read_overrides(overrides),
     ]
-    # Named files replace the usual ones: a command that says --config means those and no others.
+    # Named files replace the usual ones: --config means only those files.
     paths = files or tuple(directory / name for name in DEFAULT_FILES)
     named = bool(files)
     bases = {path: read_file(path, optional=not named, named=named) for path in paths}
-    # The name chooses further files, so it is read before they are; a sibling cannot change it.
+    # The name selects further files, so it is read first; a sibling file cannot change it.
     environment = _environment_name([*bases.values(), *above_files])
     below = [read_state_directory(environ)]
     for path in paths:
         sibling = path.with_name(f"{path.stem}.{environment}{path.suffix}")
         below += [bases[path], read_file(sibling, optional=True, named=named)]
-    # A ``.env`` that was left behind on a server must not count in Production.
+    # A ``.env`` left behind on a server must be ignored in Production.
     if environment == DEVELOPMENT:
         below.append(read_dotenv(directory / ".env"))
     else:
@@ -175,15 +174,15 @@ def _layers(
 
 
 def _environment_name(layers: Iterable[Layer]) -> str:
-    """Return the Environment that chooses the files, spelled as their names are."""
+    """Return the Environment that selects the files, in the spelling of their names."""
     name = Settings().environment
     for layer in layers:
         for entry in layer.entries:
             if fold(entry.path) == ("environment",) and isinstance(entry.value, str):
                 name = entry.value
     if check_form(Form.ENVIRONMENT_NAME, name, development=False):
-        return Settings().environment  # no part of a file name; the rules report it
-    # Names of files have the usual spelling on systems where case counts.
+        return Settings().environment  # not valid in a file name; the rules report it
+    # File names have the usual spelling where case matters.
     usual = {known.casefold(): known for known in USUAL_ENVIRONMENTS}
     return environment_meant(name) or usual.get(name.casefold(), name)
 
@@ -197,23 +196,23 @@ def _validated(
 ) -> Loaded:
     """Bind, check and, with ``environ``, probe."""
     bound = bind(layers)
-    # Settings.from_mapping reads nothing but its mapping, and so has no variable to look for.
+    # Settings.from_mapping reads only its mapping, so it has no variables to check.
     settings = bound.settings if environ is None else _with_simulator(bound.settings, environ)
     invalid = frozenset(problem.key for problem in bound.problems)
     problems = [p for p in bound.problems if not is_unused(p.key, settings, invalid)]
     findings = check(settings, standalone=standalone, receiver=receiver, invalid=invalid)
     warnings = [*bound.warnings, *findings.warnings]
-    # If a source could not be read, its keys may stand in it: they are not reported as missing.
+    # An unreadable source may contain the missing keys: they are not reported.
     unread = ROOT in invalid
     problems += [p for p in findings.problems if not unread or p.key in bound.origins]
-    # Only a receiver has an admin address; a client's settings may share its environment.
+    # Only a receiver has an admin address; a client may share its environment.
     if environ is not None and receiver:
         token = environ.get(settings.admin.token_env_var, "").strip()
         judged = admin_token_findings(settings, token)
         problems += judged.problems
         warnings += judged.warnings
-    # Probing makes directories and costs time; with settings that are wrong it would report what
-    # follows from them.
+    # Probing creates directories and takes time; with invalid settings it would report
+    # consequential errors.
     if environ is not None and not problems:
         probed = probe(settings, environ)
         problems += probed.problems
@@ -225,13 +224,13 @@ def _validated(
         origins=bound.origins,
         files=tuple(layer.file for layer in layers if layer.file is not None),
         is_development=settings.is_development,
-        # Reported beside other problems, so that one start reports everything there is to fix.
+        # Reported with other problems, so that one start reports everything to fix.
         unmet=_located((p for p in unmet_needs(settings) if p.key not in invalid), bound.origins),
     )
 
 
 def _with_simulator(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """Return settings whose receiver accepts what the simulator signs, in Development alone."""
+    """Return settings whose receiver accepts the simulator's signatures, in Development only."""
     name = settings.simulator.secret_env_var
     text = environ.get(name, "").strip() if name and settings.is_development else ""
     if not text:
@@ -244,12 +243,12 @@ def _with_simulator(settings: Settings, environ: Mapping[str, str]) -> Settings:
 
 
 def _located(problems: Iterable[Problem], origins: Mapping[str, str]) -> tuple[Problem, ...]:
-    """Add to each problem where the value came from, and leave out repetitions."""
+    """Add each problem's origin, and remove duplicates."""
     located = (
         problem if problem.origin else attrs.evolve(problem, origin=origins.get(problem.key))
         for problem in problems
     )
-    # Two rules may find the same fault, as may two items of one list.
+    # Two rules, or two items of one list, may find the same fault.
     return tuple(dict.fromkeys(located))
 
 

@@ -1,7 +1,7 @@
-"""Checks of settings that need the machine: files, directories and variables. Does I/O.
+"""Checks of settings against the machine: files, directories and variables. Does I/O.
 
-Files exist, directories are writable, variables are set. An SSH private key is not encrypted,
-because the replicator cannot ask for a passphrase.
+Files must exist, directories must be writable, and variables must be set. An SSH private key must
+not be encrypted, because the replicator cannot ask for a passphrase.
 """
 
 import base64
@@ -22,26 +22,25 @@ from .table import FORWARD, FORWARD_SECRET, REPLICATION, is_below, used_settings
 #: No private key is longer.
 _KEY_BYTES = 65_536
 
-#: The first block of a PEM file, before which any text may stand (RFC 7468, 2).
+#: The first block of a PEM file; any text may precede it (RFC 7468, 2).
 _PEM = re.compile(
     rb"^[ \t]*-----BEGIN (?P<label>[^\r\n]*)-----\s*$(?P<body>.*?)(?:^[ \t]*-----END|\Z)",
     re.MULTILINE | re.DOTALL,
 )
 _PROC_TYPE = re.compile(rb"^\s*Proc-Type:.*ENCRYPTED\s*$", re.MULTILINE)
 
-#: The first field behind the magic: its length in four bytes, then its bytes (RFC 4251, 5).
+#: The first field after the magic: its length in four bytes, then its bytes (RFC 4251, 5).
 _OPENSSH_CIPHER = re.compile(rb"openssh-key-v1\0\0\0\0.(?P<name>[!-~]+)", re.DOTALL)
 
-#: Values that the replicator reads unchanged between single quotes: no quote and no line break.
+#: Values that the replicator reads unchanged in single quotes: no quote and no line break.
 _QUOTABLE = re.compile(r"[ -&(-~]+")
 
 
 def probe(settings: Settings, environ: Mapping[str, str]) -> Findings:
     """Check the files, directories and variables that valid settings refer to.
 
-    Creates the replica directory of target LocalDisk, and nothing else. A variable that is not set
-    is a warning, never a failure: a channel without its credentials skips its messages, and must
-    not keep deliveries from being received.
+    Creates only the replica directory of target LocalDisk. An unset variable is a warning, never a
+    failure: a channel without credentials skips its messages, and must not stop the receiver.
     """
     private_key = _private_key(settings)
     return Findings(
@@ -79,7 +78,7 @@ def _files(settings: Settings) -> Iterator[Problem]:
 
 def _file(key: str, path: str) -> Iterator[Problem]:
     try:
-        # Opened, and not asked whether it may be: rights, mounts and links are all in the answer.
+        # Opened, not just checked: permissions, mounts and links all affect the result.
         with open(path, "rb"):
             pass
     except (OSError, ValueError) as error:
@@ -96,7 +95,7 @@ def _replication(settings: Settings) -> Iterator[Problem]:
         file = options.config_output_path
         directory = os.path.dirname(file) or "."
         key = f"{REPLICATION}:ConfigOutputPath"
-        # A directory is what people give who think of a place for the file.
+        # Users often give the directory instead of the file.
         if os.path.isdir(file):
             yield Problem(key, "is a directory: add the name of a file")
         elif not (os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK)):
@@ -106,7 +105,7 @@ def _replication(settings: Settings) -> Iterator[Problem]:
                 "give this user the right to write, or choose another path",
             )
     key, databases = databases_setting(settings)
-    # Only here is the beginning of a relative path known; the rest has been checked.
+    # The start of a relative path is only known here; the rest was checked before.
     fault = database_path_fault(os.getcwd()) if not os.path.isabs(databases) else None
     if fault is not None:
         yield Problem(key, f"is relative to the current directory and {fault}")
@@ -115,7 +114,7 @@ def _replication(settings: Settings) -> Iterator[Problem]:
 
 
 def _private_key(settings: Settings) -> Findings:
-    """Judge the private key in use; one that cannot be read is a problem of ``_files``."""
+    """Check the private key in use; ``_files`` reports an unreadable one."""
     options = settings.multi_tenant.file_db.replication
     if not options.use_replication or options.replica_target_type is not ReplicaTargetType.SFTP:
         return Findings()
@@ -134,19 +133,19 @@ def _private_key(settings: Settings) -> Findings:
     if not encrypted:
         return Findings()
     locked = (
-        "is encrypted with a passphrase, which the replicator cannot ask for: use a key of its "
-        "own without one, as of ssh-keygen -N ''"
+        "is encrypted with a passphrase, which the replicator cannot ask for: use a separate key "
+        "without one (ssh-keygen -N '')"
     )
     return Findings(problems=(Problem(key, locked),))
 
 
 def is_encrypted_key(content: bytes) -> bool | None:
-    """Say whether a private key has a passphrase; None: it is none in OpenSSH's or a PEM format."""
+    """Return whether a private key has a passphrase; None if it is not OpenSSH or PEM."""
     found = _PEM.search(content)
     if found is None or not found["label"].endswith(b"PRIVATE KEY"):
         return None
     if found["label"] != b"OPENSSH PRIVATE KEY":
-        # The traditional PEM format says so in a header above the key.
+        # In the traditional PEM format, a header above the key marks it.
         return found["label"].startswith(b"ENCRYPTED") or bool(_PROC_TYPE.search(found["body"]))
     try:
         blob = base64.b64decode(b"".join(found["body"].split()), validate=True)
@@ -167,36 +166,36 @@ def _replica_directory(path: str) -> Iterator[Problem]:
 
 
 def _variables(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Warn of each variable that something in use refers to and that is unset or empty."""
+    """Warn of each unset or empty variable that an enabled part refers to."""
     optional = {
         "Sdk:Admin:TokenEnvVar",  # a token is generated when it is unset
-        "Sdk:Connection:ProxyCredentialsEnvVar",  # most proxies want none
+        "Sdk:Connection:ProxyCredentialsEnvVar",  # most proxies require none
     }
     if settings.storage.backend is not StorageBackend.POSTGRES:
         optional.add("Sdk:Storage:PostgresDsnEnvVar")
     for setting in used_settings(settings):
         if is_below(setting.key, FORWARD):
-            continue  # an event that cannot be signed is a problem: see _forward_secrets
+            continue  # a missing signing secret is a problem: see _forward_secrets
         if setting.about.form is Form.ENV_VAR and setting.key not in optional:
             name = setting.of(settings)
             if name is None:
                 continue
             value = environ.get(name)
-            # An empty variable is what a missing secret of an orchestrator looks like.
+            # An orchestrator sets an empty variable for a missing secret.
             if not (value and value.strip()):
                 yield Problem(setting.key, f"names the variable {name}, which is not set: set it")
-            # The replicator gets the value in its configuration file, and not by its environment.
+            # The replicator gets the value in its configuration file, not in its environment.
             elif is_below(setting.key, REPLICATION) and not _QUOTABLE.fullmatch(value):
                 yield Problem(
                     setting.key,
                     f"names the variable {name}, whose value holds a quote, a line break or "
-                    "another character that the replicator's configuration cannot take in: set it "
-                    "to the key alone",
+                    "another character that the replicator's configuration cannot contain: set it "
+                    "to the key only",
                 )
 
 
 def _forward_secrets(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Refuse to forward what could not be signed: the application would refuse every event."""
+    """Refuse forwarding without a signing secret: the application would refuse every event."""
     for index, route in enumerate(settings.forward.all_routes):
         own = index < len(settings.forward.routes) and settings.forward.routes[index].secret_env_var
         name = route.secret_env_var or ""
@@ -207,7 +206,7 @@ def _forward_secrets(settings: Settings, environ: Mapping[str, str]) -> Iterator
 
 
 def _signing_secret(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Refuse a secret that is set and that nothing could be signed with."""
+    """Report a secret that is set but cannot sign."""
     notifications = settings.multi_tenant.notifications
     secret = environ.get(notifications.webhook.signing_secret_env_var, "").strip()
     if notifications.enabled and notifications.enabled_channels.webhook and secret:

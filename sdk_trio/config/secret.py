@@ -1,11 +1,11 @@
-"""Secrets: a text that is masked wherever it is shown, and the keys inside a webhook secret. Pure.
+"""Secrets: text that is always masked, and the keys inside a webhook secret. Pure.
 
 :class:`Secret` keeps a text out of logs and tracebacks. :func:`parse_secret` reads the forms of a
-webhook secret; its messages describe the secret and never quote a part of it.
+webhook secret; its messages never quote any part of it.
 
-The points of ed25519 (RFC 8032, 5.1) are computed as far as public keys have to be judged. A
-library verifies with any 32 bytes that are a point, but for a point of small order anyone can make
-valid signatures without a private key. So such a key must never be configured.
+Points of ed25519 (RFC 8032, 5.1) are computed only to check public keys. A library verifies with
+any 32 bytes that are a point, but for a point of small order anyone can make valid signatures
+without a private key. Such a key must never be configured.
 """
 
 import base64
@@ -19,8 +19,8 @@ from .fields import KeyDerivation
 
 MASK: Final = "********"
 
-#: The shortest secret, in characters, that is masked in messages. A shorter text is no real secret,
-#: and masking it would garble every word that holds it.
+#: The shortest secret, in characters, that is masked in messages. A shorter text is not a real
+#: secret, and masking it would garble every word that contains it.
 LEAST_MASKED = 8
 
 
@@ -28,11 +28,11 @@ LEAST_MASKED = 8
 class Secret:
     """A secret text: ``repr``, ``str`` and ``format`` show a mask, ``reveal()`` the text.
 
-    Two secrets are equal when their texts are. Not for comparing what a sender claims: that takes
-    a constant-time comparison of signatures.
+    Two secrets are equal if their texts are. Do not compare a sender's claims with it: those need a
+    constant-time comparison of signatures.
 
-    ``made_for_tests`` marks a webhook secret with which no other installation verifies: the
-    simulator signs with no other.
+    ``made_for_tests`` marks a webhook secret that no other installation verifies with; the
+    simulator signs only with such a secret.
     """
 
     __slots__ = ("_text", "made_for_tests")
@@ -42,7 +42,7 @@ class Secret:
         self.made_for_tests: bool = made_for_tests
 
     def reveal(self) -> str:
-        """Return the text; every call of this is a place where it could leak."""
+        """Return the text; every caller is a possible leak."""
         return self._text
 
     def __repr__(self) -> str:
@@ -52,8 +52,8 @@ class Secret:
         return MASK
 
     def __format__(self, specification: str) -> str:
-        # As a text, so that an f-string with a width does not raise where a log line is put
-        # together.
+        # Formatted as text, so that an f-string with a width does not raise while a log line is
+        # built.
         return format(MASK, specification)
 
     def __eq__(self, other: object) -> bool:
@@ -66,10 +66,11 @@ class Secret:
 _P: Final = 2**255 - 19
 # d of RFC 8032, 5.1: the curve is -x^2 + y^2 = 1 + d x^2 y^2.
 _D: Final = -121665 * pow(121666, -1, _P) % _P
-# For the square root of 5.1.3, which is right up to this factor, as p is 5 modulo 8.
+# For the square root of 5.1.3, correct up to this factor, as p is 5 modulo 8.
 _SQRT_OF_MINUS_1: Final = pow(2, (_P - 1) // 4, _P)
 
-#: The order of the group that every real public key lies in; the whole curve has eight times that.
+#: The order of the subgroup of all real public keys; the whole curve has eight times as many
+#: points.
 _ORDER: Final = 2**252 + 27742317777372353535851937790883648493
 _COFACTOR: Final = 8
 
@@ -79,29 +80,29 @@ _NEUTRAL: Final[_Point] = (0, 1, 1, 0)
 
 
 def is_public_key(encoded: bytes) -> bool:
-    """Say whether these 32 bytes can be a public key in use: a point of the group in use.
+    """Return whether these 32 bytes can be a real public key: a point of the prime subgroup.
 
-    Of 32 random bytes one in sixteen is.
+    Of 32 random bytes, one in sixteen is.
     """
     point = _decode_point(encoded)
     return (
         point is not None
-        # Of small order: eight times such a point is the neutral one.
+        # Small order: eight times such a point is the neutral element.
         and not _is_neutral(_times(_COFACTOR, point))
-        # In the group that keys are made in: its order leads every point of it to the neutral one.
+        # In the prime subgroup: its order times any of its points is the neutral element.
         and _is_neutral(_times(_ORDER, point))
     )
 
 
 def is_forgeable(encoded: bytes) -> bool:
-    """Say whether these 32 bytes are no point, or one of small order: no public key."""
+    """Return whether these 32 bytes are not a valid public key: no point, or of small order."""
     point = _decode_point(encoded)
     return point is None or _is_neutral(_times(_COFACTOR, point))
 
 
 def _decode_point(encoded: bytes) -> _Point | None:
-    """Return the point that this encodes in the one correct way, or None (RFC 8032, 5.1.3)."""
-    # 255 bits of y, and the parity of x in the last one.
+    """Return the point in canonical encoding, or None (RFC 8032, 5.1.3)."""
+    # 255 bits of y, then the parity of x.
     number = int.from_bytes(encoded, "little")
     sign, y = number >> 255, number & (1 << 255) - 1
     if len(encoded) != 32 or y >= _P:
@@ -119,8 +120,7 @@ def _decode_point(encoded: bytes) -> _Point | None:
 
 def _times(factor: int, point: _Point) -> _Point:
     result = _NEUTRAL
-    # Doubling and adding takes another time for other numbers; the points here are public, so
-    # that reveals nothing.
+    # Double-and-add is not constant-time; these points are public, so that reveals nothing.
     while factor:
         if factor & 1:
             result = _add(result, point)
@@ -132,7 +132,7 @@ def _times(factor: int, point: _Point) -> _Point:
 def _add(one: _Point, other: _Point) -> _Point:
     x1, y1, z1, t1 = one
     x2, y2, z2, t2 = other
-    # The complete addition of 5.1.4, which needs no special case for equal or neutral points.
+    # The complete addition of 5.1.4: no special case for equal or neutral points.
     a = (y1 - x1) * (y2 - x2) % _P
     b = (y1 + x1) * (y2 + x2) % _P
     c = 2 * t1 * t2 * _D % _P
@@ -143,7 +143,7 @@ def _add(one: _Point, other: _Point) -> _Point:
 
 def _is_neutral(point: _Point) -> bool:
     x, y, z, _ = point
-    # x = 0 and y = 1, in the projective form.
+    # x = 0 and y = 1, in projective coordinates.
     return x == 0 and (y - z) % _P == 0
 
 
@@ -151,18 +151,18 @@ HMAC_PREFIX = "whsec_"
 PUBLIC_KEY_PREFIX = "whpk_"
 PRIVATE_KEY_PREFIX = "whsk_"
 
-#: A secret as Supabase shows it: with the version of its signatures. The key is base64.
+#: A secret as Supabase shows it, with its signature version. The key is base64.
 VERSIONED_PREFIX = f"v1,{HMAC_PREFIX}"
 
-#: 128 bits: below that a key can be searched for; the scheme itself issues 24 to 64 bytes.
+#: 128 bits: a shorter key can be brute-forced; the scheme issues 24 to 64 bytes.
 MINIMUM_KEY_BYTES = 16
 ED25519_KEY_BYTES = 32
 
 #: The scheme issues 24 to 64 bytes (Standard Webhooks, "Signature scheme").
 ISSUED_KEY_BYTES = 24
 
-#: Printed in the documentation or the test vectors of Standard Webhooks and of its first service:
-#: everybody knows them. The last one is a public key, whose private half is printed beside it.
+#: Published in the documentation or test vectors of Standard Webhooks and its first service, so
+#: everyone knows them. The last one is a public key whose private half is published with it.
 _PUBLISHED = frozenset(
     {
         "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
@@ -173,24 +173,23 @@ _PUBLISHED = frozenset(
     }
 )
 
-#: Fewer different bytes than that are no key that chance has made: 16 random bytes have 15 or 16,
-#: 16 random decimal digits have 8.
+#: Fewer distinct bytes cannot be random: 16 random bytes have 15 or 16, 16 random decimal digits
+#: have 8.
 _FEWEST_DIFFERENT = 5
 
-#: Beginnings of a public key in the forms of other programs: base64 of DER, PEM, and SSH. Such a
-#: text must not be taken for a shared secret: everybody can know it.
+#: Prefixes of public keys in other formats: base64 of DER, PEM, and SSH. Such a text must not be
+#: used as a shared secret: it is public.
 _PUBLIC_KEY_FORMS = ("MCowBQYDK2Vw", "-----BEGIN PUBLIC KEY", "ssh-ed25519 ")
 
 
 @attrs.frozen
 class ParsedSecret:
-    """The keys that one configured secret stands for.
+    """The keys of one configured secret.
 
-    ``hmac_keys`` are the candidates in the order in which they are tried, each with the
-    derivation that made it (never ``AUTO``). ``ed25519_public_key`` is set for ``whpk_`` keys
-    only, and then ``hmac_keys`` is empty. ``warnings`` are sentences for the operator.
-    ``guessable`` says why strangers can know the key, None where they cannot: do not use
-    such a secret outside of Development.
+    ``hmac_keys`` are the candidates in the order tried, each with its derivation (never ``AUTO``).
+    ``ed25519_public_key`` is set for ``whpk_`` keys only; ``hmac_keys`` is then empty. ``warnings``
+    are sentences for the operator. ``guessable`` says why strangers can know the key, or is None:
+    do not use such a secret outside of Development.
     """
 
     hmac_keys: tuple[tuple[KeyDerivation, bytes], ...] = attrs.field(repr=False)
@@ -200,11 +199,11 @@ class ParsedSecret:
 
 
 def is_quoted(text: str) -> bool:
-    """Say whether a text begins and ends with the same quote, which belonged to some syntax."""
+    """Return whether a text is enclosed in quotes, which belong to some file's syntax."""
     return len(text) > 1 and text[0] == text[-1] and text[0] in "'\"`"
 
 
-#: The problem of a text in quotes.
+#: The problem with a quoted text.
 QUOTED = (
     "begins and ends with a quote, which would be part of the secret: remove both quotes (the "
     "env files of containers and units keep them)"
@@ -212,20 +211,20 @@ QUOTED = (
 
 
 def parse_secret(text: str, derivation: KeyDerivation) -> ParsedSecret:
-    """Read the keys out of a secret as it was configured.
+    """Read the keys of a configured secret.
 
     Args:
-        text: ``whsec_`` + base64, ``whpk_`` + base64 of an ed25519 public key, or any text that
-            the upstream uses as a key. The version of ``v1,whsec_`` is dropped.
-        derivation: which key a text stands for. Under ``AUTO`` the decoded key comes first,
-            then the UTF-8 bytes of the whole text.
+        text: ``whsec_`` + base64, ``whpk_`` + base64 of an ed25519 public key, or any text that the
+            upstream uses as a key. The version in ``v1,whsec_`` is dropped.
+        derivation: how a text becomes a key. With ``AUTO`` the decoded key comes first, then the
+            UTF-8 bytes of the whole text.
 
     Returns:
         The candidates; at least one key.
 
     Raises:
-        ValueError: the secret cannot be used; the message says why and what to do, and completes
-            a sentence that begins with the setting's key.
+        ValueError: the secret cannot be used. The message names the reason and the fix, and
+            completes a sentence that starts with the setting's key.
     """
     _check_text(text)
     text = _without_version(text, derivation)
@@ -234,7 +233,7 @@ def parse_secret(text: str, derivation: KeyDerivation) -> ParsedSecret:
             f"is a private signing key ({PRIVATE_KEY_PREFIX}...): a receiver takes the public "
             f"key ({PUBLIC_KEY_PREFIX}...); keep the private one with the sender"
         )
-    # By the prefix alone: KeyDerivation is about shared secrets.
+    # By the prefix only: KeyDerivation applies to shared secrets.
     if text.startswith(PUBLIC_KEY_PREFIX):
         return _public_key(text.removeprefix(PUBLIC_KEY_PREFIX))
     return _hmac_keys(text, derivation)
@@ -243,22 +242,21 @@ def parse_secret(text: str, derivation: KeyDerivation) -> ParsedSecret:
 def _check_text(text: str) -> None:
     if not text.strip():
         raise ValueError("is empty: set the secret that the upstream issued, or remove the key")
-    # Not stripped in silence: the sender's copy may really end with a blank, and then nothing would
-    # match.
+    # Not stripped silently: the sender's copy may end with a blank, and then nothing would match.
     if text != text.strip():
         raise ValueError("begins or ends with white space or a line break: remove it")
     if is_quoted(text):
         raise ValueError(QUOTED)
     for prefix in (HMAC_PREFIX, PUBLIC_KEY_PREFIX, PRIVATE_KEY_PREFIX):
         if text[: len(prefix)].casefold() == prefix and not text.startswith(prefix):
-            # It would be taken for the text itself, and a public key is known to everybody.
+            # It would be used as the text itself, and a public key is public.
             raise ValueError(f"has its prefix in capitals: write {prefix}")
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
         raise ValueError("holds a control character: copy the secret again")
     try:
         text.encode()
     except UnicodeEncodeError:
-        # The codec's own message would quote the secret.
+        # The codec's message would quote the secret.
         raise ValueError("is not valid Unicode text: copy the secret again") from None
 
 
@@ -267,7 +265,7 @@ def _without_version(text: str, derivation: KeyDerivation) -> str:
         raise ValueError("begins with the version of a signature: remove all up to its comma")
     if text.startswith(VERSIONED_PREFIX):
         if derivation is KeyDerivation.UTF8:
-            # Such a sender signs with the decoded key, never with the text.
+            # Such a sender signs with the decoded key, not with the text.
             raise ValueError(
                 f"begins with {VERSIONED_PREFIX}, which is followed by a base64 key: set "
                 "Sdk:Webhooks:KeyDerivation to Auto or Standard"
@@ -285,8 +283,8 @@ def _public_key(encoded: str) -> ParsedSecret:
         )
     if is_forgeable(key):
         raise ValueError(
-            "is a key of ed25519 that nobody can own (no point of the curve, or one of small "
-            "order), so that everybody could sign for it: copy the public key again"
+            "is not a valid ed25519 public key (not a point of the curve, or one of small "
+            "order), so anyone could sign for it: copy the public key again"
         )
     guessable = _PUBLISHED_REASON if _encoded(key) in _PUBLISHED else None
     return ParsedSecret(hmac_keys=(), ed25519_public_key=key, guessable=guessable)
@@ -296,12 +294,12 @@ def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
     prefixed = text.startswith(HMAC_PREFIX)
     body = text.removeprefix(HMAC_PREFIX)
     if not body:
-        raise ValueError(f"is the prefix {HMAC_PREFIX} alone: copy the whole secret")
+        raise ValueError(f"is only the prefix {HMAC_PREFIX}: copy the whole secret")
     if body.startswith((HMAC_PREFIX, PUBLIC_KEY_PREFIX, PRIVATE_KEY_PREFIX)):
         raise ValueError("has two prefixes: remove the first one")
     if prefixed and HMAC_PREFIX in body and derivation is not KeyDerivation.UTF8:
         raise ValueError(
-            "holds several secrets: give each an item of its own, such as "
+            "holds several secrets: list them separately, as "
             "Sdk:Webhooks:Secrets:0 and Sdk:Webhooks:Secrets:1"
         )
     if not prefixed:
@@ -312,11 +310,11 @@ def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
             body, prefixed=prefixed, required=derivation is KeyDerivation.STANDARD
         )
         if decoded is not None:
-            # First, because the scheme itself derives like this: most deliveries match at the first
+            # First, because the scheme derives keys this way: most deliveries match at the first
             # try.
             candidates.append((KeyDerivation.STANDARD, decoded))
     if derivation is not KeyDerivation.STANDARD:
-        # The prefix is public, so it adds nothing to the strength of the key.
+        # The prefix is public, so it adds no strength to the key.
         _check_length(len(body.encode()), "has")
         candidates.append((KeyDerivation.UTF8, text.encode()))
     warnings = []
@@ -327,13 +325,13 @@ def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
         )
     elif derivation is KeyDerivation.AUTO and len(candidates) == 1:
         warnings.append(
-            f"is no base64 behind {HMAC_PREFIX}, and taken as a text: check that it is complete"
+            f"is not base64 after {HMAC_PREFIX}, and is used as text: check that it is complete"
         )
-    # The prefix is public and counts for nothing.
+    # The prefix is public and does not count.
     shortest = min(len(_without_prefix(key)) for _, key in candidates)
     if shortest < ISSUED_KEY_BYTES:
         warnings.append(
-            f"holds {shortest} bytes of key, and the scheme issues {ISSUED_KEY_BYTES} to 64: have "
+            f"has {shortest} bytes of key, and the scheme issues {ISSUED_KEY_BYTES} to 64: have "
             "the upstream issue a longer one ('secrets new' makes one for services of your own)"
         )
     return ParsedSecret(
@@ -345,9 +343,9 @@ def _hmac_keys(text: str, derivation: KeyDerivation) -> ParsedSecret:
 
 
 def _refuse_public_key(text: str, derivation: KeyDerivation) -> None:
-    """Refuse a public key that lost its prefix: whoever knows it could sign with it as a secret.
+    """Refuse a public key without its prefix: anyone who knows it could sign with it.
 
-    Under ``UTF8`` the operator has said that the upstream signs with the text itself.
+    With ``UTF8`` the operator states that the upstream signs with the text itself.
     """
     bare = _decode(text)
     if text.startswith(_PUBLIC_KEY_FORMS) or (
@@ -360,12 +358,12 @@ def _refuse_public_key(text: str, derivation: KeyDerivation) -> None:
             "has no prefix and is a public key of ed25519, or looks like one: write "
             f"{PUBLIC_KEY_PREFIX} and the base64 of its {ED25519_KEY_BYTES} bytes; if it is a "
             f"shared secret, write {HMAC_PREFIX} before it, or set Sdk:Webhooks:KeyDerivation to "
-            "Utf8 where the upstream signs with the text itself"
+            "Utf8 if the upstream signs with the text itself"
         )
 
 
 _PUBLISHED_REASON = (
-    "is an example of published documentation, so everybody can sign with it: set the secret that "
+    "is an example of published documentation, so anyone can sign with it: set the secret that "
     "the upstream issued for this endpoint"
 )
 
@@ -375,17 +373,17 @@ def _why_guessable(body: str, keys: list[bytes]) -> str | None:
         return _PUBLISHED_REASON
     if any(_is_regular(_without_prefix(key)) for key in keys):
         return (
-            "follows a pattern that can be guessed (equal, repeated or counting bytes): set the "
+            "has a guessable pattern (equal, repeated or counting bytes): set the "
             "secret that the upstream issued, or one of 'secrets new'"
         )
     return None
 
 
 def _is_regular(key: bytes) -> bool:
-    """Whether a key is equal, repeated or counting bytes rather than chance."""
-    # Equal bytes have the step 0, counting ones 1, 255, or any other one.
+    """Return whether a key consists of equal, repeated or counting bytes."""
+    # Equal bytes have step 0, counting ones 1, 255, or any other.
     steps = {(later - earlier) % 256 for earlier, later in itertools.pairwise(key)}
-    # Up to half of the key, or else every key would be one period of itself.
+    # Up to half of the key: otherwise every key would be one period of itself.
     repeated = any(
         key[period:] == key[:-period]
         for period in range(1, min(MINIMUM_KEY_BYTES - 1, len(key) // 2) + 1)
@@ -406,12 +404,12 @@ def _standard_key(body: str, *, prefixed: bool, required: bool) -> bytes | None:
     if key is None:
         if required:
             raise ValueError(
-                "is not base64, which KeyDerivation Standard asks for: copy the secret again, or "
+                "is not base64, which KeyDerivation Standard requires: copy the secret again, or "
                 "set Sdk:Webhooks:KeyDerivation to Utf8 if the upstream signs with the text itself"
             )
         return None
     if not prefixed and not required and len(key) < MINIMUM_KEY_BYTES:
-        # A plain word is base64 by chance; whoever chose it meant the text itself.
+        # A plain word may be base64 by chance; its author meant the text itself.
         return None
     _check_length(len(key), "decodes to")
     return key
@@ -426,9 +424,9 @@ def _check_length(length: int, verb: str) -> None:
 
 
 def _decode(text: str) -> bytes | None:
-    """Decode base64 strictly, but for missing padding; None when the text is not base64."""
+    """Decode base64 strictly, except for missing padding; None if the text is not base64."""
     try:
-        # Shells and people lose the padding, and it says nothing that the length does not.
+        # Shells and people drop the padding, which the length implies anyway.
         padded = text + "=" * (-len(text) % 4) if not text.endswith("=") else text
         return base64.b64decode(padded.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error):

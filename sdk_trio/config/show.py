@@ -1,7 +1,7 @@
 """The settings for readers: rows with their origins, and the JSON Schema of a file. Pure.
 
-Secrets are masked by their type. Both are made from the metadata, so neither can differ from the
-settings; ``make generate`` makes docs/reference/configuration.md of the same metadata.
+Secrets are masked by type. Both come from the metadata, so they cannot differ from the settings;
+``make generate`` makes docs/reference/configuration.md from the same metadata.
 """
 
 import re
@@ -43,7 +43,7 @@ def describe(
 
     Args:
         settings: the settings to show.
-        origins: where each key came from (``Loaded.origins``); what is not in it is a default.
+        origins: where each key came from (``Loaded.origins``); missing keys have their defaults.
     """
     known = origins or {}
     return tuple(
@@ -58,11 +58,11 @@ def _shown(setting: Setting, settings: Settings) -> str:
 
 
 def masked_url(url: str) -> str:
-    """Return a URL with no more of it than its scheme and host: the rest may be a credential."""
+    """Return a URL reduced to its scheme and host: the rest may be a credential."""
     scheme, separator, rest = url.partition("://")
-    # By hand: a URL that cannot be parsed has to be masked as well.
+    # Without a parser: an unparsable URL must be masked as well.
     host = re.split("[/?#]", rest, maxsplit=1)[0]
-    # A user or a password, or no URL at all: nothing of it is shown.
+    # A user or a password, or not a URL: show nothing of it.
     if not separator or "@" in host:
         return MASK
     shown = f"{scheme}{separator}{host}"
@@ -70,7 +70,7 @@ def masked_url(url: str) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """Return a value as it would be written in a file; a secret is masked by its ``str``."""
+    """Return a value as written in a file; a secret is masked by its ``str``."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -85,15 +85,15 @@ def shown_value(value: Any) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema of a whole file; keys beside ``Sdk`` are allowed, unknown ones in it not.
+    """Return the schema of a whole file; only keys outside ``Sdk`` may be unknown.
 
-    Nothing is required in a file: any setting may come from a variable or a secret store.
+    No key is required in a file: any setting may come from a variable or a secret store.
     """
     root = _section("Settings of the webhook receiver and client.")
     for setting in table():
         section = root
         for part in setting.path[:-1]:
-            # Sections are made by the first key that stands in them.
+            # A section is created by its first key.
             section = section["properties"].setdefault(part, _section())
         section["properties"][setting.path[-1]] = _property(setting)
     return {
@@ -116,7 +116,7 @@ def _property(setting: Setting) -> dict[str, Any]:
     elif setting.nullable:
         value = {**value, "type": [value["type"], "null"]}
     described = {"description": _description(setting), **value}
-    # A secret has no default that should be copied.
+    # No default for a secret: it would be copied.
     if setting.kind is not Secret:
         described["default"] = _schema_default(setting.default)
     return described
@@ -138,7 +138,7 @@ def _value(setting: Setting) -> dict[str, Any]:
         value |= {} if greatest is None else {"maximum": greatest}
     elif setting.about.form in PATTERNS:
         pattern, _ = PATTERNS[setting.about.form]
-        # An empty text is valid in a file where it is the default, or stands for null.
+        # Empty text is valid in a file if it is the default, or means null.
         value["pattern"] = f"^({pattern})?$" if setting.default in ("", None) else f"^{pattern}$"
     return value
 

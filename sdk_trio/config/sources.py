@@ -1,16 +1,16 @@
-"""The sources of settings as layers: files, directories of secrets, variables, arguments. Does I/O.
+"""The sources of settings: files, directories of secrets, variables, arguments. Does I/O.
 
-A layer is the list of entries of one source, and each entry knows where it came from. Keys are
-split at ``:``, ``__`` and, in mappings, ``.``, so that ``Webhooks:Path``, ``Webhooks__Path`` and
-nested objects mean the same.
+A layer is the list of entries of one source; each entry knows its origin. Keys are split at ``:``,
+``__`` and, in mappings, ``.``, so that ``Webhooks:Path``, ``Webhooks__Path`` and nested objects
+mean the same.
 
-Each function reads one source and never raises for what it finds there: a file that cannot be read
-is a problem of its layer, with line and column, so that one start reports all problems. File
-contents never appear in a message, because a file may hold secrets.
+Each function reads one source and never raises because of its content. An unreadable file is a
+problem of its layer, with line and column, so that one start reports all problems. Messages never
+quote file contents, because a file may contain secrets.
 
-:class:`KeyFileReader` notices that a file with a secret or a certificate has another content.
-Orchestrators replace such files without a signal: Kubernetes swaps a symbolic link, others rename
-a new file over the old one. These files are few and small, so each is read, and contents compared.
+:class:`KeyFileReader` detects changed files with secrets or certificates. Orchestrators replace
+such files without a signal: Kubernetes swaps a symbolic link, others rename a new file over the old
+one. The files are few and small, so each is read and its content compared.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from ..errors import Problem
 from .options import Settings
 from .table import ROOT, fold, full_key
 
-#: Deeper values are kept whole and then reported: no setting lies that deep.
+#: Deeper values are kept whole and then reported: no setting is nested that deep.
 MAXIMUM_DEPTH = 16
 
 _SEPARATORS = re.compile(r":|__")
@@ -39,15 +39,15 @@ ENVIRONMENT_VARIABLE = "SDK_ENVIRONMENT"
 STATE_DIRECTORY_VARIABLE = "STATE_DIRECTORY"
 CREDENTIALS_DIRECTORY_VARIABLE = "CREDENTIALS_DIRECTORY"
 
-#: Longer whole numbers fit no setting; Python refuses to convert those beyond 4300 digits.
+#: Longer integers fit no setting; Python refuses to convert those beyond 4300 digits.
 _LONGEST_INTEGER = 30
 
 SECRETS_DIRECTORY = "/run/secrets"
 
-#: A file with secrets or certificates is smaller; of a larger one its beginning is compared.
+#: Larger than any file of secrets or certificates; of a larger file only this much is compared.
 MAX_FILE_BYTES = 1024 * 1024
 
-# Quotes and comments as of shells, but no substitution: a `$` in a secret is a `$`.
+# Quotes and comments as in shells, but no substitution: a `$` in a secret is literal.
 _DOTENV_LINE = re.compile(
     r"""(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_.:-]*)\s*=\s*"""
     r"""(?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<plain>[^'"\s#](?:.*?))?)"""
@@ -58,7 +58,7 @@ _DOTENV_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 @attrs.frozen
 class Entry:
-    """One value of one source. ``path`` is below the root, as it was written."""
+    """One value of one source. ``path`` is the key below the root, as written."""
 
     path: tuple[str, ...]
     value: Any = attrs.field(repr=False)  # it may be a secret
@@ -66,14 +66,14 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """Return the full key as it was written."""
+        """Return the full key as written."""
         return printable(full_key(self.path))
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """The entries of one source, and what was wrong or odd about the source itself.
+    """The entries of one source, and the problems and warnings of the source itself.
 
-    ``file`` is the path of a file of settings that was there; None for every other source.
+    ``file`` is the path of an existing settings file; None for every other source.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -95,33 +95,32 @@ def split_key(text: str) -> tuple[str, ...]:
 
 
 def split_mapping_key(text: str) -> tuple[str, ...]:
-    """Split a key of a mapping into its parts, which ``:``, ``__`` or a dot separates."""
+    """Split a key of a mapping at ``:``, ``__`` or a dot into its parts."""
     return tuple(_MAPPING_SEPARATORS.split(text))
 
 
 def below_root(path: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the path without its root ``Sdk``, or None when it has another root."""
+    """Return the path without its root ``Sdk``, or None if it has another root."""
     return path[1:] if path and path[0].casefold() == ROOT.casefold() else None
 
 
 def printable(text: str) -> str:
     """Return ``text`` with control characters and the like escaped, safe to print and to log."""
-    # A key of a file is quoted in messages, and its control characters would write into the
-    # terminal.
+    # Messages quote keys of files, and their control characters would affect the terminal.
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def read_mapping(mapping: Mapping[Any, Any] | Pairs, origin: str | None) -> Layer:
-    """Flatten what is under the root key ``Sdk``; other roots belong to others and are ignored."""
+    """Flatten the settings under the root key ``Sdk``; other roots are ignored."""
     found = _Flattening(origin)
     found.visit((), mapping, rooted=False)
     return found.layer()
 
 
 def read_section(mapping: Mapping[Any, Any], origin: str | None) -> Layer:
-    """Flatten a mapping that may leave out the root key."""
+    """Flatten a mapping that may omit the root key."""
     found = _Flattening(origin)
-    # One key with the root is enough to know that the writer uses it.
+    # One key with the root shows that the author uses it.
     rooted = any(
         isinstance(key, str) and below_root(split_mapping_key(key)) is not None for key in mapping
     )
@@ -130,7 +129,7 @@ def read_section(mapping: Mapping[Any, Any], origin: str | None) -> Layer:
 
 
 def read_item(path: tuple[str, ...], value: Any, origin: str | None) -> Layer:
-    """Flatten one item of a list of sections, which stands at ``path``."""
+    """Flatten one item of a list of sections at ``path``."""
     found = _Flattening(origin)
     found.place(path, value)
     return found.layer()
@@ -145,7 +144,7 @@ def layer_of(entries: Iterable[Entry], origin: str) -> Layer:
 
 
 class _Flattening:
-    """Collects the entries of one source and notices keys that are given twice."""
+    """Collects the entries of one source and reports duplicate keys."""
 
     def __init__(self, origin: str | None) -> None:
         self._origin = origin
@@ -154,9 +153,9 @@ class _Flattening:
         self._problems: dict[tuple[str, ...], Problem] = {}
 
     def layer(self) -> Layer:
-        # The value of a whole list comes before those of single items.
+        # A whole list must come before single items of it.
         entries = sorted(self._entries, key=lambda entry: len(entry.path))
-        # The sort is stable, so that entries of one depth stay in the order of the file.
+        # The sort is stable: entries of one depth keep the order of the file.
         return Layer(tuple(entries), tuple(self._problems.values()))
 
     def add(self, entry: Entry) -> None:
@@ -173,7 +172,7 @@ class _Flattening:
                 continue
             below: tuple[str, ...] | None = split_mapping_key(key)
             if not path and not rooted:
-                # A file may hold the settings of other programs as well: those outside of ``Sdk``.
+                # A file may contain the settings of other programs outside of ``Sdk``.
                 below = below_root(split_mapping_key(key))
             if below is None:
                 continue
@@ -182,7 +181,7 @@ class _Flattening:
             self.place(inner, value)
 
     def place(self, path: tuple[str, ...], value: Any) -> None:
-        """Add what stands at ``path``: one entry, or those of a mapping."""
+        """Add the value at ``path``: one entry, or those of a mapping."""
         if isinstance(value, Mapping | Pairs) and len(path) < MAXIMUM_DEPTH:
             if value.pairs if isinstance(value, Pairs) else value:
                 self.visit(path, value, rooted=True)
@@ -200,29 +199,28 @@ class _Flattening:
         if first is None:
             seen[fold(path)] = path
             return
-        # Two spellings of one key look like two keys; the message shows both.
+        # Two spellings of one key look like different keys, so the message shows both.
         spelled = "" if first == path else f", as {printable(full_key(first))} before"
         message = f"is given twice{spelled}: keys are case-insensitive, keep one of them"
         self._problem(path, message, origin)
 
     def _problem(self, path: tuple[str, ...], message: str, origin: str | None = None) -> None:
         key = printable(full_key(path))
-        # The first problem of a key: a third spelling of it is no third problem.
+        # Report only the first duplicate of a key.
         self._problems.setdefault(fold(path), Problem(key, message, origin or self._origin))
 
 
 def read_file(path: Path, *, optional: bool = False, named: bool = True) -> Layer:
-    """Read a JSON or TOML file, told apart by its suffix; with ``optional`` it may be missing.
+    """Read a JSON or TOML file, chosen by its suffix; with ``optional`` it may be missing.
 
-    A file that is not ``named`` has to be this user's.
+    A file that is not ``named`` must belong to this user.
     """
     name = str(path)
     text, problem = _read_text(path, optional=optional, named=named)
     if text is None:
         return Layer(problems=(problem,) if problem else ())
     content: Mapping[str, Any] | Pairs | None
-    # By the suffix, not by the content: a broken JSON file must not be read as TOML and blamed for
-    # that.
+    # By suffix, not by content: a broken JSON file must not be reported as broken TOML.
     if path.suffix.lower() == ".json":
         content, message = _parse_json(text)
     elif path.suffix.lower() == ".toml":
@@ -234,14 +232,14 @@ def read_file(path: Path, *, optional: bool = False, named: bool = True) -> Laye
     layer = read_mapping(content, name)
     warnings = layer.warnings
     if not (layer.entries or layer.problems or _has_root(content)):
-        # A file without the root is mostly one whose settings stand at its top level, and would
-        # count for nothing in silence.
+        # A file without the root usually has its settings at the top level, where they would be
+        # ignored silently.
         warnings = (Problem(ROOT, f"the file has no key {ROOT}: put the settings below it", name),)
     return Layer(layer.entries, layer.problems, warnings, file=name)
 
 
 def read_dotenv(path: Path) -> Layer:
-    """Read the ``SDK__...=value`` lines of a ``.env`` file, if there is one; others are ignored."""
+    """Read the ``SDK__...=value`` lines of a ``.env`` file, if it exists; ignore other lines."""
     text, problem = _read_text(path, optional=True, named=False)
     problems = [problem] if problem else []
     entries: list[Entry] = []
@@ -249,8 +247,7 @@ def read_dotenv(path: Path) -> Layer:
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue
-        # Each line on its own: a value of several lines would need a quote that the next line
-        # closes, and hide a forgotten one.
+        # Line by line: values of several lines would hide a forgotten closing quote.
         match = _DOTENV_LINE.fullmatch(stripped)
         if match is None:
             message = f"cannot be read at line {number}: write NAME=value, with quotes if needed"
@@ -265,9 +262,9 @@ def read_dotenv(path: Path) -> Layer:
 
 
 def unread_dotenv(path: Path, layers: Iterable[Layer]) -> Layer:
-    """Warn of a ``.env`` file that is not read, if it sets what no other of ``layers`` sets.
+    """Warn of a ``.env`` file that is not read although it sets keys that no layer sets.
 
-    There is no warning where its variables are set already, as ``docker compose`` does.
+    No warning if its variables are set already, as ``docker compose`` does.
     """
     known = {fold(entry.path) for layer in layers for entry in layer.entries}
     lost = [entry.key for entry in read_dotenv(path).entries if fold(entry.path) not in known]
@@ -284,12 +281,12 @@ def unread_dotenv(path: Path, layers: Iterable[Layer]) -> Layer:
 def read_directory(directory: Path) -> Layer:
     """Read a directory with one file per key, such as ``Sdk__Webhooks__Secret``.
 
-    One line break at the end of a file is not part of the value. Other files are ignored, and so
-    is a directory that does not exist.
+    One line break at the end of a file is not part of the value. Other files are ignored; the
+    directory may be missing.
     """
     try:
         files = sorted(path for path in directory.iterdir() if is_key_file(path.name))
-    # /run/secrets is there in containers alone.
+    # /run/secrets exists only in containers.
     except (FileNotFoundError, NotADirectoryError):
         return Layer()
     except OSError as error:
@@ -298,7 +295,7 @@ def read_directory(directory: Path) -> Layer:
     entries: list[Entry] = []
     problems: list[Problem] = []
     for path in files:
-        # A directory of that name is no value.
+        # A directory of that name is not a value.
         if path.is_dir():
             continue
         text, problem = _read_text(path)
@@ -312,33 +309,33 @@ def read_directory(directory: Path) -> Layer:
 
 
 def is_key_file(name: str) -> bool:
-    """Say whether :func:`read_directory` reads a file of this name."""
+    """Return whether :func:`read_directory` reads a file of this name."""
     return _path_of(name) is not None
 
 
 def read_state_directory(environ: Mapping[str, str]) -> Layer:
-    """Take the default of Storage:Path from the service manager, which may name several."""
-    # systemd separates several directories by colons, in the order of the unit.
+    """Read the default of Storage:Path from the service manager, which may name several."""
+    # systemd separates several directories by colons, in the unit's order.
     first = environ.get(STATE_DIRECTORY_VARIABLE, "").split(":")[0]
     return _variable(("Storage", "Path"), first, STATE_DIRECTORY_VARIABLE)
 
 
 def read_environment_name(environ: Mapping[str, str]) -> Layer:
-    """Take Environment from ``SDK_ENVIRONMENT``."""
+    """Read Environment from ``SDK_ENVIRONMENT``."""
     name = environ.get(ENVIRONMENT_VARIABLE, "")
     return _variable(("Environment",), name, ENVIRONMENT_VARIABLE)
 
 
 def read_environ(environ: Mapping[str, str]) -> Layer:
     """Read the variables ``SDK__...``, such as ``SDK__WEBHOOKS__SECRETS__0``."""
-    # Names are compared without case: Windows has them in capitals only.
+    # Case-insensitive: on Windows all names are in upper case.
     found = ((below, name) for name in environ if (below := _path_of(name)) is not None)
     entries = [Entry(below, environ[name], _variable_origin(name)) for below, name in found]
     layer = layer_of(entries, "the environment")
-    # SDK_ENVIRONMENT and SDK_ADMIN_TOKEN have no second pair: they are no keys.
+    # SDK_ENVIRONMENT and SDK_ADMIN_TOKEN have no second double underscore: they are not keys.
     slips = [name for name in environ if name.upper().startswith("SDK_") and "__" in name[4:]]
     meant = {name: f"{name[:4]}_{name[4:]}" for name in map(printable, slips) if name[4] != "_"}
-    # Only of these it is known that they are meant for us: others may be an application's.
+    # Only these are certainly meant for us: others may belong to an application.
     meant |= {name: _SINGLE[name.upper()] for name in environ if name.upper() in _SINGLE}
     warnings = tuple(
         Problem(ROOT, f"the variable is not read: write {right}", name)
@@ -347,7 +344,7 @@ def read_environ(environ: Mapping[str, str]) -> Layer:
     return Layer(layer.entries, layer.problems, (*layer.warnings, *warnings))
 
 
-#: The names that come of not seeing that two underscores divide sections.
+#: Names that miss the double underscore between sections.
 _SINGLE = {
     "SDK_WEBHOOKS_SECRET": "SDK__WEBHOOKS__SECRET",
     "SDK_WEBHOOK_SECRET": "SDK__WEBHOOKS__SECRET",
@@ -357,13 +354,13 @@ _SINGLE = {
 
 
 def read_overrides(overrides: Mapping[str, Any]) -> Layer:
-    """Read ``Sdk:Mode``-like keys from the command line; each of them may leave out the root."""
+    """Read keys such as ``Sdk:Mode`` from the command line; each may omit the root."""
     rooted = {
         key if below_root(split_mapping_key(key)) is not None else f"{ROOT}:{key}": value
         for key, value in overrides.items()
     }
     layer = read_section(rooted, "arguments")
-    # By the key, because all arguments together would be one origin.
+    # One origin per key, because all arguments together would be one.
     entries = (Entry(e.path, e.value, f"argument {e.key}") for e in layer.entries)
     return Layer(tuple(entries), layer.problems)
 
@@ -377,29 +374,27 @@ def _variable_origin(name: str) -> str:
 
 
 def _path_of(name: str) -> tuple[str, ...] | None:
-    """Return the path that a variable or file name stands for, or None when it is not ours."""
+    """Return the path that a variable or file name stands for, or None if it is not ours."""
     return below_root(split_key(name)) or None
 
 
 def reason_of(error: OSError | ValueError) -> str | None:
-    """Return why a file cannot be opened; a ``ValueError`` comes of a path that cannot be one."""
+    """Return why a file cannot be opened; an invalid path raises ``ValueError``."""
     return error.strerror if isinstance(error, OSError) else "not a path"
 
 
 def _without_line_break(text: str) -> str:
-    # One, as `echo` and editors write it; a second one belongs to the value, and is found by its
-    # check.
+    # Only one, as `echo` and editors write it; another belongs to the value and fails its check.
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
 def _read_text(
     path: Path, *, optional: bool = False, named: bool = True
 ) -> tuple[str | None, Problem | None]:
-    """Return the text of a file, or the problem with it; neither when it may be missing and is."""
+    """Return the text of a file, or its problem; neither if an optional file is missing."""
     try:
         with path.open("rb") as file:
-            # The open file is judged, not its name: between a check of the name and the opening it
-            # could be exchanged.
+            # Check the open file, not its name: the file could be replaced between check and open.
             fault = None if named else foreign_fault(path, os.fstat(file.fileno()))
             if fault is not None:
                 return None, Problem(ROOT, f"the file {fault}", str(path))
@@ -410,12 +405,11 @@ def _read_text(
     except (OSError, ValueError) as error:
         return None, Problem(ROOT, f"the file cannot be read: {reason_of(error)}", str(path))
     try:
-        # Editors on Windows put a byte order mark in front of UTF-8, which is no part of the first
-        # key.
+        # Editors on Windows write a byte order mark before UTF-8; it is not part of the first key.
         return content.decode("utf-8-sig"), None
     except UnicodeDecodeError as error:
         before = content[: error.start]
-        # The line alone: what stands there may be a secret.
+        # Only the line number: the line may contain a secret.
         line = before.count(b"\n") + 1
         column = error.start - before.rfind(b"\n")
         message = f"the file is not UTF-8 text at line {line}, byte {column}: save it as UTF-8"
@@ -423,14 +417,14 @@ def _read_text(
 
 
 def _parse_json(text: str) -> tuple[Pairs | None, str]:
-    """Return the object in ``text``, or None and what is wrong."""
+    """Return the object in ``text``, or None and the fault."""
     try:
-        # Python keeps the last of two equal keys and says nothing; the pairs show both. Numbers of
+        # Python silently keeps the last of two equal keys; the pairs show both. Numbers of
         # thousands of digits would raise an error without a line.
         content = json.loads(text, object_pairs_hook=_pairs, parse_int=_parse_integer)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        # The two slips of people who know other formats; the parser has words for neither.
+        # Two usual mistakes of people used to other formats; the parser does not name them.
         extra = text[error.pos : error.pos + 1] in tuple("/#}]") or "trailing" in error.msg
         hint = "; JSON has no comments and no comma after the last value, TOML has both"
         return None, f"the file is not valid JSON at {where}: {error.msg}{hint if extra else ''}"
@@ -442,13 +436,13 @@ def _parse_json(text: str) -> tuple[Pairs | None, str]:
 
 
 def _parse_toml(text: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the table in ``text``, or None and what is wrong."""
+    """Return the table in ``text``, or None and the fault."""
     import tomllib  # most installations have no TOML file
 
     try:
         return tomllib.loads(text), ""
     except tomllib.TOMLDecodeError as error:
-        # Its message ends with the line and column.
+        # The parser's message ends with line and column.
         return None, f"the file is not valid TOML: {error}"
     except (RecursionError, ValueError):
         return None, "the file is nested too deeply, or holds a number that is too long"
@@ -491,7 +485,7 @@ def key_directories(
 
 
 def key_files(settings: Settings) -> tuple[Path, ...]:
-    """Return the files that the settings name and a running receiver can take anew."""
+    """Return the configured key files that a running receiver can reload."""
     named = (settings.server.cert_file, settings.server.key_file)
     return tuple(Path(path) for path in named if path is not None)
 
@@ -543,6 +537,6 @@ def _files_of(place: Path) -> Iterator[Path]:
     else:
         for name in names:
             path = place / name
-            # As read_directory reads the place: other files are no settings.
+            # As in read_directory: other files are not settings.
             if is_key_file(name) and not path.is_dir():
                 yield path

@@ -1,7 +1,7 @@
-"""Every setting in one list, read from the option classes, and which of them count. Pure.
+"""All settings in one list, read from the option classes, and which are in use. Pure.
 
-Binding, checks, probing, JSON Schema and the reference page all walk this list. A section that is
-switched off is not validated.
+Binding, checks, probing, JSON Schema and the reference page all use this list. A disabled section
+is not validated.
 """
 
 import functools
@@ -25,16 +25,16 @@ from .options.notifications import TemplatesOptions, enabled_channels
 ROOT = "Sdk"
 SEPARATOR = ":"
 
-#: The original's ``int`` has 32 bits; it bounds every whole number without a maximum of its own.
+#: The original's ``int`` has 32 bits; this bounds every integer without its own maximum.
 GREATEST_INT = 2**31 - 1
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting: where it stands, what it holds, and what is known about it.
+    """One setting: its key, its type, and its metadata.
 
-    ``path`` are the parts of the key below the root, ``attributes`` the attribute names that lead
-    to the value, ``kind`` the type of the value or, with ``many``, of each item. Items may be
-    sections of their own (``is_section_list``): their settings are :meth:`item`'s.
+    ``path`` are the parts of the key below the root, ``attributes`` the attribute names of the
+    value, ``kind`` the type of the value or, with ``many``, of each item. Items may be sections
+    (``is_section_list``): their settings are :meth:`item`'s.
     """
 
     path: tuple[str, ...]
@@ -57,7 +57,7 @@ class Setting(msgspec.Struct, frozen=True):
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:
-        """Return the inclusive range that a number must be in."""
+        """Return the inclusive range of a number."""
         greatest = self.about.maximum
         if self.kind is int and greatest is None:
             greatest = GREATEST_INT
@@ -65,7 +65,7 @@ class Setting(msgspec.Struct, frozen=True):
 
     @property
     def is_section_list(self) -> bool:
-        """Return whether each item is a section with settings of its own."""
+        """Return whether each item is a section with its own settings."""
         return issubclass(self.kind, Section)
 
     def item(self, index: int) -> tuple["Setting", ...]:
@@ -88,23 +88,23 @@ def full_key(path: tuple[str, ...]) -> str:
 
 
 def fold(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the form of a path in which keys are compared."""
+    """Return a path in the form used to compare keys."""
     return tuple(part.casefold() for part in path)
 
 
 @functools.cache
 def table() -> tuple[Setting, ...]:
     """Return every setting, in the order of the option classes."""
-    # The defaults are read from an instance, because some are made by factories.
+    # Read from an instance, because factories make some of the defaults.
     return tuple(_walk(Settings(), (), ()))
 
 
 def rows(settings: Settings) -> tuple[Setting, ...]:
-    """Return every setting, and in place of a list of sections the settings of its items."""
+    """Return every setting; a list of sections is replaced by its items' settings."""
     found: list[Setting] = []
     for setting in table():
         if setting.is_section_list:
-            # Known only with the settings: a list has as many sections as were written.
+            # Known only with the settings: the list has as many sections as were written.
             items = range(len(setting.of(settings)))
             found += [row for index in items for row in setting.item(index)] or [setting]
         else:
@@ -144,7 +144,7 @@ def _shape(annotation: Any) -> tuple[type, bool, bool]:
         return get_args(annotation)[0], False, True
     if isinstance(annotation, type):
         return annotation, False, False
-    # The options use no other form; any other one would raise here.
+    # The options use no other form; another one would raise here.
     (kind,) = (part for part in get_args(annotation) if part is not type(None))
     return kind, True, False
 
@@ -157,7 +157,7 @@ def bound_addresses(settings: Settings) -> list[tuple[str, str]]:
     return addresses
 
 
-# -- sections that are switched off --------------------------------------------------------------
+# -- disabled sections --------------------------------------------------------------
 
 REPLICATION = "Sdk:MultiTenant:FileDb:Replication"
 SIMULATOR = "Sdk:Simulator"
@@ -177,30 +177,30 @@ STRATEGY = f"{UPGRADE}:DefaultTenantStrategy"
 
 
 def used_settings(settings: Settings, invalid: Collection[str] = ()) -> tuple[Setting, ...]:
-    """Return the settings that the others do not switch off.
+    """Return the settings that no other setting disables.
 
     Args:
-        settings: what was bound.
-        invalid: full keys that could not be bound; a section behind such a key is left alone,
-            because it may have been meant to be on.
+        settings: as bound.
+        invalid: full keys that could not be bound. A section whose switch is among them counts as
+            used, because it may have been meant to be on.
     """
     unused = _unused(settings, invalid)
     return tuple(row for row in rows(settings) if not _is_switched_off(row.key, unused))
 
 
 def is_unused(key: str, settings: Settings, invalid: Collection[str] = ()) -> bool:
-    """Return whether a key lies in a section that is switched off, whatever it holds."""
+    """Return whether a key is in a disabled section, whatever its value."""
     return _is_switched_off(key, _unused(settings, invalid))
 
 
 def is_below(key: str, prefix: str) -> bool:
-    """Return whether ``key`` is ``prefix`` or lies under it, without regard to case."""
+    """Return whether ``key`` is ``prefix`` or below it, case-insensitively."""
     return f"{key.casefold()}:".startswith(f"{prefix.casefold()}:")
 
 
 def _is_switched_off(key: str, unused: list[str]) -> bool:
-    # The switches themselves are checked always: a typing error in one must not switch its section
-    # off.
+    # The switches themselves are always checked: a typing error in one must not disable its
+    # section.
     if any(is_below(key, gate) for gate in (USE_REPLICATION, NOTIFICATIONS_ENABLED)):
         return False
     return any(is_below(key, prefix) for prefix in unused)
@@ -211,9 +211,9 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
     notifications = settings.multi_tenant.notifications
     enabled = enabled_channels(notifications)
     upgrade = settings.multi_tenant.single_tenant_upgrade
-    # The simulator is mapped in Development alone.
+    # The simulator runs in Development only.
     prefixes: list[str] = [] if settings.is_development else [SIMULATOR]
-    # Prefixes of keys, because a section is switched off with all that is in it.
+    # Prefixes of keys: a section is disabled with everything in it.
     if not settings.forward.all_routes:
         prefixes.append(FORWARD_SECRET)
     if not replication.use_replication:

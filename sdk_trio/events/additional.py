@@ -1,7 +1,7 @@
-"""Types that the upstream sends as well: typed and dispatched, but not counted at start-up.
+"""Further types that the upstream sends: typed and dispatched, but not counted at startup.
 
-A class is the whole declaration of a type, as in :mod:`sdk_trio.events.known`; a new type of the
-upstream is added here, beside those of the same data.
+Each class is the complete declaration of a type, as in :mod:`sdk_trio.events.known`. Add a new
+upstream type here, next to those with the same data.
 """
 
 from .event import Event
@@ -17,7 +17,7 @@ class CustomerSeatAssignedEvent(Event[CustomerSeat]):
 
 
 class CustomerSeatClaimedEvent(Event[CustomerSeat]):
-    """A seat was taken by the one it was offered to."""
+    """An offered seat was claimed."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class SubscriptionCycledEvent(Event[Subscription]):
 
 
 class SubscriptionPausedEvent(Event[Subscription]):
-    """A subscription was paused; access is withdrawn for a time."""
+    """A subscription was paused; access is withdrawn temporarily."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ class SubscriptionPausedEvent(Event[Subscription]):
 
 
 class SubscriptionResumedEvent(Event[Subscription]):
-    """A paused subscription runs again."""
+    """A paused subscription was resumed."""
 
     __slots__ = ()
 
@@ -81,9 +81,9 @@ class SubscriptionResumedEvent(Event[Subscription]):
 
 
 class SubscriptionMigratedEvent(Event[Subscription]):
-    """A subscription that another payment provider billed is billed by the upstream from now on.
+    """A subscription was migrated from another payment provider to the upstream.
 
-    Which provider, and its id there, stand beside the data: ``event.json["provider"]`` and
+    The provider and its id there are outside the data: ``event.json["provider"]`` and
     ``event.json["provider_subscription_id"]``.
     """
 
@@ -93,7 +93,7 @@ class SubscriptionMigratedEvent(Event[Subscription]):
 
 
 class DiscountCreatedEvent(Event[Discount]):
-    """A discount was made."""
+    """A discount was created."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""The catalogue of event types: which event class and which data class belong to a wire type.
+"""The catalogue of event types: the event class and the data class of each wire type.
 
-It is made of the classes in :mod:`sdk_trio.events.known` and :mod:`sdk_trio.events.additional`, in
-the order in which they stand there; exports, samples, the reference page and the command line are
-made from it, so that a type is declared once (CONTRIBUTING.md, "Add an event type").
+It is built from the classes in :mod:`sdk_trio.events.known` and :mod:`sdk_trio.events.additional`,
+in their order. Exports, samples, the reference page and the command line use it, so a type is
+declared once (CONTRIBUTING.md, "Add an event type").
 """
 
 import enum
@@ -20,7 +20,7 @@ from . import additional, known
 from .event import Event
 from .values import decoder_for, fields_of
 
-#: A type is a column and a metric label: short, visible, parts joined by full stops.
+#: A type is a column and a metric label: short, printable, parts joined by dots.
 _WIRE_TYPE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _MAX_WIRE_TYPE_LENGTH = 128
 
@@ -29,7 +29,7 @@ class EventGroup(enum.Enum):
     """The origin of a type in the catalogue."""
 
     KNOWN = "known"
-    """Counted by the completeness check at start-up."""
+    """Counted by the completeness check at startup."""
     ADDITIONAL = "additional"
     """Sent by the upstream, typed and dispatched, not counted."""
     APPLICATION = "application"
@@ -47,8 +47,7 @@ class EventType(msgspec.Struct, frozen=True):
 
 def _data_class_of(event_class: type[Event[Any]]) -> type[Any] | None:
     """Return ``X`` of the nearest base ``Event[X]``; None when it is not a class."""
-    # The generic base is erased from the class itself; `__orig_bases__` keeps it where it was
-    # written.
+    # The generic base is erased from the class itself; `__orig_bases__` keeps it.
     for ancestor in event_class.__mro__:
         for base in ancestor.__dict__.get("__orig_bases__", ()):
             if get_origin(base) is Event:
@@ -62,7 +61,7 @@ def _row(event_class: type[Event[Any]], group: EventGroup) -> EventType:
     data_class = _data_class_of(event_class)
     if data_class is None:
         raise HandlerRegistrationError(
-            f"{event_class.__qualname__} does not say what its data is: derive it from Event[X], "
+            f"{event_class.__qualname__} does not declare its data: derive it from Event[X], "
             "where X is a class of the application, or Event[dict]"
         )
     return EventType(event_class.wire_type, event_class, data_class, group)
@@ -74,16 +73,16 @@ def _by_wire_type(rows: tuple[EventType, ...]) -> dict[str, EventType]:
 
 @attrs.frozen
 class Catalog:
-    """All types that have a class of their own. Unchangeable: :meth:`with_event` makes another.
+    """All types that have their own class. Immutable: :meth:`with_event` returns a new one.
 
-    Iteration yields every :class:`EventType`: known, additional, the application's.
+    Iteration yields every :class:`EventType`: known, additional, then the application's.
     """
 
     rows: tuple[EventType, ...]
     _by_type: dict[str, EventType] = attrs.field(init=False, repr=False, eq=False)
     _by_class: dict[type[Event[Any]], EventType] = attrs.field(init=False, repr=False, eq=False)
 
-    # Both are indexes of `rows`, made once: every delivery looks its type up.
+    # Both are indexes of `rows`, built once: every delivery looks up its type.
     @_by_type.default
     def _index_types(self) -> dict[str, EventType]:
         return _by_wire_type(self.rows)
@@ -99,7 +98,7 @@ class Catalog:
         return len(self.rows)
 
     def by_type(self, wire_type: str) -> EventType | None:
-        """Return the row of ``wire_type``; None for a type without a class, which is normal."""
+        """Return the row of ``wire_type``; None for a type without a class (no error)."""
         return self._by_type.get(wire_type)
 
     def by_class(self, event_class: type[Event[Any]]) -> EventType:
@@ -136,22 +135,22 @@ class Catalog:
         return tuple(row for row in self.rows if row.group is group)
 
     def with_event(self, *event_classes: type[Event[Any]]) -> "Catalog":
-        """Return a catalogue that has the application's own event classes as well.
+        """Return a catalogue that also has the application's event classes.
 
         Args:
-            event_classes: classes derived from ``Event[X]``, each with a ``wire_type`` of its own.
-                ``X`` is an attrs class, a ``msgspec.Struct``, a dataclass or ``dict``; every field
-                of it needs a default, as any field may be absent from a delivery.
+            event_classes: classes derived from ``Event[X]``, each with its own ``wire_type``. ``X``
+                is an attrs class, a ``msgspec.Struct``, a dataclass or ``dict``; each of its fields
+                needs a default, because a delivery may omit it.
 
         Raises:
-            HandlerRegistrationError: a type is malformed or already there, or a class cannot be
+            HandlerRegistrationError: a type is malformed or already declared, or a class cannot be
                 decoded or constructed.
         """
         catalog = self
         for event_class in event_classes:
             row = _checked(event_class)
-            # A type of the upstream cannot be taken over either: its handlers would get another
-            # class than the documentation says.
+            # An upstream type cannot be replaced either: its handlers would get another class than
+            # documented.
             taken = catalog.by_type(row.wire_type)
             if taken is not None:
                 raise HandlerRegistrationError(
@@ -163,16 +162,18 @@ class Catalog:
 
 
 def _checked(event_class: Any) -> EventType:
-    """Refuse at start-up whatever could make decoding fail at the first delivery."""
+    """Check at startup everything that could make decoding fail at the first delivery."""
     if not (isinstance(event_class, type) and issubclass(event_class, Event)):
-        raise HandlerRegistrationError(f"{event_class!r} is no class derived from sdk_trio's Event")
+        raise HandlerRegistrationError(
+            f"{event_class!r} is not a class derived from sdk_trio's Event"
+        )
     name = event_class.__qualname__
     wire_type: Any = event_class.wire_type
     if not isinstance(wire_type, str) or not (
         _WIRE_TYPE.fullmatch(wire_type) and len(wire_type) <= _MAX_WIRE_TYPE_LENGTH
     ):
         raise HandlerRegistrationError(
-            f"{name}.wire_type is {wire_type!r}: it must be a type as it is sent, such as "
+            f"{name}.wire_type is {wire_type!r}: it must be a type as sent, such as "
             f"'acme.invoice_sent': letters, digits, '_' and '-', parts joined by '.', at most "
             f"{_MAX_WIRE_TYPE_LENGTH} characters"
         )
@@ -189,22 +190,21 @@ def _check_data_class(event_name: str, data_class: type[Any]) -> None:
             f"{where} must be an attrs class, a msgspec.Struct, a dataclass or dict"
         )
     try:
-        # Built now, because msgspec finds what it cannot decode only when it builds.
+        # Built now, because msgspec detects undecodable types only when it builds.
         decoder_for(data_class)
-    except Exception as error:  # whatever the application's annotations make msgspec raise
+    except Exception as error:  # any error caused by the application's annotations
         raise HandlerRegistrationError(f"{where} cannot be decoded from JSON: {error}") from error
     try:
         data_class()
     except Exception as error:  # the application's own constructor
         raise HandlerRegistrationError(
-            f"{where} cannot be made from an empty payload ({error}): give every field a default, "
-            "for example None"
+            f"{where} cannot be created from an empty payload ({error}): give every field a "
+            "default, for example None"
         ) from error
 
 
 def _check_construction(event_class: type[Event[Any]], row: EventType) -> None:
-    # An event is made as decoding makes it, so that a field without a default fails at the
-    # registration.
+    # Created as in decoding, so that a field without a default fails at registration.
     epoch = datetime.fromtimestamp(0, UTC)
     try:
         event_class(
@@ -218,21 +218,21 @@ def _check_construction(event_class: type[Event[Any]], row: EventType) -> None:
         )
     except Exception as error:  # the application's own constructor
         raise HandlerRegistrationError(
-            f"{event_class.__qualname__} cannot be made with the members of an event ({error}): "
-            "give every field that it adds a default"
+            f"{event_class.__qualname__} cannot be created with an event's attributes ({error}): "
+            "give every added field a default"
         ) from error
 
 
 def _declared_in(module: ModuleType, group: EventGroup) -> Iterator[EventType]:
-    """Yield a row for each event class of ``module``, in the order in which they stand there."""
-    # The names of a module keep their order, which is that of the listing.
+    """Yield a row for each event class of ``module``, in the order of declaration."""
+    # A module keeps the order of its names, which is the order of listings.
     for value in vars(module).values():
-        # `Event` itself is imported there, and belongs to another module.
+        # `Event` itself is imported there from another module.
         if getattr(value, "__module__", None) == module.__name__:
             yield _row(value, group)
 
 
-#: The types that this package has classes for: the known ones, then the additional ones.
+#: The types that have classes in this package: known ones, then additional ones.
 DEFAULT_CATALOG = Catalog(
     (
         *_declared_in(known, EventGroup.KNOWN),

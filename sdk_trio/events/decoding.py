@@ -1,11 +1,11 @@
-"""From bytes to an event: the envelope first, then ``data`` by its type's class.
+"""From bytes to an event: first the envelope, then ``data`` by the class of its type.
 
-Pure. The sender's document is read once, in two compiled steps; whatever does not fit its class
-is read again field by field, and what a strict decoder refuses is made legible first. A verified
-body that is no event raises DeliveryDecodingError and nothing else; an event whose payload does not
-fit is *drift*, which is reported and dispatched all the same.
+Pure. Two compiled steps read the document once. A payload that does not fit its class is read again
+field by field; JSON that a strict decoder refuses is repaired first. A verified body that is not an
+event raises only DeliveryDecodingError. An event whose payload does not fit is *drift*: it is
+reported, and dispatched anyway.
 
-The organization of an event is read from its data, or guessed from a body that nobody has verified.
+The organization of an event is read from its data, or guessed from an unverified body.
 """
 
 import functools
@@ -22,20 +22,21 @@ from .catalog import DEFAULT_CATALOG, Catalog, EventType
 from .event import Event, Payload, Time, UnknownEvent, keep_document, keep_raw, make_event
 from .values import UNFIT, NotJsonError, decoder_for, fit, identifier_in, legible, members_of
 
-#: Characters of a type: the upstream's have up to 30, and each is kept, counted and logged.
+#: Maximum length of a type: the upstream's have up to 30 characters, and each is stored, counted
+#: and logged.
 MAX_TYPE_LENGTH = 256
 
-#: Reports of one event; a hostile list could otherwise make one per element.
+#: Reports per event; otherwise a hostile list could cause one per element.
 MAX_DRIFTS = 32
 
 _TypeName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TYPE_LENGTH)]
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """The members common to all deliveries. A Struct, since each delivery makes one.
+    """The members common to all deliveries. A Struct, since each delivery creates one.
 
-    ``timestamp`` is None when it is absent or no RFC 3339 time with an offset, ``api_version``
-    when it is absent or no text. ``data_raw`` is the undecoded ``data``, empty when absent.
+    ``timestamp`` is None if absent or not an RFC 3339 time with an offset, ``api_version`` if
+    absent or not text. ``data_raw`` is the undecoded ``data``, empty if absent.
     """
 
     type: _TypeName
@@ -45,9 +46,9 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class LegibleEnvelope(Envelope, frozen=True, gc=False):
-    """The envelope of a body that had to be made legible; ``changes`` says how.
+    """The envelope of a body that had to be repaired; ``changes`` lists how.
 
-    ``data_raw`` is of the legible text.
+    ``data_raw`` is part of the repaired text.
     """
 
     changes: tuple[str, ...] = ()
@@ -58,10 +59,10 @@ class _Identified(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outline(msgspec.Struct, frozen=True, gc=False):
-    """The members that decide where an event goes, of a body that holds no surprise.
+    """The members that decide how an event is routed, of a body in plain, valid JSON.
 
-    It is read in the time of an :class:`Envelope`, and knows the subject; ``data`` itself is read
-    once more from the body. Of a *document* (see :class:`Documents`) ``data`` is the typed payload.
+    Reading it takes as long as an :class:`Envelope`, and gives the subject; ``data`` itself is read
+    later from the body. In a *document* (see :class:`Documents`), ``data`` is the typed payload.
     """
 
     type: _TypeName
@@ -91,18 +92,18 @@ _document_decoder_for: Callable[[Any], msgspec.json.Decoder[Any]] = functools.ca
     _build_document_decoder
 )
 
-#: Finds the type where nearly all senders put it: at the beginning, without an escape.
+#: Finds the type where nearly all senders put it: at the start, without escapes.
 _opening_type = re.compile(rb'\s*+\{\s*+"type"\s*+:\s*+"([^"\\]{1,256})"').match
 
 
 class Documents:
-    """Decoders of whole bodies, for types whose events are wanted at once.
+    """Decoders of whole bodies, for types whose payload is needed at once.
 
-    The outline and the typed payload are then read in one pass instead of two.
+    Outline and typed payload are then read in one pass instead of two.
 
     Args:
-        rows: their rows of the catalogue. Those whose class does not read ``data.id`` as it was
-            sent are left out, because the subject is taken from there.
+        rows: their rows of the catalogue. Rows whose class changes ``data.id`` are skipped, because
+            the subject is read from it.
     """
 
     def __init__(self, rows: Iterable[EventType]) -> None:
@@ -113,7 +114,7 @@ class Documents:
         }
 
     def decode(self, raw: bytes) -> Outline | None:
-        """Return the document of a body in UTF-8; None if its type or payload is another."""
+        """Return the document of a UTF-8 body; None if its type or payload does not match."""
         opening = _opening_type(raw)
         wanted = None if opening is None else self._decoders.get(opening[1])
         if wanted is None:
@@ -122,7 +123,7 @@ class Documents:
             document: Outline = wanted[1].decode(raw)
         except Exception:  # a type of the application may raise anything
             return None
-        # Of a member that comes twice, the last one counts.
+        # If a member is repeated, the last one counts.
         return document if document.type == wanted[0] else None
 
 
@@ -136,8 +137,8 @@ def _reads_id_as_sent(data_class: type[Any]) -> bool:
 class Drift(msgspec.Struct, frozen=True):
     """One value that does not fit the class of its event's data.
 
-    ``type`` is the wire type, ``path`` where the value stands (``data.items[2].amount``),
-    ``message`` what is wrong with it, without content of the body.
+    ``type`` is the wire type, ``path`` the location of the value (``data.items[2].amount``),
+    ``message`` the fault, without content of the body.
     """
 
     type: str
@@ -146,35 +147,37 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 def plain_envelope(raw: bytes) -> Envelope | None:
-    """Return the envelope of a body without surprises, as nearly all are; else None.
+    """Return the envelope of a body in plain, valid JSON; None if it needs a closer check.
 
-    Takes about a millisecond for a megabyte. What it returns None for may have an envelope all the
-    same: :func:`decode_envelope` looks closer, which takes up to half a second for a megabyte.
+    Takes about a millisecond per megabyte. If it returns None, :func:`decode_envelope` may still
+    find an envelope, which takes up to half a second per megabyte.
     """
     try:
-        # isascii is a scan of a few microseconds; nearly all bodies are, and need no second look.
+        # isascii takes a few microseconds; nearly all bodies are ASCII and need no second check.
         if not raw.isascii():
-            raw.decode()  # the decoder skips over the text of members it was not asked for
+            raw.decode()  # the decoder skips the text of other members
         envelope: Envelope = decoder_for(Envelope).decode(raw)
     except Exception:
-        # Any kind: bytes of a sender must never end in an answer that tells checks apart.
+        # Any exception: a sender's bytes must never cause an answer that reveals which check
+        # failed.
         return None
     return envelope
 
 
 def plain_outline(raw: bytes, documents: Documents | None = None) -> Outline | None:
-    """Return the outline of a body without surprises, as nearly all are; else None.
+    """Return the outline of a body in plain, valid JSON; None if it needs a closer check.
 
-    ``documents`` are those whose payload is wanted at once. Whatever it is None for may have an
-    envelope all the same; it agrees with :func:`plain_envelope` and :func:`subject_of`.
+    ``documents`` are decoders of payloads needed at once. If it returns None, the body may still be
+    an event. The result agrees with :func:`plain_envelope` and :func:`subject_of`.
     """
     try:
         if not raw.isascii():
-            raw.decode()  # the decoder skips over the text of members it was not asked for
+            raw.decode()  # the decoder skips the text of other members
         document = None if documents is None else documents.decode(raw)
         outline: Outline = document or decoder_for(_PlainOutline).decode(raw)
     except Exception:
-        # Any kind: bytes of a sender must never end in an answer that tells checks apart.
+        # Any exception: a sender's bytes must never cause an answer that reveals which check
+        # failed.
         return None
     return outline
 
@@ -186,29 +189,30 @@ def decode_envelope(raw: bytes) -> Envelope:
         raw: the exact body; any bytes at all.
 
     Raises:
-        DeliveryDecodingError: the body is no JSON object in UTF-8, or has no ``type`` that is a
-            string of 1 to 256 characters. The message is for the local log; no other exception is
+        DeliveryDecodingError: the body is not a JSON object in UTF-8, or has no ``type`` that is a
+            string of 1 to 256 characters. The message is for the local log. No other exception is
             raised.
     """
-    # The close look takes hundreds of times as long, so it is only for what the decoder refuses.
-    return plain_envelope(raw) or _close_look(raw)
+    # The tolerant reading is hundreds of times slower, so it runs only if the decoder refuses.
+    return plain_envelope(raw) or _decode_tolerantly(raw)
 
 
-def _close_look(raw: bytes) -> Envelope:
+def _decode_tolerantly(raw: bytes) -> Envelope:
     try:
         text, changes = legible(raw)
     except NotJsonError as error:
-        raise DeliveryDecodingError(f"the body is no event: {error}") from None
+        raise DeliveryDecodingError(f"the body is not an event: {error}") from None
     members = members_of(text)
     if members is None:
-        raise DeliveryDecodingError("the body is no event: no JSON object")
+        raise DeliveryDecodingError("the body is not an event: not a JSON object")
     try:
-        # The type alone is needed: without it nobody knows which handler runs. All other members
-        # may be missing.
+        # Only the type is required: without it the handler is unknown. All other members may be
+        # missing.
         event_type = decoder_for(_TypeName).decode(members.get("type", b"null"))
     except UNFIT:
         raise DeliveryDecodingError(
-            f"the body is no event: no type that is a string of 1 to {MAX_TYPE_LENGTH} characters"
+            f"the body is not an event: no type that is a string of 1 to {MAX_TYPE_LENGTH} "
+            "characters"
         ) from None
     timestamp: datetime | None = None
     with suppress(*UNFIT):
@@ -217,7 +221,7 @@ def _close_look(raw: bytes) -> Envelope:
     with suppress(*UNFIT):
         api_version = decoder_for(str).decode(members.get("api_version", b"null"))
     data_raw = members.get("data", msgspec.Raw())
-    # The usual class where nothing was changed: the reader of `data` need not know how it was read.
+    # The usual class if nothing was changed: readers of `data` need not know how it was read.
     if not changes:
         return Envelope(event_type, timestamp, api_version, data_raw)
     return LegibleEnvelope(event_type, timestamp, api_version, data_raw, changes)
@@ -237,20 +241,20 @@ def decode_event(
     key: str | None = None,
     generation: int = 0,
 ) -> Event[Any]:
-    """Return the typed event; never raises for what a sender can send.
+    """Return the typed event; never raises because of a sender's input.
 
     Args:
         envelope: of :func:`decode_envelope` or :func:`plain_outline` for the same ``raw``.
         webhook_id: the ``webhook-id`` header.
-        raw: the exact body, kept as it is.
-        header_timestamp: the signed header, in Unix seconds; stands in for an unfit ``timestamp``.
+        raw: the exact body, stored unchanged.
+        header_timestamp: the signed header, in Unix seconds; replaces an invalid ``timestamp``.
         received_at: in Unix seconds.
         attempt: from 1.
-        catalog: the classes of types; a type that is not in it becomes an :class:`UnknownEvent`.
+        catalog: the classes of types; any other type becomes an :class:`UnknownEvent`.
         on_drift: called at most 32 times, once for each value that does not fit.
-        tenant: whom the event belongs to, or None.
-        key: what the delivery is known by; None: ``webhook_id``, as of the host's deliveries.
-        generation: how often it was put back after it had been done.
+        tenant: the tenant that the event belongs to, or None.
+        key: the delivery's key; None: ``webhook_id``, as for the host's deliveries.
+        generation: how often it was replayed after it was done.
     """
     drifts = 0
 
@@ -262,9 +266,9 @@ def decode_event(
 
     if isinstance(envelope, LegibleEnvelope):
         for change in envelope.changes:
-            report("", f"JSON that strict decoders refuse: {change}; raw has it as it was sent")
+            report("", f"JSON that strict decoders refuse: {change}; raw has the original")
     row = catalog.by_type(envelope.type)
-    # A type that is new at the upstream is no error: a fallback handles it, or it is parked.
+    # A type that is new at the upstream is not an error: a fallback handles it, or it is parked.
     event_class: type[Event[Any]] = UnknownEvent if row is None else row.event_class
     data_class = Payload if row is None else row.data_class
     if isinstance(envelope, Outline):
@@ -273,7 +277,9 @@ def decode_event(
         data = _decode_data(data_class, envelope.data_raw, report)
     timestamp = envelope.timestamp
     if timestamp is None:
-        report("timestamp", "absent, or no RFC 3339 time with an offset; the header's is used")
+        report(
+            "timestamp", "absent, or not an RFC 3339 time with an offset; the header's time is used"
+        )
         timestamp = _moment(header_timestamp)
     return make_event(
         event_class,
@@ -313,7 +319,7 @@ def _decode_data(
     try:
         data = decoder_for(data_class).decode(data_raw)
     except Exception:  # a type of the application may raise anything
-        # Only now: fitting takes many times as long as decoding, and nearly nothing needs it.
+        # Only here: fitting is many times slower than decoding, and rarely needed.
         data = fit(data_class, data_raw, "data", report)
         if data is None:
             data = Payload()
@@ -321,8 +327,8 @@ def _decode_data(
     else:
         fits = True
     if isinstance(data, Payload):
-        # The bytes are kept anyway, as part of the body; what is not named by the class is read
-        # from them when it is asked for.
+        # The bytes are part of the stored body; fields without an attribute are read from them on
+        # demand.
         keep_raw(data, data_raw)
         if fits and not data.id:
             report("data.id", "absent or empty")
@@ -330,11 +336,11 @@ def _decode_data(
 
 
 def _moment(seconds: float) -> datetime:
-    """Return Unix seconds as an aware time; a number beyond the calendar becomes its end."""
+    """Return Unix seconds as an aware time; clamped to the calendar's range."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
-        # An event is not refused for its clock: the signature's timestamp was judged before.
+        # An event is not refused for its time: the signature's timestamp was checked before.
         return datetime.max.replace(tzinfo=UTC)
 
 
@@ -343,7 +349,7 @@ class _Subject(msgspec.Struct, frozen=True, gc=False):
 
 
 def subject_of(envelope: Envelope | Outline) -> str | None:
-    """Return ``data.id`` without decoding the rest; a number as text, None when there is none."""
+    """Return ``data.id`` without decoding the rest; a number as text, None if absent."""
     if isinstance(envelope, Outline):
         return envelope.data.id or None
     try:
@@ -353,7 +359,7 @@ def subject_of(envelope: Envelope | Outline) -> str | None:
     return identifier_in(subject.id) or None
 
 
-# -- the organization that an event names --------------------------------------------------------
+# -- the organization of an event --------------------------------------------------------
 
 #: Paths at which the upstream's records name the organization, in order of preference.
 ORGANIZATION_PATHS: Final = (
@@ -364,16 +370,17 @@ ORGANIZATION_PATHS: Final = (
     ("subscription", "customer", "organization_id"),
     ("order", "customer", "organization_id"),
 )
-#: The type whose ``data`` is the organization itself.
+#: The type whose ``data`` is the organization.
 ORGANIZATION_TYPE: Final = "organization.updated"
 
-#: Bytes of an unverified body that are scanned: real ones name it in their first few kilobytes.
+#: Bytes of an unverified body that are scanned: real ones have the organization in the first few
+#: kilobytes.
 SCANNED_BYTES: Final = 64 * 1024
-#: Texts and brackets of it that are looked at, which takes about a millisecond. Anybody can send
-#: such a body: a scan of all of it once cost 2 s of CPU for 1 MiB.
+#: Strings and brackets that are scanned, in about a millisecond. Anyone can send such a body:
+#: scanning all of 1 MiB once took 2 s of CPU.
 SCANNED_TOKENS: Final = 2048
 
-#: The next text, with a colon if it is a name, or bracket. What stands between matters not.
+#: The next string, with a colon if it is a name, or bracket. Everything in between is skipped.
 _next_token = re.compile(
     rb'[^"\[\]{}]*+(?:"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?+|([\[{])|[\]}])'
 ).match
@@ -386,10 +393,10 @@ _OWN_ID: Final = (b"data", b"id")
 
 
 def organization_of(event_type: str, data_raw: bytes | msgspec.Raw) -> str | None:
-    """Return the organization that a verified delivery names, None when it names none.
+    """Return the organization of a verified delivery, or None.
 
-    The first of :data:`ORGANIZATION_PATHS` within ``data`` that holds text counts; of
-    ``organization.updated`` also ``data.id``, last.
+    It is the first of :data:`ORGANIZATION_PATHS` within ``data`` that is text; for
+    ``organization.updated`` ``data.id`` comes last.
 
     Args:
         event_type: the type of the delivery.
@@ -398,7 +405,7 @@ def organization_of(event_type: str, data_raw: bytes | msgspec.Raw) -> str | Non
     data = members_of(data_raw)
     if data is None:
         return None
-    # Last, because data.id of any other type is the id of something else.
+    # Last, because data.id of any other type identifies something else.
     own = (("id",),) if event_type == ORGANIZATION_TYPE else ()
     return next(
         (found for path in (*ORGANIZATION_PATHS, *own) if (found := _text_at(data, path))), None
@@ -406,7 +413,7 @@ def organization_of(event_type: str, data_raw: bytes | msgspec.Raw) -> str | Non
 
 
 def _text_at(members: dict[str, msgspec.Raw], path: Sequence[str]) -> str | None:
-    # Member by member: decoding all of data for one text would cost as much as the event itself.
+    # Member by member: decoding all of data for one text would cost as much as decoding the event.
     *parents, name = path
     for parent in parents:
         inner = members_of(members[parent]) if parent in members else None
@@ -423,18 +430,17 @@ def _text_at(members: dict[str, msgspec.Raw], path: Sequence[str]) -> str | None
 
 
 def claimed_organization(body: bytes) -> str | None:
-    """Return the organization that a body claims which nobody has verified, None if none is found.
+    """Return the organization that an unverified body claims, or None.
 
-    It reads at most :data:`SCANNED_BYTES` and :data:`SCANNED_TOKENS`, and decodes nothing: what it
-    returns chooses whose keys are tried, and nothing else may depend on it. It agrees with
-    :func:`organization_of` for what senders send; names and values that are written with escapes
-    are not found.
+    Reads at most :data:`SCANNED_BYTES` and :data:`SCANNED_TOKENS`, and decodes nothing. The result
+    only selects the keys to try; nothing else may depend on it. It agrees with
+    :func:`organization_of` for real senders; names and values with escapes are not found.
     """
     scanned = body[:SCANNED_BYTES]
     best: tuple[int, bytes] | None = None
     own_id: bytes | None = None
     event_type: bytes | None = None
-    names: list[bytes | None] = []  # of the objects and arrays around the present place
+    names: list[bytes | None] = []  # of the enclosing objects and arrays
     name: bytes | None = None
     at = 0
     for _ in range(SCANNED_TOKENS):
@@ -447,11 +453,11 @@ def claimed_organization(body: bytes) -> str | None:
             if is_name:
                 name = text
                 continue
-            # Deeper texts are at none of the paths.
+            # Deeper strings are not at any of the paths.
             if name is not None and len(names) <= _DEEPEST:
                 path = (*names[1:], name)
                 rank = _RANKS.get(path)  # type: ignore[arg-type]  # a None among them is no key
-                # The last one of equal rank, as decoders take the last of repeated names.
+                # The last one of equal rank, as decoders use the last of repeated names.
                 if text and rank is not None and (best is None or rank <= best[0]):
                     best = (rank, text)
                 elif path == (b"type",):
@@ -470,5 +476,5 @@ def claimed_organization(body: bytes) -> str | None:
     found = best[1] if best is not None else None
     if found is None and event_type == ORGANIZATION_TYPE.encode():
         found = own_id or None
-    # Ids are ASCII; another text would be looked up for nothing.
+    # Ids are ASCII; other text would be looked up in vain.
     return found.decode("ascii") if found is not None and found.isascii() else None

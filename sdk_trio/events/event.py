@@ -12,30 +12,28 @@ from .values import members_of, plain, plain_members
 
 DataT_co = TypeVar("DataT_co", covariant=True)
 
-#: A point in time that carries its offset from UTC; one without it does not fit.
+#: A point in time with its UTC offset; a time without an offset does not fit.
 Time: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
 
-#: The pairs that an application attached to a record: text, numbers or booleans.
+#: The metadata that an application attached to a record: text, numbers or booleans.
 Metadata: TypeAlias = dict[str, Any]
 
 
-# Structs: an order takes half the time to decode that it takes into an attrs class. The bases of
-# nested records need no garbage collection: what was decoded from JSON refers to nothing above it.
+# Structs: an order decodes in half the time of an attrs class. The bases of nested records need no
+# garbage collection: values decoded from JSON contain no cycles.
 class Embedded(msgspec.Struct, frozen=True, gc=False):
-    """Base of the records that other records embed; ``record["email"]`` is ``record.email``.
+    """Base of embedded records; ``record["email"]`` is ``record.email``.
 
-    ``in`` and iteration are about the names of the fields that have a value.
+    ``in`` and iteration cover the names of the fields that have a value.
     """
 
     def __getitem__(self, name: str) -> Any:
         field = _field_of(self, name)
         if field is None:
-            raise KeyError(
-                f"{_unknown(self, name, ())}; event.json has what the class does not name"
-            )
+            raise KeyError(f"{_unknown(self, name, ())}; event.json has all fields")
         return getattr(self, field)
 
-    # Without these two, Python would ask for the items 0, 1, 2 and so on.
+    # Without these two, Python would try the items 0, 1, 2 and so on.
     def __contains__(self, name: object) -> bool:
         return name in _names_with_value(self)
 
@@ -44,25 +42,25 @@ class Embedded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Payload(msgspec.Struct, frozen=True, dict=True):
-    """Base of every data class, and the data of an event whose type is not in the catalogue.
+    """Base of every data class, and the data of an event with an unknown type.
 
-    ``id`` identifies the subject record; "" when the sender sent none. A class of an application
-    derives from it without a decorator, and its fields need defaults.
+    ``id`` identifies the subject record; "" if the sender sent none. An application's class derives
+    from it without a decorator, and its fields need defaults.
 
-    ``data.amount`` and ``data["amount"]`` are the same. A field that the class does not name is
-    read in both ways as well, as a plain JSON value. If the delivery lacks it, the attribute raises
-    ``AttributeError`` and the brackets ``KeyError``. Brackets do so for a field of the class that
-    was not sent, too. ``in`` and iteration are about the names that were sent.
+    ``data.amount`` and ``data["amount"]`` are the same. A field that the class does not declare can
+    be read both ways as well, as a plain JSON value. If the delivery lacks it, the attribute raises
+    ``AttributeError`` and the brackets ``KeyError``. Brackets also raise for a declared field that
+    was not sent. ``in`` and iteration cover the names that were sent.
     """
 
     id: str = ""
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """The fields that this class does not name, as plain JSON values; decoded on first use.
+        """The fields that this class does not declare, as plain JSON values; decoded on first use.
 
-        Empty for a payload that was not decoded from a delivery, and for a copy of one. Unknown
-        fields of *nested* records are in ``event.json``.
+        Empty for a payload that was not decoded from a delivery, and for a copy. Undeclared fields
+        of *nested* records are in ``event.json``.
         """
         kept = self.__dict__
         extra: Mapping[str, Any] | None = kept.get("extra")
@@ -75,8 +73,8 @@ class Payload(msgspec.Struct, frozen=True, dict=True):
     if not TYPE_CHECKING:  # checkers know the fields of each class, and would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            # Called only for what normal access does not find. The interpreter, copy and pickle
-            # look for names with underscores.
+            # Called only for names that normal access does not find. The interpreter, copy and
+            # pickle ask for names with underscores.
             if not name.startswith("_") and name in self.extra:
                 return self.extra[name]
             raise AttributeError(_unknown(self, name, self.extra))
@@ -99,7 +97,7 @@ class Payload(msgspec.Struct, frozen=True, dict=True):
         return iter(self._names())
 
     def _sent(self) -> bytes | msgspec.Raw | None:
-        """Return the undecoded ``data`` of the delivery; None if it comes from none."""
+        """Return the undecoded ``data`` of the delivery, or None without one."""
         kept = self.__dict__
         raw: bytes | msgspec.Raw | None = kept.get("raw")
         if raw is None and "document" in kept:
@@ -107,7 +105,7 @@ class Payload(msgspec.Struct, frozen=True, dict=True):
         return raw
 
     def _names(self) -> Collection[str]:
-        """Return the names of the fields that were sent; of no delivery, those with a value."""
+        """Return the names of the sent fields; without a delivery, those with a value."""
         names: Collection[str] | None = self.__dict__.get("names")
         if names is None:
             raw = self._sent()
@@ -117,7 +115,7 @@ class Payload(msgspec.Struct, frozen=True, dict=True):
 
 
 def _field_of(record: msgspec.Struct, name: str) -> str | None:
-    """Return the attribute of the field that is sent as ``name``, None if the class has none."""
+    """Return the attribute of the field with the wire name ``name``, or None."""
     sent = record.__struct_encode_fields__
     return record.__struct_fields__[sent.index(name)] if name in sent else None
 
@@ -128,7 +126,7 @@ def _names_with_value(record: msgspec.Struct) -> tuple[str, ...]:
 
 
 def _unknown(record: msgspec.Struct, name: object, others: Iterable[str]) -> str:
-    import difflib  # on the path of a mistake only
+    import difflib  # needed only for a mistake
 
     known = [*record.__struct_encode_fields__, *others]
     near = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else ()
@@ -147,19 +145,19 @@ def keep_document(payload: Payload, raw: bytes) -> None:
 
 
 def _name_of_data(data: object) -> str:
-    """Show the subject alone: an event may be logged, what customers entered may not."""
+    """Show only the subject: an event may be logged, but customers' input may not."""
     identifier = getattr(data, "id", None)
     return f"<{type(data).__name__} id={identifier!r}>"
 
 
-# Without slots: a frozen class that has them sets each member by a call, and its eleven take nearly
-# twice as long to set as in a dictionary (1.3 us instead of 0.8 with CPython 3.11).
+# Without slots: a frozen class with slots sets each attribute by a call; its eleven attributes take
+# 1.3 us instead of 0.8 us with a dict (CPython 3.11).
 @attrs.frozen(slots=False)
 class Event(Generic[DataT_co]):
     """One verified delivery, typed by its event class.
 
-    Delivery is at least once: ``key`` is the same for every copy and every retry, so by it a
-    handler makes its work idempotent. Where all deliveries have one sender, as without tenants,
+    Delivery is at least once. ``key`` is the same for every copy and retry, so a handler can use it
+    to make its work idempotent. If all deliveries have one sender, as without tenants,
     ``webhook_id`` is the same text.
 
     An application's own event class names its type and its data::
@@ -169,20 +167,20 @@ class Event(Generic[DataT_co]):
     """
 
     wire_type: ClassVar[str] = ""
-    """The type that deliveries of this class carry; "" on classes that stand for many."""
+    """The type of this class's deliveries; "" on classes for many types."""
 
     webhook_id: str
     """The ``webhook-id`` header."""
     type: str
-    """The type as it was sent, such as ``order.paid``."""
+    """The type as sent, such as ``order.paid``."""
     timestamp: datetime
-    """When it happened, aware: the document's ``timestamp``, else the signed header's."""
+    """When it happened, aware: the document's ``timestamp``, or else the signed header's."""
     data: DataT_co = attrs.field(repr=_name_of_data)
-    """The payload: what fits its class. ``data.id`` identifies the subject record."""
+    """The payload's fields that fit its class. ``data.id`` identifies the subject record."""
     raw: bytes = attrs.field(repr=False)
-    """The exact bytes that were signed."""
+    """The exact signed bytes."""
     attempt: int
-    """How many times this event has been handed to a handler, this one included: from 1."""
+    """The number of runs of this event, including this one: from 1."""
     received_at: datetime
     """When this copy arrived here, aware."""
     tenant: Any = None
@@ -192,7 +190,7 @@ class Event(Generic[DataT_co]):
     key: str = attrs.field(default=attrs.Factory(lambda self: self.webhook_id, takes_self=True))
     """The key of the delivery: who signed it and ``webhook_id``, in one text."""
     generation: int = 0
-    """How often the delivery was put back after it had been done; a retry does not count."""
+    """The number of replays after it was done; retries do not count."""
 
     @functools.cached_property
     def json(self) -> dict[str, Any]:
@@ -202,10 +200,10 @@ class Event(Generic[DataT_co]):
 
 
 def make_event(event_class: type[Event[Any]], *values: Any) -> Event[Any]:
-    """Make an event of all its members, in the order of :class:`Event`.
+    """Create an event from all its attributes, in the order of :class:`Event`.
 
-    Passing them by name takes nearly as long again as making the event; only a class that has
-    members of its own needs it.
+    Passing them by name would nearly double the time; only classes with additional attributes need
+    that.
     """
     if event_class.__init__ is Event.__init__:
         return event_class(*values)
@@ -214,6 +212,6 @@ def make_event(event_class: type[Event[Any]], *values: Any) -> Event[Any]:
 
 
 class UnknownEvent(Event[Payload]):
-    """An event whose type is not in the catalogue; its fields are in ``data.extra``."""
+    """An event of an unknown type; its fields are in ``data.extra``."""
 
     __slots__ = ()

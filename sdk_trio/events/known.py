@@ -1,9 +1,9 @@
-"""The types that the completeness check at start-up counts, in the order of its report.
+"""The types that the completeness check at startup counts, in the order of its report.
 
-A class is the whole declaration of a type: its name, the data, the type as it is sent and its
-meaning. The catalogue collects every class of this file, and the package's exports, the samples,
-the reference page and the command line follow (``make generate``). A class is named after its type,
-``order.paid`` is :class:`OrderPaidEvent`. Classes are written out, so that editors see them.
+Each class is the complete declaration of a type: its name, data, wire type and meaning. The
+catalogue collects every class of this file; exports, samples, the reference page and the command
+line follow (``make generate``). A class is named after its type: ``order.paid`` is
+:class:`OrderPaidEvent`. The classes are written out, so that editors know them.
 """
 
 from .event import Event
@@ -21,7 +21,7 @@ from .payloads import (
 
 
 class OrderCreatedEvent(Event[Order]):
-    """An order was made; it may not be paid yet."""
+    """An order was created; it may not be paid yet."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class OrderUpdatedEvent(Event[Order]):
 
 
 class OrderPaidEvent(Event[Order]):
-    """An order is paid: the moment to deliver what was bought."""
+    """An order was paid: the time to deliver the purchase."""
 
     __slots__ = ()
 
@@ -53,7 +53,7 @@ class OrderRefundedEvent(Event[Order]):
 
 
 class SubscriptionCreatedEvent(Event[Subscription]):
-    """A subscription was made; it may not be active yet."""
+    """A subscription was created; it may not be active yet."""
 
     __slots__ = ()
 
@@ -77,7 +77,7 @@ class SubscriptionUpdatedEvent(Event[Subscription]):
 
 
 class SubscriptionCanceledEvent(Event[Subscription]):
-    """A subscription will end; it may run until its period's end."""
+    """A subscription will end, possibly at the end of its period."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ class SubscriptionUncanceledEvent(Event[Subscription]):
 
 
 class SubscriptionPastDueEvent(Event[Subscription]):
-    """A renewal could not be charged; it is tried again."""
+    """A renewal could not be charged; the charge will be retried."""
 
     __slots__ = ()
 
@@ -101,7 +101,7 @@ class SubscriptionPastDueEvent(Event[Subscription]):
 
 
 class SubscriptionRevokedEvent(Event[Subscription]):
-    """A subscription has ended: the moment to withdraw access."""
+    """A subscription has ended: the time to withdraw access."""
 
     __slots__ = ()
 
@@ -125,7 +125,7 @@ class CheckoutUpdatedEvent(Event[Checkout]):
 
 
 class CheckoutExpiredEvent(Event[Checkout]):
-    """A checkout was left and can no longer be completed."""
+    """A checkout was abandoned and can no longer be completed."""
 
     __slots__ = ()
 
@@ -133,7 +133,7 @@ class CheckoutExpiredEvent(Event[Checkout]):
 
 
 class CustomerCreatedEvent(Event[Customer]):
-    """A customer was made."""
+    """A customer was created."""
 
     __slots__ = ()
 
@@ -149,7 +149,7 @@ class CustomerUpdatedEvent(Event[Customer]):
 
 
 class CustomerStateChangedEvent(Event[CustomerState]):
-    """A customer's subscriptions or benefits changed; the whole state is in it."""
+    """A customer's subscriptions or benefits changed; the data has the whole state."""
 
     __slots__ = ()
 
@@ -165,7 +165,7 @@ class CustomerDeletedEvent(Event[Customer]):
 
 
 class ProductCreatedEvent(Event[Product]):
-    """A product was made."""
+    """A product was created."""
 
     __slots__ = ()
 
@@ -181,7 +181,7 @@ class ProductUpdatedEvent(Event[Product]):
 
 
 class BenefitCreatedEvent(Event[Benefit]):
-    """A benefit was made."""
+    """A benefit was created."""
 
     __slots__ = ()
 
@@ -229,7 +229,7 @@ class BenefitGrantRevokedEvent(Event[BenefitGrant]):
 
 
 class RefundCreatedEvent(Event[Refund]):
-    """A refund was made, or asked for."""
+    """A refund was created or requested."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
 """A realistic sample of every type: for the simulator, for tests, for the command line.
 
-Pure and deterministic: the same arguments give the same document. Records of one seed belong
-together: the product of a sample order is the product of the sample subscription.
+Pure and deterministic: the same arguments give the same document. Records of one seed are
+consistent: the product of a sample order is the product of the sample subscription.
 """
 
 import difflib
@@ -36,7 +36,7 @@ from .payloads import (
 
 Data = dict[str, Any]
 
-#: The version of the upstream's API that the samples follow; each version it has sends the same.
+#: The upstream API version of the samples; all its versions send the same.
 API_VERSION = "2026-04"
 
 
@@ -59,7 +59,7 @@ class UnknownEventTypeError(SdkError, KeyError):
 
 @attrs.frozen
 class _Story:
-    """The seed and the moment of one sample; all ids and times follow from them."""
+    """The seed and the time of one sample; all ids and times follow from them."""
 
     seed: str
     now: datetime
@@ -68,18 +68,17 @@ class _Story:
     def id(self, kind: str) -> str:
         if kind == "organization" and self.organization is not None:
             return self.organization
-        # From the seed, so that the same call gives the same document, in which ids of one kind are
-        # the same everywhere.
+        # Derived from the seed, so that ids of one kind are the same in all documents of a seed.
         digest = hashlib.sha256(f"{self.seed}:{kind}".encode()).digest()
         return str(uuid.UUID(bytes=digest[:16], version=4))
 
     def at(self, **shift: float) -> str:
-        # As the upstream writes times: UTC, milliseconds, Z.
+        # In the upstream's format: UTC, milliseconds, Z.
         moment = self.now.astimezone(UTC) + timedelta(**shift)
         return rfc3339_of(moment, timespec="milliseconds")
 
     def record(self, kind: str, *, days: float = 10) -> Data:
-        """Return what every record has: its id, and when it was made and changed last."""
+        """Return the common fields of every record: its id, and its times."""
         return {
             "id": self.id(kind),
             "created_at": self.at(days=-days),
@@ -87,7 +86,7 @@ class _Story:
         }
 
     def owned(self, kind: str, *, days: float = 10) -> Data:
-        """Return what a record has that the organization owns directly."""
+        """Return the common fields of records that the organization owns directly."""
         return {
             **self.record(kind, days=days),
             "organization_id": self.id("organization"),
@@ -229,7 +228,7 @@ def _periods(story: _Story) -> Data:
 
 
 def _embedded_subscription(story: _Story) -> Data:
-    """A subscription as an order has it: without an organization, as everywhere."""
+    """A subscription as embedded in an order: without an organization."""
     return {
         **story.record("subscription"),
         "metadata": {"source": "pricing-page"},
@@ -624,7 +623,7 @@ def _new_period(story: _Story) -> Data:
     }
 
 
-#: The ordinary subject of the events that have this data.
+#: The usual subject of the events with this data.
 _SHAPES: dict[type[Payload], Callable[[_Story], Data]] = {
     Order: _order,
     Subscription: _subscription,
@@ -641,7 +640,7 @@ _SHAPES: dict[type[Payload], Callable[[_Story], Data]] = {
     Organization: _organization,
 }
 
-#: For a type what tells its subject from the ordinary one; others show the ordinary one.
+#: Changes to the usual subject, by type; other types show it unchanged.
 _CHANGES: dict[str, Callable[[_Story], Data]] = {
     "order.created": _always(status="pending", paid=False),
     "order.refunded": _always(
@@ -679,7 +678,7 @@ _CHANGES: dict[str, Callable[[_Story], Data]] = {
 }
 
 
-#: Members that a type has beside ``data``.
+#: Members of a type besides ``data``.
 _BESIDE_DATA: Mapping[str, Data] = {
     "subscription.migrated": {"provider": "stripe", "provider_subscription_id": "sub_example"},
 }
@@ -698,16 +697,18 @@ def sample(
     seed: str = "sample",
     organization: str | None = None,
 ) -> dict[str, Any]:
-    """Return a realistic document of ``wire_type``: ``type``, ``timestamp``, ``api_version``,
-    and ``data`` with every field that the upstream sends.
+    """Return a realistic document of ``wire_type``.
+
+    It has ``type``, ``timestamp``, ``api_version``, and ``data`` with every field that the
+    upstream sends.
 
     Args:
         wire_type: one of :func:`sample_types`.
         now: when the event happens, aware; every time in the sample is relative to it.
         overrides: merged into ``data`` as a JSON merge patch (RFC 7396): objects are merged, null
             removes a field, everything else replaces it. It is not changed.
-        seed: any text; another seed gives other ids.
-        organization: whose records they are; None: one of the seed's.
+        seed: any text; another seed gives different ids.
+        organization: the owner of the records; None: one derived from the seed.
 
     Raises:
         UnknownEventTypeError: no such type; the message suggests the closest names.

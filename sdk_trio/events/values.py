@@ -1,18 +1,18 @@
-"""JSON values without a strict schema: made legible, decoded, and fitted to a class. Pure.
+"""JSON values without a strict schema: repaired, decoded, and fitted to a class. Pure.
 
-Three steps, each for what the one before refuses. First, text: some texts are JSON (RFC 8259), or
-are read as JSON by most programs, and compiled decoders refuse them all the same: an escape that is
-half of a surrogate pair, which JavaScript writes for a text that was cut inside an emoji; nesting
-beyond a limit; a number of thousands of digits; ``NaN`` and ``Infinity``, which RFC 8259 has not
-and which Python and others write. An event that came in such a text is an event: its sender would
-deliver the same bytes again for ever. :func:`legible` replaces what cannot be read.
+Three steps, each for input that the previous one refuses. First, text that is valid JSON (RFC
+8259), or that most programs accept, but that compiled decoders refuse: half of a surrogate pair as
+an escape, which JavaScript writes for a text cut inside an emoji; nesting beyond a limit; a number
+of thousands of digits; ``NaN`` and ``Infinity``, which RFC 8259 excludes and which Python and
+others write. Such a text is an event all the same: its sender would redeliver the same bytes
+forever. :func:`legible` replaces the refused parts.
 
-Second, plain values: the bytes given to :func:`plain` are part of a body that
+Second, plain values: :func:`plain` gets parts of a body that
 :func:`~sdk_trio.events.decoding.decode_envelope` has accepted.
 
-Third, :func:`fit` reads a payload that does not fit its class field by field. It never raises: a
-value that does not fit leaves its field at the default and is reported by its path. Paths and
-messages hold no content of the body, except what an application's own validators put into theirs.
+Third, :func:`fit` reads a payload that does not fit its class, field by field. It never raises: a
+field whose value does not fit keeps its default, and its path is reported. Paths and messages
+contain no content of the body, except through an application's own validators.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_
 import attrs
 import msgspec
 
-#: Arrays and objects within each other. Real payloads nest 6 deep; the interpreter's own limit
-#: depends on its version and on how deep the caller stands.
+#: Nesting of arrays and objects. Real payloads nest 6 deep; the interpreter's own limit depends on
+#: its version and the stack.
 MAX_DEPTH: Final = 256
 
-#: Characters of one number. CPython refuses to make an integer out of more digits.
+#: Characters of one number. CPython refuses to convert more digits to an integer.
 MAX_NUMBER_LENGTH: Final = 4300
 
 _BOM: Final = b"\xef\xbb\xbf"
@@ -50,12 +50,11 @@ _next_token = re.compile(
     )""",
     re.VERBOSE,
 ).match
-# Possessive quantifiers (`*+`) in all of these: nothing is given back, so that no text makes the
-# engine try twice.
+# Possessive quantifiers (`*+`) in all of these prevent backtracking.
 _is_blank = re.compile(rb"[ \t\n\r]*+").fullmatch
 _TEXT, _NUMBER, _LITERAL, _CONSTANT, _OPENING, _CLOSING, _SIGN = range(1, 8)
 
-#: Escapes of a text one by one: a pair of surrogates, half of one (1), or any other.
+#: Escapes of a string: a surrogate pair, half of one (1), or any other.
 _ESCAPE: Final = re.compile(
     rb"\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}"
     rb"|(\\u[Dd][89A-Fa-f][0-9A-Fa-f]{2})|\\."
@@ -66,15 +65,15 @@ _VALUE, _VALUE_OR_END, _NAME, _NAME_OR_END, _COLON, _COMMA_OR_END = range(6)
 
 _ENDS: Final = (_COMMA_OR_END, _VALUE_OR_END, _NAME_OR_END)
 
-#: Errors that decoding an accepted document may still raise: for a value of another kind, or for a
+#: Errors that decoding an accepted document may still raise: for a value of another type, or a
 #: number beyond the range of a float.
 UNFIT = (msgspec.MsgspecError, ValueError, RecursionError)
 
-#: Called with the path (``data.items[2].amount``) and what is wrong with the value there.
+#: Called with the path (``data.items[2].amount``) and the fault of its value.
 Report = Callable[[str, str], None]
 
-#: Values of one event that are looked at again, each alone, because they do not fit as they are:
-#: about a tenth of a second. What does not fit beyond them is left out.
+#: Values of one event that are fitted one by one, in about a tenth of a second. Further values that
+#: do not fit are omitted.
 MAX_REPAIRS: Final = 2000
 
 _JSON_NUMBER = re.compile(rb"-?[0-9][0-9.eE+-]*")
@@ -84,21 +83,21 @@ _KINDS = {ord("["): "an array", ord('"'): "a string", ord("t"): "a boolean", ord
 
 
 class NotJsonError(ValueError):
-    """The text is no JSON, however leniently it is read."""
+    """The text is not JSON, even by lenient rules."""
 
 
 def legible(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
-    """Return JSON that every decoder reads, and what had to be changed in ``raw`` for it.
+    """Return JSON that every decoder accepts, and the kinds of changes made to ``raw``.
 
-    Half of a surrogate pair becomes U+FFFD; numbers that are none, numbers of more than 4300
-    characters and what nests deeper than 256 become null. A byte order mark is passed over, as RFC
-    8259 section 8.1 allows; other encodings than UTF-8 are no JSON by the same section. Accepts
-    every UTF-8 text that Python's ``json.loads`` accepts. Takes linear time and no deep stack.
+    Half of a surrogate pair becomes U+FFFD. Non-finite numbers, numbers of more than 4300
+    characters, and values nested deeper than 256 become null. A byte order mark is skipped (RFC
+    8259, 8.1); other encodings than UTF-8 are not JSON by the same section. Accepts every UTF-8
+    text that Python's ``json.loads`` accepts. Takes linear time and no deep stack.
 
     Raises:
-        NotJsonError: it is no JSON.
+        NotJsonError: it is not JSON.
     """
-    # A dict as an ordered set: each kind of change is told once, however often it was made.
+    # A dict as an ordered set: each kind of change is reported once.
     changes: dict[str, None] = {}
     raw = raw.removeprefix(_BOM)
     try:
@@ -107,11 +106,10 @@ def legible(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
         raw = _without_encoded_surrogates(raw)
         changes["half of a surrogate pair"] = None
     pieces: list[bytes] = []
-    # One pass that checks the grammar as well: a text that is no JSON must not become one by what
-    # is replaced in it.
+    # The same pass checks the grammar: replacements must not turn invalid text into JSON.
     copied = at = 0
     cut_from = -1
-    # The open brackets, a byte each: nesting costs no frame of Python's, whose number is limited.
+    # The open brackets, a byte each: nesting needs no Python stack frames, which are limited.
     stack = bytearray()
     wanted = _VALUE
     while True:
@@ -127,7 +125,7 @@ def legible(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
                 raise NotJsonError(f"no JSON at byte {start}")
             wanted = _VALUE if colon or stack[-1] == 0x5B else _NAME
         elif kind == _CLOSING:
-            # "]" and "}" stand two after their opening brackets in ASCII.
+            # In ASCII, "]" and "}" are two after their opening brackets.
             if not stack or wanted not in _ENDS or stack.pop() + 2 != raw[start]:
                 raise NotJsonError(f"no JSON at byte {start}")
             ends_value = True
@@ -140,7 +138,7 @@ def legible(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
         elif kind == _OPENING:
             stack.append(raw[start])
             wanted = _VALUE_OR_END if raw[start] == 0x5B else _NAME_OR_END
-            # The rest is still read as JSON, and left out as a whole where its bracket closes.
+            # The rest is still read as JSON, and omitted as a whole when its bracket closes.
             if len(stack) == MAX_DEPTH + 1:
                 cut_from = start
         else:
@@ -165,9 +163,9 @@ def legible(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
 
 
 def _instead_of(kind: int | None, raw: bytes, start: int, end: int) -> tuple[bytes | None, str]:
-    """Return what replaces a token, None if it stays, and the reason."""
+    """Return the replacement of a token and the reason, or None to keep it."""
     if kind == _TEXT:
-        # The search in C first: most texts have no escape at all.
+        # Search in C first: most strings have no escape.
         if raw.find(b"\\u", start, end) >= 0 and _HALF.search(raw, start, end):
             text = raw[start:end]
             whole = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], text)
@@ -177,13 +175,13 @@ def _instead_of(kind: int | None, raw: bytes, start: int, end: int) -> tuple[byt
         if end - start > MAX_NUMBER_LENGTH:
             return b"null", f"a number of more than {MAX_NUMBER_LENGTH} characters"
     elif kind == _CONSTANT:
-        return b"null", "a number that is none"
+        return b"null", "a non-finite number"
     return None, ""
 
 
 def _without_encoded_surrogates(raw: bytes) -> bytes:
     try:
-        # Surrogates written as three bytes each, as CESU-8 does.
+        # Surrogates encoded as three bytes each, as in CESU-8.
         text = raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         raise NotJsonError("not in UTF-8") from None
@@ -194,7 +192,7 @@ def _build_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-#: Returns the compiled decoder of a type, built at its first use and kept.
+#: Returns the compiled decoder of a type, built on first use and cached.
 decoder_for: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(_build_decoder)
 
 
@@ -203,15 +201,15 @@ def plain(raw: bytes | msgspec.Raw) -> Any:
     try:
         return decoder_for(Any).decode(raw)
     except UNFIT:
-        # Half a surrogate pair, say, or a number like 1e400, which is read as infinity here: a
-        # readable document is worth more than one odd number.
+        # Such as half a surrogate pair, or 1e400, which becomes infinity: a readable document
+        # matters more than one odd number.
         text, _ = legible(bytes(raw))
-        # Python's own reader takes the rest, such as 1e400.
+        # Python's decoder accepts the rest, such as 1e400.
         return json.loads(text)
 
 
 def members_of(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
-    """Return the undecoded members of the JSON object in ``raw``; None when it is no object."""
+    """Return the undecoded members of the JSON object in ``raw``; None if it is not an object."""
     decode = decoder_for(dict[str, msgspec.Raw]).decode
     members: dict[str, msgspec.Raw]
     try:
@@ -229,14 +227,14 @@ def members_of(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
 def plain_members(raw: bytes | msgspec.Raw, *, without: AbstractSet[str]) -> dict[str, Any]:
     """Return the members of the object in ``raw`` whose names are not in ``without``.
 
-    Empty when ``raw`` is no object.
+    Empty if ``raw`` is not an object.
     """
     members = members_of(raw) or {}
     return {name: plain(value) for name, value in members.items() if name not in without}
 
 
 class _Reports:
-    """Passes reports on, and counts the values that were looked at again."""
+    """Forwards reports, and counts the values that were fitted one by one."""
 
     __slots__ = ("_left", "_report")
 
@@ -248,24 +246,26 @@ class _Reports:
         self._report(path, message)
 
     def may_repair(self, path: str) -> bool:
-        """Whether one more value may be looked at again."""
-        # Each of them is decoded anew, so that a payload of a million wrong values would hold the
-        # loop up.
+        """Return whether one more value may be fitted."""
+        # Each of them is decoded again; a payload of a million wrong values would block the event
+        # loop.
         self._left -= 1
         if self._left == 0:
-            self._report(path, f"more than {MAX_REPAIRS} values do not fit; further ones left out")
+            self._report(
+                path, f"more than {MAX_REPAIRS} values do not fit; further ones are omitted"
+            )
         return self._left > 0
 
 
 class _Nothing:
-    """The type of :data:`_NOTHING`: no value was found that fits."""
+    """The type of :data:`_NOTHING`: no fitting value was found."""
 
 
 _NOTHING: Final = _Nothing()
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One field of a data class: its argument, its name in JSON, and the type of its value."""
+    """One field of a data class: its attribute, its name in JSON, and its type."""
 
     argument: str
     wire_name: str
@@ -296,14 +296,14 @@ fields_of: Callable[[Any], tuple[Field, ...] | None] = functools.cache(_list_fie
 
 
 def fit(record_class: type[Any], raw: bytes | msgspec.Raw, path: str, report: Report) -> Any:
-    """Return a ``record_class`` with the members of ``raw`` that fit, the others at their default.
+    """Return a ``record_class`` with the members of ``raw`` that fit, and defaults otherwise.
 
-    None when not even an empty one can be made: the catalogue refuses such data classes.
+    None if not even an empty record can be created: the catalogue refuses such classes.
 
     Args:
         record_class: a data class of the catalogue.
         raw: the undecoded JSON value.
-        path: where it stands in the document, for ``report``.
+        path: its location in the document, for ``report``.
         report: called once for each value that does not fit.
     """
     found = _fit_record(record_class, raw, path, _Reports(report))
@@ -317,12 +317,12 @@ def _fit_record(
     if members is None:
         report(path, f"expected an object, got {_kind_of(raw)}")
         members = {}
-    # An application that asked for a dict has no fields that could not fit.
+    # An application that uses a dict has no fields that could fail to fit.
     if issubclass(record_class, dict):
         return {name: plain(value) for name, value in members.items()}
     values: dict[str, Any] = {}
     for field in fields_of(record_class) or ():
-        # Absent is not wrong: the default stands for it, and nothing is reported.
+        # Absence is not a fault: the default is used, and nothing is reported.
         if field.wire_name not in members:
             continue
         found = _fit_value(field, members[field.wire_name], f"{path}.{field.wire_name}", report)
@@ -332,11 +332,10 @@ def _fit_record(
 
 
 def _construct(record_class: type[Any], values: dict[str, Any], path: str, report: _Reports) -> Any:
-    """Make the record; where its constructor objects, without the values that it objects to."""
-    with contextlib.suppress(Exception):  # asked again below, field by field
+    """Create the record, without the values that its constructor refuses."""
+    with contextlib.suppress(Exception):  # tried again below, field by field
         return record_class(**values)
-    # Value by value, because a constructor says that something is wrong and not which of its
-    # arguments.
+    # Value by value, because a constructor's error does not name the argument.
     accepted: dict[str, Any] = {}
     for argument, found in values.items():
         try:
@@ -359,10 +358,10 @@ def _fit_value(field: Field, raw: msgspec.Raw, path: str, report: _Reports) -> A
         if not report.may_repair(path):
             return _NOTHING
         message = str(error)[:_MESSAGE_LIMIT]
-    # Before anything else: without its id nobody could tell what the event is about.
+    # First of all: without its id, the subject of the event is unknown.
     identifier = _number_as_text(field, raw)
     if identifier is not None:
-        report(path, "expected text, got a number; kept as text")
+        report(path, "expected text, got a number; used as text")
         return identifier
     repaired = _fit_nested(field.kind, raw, path, report)
     if repaired is _NOTHING:
@@ -371,7 +370,7 @@ def _fit_value(field: Field, raw: msgspec.Raw, path: str, report: _Reports) -> A
 
 
 def identifier_in(raw: bytes | msgspec.Raw) -> str | None:
-    """Return the identifier in the JSON value ``raw``: text, or a number as it was sent."""
+    """Return the identifier in the JSON value ``raw``: text, or a number as sent."""
     sent = bytes(raw)
     if _JSON_NUMBER.fullmatch(sent):
         return sent.decode()
@@ -382,8 +381,8 @@ def identifier_in(raw: bytes | msgspec.Raw) -> str | None:
 
 
 def _number_as_text(field: Field, raw: msgspec.Raw) -> str | None:
-    """Return a number as the text it was sent as, where the field is an identifier."""
-    # By the name, because a class says of an amount or a code as well that it is text.
+    """Return a number as its original text if the field is an identifier."""
+    # By name, because amounts and codes can be declared as text, too.
     names_a_record = field.wire_name == "id" or field.wire_name.endswith("_id")
     if not (names_a_record and str in alternatives(field.kind)):
         return None
@@ -391,8 +390,8 @@ def _number_as_text(field: Field, raw: msgspec.Raw) -> str | None:
 
 
 def _fit_nested(kind: Any, raw: msgspec.Raw, path: str, report: _Reports) -> Any:
-    """Save what fits inside a record, a list of records, or an open mapping."""
-    # The first byte says what the value is, so only an alternative of that kind is tried.
+    """Fit the parts of a record, a list of records, or an open mapping."""
+    # The first byte shows the kind of the value, so only alternatives of that kind are tried.
     opening = bytes(raw)[:1]
     for alternative in alternatives(kind):
         if opening == b"{":
@@ -415,13 +414,13 @@ def _fit_elements(kind: Any, raw: msgspec.Raw, path: str, report: _Reports) -> l
         _fit_value(element, value, f"{path}[{index}]", report)
         for index, value in enumerate(elements)
     ]
-    # An element that does not fit is left out: a list with holes would surprise every handler.
+    # Omit an element that does not fit: a list with None items would surprise every handler.
     return [value for value in found if value is not _NOTHING]
 
 
 @functools.cache
 def alternatives(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union, without None and without ``Annotated``."""
+    """Return the members of a union, without None and ``Annotated``."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)

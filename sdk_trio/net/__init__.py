@@ -1,1 +1,1 @@
-"""Connections and HTTP as a client: the calls of the upstream and notifications use them."""
+"""The HTTP client: connections for calls of the upstream and for notifications."""

@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: requests written by hand, answers parsed by httptools.
 
-One exchange at a time, no pipelining. A connection is reused only when both the request and the
-answer ended where their heads announced it; every other end, cancellation included, closes it,
-which needs no waiting. So bytes of one answer can never be read as the beginning of the next.
+One exchange at a time, no pipelining. A connection is reused only if both request and answer ended
+where their heads announced it. Every other end, including cancellation, closes it without waiting.
+So bytes of one answer are never read as the start of the next.
 """
 
 import re
@@ -36,23 +36,23 @@ from .messages import (
 from .socket import BufferedSocket
 
 RECEIVE_BYTES = 64 * 1024
-#: The largest head of an answer; servers commonly stop at 8 to 64 KiB themselves. The same bound
-#: holds for trailers and for a chunk's extension, of which the parser would keep a copy.
+#: The largest head of an answer; servers commonly limit theirs to 8 to 64 KiB. The limit also
+#: applies to trailers and to chunk extensions, which the parser would copy.
 MAX_HEAD_BYTES = 128 * 1024
-#: A body up to this size is sent with the head in one write, which saves a system call.
+#: A body up to this size is sent together with the head, which saves a system call.
 JOINED_BODY_BYTES = 16 * 1024
 
 _BAD_TARGET = re.compile(rb"[\x00-\x20\x7f]")
 
 
 class Http1Connection:
-    """One connection that carries one exchange after the other.
+    """One connection that carries one exchange at a time.
 
     Args:
         wire: the connected socket, owned from now on.
-        released: called without arguments and without waiting whenever the connection is free
-            for the next exchange, or closed.
-        created: ``trio.current_time()`` of connecting.
+        released: called without arguments and without waiting each time the connection is free for
+            the next exchange, or closed.
+        created: ``trio.current_time()`` at connecting.
     """
 
     __slots__ = ("_released", "_wire", "created", "idle_since", "is_closed", "served")
@@ -68,7 +68,7 @@ class Http1Connection:
         self.served: int = 0
 
     def is_quiet(self) -> bool:
-        """Say whether the server has neither closed the idle connection nor sent anything."""
+        """Return whether the server has neither closed the idle connection nor sent anything."""
         return self._wire.is_quiet()
 
     def close(self) -> None:
@@ -77,15 +77,15 @@ class Http1Connection:
         self._wire.close()
 
     def released(self) -> None:
-        """Tell the pool that the exchange assigned here did not take place."""
+        """Notify the pool that the assigned exchange did not take place."""
         self._released(self)
 
     async def exchange(self, request: httpx.Request) -> Received:
         """Send ``request`` and return the answer; see :class:`ClientConnection`."""
         timeouts = timeouts_of(request)
         try:
-            # Both come before ``before_send``: a request that cannot be sent, or was cancelled
-            # already, is known not to have reached the server.
+            # Both before ``before_send``: an invalid or already cancelled request certainly did not
+            # reach the server.
             head = request_head(request)
             await trio.lowlevel.checkpoint_if_cancelled()
             parse = AnswerParser(is_head=request.method == "HEAD")
@@ -99,16 +99,16 @@ class Http1Connection:
             except PeerProtocolError as error:
                 if not parse.head_ended:
                     raise
-                # The status was said; that it came in one segment with a broken body is chance.
+                # The status is valid; the broken body arrived in the same segment by chance.
                 self.abandon()
                 return parse.answer(request, _BrokenBody(request, error))
             except ReadFailedError as error:
-                # With a byte of an answer, or after a wait, the server may have acted on the
+                # After a byte of an answer, or after a wait, the server may have acted on the
                 # request.
                 if parse.received or isinstance(error, ReadTimedOutError):
                     raise
-                # A kept connection that ends without a byte was most likely closed by the server
-                # while it was idle (RFC 9112, 9.3.1 has clients expect that).
+                # A kept connection that ends without a byte was most likely closed while idle (RFC
+                # 9112, 9.3.1 requires clients to expect that).
                 if self.served:
                     raise StaleConnectionError(str(lost or error)) from error
                 if lost is not None:
@@ -126,10 +126,10 @@ class Http1Connection:
     async def _send(
         self, request: httpx.Request, head: bytes, limit: float | None
     ) -> NetworkError | None:
-        """Send head and body; return an error of writing instead of raising it.
+        """Send head and body; return a write error instead of raising it.
 
-        A server that refuses a large body answers and closes before it has read all of it: the
-        write fails then, and the answer can still be received.
+        A server that refuses a large body may answer and close before reading all of it: the write
+        fails, but the answer can still be received.
         """
         body = body_of(request)
         try:
@@ -160,7 +160,7 @@ class Http1Connection:
             await self._wire.send_all(b"0\r\n\r\n", limit)
 
     async def receive_body(self, parse: "AnswerParser", limit: float | None) -> None:
-        """Receive until ``parse`` holds some of the body, or its end."""
+        """Receive until ``parse`` has part of the body, or its end."""
         try:
             while not parse.chunks and not parse.ended:
                 parse.feed(await self._wire.receive(RECEIVE_BYTES, limit))
@@ -171,20 +171,20 @@ class Http1Connection:
             self.finish(parse)
 
     def finish(self, parse: "AnswerParser") -> None:
-        """Note the end of the answer: be free for the next exchange, or close."""
+        """Handle the end of the answer: be free for the next exchange, or close."""
         self.served += 1
         if not parse.keeps_alive:
             self.close()
         self._released(self)
 
     def abandon(self) -> None:
-        """Give up the exchange that is under way."""
+        """Abandon the current exchange."""
         self.close()
         self._released(self)
 
 
 class _Body(AnswerBody):
-    """Reads one answer's body; the connection is given up or handed back exactly once."""
+    """Reads one answer's body; the connection is abandoned or released exactly once."""
 
     def __init__(
         self,
@@ -194,8 +194,8 @@ class _Body(AnswerBody):
         limit: float | None,
     ) -> None:
         super().__init__(request)
-        # None once the exchange is over, because the connection may serve another one by then and
-        # must not be abandoned on behalf of this one.
+        # None once the exchange is over: the connection may then serve another one, which must not
+        # be abandoned.
         self._connection = None if parse.ended else connection
         self._parse = parse
         self._limit = limit
@@ -224,7 +224,7 @@ class _Body(AnswerBody):
 
 
 class _BrokenBody(AnswerBody):
-    """The body of an answer whose head was good, and what came with it was not."""
+    """The body of an answer with a valid head and an invalid body."""
 
     def __init__(self, request: httpx.Request, error: PeerProtocolError) -> None:
         super().__init__(request)
@@ -239,10 +239,10 @@ class _BrokenBody(AnswerBody):
 
 
 class AnswerParser:
-    """Parses one answer, fed as it arrives; httptools calls the ``on_`` methods.
+    """Parses one answer incrementally; httptools calls the ``on_`` methods.
 
     Args:
-        is_head: the answer is to HEAD and has no body, whatever its headers say.
+        is_head: the answer is to HEAD and has no body, regardless of its headers.
     """
 
     __slots__ = (
@@ -290,11 +290,11 @@ class AnswerParser:
         )
 
     def feed(self, data: bytes) -> None:
-        """Take received bytes, ``b""`` for the end of the connection; not after ``ended``.
+        """Process received bytes, ``b""`` for the end of the connection; not after ``ended``.
 
         Raises:
-            PeerProtocolError: the answer is no HTTP/1.1, too long, or ends too early.
-            ReadFailedError: the connection ended with no answer at all.
+            PeerProtocolError: the answer is not HTTP/1.1, too long, or ends prematurely.
+            ReadFailedError: the connection ended without an answer.
         """
         if not data:
             self._feed_end()
@@ -307,15 +307,14 @@ class AnswerParser:
             raise PeerProtocolError("the server switched protocols without being asked") from None
         except httptools.HttpParserError as error:
             if self.ended:
-                self.keeps_alive = False  # garbage behind a complete answer does not spoil it
+                self.keeps_alive = False  # garbage after a complete answer does not invalidate it
                 return
-            raise PeerProtocolError(f"the server's answer is no HTTP/1.1: {error}") from error
-        # Refused and not passed on: without decoding it, the end of the body cannot be told (RFC
-        # 9112, 6.3).
+            raise PeerProtocolError(f"the server's answer is not HTTP/1.1: {error}") from error
+        # Refused: without decoding it, the end of the body is unknown (RFC 9112, 6.3).
         if self._coding is not None:
             raise PeerProtocolError(f"the answer has the transfer coding {self._coding!r}")
         if self.ended:
-            del self._parser  # it refers to this object, which would be a cycle for each answer
+            del self._parser  # its reference to this object would be a cycle per answer
             return
         self._head_bytes = self._head_bytes + len(data) if len(self.chunks) == held else 0
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -326,35 +325,35 @@ class AnswerParser:
         if not self.received:
             raise ReadFailedError("the server closed the connection without an answer")
         # Only a body without a length ends with the connection (RFC 9112, 6.3); any other answer
-        # was cut.
+        # was truncated.
         if not (self.head_ended and self._until_close):
             raise PeerProtocolError("the server closed the connection before the answer's end")
         self.keeps_alive = False
         self.ended = True
 
     def on_message_begin(self) -> None:
-        """Note another message behind the answer: the connection is not reused then."""
+        """Note another message after the answer: the connection is then not reused."""
         if self.ended:
             self.keeps_alive = False
 
     def on_status(self, status: bytes) -> None:
-        """Keep the reason phrase, unless it belongs to a message behind the answer."""
+        """Keep the reason phrase, unless it belongs to a message after the answer."""
         if not self.head_ended:
             self.reason += status
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, not a trailer."""
         if not self.head_ended:
-            # Trailers are dropped: a header that comes after the body must not change what the head
-            # has said (RFC 9110, 6.5.1).
+            # Trailers are dropped: a header after the body must not change the head (RFC 9110,
+            # 6.5.1).
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Read from the head how the body ends, or forget an interim head (1xx)."""
+        """Determine how the body ends, or forget an interim head (1xx)."""
         if self.ended:
             return
         status = self._parser.get_status_code()
-        # Any number of interim answers may come before the final one (RFC 9110, 15.2).
+        # Any number of interim answers may precede the final one (RFC 9110, 15.2).
         if 100 <= status < 200:
             self.headers = []
             self.reason = b""
@@ -374,10 +373,10 @@ class AnswerParser:
                 elif lower == b"transfer-encoding":
                     self._until_close = False
                     if value.strip().lower() != b"chunked":
-                        self._coding = value  # requests ask for none but chunked (RFC 9112, 7.4)
+                        self._coding = value  # requests allow only chunked (RFC 9112, 7.4)
 
     def on_body(self, body: bytes) -> None:
-        """Keep some of the body."""
+        """Keep part of the body."""
         if self.ended:
             self.keeps_alive = False
         else:
@@ -390,9 +389,9 @@ class AnswerParser:
 
 
 def are_sound(headers: Headers) -> bool:
-    """Say whether no name or value holds bytes that would end it early somewhere on its way.
+    """Return whether no name or value contains bytes that an intermediary reads as its end.
 
-    A line break in a value would make the next reader see another header, or another message.
+    The next reader would see another header, or another message, after a line break in a value.
     """
     for name, value in headers:  # noqa: SIM110 - twice as fast as all(), on every request
         if not is_token_bytes(name) or breaks_value(value):
@@ -401,17 +400,17 @@ def are_sound(headers: Headers) -> bool:
 
 
 def check_request(method: bytes, target: bytes, headers: Headers) -> None:
-    """Refuse a request that the server would read as another one than was meant.
+    """Refuse a request that the server could read as a different one.
 
     Raises:
-        OurProtocolError: a space in the target, a line break in a header, and the like.
+        OurProtocolError: such as a space in the target or a line break in a header.
     """
     if not is_token_bytes(method) or _BAD_TARGET.search(target):
         raise OurProtocolError(f"not a method and target: {method!r} {target!r}")
     if not are_sound(headers):
-        # Names alone: one of the values is the token.
+        # Only names: one of the values is the token.
         names = [name for name, value in headers if not are_sound([(name, value)])]
-        raise OurProtocolError(f"bytes that a header must not have, in {names!r}")
+        raise OurProtocolError(f"invalid bytes in the headers {names!r}")
 
 
 def request_head(request: httpx.Request) -> bytes:

@@ -1,9 +1,9 @@
-"""HTTP/2 on one connection: h2 for the protocol, one task that reads and one that writes.
+"""HTTP/2 on one connection: h2 for the protocol, one reader task and one writer task.
 
-The tasks of requests never wait for the socket. They change h2's state, which is synchronous, and
-wake the writer; so a cancelled request can never leave half a frame on the connection, its
-RST_STREAM needs no waiting at all, and frames of many requests leave in one write. A request that
-is alone on its connection leaves at once, as far as the socket takes it.
+Tasks of requests never wait for the socket. They change h2's state, which is synchronous, and wake
+the writer. So a cancelled request never leaves half a frame on the connection, its RST_STREAM needs
+no waiting, and frames of many requests go out in one write. The only request of a connection is
+sent at once, as far as the socket accepts it.
 """
 
 from collections.abc import Callable
@@ -45,25 +45,25 @@ from .messages import (
 from .socket import MAX_SEND_BYTES, BufferedSocket
 
 RECEIVE_BYTES = 256 * 1024
-#: Bytes that the server may send ahead of the reader, of one stream and of all: enough for a
-#: fast line (1 MiB at 100 ms is 80 Mbit/s), and a bound on the memory that slow readers need.
+#: Bytes that the server may send ahead of the reader, per stream and in total: enough for a fast
+#: link (1 MiB at 100 ms is 80 Mbit/s), and a bound on the memory for slow readers.
 STREAM_WINDOW_BYTES = 1024 * 1024
 CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
 #: Uploads wait while more bytes than this are queued for the writer.
 QUEUED_BYTES = 256 * 1024
 #: A server that takes no bytes for this long is gone; everything on the connection fails.
 WRITE_STALL_SECONDS = 30.0
-#: A connection on which a PING stays unanswered for this long, without any other frame, is gone.
+#: After this long without an answer to a PING or any other frame, a connection is lost.
 PING_SECONDS = 5.0
-#: Longest time that the reader needs for data that have arrived already, in seconds.
+#: Seconds that the reader may take for data that has already arrived.
 READER_SECONDS = 0.05
 
 
 class _Stream(ClientStream):
-    """A stream whose reader and upload are held back by windows.
+    """A stream whose reader and upload are limited by windows.
 
-    ``unacknowledged`` counts the bytes by which the reader has not opened the window again.
-    ``window`` rings when the server may take more; an upload that has to wait makes it.
+    ``unacknowledged`` counts the bytes that the reader took without reopening the window.
+    ``window`` rings when the server may take more; an upload that has to wait creates it.
     """
 
     unacknowledged: int = 0
@@ -81,16 +81,16 @@ class _Stream(ClientStream):
 
 
 class Http2Connection:
-    """One connection that carries many exchanges at once.
+    """One connection that carries many concurrent exchanges.
 
     Args:
         wire: the connected socket, owned from now on.
-        released: called without arguments and without waiting whenever there may be room for
-            another exchange, and once when the connection has ended.
-        created: ``trio.current_time()`` of connecting.
+        released: called without arguments and without waiting whenever another exchange may fit,
+            and once when the connection has ended.
+        created: ``trio.current_time()`` at connecting.
 
-    ``in_use`` counts exchanges; the pool raises it when it assigns one, the connection lowers it.
-    ``is_draining`` is set by either side: no new exchange, close after the last one.
+    ``in_use`` counts exchanges: the pool increments it at assignment, the connection decrements it.
+    Either side sets ``is_draining``: no new exchange, close after the last one.
     """
 
     def __init__(
@@ -110,20 +110,20 @@ class Http2Connection:
         self._drained = Bell()
         self._queued = 0
         self._is_writing = False
-        self._left = b""  # what the socket did not take at once, for the writer
+        self._left = b""  # bytes that the socket did not accept at once, for the writer
         self._received_at = created
         self._pinged_at: float | None = None
         self._error: NetworkError | None = None
         self._incident = Incident()
         self._silence = Incident()
         self._unsent: list[_Stream] = []
-        self._sent_away: type[NotProcessedError] = NotProcessedError
+        self._unsent_error: type[NotProcessedError] = NotProcessedError
 
     # -- used by the pool
 
     @property
-    def has_room(self) -> bool:
-        """Say whether another exchange may start; the server's own limit counts."""
+    def has_free_stream(self) -> bool:
+        """Return whether another exchange may start; includes the server's own limit."""
         return (
             not self.is_closed
             and not self.is_draining
@@ -133,41 +133,41 @@ class Http2Connection:
 
     @property
     def takes_none(self) -> bool:
-        """Say whether the server wants no exchange at all for now (RFC 9113, 5.1.2)."""
+        """Return whether the server currently allows no exchange at all (RFC 9113, 5.1.2)."""
         return self._h2.remote_settings.max_concurrent_streams == 0
 
     def released(self) -> None:
-        """Tell the pool that an exchange assigned here did not take place."""
+        """Notify the pool that an exchange assigned here did not take place."""
         self._released(self)
 
     def is_suspect(self, now: float, grace: float = 0.0) -> bool:
-        """Say whether a PING has been unanswered, and the line silent, for over ``grace`` s."""
+        """Return whether a PING is unanswered, and the link silent, for over ``grace`` s."""
         return self._pinged_at is not None and now - self._pinged_at > grace
 
     def close(self) -> None:
-        """Close at once, failing the exchanges under way; idempotent."""
-        self._say_goodbye()
+        """Close at once, failing the exchanges in progress; idempotent."""
+        self._send_goaway()
         self._fail(ReadFailedError("the connection was closed"))
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Run the connection until it ends; report the start once the server's settings are here.
+        """Run the connection until it ends; report ``started`` once the server's settings arrive.
 
-        Cancelling sends GOAWAY as far as that is possible without waiting.
+        Cancellation sends GOAWAY if that is possible without waiting.
         """
         try:
             async with trio.open_nursery() as nursery:
                 self._h2.initiate_connection()
                 self._h2.update_settings(
                     {
-                        # A pushed answer would belong to no request.
+                        # A pushed answer would not belong to any request.
                         h2.settings.SettingCodes.ENABLE_PUSH: 0,
                         h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
                     }
                 )
-                # The window begins with 65,535 bytes (RFC 9113, 6.9.2) and can only be raised by
-                # the difference.
+                # The window starts at 65,535 bytes (RFC 9113, 6.9.2) and can only be raised by a
+                # difference.
                 self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65_535)
-                self._work.up()
+                self._work.set()
                 nursery.start_soon(self._write, nursery.cancel_scope)
                 nursery.start_soon(self._read, nursery.cancel_scope)
                 nursery.start_soon(self._listen, nursery.cancel_scope)
@@ -176,7 +176,7 @@ class Http2Connection:
             if not self._settings_arrived.is_set():
                 raise ConnectFailedError(f"no HTTP/2 from the server: {self._error}")
         finally:
-            self._say_goodbye()
+            self._send_goaway()
             self._fail(self._error or ReadFailedError("the connection was closed"))
 
     # -- the tasks of the connection
@@ -190,7 +190,8 @@ class Http2Connection:
                 arrived = len(self._h2.incomplete) + len(data)
                 events = self._h2.receive_data(data)
                 was_suspect = False
-                # Only a whole frame shows that the server goes on; a part of one may be its last.
+                # Only a complete frame shows that the server is alive; a partial one may be its
+                # last.
                 if len(self._h2.incomplete) < arrived:
                     self._received_at = trio.current_time()
                     was_suspect, self._pinged_at = self._pinged_at is not None, None
@@ -209,21 +210,21 @@ class Http2Connection:
             self._error = error
         except Exception as error:  # h2's own, or a fault in h2: only this connection ends
             self._error = PeerProtocolError(f"the server broke HTTP/2: {error!r}")
-        self.is_draining = True  # no request may start here before run() has closed everything
+        self.is_draining = True  # no request may start before run() has closed everything
         scope.cancel()
 
     async def _listen(self, scope: trio.CancelScope) -> None:
-        """Send a PING to a server that is silent while it owes answers, and give it up in time.
+        """Send a PING to a server that is silent while answers are due, and detect its loss.
 
-        Otherwise each call on a lost route would have to find that out by its own timeout, and all
-        of them would count against the upstream.
+        Otherwise each call on a lost route would have to time out by itself, and each would count
+        against the upstream.
         """
         while True:
             await trio.sleep(PING_SECONDS)
             now = trio.current_time()
             if self.is_suspect(now, PING_SECONDS):
-                # After the event loop was blocked for long, the answer to the PING may have arrived
-                # and not been read yet.
+                # If the event loop was blocked for long, the PING's answer may have arrived without
+                # being read yet.
                 await trio.sleep(READER_SECONDS)
             if self.is_suspect(now, PING_SECONDS):
                 self._error = ReadFailedError(f"the server has been silent for {PING_SECONDS:g} s")
@@ -253,9 +254,9 @@ class Http2Connection:
                 except NetworkError as error:
                     self._error = error
                     self.is_draining = True
-                    self._send_unsent_away()
-                    # The reader goes on for a while, because the server may have sent answers
-                    # before it closed.
+                    self._fail_unsent()
+                    # The reader continues for a while: the server may have sent answers before it
+                    # closed.
                     await trio.sleep(PING_SECONDS)
                     break
                 self._is_writing = False
@@ -264,27 +265,27 @@ class Http2Connection:
 
     def _wake_writer(self) -> None:
         if self._h2.has_data_to_send:
-            self._work.up()
+            self._work.set()
 
     def _send_at_once(self) -> None:
-        """Send what is queued without the writer, who sends what the socket does not take."""
+        """Send the queue without the writer, which gets what the socket does not accept."""
         if self._is_writing or self._left:
-            self._work.up()
+            self._work.set()
             return
         data, sent = self._h2.data_to_send(), 0
         try:
             sent = self._wire.send_now(data[:MAX_SEND_BYTES])
             self._unsent.clear()
         except NetworkError:
-            pass  # the writer meets it again, and knows what follows
+            pass  # the writer gets the same error and handles it
         self._left = data[sent:]
         if self._left:
-            self._work.up()
+            self._work.set()
 
-    def _say_goodbye(self) -> None:
-        """Send what is queued and GOAWAY as far as the socket takes it without waiting."""
+    def _send_goaway(self) -> None:
+        """Send the queue and GOAWAY as far as possible without waiting."""
         if self._is_writing or self._left or self.is_closed:
-            return  # half a frame is on its way, anything after it would be garbage
+            return  # half a frame was sent, anything after it would be garbage
         try:
             self._h2.close_connection()
             if self._wire.send_now(self._h2.data_to_send()):
@@ -299,7 +300,7 @@ class Http2Connection:
         self._wire.close()
         if error.incident is None:
             error.incident = self._incident
-        self._send_unsent_away()
+        self._fail_unsent()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
@@ -307,8 +308,8 @@ class Http2Connection:
         self._drained.ring()
         self._released(self)
 
-    def _send_unsent_away(self) -> None:
-        """Fail the requests of which no byte has left; any method may be sent again elsewhere."""
+    def _fail_unsent(self) -> None:
+        """Fail the requests of which nothing was sent; any method may be resent elsewhere."""
         unsent, self._unsent = self._unsent, []
         for stream in unsent:
             if stream.id in self._streams:
@@ -334,8 +335,8 @@ class Http2Connection:
                 self.in_use -= 1
                 self._after_exchange()
             else:
-                # Nothing at all has been heard since the request was sent: then the connection fell
-                # silent, which is one incident for all of its requests.
+                # Nothing was received since the request was sent: the connection is silent, which
+                # is one incident for all of its requests.
                 abandoned = request.extensions.get(ABANDONED)
                 if abandoned is not None and self._received_at < stream.opened:
                     abandoned(self._silence, True)
@@ -352,7 +353,7 @@ class Http2Connection:
 
     def _open(self, request: httpx.Request, *, has_body: bool) -> _Stream:
         if self.is_closed or self.is_draining:
-            raise self._sent_away("the connection ended before the request was sent")
+            raise self._unsent_error("the connection ended before the request was sent")
         headers = request_headers(request)
         note_departure(request)
         try:
@@ -369,7 +370,7 @@ class Http2Connection:
         self._streams[stream_id] = stream
         self._unsent.append(stream)
         if has_body or len(self._streams) > 1:
-            self._work.up()
+            self._work.set()
         else:
             self._send_at_once()
         return stream
@@ -393,17 +394,17 @@ class Http2Connection:
         self._end_upload(stream)
 
     async def _send(self, stream: _Stream, body: bytes, limit: float | None) -> bool:
-        """Queue ``body`` as the server's windows allow; return False when it wants no more."""
+        """Queue ``body`` as the server's windows allow; return False if it wants no more."""
         view = memoryview(body)
         while view:
             if stream.ended or stream.error is not None:
                 stream.check()
                 return False
-            # One frame at most. h2 counts the connection's window into that of the stream.
+            # One frame at most. h2 includes the connection's window in the stream's.
             window = min(
                 self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size
             )
-            # Frames that are queued lie in memory, and go out before every later request's.
+            # Queued frames use memory, and go out before every later request's.
             if window <= 0 or self._queued > QUEUED_BYTES:
                 gate = self._drained
                 if window <= 0:
@@ -420,26 +421,26 @@ class Http2Connection:
                 raise ReadFailedError(f"the stream has ended: {error}") from error
             self._queued += len(chunk)
             view = view[window:]
-            self._work.up()
+            self._work.set()
         return True
 
     def _end_upload(self, stream: _Stream) -> None:
         if not stream.ended and stream.error is None:
             self._h2.end_stream(stream.id)
             stream.upload_ended = True
-            self._work.up()
+            self._work.set()
 
     def note_read(self, stream: _Stream) -> None:
-        """Note that the request's task has taken the bytes of ``stream`` that had arrived."""
+        """Note that the request's task has taken the received bytes of ``stream``."""
         if stream.ended:
             self._close_stream(stream)
         self._acknowledge(stream)
 
     def _acknowledge(self, stream: _Stream) -> None:
-        """Open the windows again by the bytes that the reader has taken.
+        """Reopen the windows by the bytes that the reader has taken.
 
-        Windows open when bytes are read, not when they arrive: so a slow reader slows the server
-        down, and does not fill the memory.
+        Windows open when bytes are read, not when they arrive: a slow reader slows the server
+        instead of filling the memory.
         """
         amount, stream.unacknowledged = stream.unacknowledged, 0
         if amount and not self.is_closed:
@@ -447,29 +448,29 @@ class Http2Connection:
             self._wake_writer()
 
     def abandon(self, stream: _Stream) -> None:
-        """Give ``stream`` up: tell the server so unless the exchange is over."""
+        """Abandon ``stream``: reset it unless the exchange is over."""
         if stream.id not in self._streams:
             return
         self._close_stream(stream)
         self._acknowledge(stream)
-        # Nothing was heard since this request was sent, so a PING checks whether the server is
-        # still there before further requests rely on it.
+        # Nothing was received since this request was sent, so a PING checks whether the server is
+        # alive before further requests rely on it.
         if self._received_at < stream.opened:
             self._ping()
 
     def _ping(self) -> None:
-        # One unanswered PING is enough to know; a server may take many for a flood (CVE-2019-9512).
+        # One unanswered PING is enough; a server may treat many as a flood (CVE-2019-9512).
         if self._pinged_at is None and not self.is_closed:
             self._pinged_at = trio.current_time()
             self._h2.ping(b"sdktrio?")
-            self._work.up()
+            self._work.set()
 
     def _reset(self, stream: _Stream) -> None:
         try:
             self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.CANCEL)
         except h2.exceptions.ProtocolError:
             return  # it ended in the meantime
-        self._work.up()
+        self._work.set()
 
     def _close_stream(self, stream: _Stream) -> None:
         if self._streams.pop(stream.id, None) is None:
@@ -507,8 +508,8 @@ class Http2Connection:
     def _on_data(self, event: h2.events.DataReceived) -> None:
         stream = self._streams.get(event.stream_id)
         if stream is None:
-            # Nobody will read them, but the connection's window must open again, or all other
-            # streams would come to a halt.
+            # No one will read them, but the connection's window must reopen, or all other streams
+            # would stall.
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             return
         stream.unacknowledged += event.flow_controlled_length
@@ -528,8 +529,7 @@ class Http2Connection:
         if stream is None:
             return
         code = event.error_code
-        # It says that nothing of the request was processed (RFC 9113, 8.7), so any method may be
-        # sent again.
+        # It means that nothing was processed (RFC 9113, 8.7), so any method may be resent.
         if code == h2.errors.ErrorCodes.REFUSED_STREAM:
             self._fail_stream(stream, NotProcessedError("the server refused the stream"))
         elif code == h2.errors.ErrorCodes.NO_ERROR and stream.ended:
@@ -549,21 +549,21 @@ class Http2Connection:
             stream.open_window()
 
     def _on_goaway(self, event: h2.events.ConnectionTerminated) -> None:
-        # The server has not processed the streams above the one that it names (RFC 9113, 6.8), so
-        # these may be sent again elsewhere. Those up to it are still answered here.
+        # The server has not processed streams above the one it names (RFC 9113, 6.8), so these may
+        # be resent elsewhere. Those up to it are still answered here.
         self.is_draining = True
         last = event.last_stream_id or 0
-        # A connection that has served requests may say goodbye any number of times; one that never
-        # served any may be a broken server, and such requests are tried three times only.
+        # A connection that has served requests may end at any time. One that never served any may
+        # be a broken server: such requests are tried three times only.
         if last and self._h2.highest_outbound_stream_id:
-            self._sent_away = RenewedError
+            self._unsent_error = RenewedError
         for stream in list(self._streams.values()):
             if stream.id > last:
-                self._fail_stream(stream, self._sent_away("the server is going away"))
+                self._fail_stream(stream, self._unsent_error("the server is going away"))
         self._released(self)
 
     def _fail_stream(self, stream: _Stream, error: NetworkError) -> None:
-        """End ``stream`` with ``error``, without telling the server."""
+        """End ``stream`` with ``error``, without notifying the server."""
         stream.fail(error)
         self._close_stream(stream)
         self._acknowledge(stream)

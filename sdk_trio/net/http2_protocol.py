@@ -1,4 +1,4 @@
-"""The parts of HTTP/2 beside h2: corrections of h2, headers in its form, the state of a stream."""
+"""Additions to h2: corrections, HPACK encoding, conversion of headers, the state of a stream."""
 
 import re
 from typing import Any, Protocol
@@ -23,15 +23,14 @@ from .messages import (
     target_of,
 )
 
-#: The number of streams that h2 remembers above which ended ones are removed.
+#: Above this number of remembered streams, h2's ended ones are removed.
 SWEEP_STREAMS = 512
 
-#: Headers that belong to a connection of HTTP/1.1 and are forbidden here (RFC 9113, 8.2.2).
+#: Connection headers of HTTP/1.1, which are forbidden here (RFC 9113, 8.2.2).
 _CONNECTION_HEADERS = frozenset(
     [b"host", b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"]
 )
-#: h2's checks of headers are off, because this file checks them in both directions in a fifth of
-#: the time.
+#: h2's header checks are off: this file does them in both directions in a fifth of the time.
 CONFIG = h2.config.H2Configuration(
     client_side=True,
     header_encoding=None,
@@ -45,36 +44,36 @@ _STATUS = re.compile(rb"[1-9][0-9][0-9]")
 _SECRET_HEADERS = frozenset([b"authorization", b"cookie", b"proxy-authorization"])
 
 
-#: First bits of a field that is to stay out of our table, and of every other (RFC 7541, 6.2).
+#: First bits of a field that must not enter our table, or any other (RFC 7541, 6.2).
 _NOT_INDEXED, _NEVER_INDEXED = 0x00, 0x10
 _NAME_BITS, _LENGTH_BITS = 4, 7
 
 
 class FieldEncoder(Encoder):
-    """An HPACK encoder that looks up what it has encoded: the requests of one client differ little.
+    """An HPACK encoder that caches encoded fields: requests of one client differ little.
 
-    hpack puts each new field into the table, which pushes out others and changes every index. Here
-    the first value of a name is put there, and what differs from it is sent as it is: so the table
-    settles with the first requests, and a field of it costs a look-up. Nor are such values
-    Huffman-coded, which would save some of their bytes. A call costs a tenth less by all this.
+    hpack adds each new field to the table, which evicts others and changes every index. Here only
+    the first value of a name is added, and other values are sent literally: the table stabilizes
+    after the first requests, and a field in it costs one lookup. Literal values are not
+    Huffman-coded, which would save some bytes. A call costs a tenth less.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._known: dict[tuple[bytes, bytes], bytes] = {}
-        self._names: set[bytes] = set()  # of which a value was put into the table
+        self._names: set[bytes] = set()  # names with a value in the table
 
     def encode(self, headers: Any, huffman: bool = True) -> bytes:
         """Return the block of ``headers``, pairs of bytes with the pseudo-headers first."""
-        sizes = b"" if not self.table_size_changes else self._say_size()
+        sizes = b"" if not self.table_size_changes else self._size_update()
         known = self._known
         return sizes + b"".join([known.get(field) or self._encode(field) for field in headers])
 
-    def _say_size(self) -> bytes:
-        """Return what tells of the table's new size, the smallest one in between included.
+    def _size_update(self) -> bytes:
+        """Return the announcement of the table's new size, including the smallest one in between.
 
-        hpack tells of every one, which a server may refuse by then (RFC 7541, 4.2), and of none
-        when the same was asked for twice.
+        hpack announces every size, which a server may refuse by then (RFC 7541, 4.2), and none if
+        the same size was set twice.
         """
         self._known.clear()
         self._names.clear()
@@ -100,7 +99,7 @@ class FieldEncoder(Encoder):
 
 
 def _integer(value: int, bits: int, first: int) -> bytes:
-    """Return ``value`` as an integer with a prefix of ``bits``, the others those of ``first``."""
+    """Return ``value`` as an integer with a prefix of ``bits``; ``first`` has the other bits."""
     if value < (1 << bits) - 1:
         return bytes((first | value,))
     encoded = encode_integer(value, bits)
@@ -108,25 +107,25 @@ def _integer(value: int, bits: int, first: int) -> bytes:
     return bytes(encoded)
 
 
-#: The bytes at the beginning of a frame that announce its length (RFC 9113, 4.1).
+#: The bytes at the start of a frame that contain its length (RFC 9113, 4.1).
 _LENGTH_BYTES = 3
 
 
 class CorrectedProtocol(h2.connection.H2Connection):
-    """h2, corrected in three places and with our encoder; a canary test watches what is overridden.
+    """h2 with three corrections and our encoder; a canary test watches the overridden parts.
 
-    GOAWAY ends no stream that the server still answers. h2 treats GOAWAY as the end of the
+    GOAWAY does not end streams that the server still answers. h2 treats GOAWAY as the end of the
     connection: it drops queued frames and refuses later ones. But a server that sends it gracefully
-    (as nginx does after some 1000 requests) goes on answering every stream up to the one it names
-    (RFC 9113, 6.8).
+    (as nginx does after some 1000 requests) still answers every stream up to the one it names (RFC
+    9113, 6.8).
 
-    Opening a stream counts none of the others. h2 would go through all of them each time, although
-    the pool has kept the server's limit already. That walk also removes ended streams, so it is
-    still done once there are many.
+    Opening a stream does not count the others. h2 would iterate over all of them each time,
+    although the pool already enforces the server's limit. The iteration also removes ended streams,
+    so it still runs once there are many.
 
-    A frame that is announced as too large is refused when its length has arrived. h2 checks the
-    length once the whole frame is there, so a connection on which 16 MiB were announced, or a text
-    was sent, waited for bytes that never came.
+    A frame with a too large announced length is refused once its length has arrived. h2 checks it
+    only after the whole frame, so a connection with an announced length of 16 MiB, or with plain
+    text, waited for bytes that never came.
     """
 
     def __init__(self) -> None:
@@ -135,11 +134,11 @@ class CorrectedProtocol(h2.connection.H2Connection):
 
     @property
     def incomplete(self) -> bytearray:
-        """The beginning of the next frame, of which bytes are missing."""
+        """The incomplete beginning of the next frame."""
         return self.incoming_buffer._data
 
     def check_next_frame(self) -> None:
-        """Check the length that the next frame announces, if it has arrived.
+        """Check the announced length of the next frame, if it has arrived.
 
         Raises:
             PeerProtocolError: it exceeds our limit; GOAWAY is queued.
@@ -150,7 +149,7 @@ class CorrectedProtocol(h2.connection.H2Connection):
         length = int.from_bytes(beginning[:_LENGTH_BYTES], "big")
         if length > self.max_inbound_frame_size:
             self.close_connection(h2.errors.ErrorCodes.FRAME_SIZE_ERROR)
-            # The bytes themselves may be an answer, which no error shows.
+            # The bytes may be an answer, which errors never show.
             text = "; it answers as HTTP/1 does" if beginning.startswith(b"HTT") else ""
             raise PeerProtocolError(
                 f"the server announced an HTTP/2 frame of {length} bytes, of which "
@@ -168,7 +167,7 @@ class CorrectedProtocol(h2.connection.H2Connection):
         return super().open_outbound_streams if len(self.streams) > SWEEP_STREAMS else 0
 
     def _receive_goaway_frame(self, frame: Any) -> Any:
-        # Taken before h2 sees the frame, and put back after: these are what it throws away.
+        # Saved before h2 handles the frame, and restored after: h2 discards these.
         state, queued = self.state_machine.state, self.data_to_send()
         result = super()._receive_goaway_frame(frame)
         self.state_machine.state = state
@@ -189,8 +188,8 @@ def request_headers(request: httpx.Request) -> Headers:
             # HTTP/2 has a pseudo-header for it, and a server may refuse both (RFC 9113, 8.3.1).
             authority = value
         elif lower in _SECRET_HEADERS:
-            # In no table, ours or a proxy's: compression next to chosen text would let its length
-            # be guessed (RFC 7541, 7.1).
+            # Never in a table, ours or a proxy's: compressing it with attacker-chosen text would
+            # leak it (RFC 7541, 7.1).
             headers.append(NeverIndexedHeaderTuple(lower, value.strip()))
         elif lower == b"te":
             if value.strip().lower() == b"trailers":  # nothing else is allowed (RFC 9113, 8.2.2)
@@ -210,19 +209,19 @@ def answer_head(fields: Headers) -> tuple[int, Headers]:
     """Return status and headers of an answer.
 
     Raises:
-        PeerProtocolError: they are no valid headers, or hold bytes that would break a message that
-            they are passed on in.
+        PeerProtocolError: they are invalid, or contain bytes that would break a message they are
+            forwarded in.
     """
     (name, status), *headers = fields or [(b"", b"")]
-    # h2 checks the form of the fields, and httpx hands their bytes on, where a line break would
-    # begin another header.
+    # h2 checks the form of the fields, but httpx passes their bytes on, where a line break would
+    # start another header.
     if name == b":status" and _STATUS.fullmatch(status) and are_sound(headers):
         return int(status), headers
-    raise PeerProtocolError("the answer's headers are no headers of HTTP/2")
+    raise PeerProtocolError("the answer's headers are not valid in HTTP/2")
 
 
 class ClientStream:
-    """One exchange's state; the reader fills it, the request's task empties it."""
+    """One exchange's state; the reader fills it, the request's task drains it."""
 
     __slots__ = (
         "arrival",
@@ -246,20 +245,20 @@ class ClientStream:
         self.arrival: trio.Event = trio.Event()
 
     def fail(self, error: NetworkError) -> None:
-        """End with ``error``; each stream raises a new one, so that tracebacks stay apart."""
+        """End with ``error``; each stream raises its own copy, to keep tracebacks separate."""
         self.error = error
         self.arrival.set()
 
     def check(self) -> None:
-        """Raise the stream's error, unless the answer is complete all the same."""
+        """Raise the stream's error, unless the answer is complete anyway."""
         if self.error is not None and not self.ended:
             raise self.error.again()
 
     async def wait(self, limit: float | None) -> None:
-        """Wait until the server's next frame, ``limit`` seconds at most; None for no limit.
+        """Wait for the server's next frame, at most ``limit`` seconds; None for no limit.
 
         Raises:
-            NetworkError: the stream has failed, or nothing came in time.
+            NetworkError: the stream has failed, or nothing arrived in time.
         """
         self.check()
         if limit is None:
@@ -275,7 +274,7 @@ class ClientStream:
     async def receive(self, limit: float | None) -> bytes:
         """Return the next bytes of the body, ``b""`` at its end; errors are those of :meth:`wait`.
 
-        It checkpoints only where it has to wait.
+        It checkpoints only if it has to wait.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self.chunks and not self.ended:
@@ -286,13 +285,13 @@ class ClientStream:
 
 
 class StreamConnection(Protocol):
-    """The part of a connection that the body of an answer uses, in HTTP/2 and HTTP/3."""
+    """The part of a connection that the body of an answer uses, for HTTP/2 and HTTP/3."""
 
     def note_read(self, stream: Any) -> None:
-        """Note that the request's task has taken the bytes of ``stream`` that had arrived."""
+        """Note that the request's task has taken the received bytes of ``stream``."""
 
     def abandon(self, stream: Any) -> None:
-        """Give ``stream`` up: tell the server unless the exchange is over."""
+        """Abandon ``stream``: reset it unless the exchange is over."""
 
 
 class StreamBody(AnswerBody):
@@ -311,7 +310,7 @@ class StreamBody(AnswerBody):
         self._limit = limit
 
     async def receive(self) -> bytes:
-        """Return the next bytes, ``b""`` at the end; cancelling abandons the exchange."""
+        """Return the next bytes, ``b""`` at the end; cancellation abandons the exchange."""
         try:
             data = await self._stream.receive(self._limit)
         except BaseException:
@@ -321,5 +320,5 @@ class StreamBody(AnswerBody):
         return data
 
     def abandon(self) -> None:
-        """Give the rest up."""
+        """Abandon the rest."""
         self._connection.abandon(self._stream)

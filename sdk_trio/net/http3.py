@@ -1,8 +1,7 @@
-"""HTTP/3 on one connection: aioquic for the protocol, a UDP socket and one task for the rest.
+"""HTTP/3 on one connection: aioquic for the protocol, plus a UDP socket and one task.
 
-As with HTTP/2, the tasks of requests only change aioquic's state and hand its datagrams to the
-socket, neither of which waits. Needs the extra ``http3``; imported by ``http3_origins.py`` when
-it is asked for.
+As with HTTP/2, tasks of requests only change aioquic's state and pass its datagrams to the socket;
+neither waits. Needs the extra ``http3``; ``http3_origins.py`` imports it on demand.
 """
 
 import socket
@@ -46,20 +45,20 @@ from .messages import (
     timeouts_of,
 )
 
-#: The most datagrams received in one turn, so that a fast server does not starve other tasks.
+#: The most datagrams received in one go, so that a fast server does not starve other tasks.
 DATAGRAMS_PER_TURN = 64
 #: Uploads wait while more bytes than this of a stream are unsent or unacknowledged.
 UNSENT_BYTES = 256 * 1024
-#: A stream with more unread bytes than ``UNREAD_BYTES`` gets no larger window, and one with more
-#: than ``MAX_UNREAD_BYTES`` is ended: aioquic's windows grow with the bytes that have arrived, not
-#: with those that were read, so a stalled reader of a long body could take any amount of memory.
+#: A stream with more unread bytes than ``UNREAD_BYTES`` gets no larger window; with more than
+#: ``MAX_UNREAD_BYTES`` it is ended. aioquic's windows grow with received bytes, not read bytes, so
+#: a stalled reader of a long body could use any amount of memory.
 UNREAD_BYTES = 1024 * 1024
 MAX_UNREAD_BYTES = 64 * 1024 * 1024
-#: A request that is given up after at least this time in silence, in seconds, marks its connection
-#: as lost: no further request is sent on it.
+#: A request abandoned after this many seconds of silence marks its connection as lost: no further
+#: request is sent on it.
 SILENCE_SECONDS = 0.5
 
-#: aioquic's reason when ``idle_seconds`` have passed; its code means other ends, too.
+#: aioquic's reason after ``idle_seconds``; its code has other meanings, too.
 _IDLE_TIMEOUT = "Idle timeout"
 
 
@@ -70,7 +69,7 @@ class _Quic(QuicConnection):
 
     @property
     def may_open_stream(self) -> bool:
-        """Say whether the peer's limit allows another stream now."""
+        """Return whether the peer's limit allows another stream now."""
         # A client's bidirectional streams are numbered 0, 4, 8, ... (RFC 9000, 2.1).
         limit: int = self._remote_max_streams_bidi
         return self.get_next_available_stream_id() // 4 < limit
@@ -81,28 +80,28 @@ class _Quic(QuicConnection):
         return 0 if stream is None else len(stream.sender._buffer)
 
     def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
-        # No larger window while the reader has not caught up: aioquic would open it as data arrive.
+        # No larger window until the reader catches up: aioquic would open it as data arrives.
         if self.unread.get(stream.stream_id, 0) <= UNREAD_BYTES:
             super()._write_stream_limits(builder=builder, space=space, stream=stream)
 
 
 class _Stream(ClientStream):
-    """A stream whose server may have asked for no more of the upload."""
+    """A stream; the server may have asked to stop its upload."""
 
     upload_refused: bool = False
 
 
 class Http3Connection:
-    """One QUIC connection that carries many exchanges at once.
+    """One QUIC connection that carries many concurrent exchanges.
 
     Args:
         sock: a UDP socket connected to the server, non-blocking, owned from now on.
-        host: the name that the server's certificate must have.
+        host: the name that the server's certificate must be valid for.
         context: the TLS context whose authorities and verification mode are used.
         idle_seconds: after this long without a datagram the connection ends by itself.
         ended: called without waiting once the connection has ended.
 
-    ``in_use`` counts exchanges; ``Http3Origins`` raises it, the connection lowers it.
+    ``in_use`` counts exchanges; ``Http3Origins`` increments it, the connection decrements it.
     """
 
     def __init__(
@@ -134,9 +133,9 @@ class Http3Connection:
         self.is_draining: bool = False
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Run the connection until it ends; report the start once the handshake is complete.
+        """Run the connection until it ends; report ``started`` once the handshake is complete.
 
-        Cancelling sends CONNECTION_CLOSE as far as that is possible without waiting.
+        Cancellation sends CONNECTION_CLOSE if that is possible without waiting.
         """
         started = False
         try:
@@ -159,7 +158,7 @@ class Http3Connection:
             raise ConnectFailedError(f"no HTTP/3 from the server: {self._error}")
 
     def close(self) -> None:
-        """Send CONNECTION_CLOSE and close at once, failing exchanges under way; idempotent."""
+        """Send CONNECTION_CLOSE and close at once, failing exchanges in progress; idempotent."""
         if not self.is_closed:
             self._quic.close(error_code=ErrorCode.H3_NO_ERROR)
             self._transmit()
@@ -169,14 +168,15 @@ class Http3Connection:
 
     def _receive(self) -> None:
         now = trio.current_time()
-        # A fast sender must not keep the loop in here; what is left makes the socket readable
-        # again.
+        # A fast sender must not keep the loop here; the rest makes the socket readable again.
         for _ in range(DATAGRAMS_PER_TURN):
             try:
                 datagram = self._sock.recv(65_536)
             except BlockingIOError:
                 break
-            except OSError as error:  # an ICMP error, mostly because nothing listens at that port
+            except (
+                OSError
+            ) as error:  # an ICMP error, usually because no server listens on that port
                 self._fail(ReadFailedError(f"the server is gone: {error}"))
                 return
             self._received_at = now
@@ -193,9 +193,9 @@ class Http3Connection:
             self._progress.ring()
 
     def _transmit(self) -> None:
-        """Send pending datagrams; those that the socket does not take count as lost.
+        """Send pending datagrams; those that the socket does not accept count as lost.
 
-        QUIC repeats lost datagrams by itself, so nothing has to wait here.
+        QUIC resends lost datagrams by itself, so nothing has to wait here.
         """
         if self.is_closed:
             return
@@ -229,8 +229,8 @@ class Http3Connection:
             self._handshake.set()
         elif isinstance(event, ConnectionTerminated):
             said = f"the server ended it: {event.error_code:#x} {event.reason_phrase}"
-            # Both sides forget an idle connection without a word (RFC 9000, 10.1). A request that
-            # was sent in that moment meets what a kept connection of HTTP/1.1 does that has ended.
+            # Both sides drop an idle connection silently (RFC 9000, 10.1). A request sent at that
+            # moment fails like one on a stale HTTP/1.1 connection.
             is_stale = event.reason_phrase == _IDLE_TIMEOUT
             self._fail(StaleConnectionError(said) if is_stale else ReadFailedError(said))
         elif isinstance(event, StreamReset):
@@ -259,7 +259,7 @@ class Http3Connection:
             stream.chunks.append(event.data)
             unread = self._quic.unread.get(stream.id, 0) + len(event.data)
             self._quic.unread[stream.id] = unread
-            # Only this stream ends; the others of the connection go on.
+            # Only this stream ends; the connection's other streams continue.
             if unread > MAX_UNREAD_BYTES:
                 stream.fail(ReadFailedError(f"{unread} bytes of the answer wait to be read"))
         stream.ended = stream.ended or event.stream_ended
@@ -271,7 +271,7 @@ class Http3Connection:
         except PeerProtocolError as error:
             stream.fail(error)
             return
-        if status >= 200:  # interim answers (1xx) may come before it
+        if status >= 200:  # interim answers (1xx) may precede it
             stream.headers = status, rest
 
     # -- one exchange
@@ -283,7 +283,7 @@ class Http3Connection:
         try:
             headers = request_headers(request)
             await trio.lowlevel.checkpoint_if_cancelled()
-            await self._wait_for_room()
+            await self._wait_for_stream()
             note_departure(request)
             stream = self._open(headers, has_body=body != b"")
             if not isinstance(body, bytes):
@@ -311,7 +311,7 @@ class Http3Connection:
             request=request,
         )
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_stream(self) -> None:
         while not self.is_closed and not self._quic.may_open_stream:
             await self._progress.wait()
         if self.is_closed:
@@ -326,8 +326,8 @@ class Http3Connection:
         try:
             self._h3.send_headers(stream.id, headers, end_stream=not has_body)
         except Exception as error:
-            # The errors of aioquic and of its encoder have no class in common; none is the server's
-            # doing, as nothing has been sent.
+            # The errors of aioquic and its encoder have no common class; none is the server's
+            # fault, as nothing was sent.
             raise OurProtocolError(f"HTTP/3 cannot carry this request: {error}") from error
         self._streams[stream.id] = stream
         self._transmit()
@@ -365,7 +365,7 @@ class Http3Connection:
                 return
 
     def note_read(self, stream: _Stream) -> None:
-        """Note that the request's task has taken the bytes of ``stream`` that had arrived."""
+        """Note that the request's task has taken the received bytes of ``stream``."""
         held_back = self._quic.unread.pop(stream.id, 0) > UNREAD_BYTES
         if stream.ended:
             self._close_stream(stream)
@@ -373,11 +373,11 @@ class Http3Connection:
             self._transmit()  # the larger window
 
     def abandon(self, stream: _Stream) -> None:
-        """Give ``stream`` up, and reset it unless the exchange is over."""
+        """Abandon ``stream``, and reset it unless the exchange is over."""
         if stream.id not in self._streams:
             return
         silent_for = trio.current_time() - max(stream.opened, self._received_at)
-        # A path that lets no UDP through any more shows itself by silence alone. Later requests get
+        # Silence is the only sign of a path that has stopped passing UDP. Later requests get
         # another connection.
         if self._received_at < stream.opened and silent_for > SILENCE_SECONDS:
             self.is_draining = True

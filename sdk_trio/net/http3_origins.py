@@ -1,4 +1,4 @@
-"""HTTP/3 connections by origin: tried briefly, and a failure is remembered.
+"""HTTP/3 connections by origin: tried briefly; failures are remembered.
 
 UDP is often blocked, and a blocked port is silent. So the wait for a first connection is short, and
 after a failure the origin is reached over TCP for a while.
@@ -21,13 +21,13 @@ from .pool import reaper_pause
 if TYPE_CHECKING:
     from .http3 import Http3Connection
 
-#: Time that a request waits for HTTP/3 before it goes over TCP, in seconds. A handshake takes one
-#: round trip, so a server that is reachable answers well within this.
+#: Seconds that a request waits for HTTP/3 before it uses TCP. A handshake takes one round trip, so
+#: a reachable server answers well within this.
 ATTEMPT_SECONDS = 1.0
-#: Time for which an origin that failed is reached over TCP only, in seconds.
+#: Seconds for which a failed origin is reached over TCP only.
 FAILURE_SECONDS = 600.0
 
-#: The size asked for the kernel's buffers of one connection, in bytes, so that a burst is not lost;
+#: The requested size of the kernel's buffers per connection, in bytes, so that bursts are not lost;
 #: the kernel may grant less.
 SOCKET_BUFFER_BYTES = 2 * 1024 * 1024
 
@@ -51,7 +51,7 @@ def require_http3() -> None:
 
 
 class _Attempt:
-    """A connection attempt, for all requests that wait for it; it ends without one if it fails."""
+    """A connection attempt shared by all requests that wait for it; None if it fails."""
 
     def __init__(self) -> None:
         self.ended = trio.Event()
@@ -59,10 +59,10 @@ class _Attempt:
 
 
 class Http3Origins:
-    """At most one connection for each origin, and the times of failed attempts.
+    """At most one connection per origin, and the times of failed attempts.
 
     Args:
-        limits: the settings of connections; lifetime and idle timeout apply here.
+        limits: the settings of connections; only lifetime and idle timeout apply here.
         tls: called for the TLS context.
         nursery: runs the connections.
 
@@ -83,14 +83,14 @@ class Http3Origins:
         self._failed_at: dict[Origin, float] = {}
 
     def has_failed(self, origin: Origin) -> bool:
-        """Say whether ``origin`` is reached over TCP only at present."""
+        """Return whether ``origin`` is currently reached over TCP only."""
         failed_at = self._failed_at.get(origin)
         return failed_at is not None and trio.current_time() - failed_at < FAILURE_SECONDS
 
     async def acquire(self, origin: Origin) -> "Http3Connection | None":
-        """Return a connection for one exchange, None when the origin is to be reached over TCP.
+        """Return a connection for one exchange, or None to use TCP.
 
-        Waits at most ``ATTEMPT_SECONDS``. Nothing has been sent when the answer is None.
+        Waits at most ``ATTEMPT_SECONDS``. If it returns None, nothing was sent.
         """
         if origin.scheme != "https" or self.has_failed(origin):
             return None
@@ -103,8 +103,8 @@ class Http3Origins:
             await attempt.ended.wait()
             if attempt.connection is None:
                 return None
-            # A new connection serves the requests that waited for it, even if the lifetime setting
-            # is so short that it has passed by now; otherwise they would wait again, without end.
+            # A new connection serves the requests that waited for it, even if a short lifetime
+            # setting has already passed; otherwise they would wait again, without end.
             if not attempt.connection.is_draining and not attempt.connection.is_closed:
                 connection = attempt.connection
         connection.in_use += 1
@@ -147,11 +147,10 @@ class Http3Origins:
         try:
             with trio.move_on_after(ATTEMPT_SECONDS):
                 await self._connect(origin)
-        except Exception as error:  # TCP remains, whatever the fault is
+        except Exception as error:  # TCP remains, whatever the error
             _log.debug("client.http3_failed", origin=str(origin), error=str(error))
         finally:
-            # Remembered also when the attempt was cancelled by its time: silence is how a blocked
-            # UDP port looks.
+            # Also remembered if the attempt timed out: a blocked UDP port is silent.
             if origin not in self._connections:
                 self._failed_at[origin] = trio.current_time()
                 _log.info("client.http3_left", origin=str(origin), seconds=FAILURE_SECONDS)

@@ -1,8 +1,9 @@
-"""One HTTP exchange: the parts of httpx's request, httpx's answer with a body of ours, and errors.
+"""One HTTP exchange: the parts of httpx's request, httpx's response with our body, and errors.
 
-A connection of any version takes an ``httpx.Request`` and returns :class:`Received`; the functions
-here read from a request what all versions send. Errors of connections are this package's own, since
-each says what may be sent again; :func:`translated` makes httpx's of them, once, where they leave.
+A connection of any HTTP version takes an ``httpx.Request`` and returns :class:`Received`; the
+functions here read the parts of a request that all versions send. Connection errors are our own
+classes, which distinguish what may be sent again; :func:`translated` converts them to httpx's at
+the boundary.
 
 ::
 
@@ -37,14 +38,14 @@ from ..base.http import DEFAULT_PORTS
 
 Headers = list[tuple[bytes, bytes]]
 
-#: Time for a generator of chunks to clean up, in seconds, once it is not needed any more.
+#: Seconds for a generator of chunks to clean up once it is no longer needed.
 CLEANUP_SECONDS = 1.0
 
 
 class Incident:
-    """One failure of a dial or a connection, shared by all the requests that it carried.
+    """One failure of a dial or connection, shared by all requests that it carried.
 
-    It is known by its identity alone, so that the breaker counts it once
+    It is compared by identity, so that the breaker counts it once
     (docs/adr/0028-network-incidents.md).
     """
 
@@ -54,14 +55,14 @@ class Incident:
 class NetworkError(Exception):
     """Base of the errors of an exchange.
 
-    ``incident`` is the failure of the whole connection or the dial; None when only this exchange
-    failed, as always on HTTP/1.1, where a connection carries one exchange at a time.
+    ``incident`` is the failure of the whole connection or dial; None if only this exchange failed,
+    as always on HTTP/1.1 with its one exchange at a time.
     """
 
     incident: Incident | None = None
 
     def again(self) -> Self:
-        """Return an equal error for another exchange: each raises its own traceback."""
+        """Return an equal error for another exchange: each needs its own traceback."""
         other = type(self)(*self.args)
         other.incident = self.incident
         other.__cause__ = self.__cause__
@@ -85,7 +86,7 @@ class PoolTimedOutError(NothingSentError):
 
 
 class ClosedError(NothingSentError):
-    """The program has closed the transport; nothing will be sent any more."""
+    """The program closed the transport; nothing more is sent."""
 
 
 class NotProcessedError(NothingSentError):
@@ -93,7 +94,7 @@ class NotProcessedError(NothingSentError):
 
 
 class RenewedError(NotProcessedError):
-    """The server ended a connection that has served other requests, as servers do regularly."""
+    """The server ended a connection that had served other requests, as servers regularly do."""
 
 
 class ReadFailedError(NetworkError):
@@ -101,11 +102,11 @@ class ReadFailedError(NetworkError):
 
 
 class ReadTimedOutError(ReadFailedError):
-    """No byte of the answer arrived for longer than allowed."""
+    """No byte of the answer arrived within the limit."""
 
 
 class StaleConnectionError(ReadFailedError):
-    """A kept connection ended before any byte of the answer; the server had probably closed it."""
+    """A kept connection ended before any byte of the answer; probably closed while idle."""
 
 
 class WriteFailedError(NetworkError):
@@ -113,7 +114,7 @@ class WriteFailedError(NetworkError):
 
 
 class WriteTimedOutError(WriteFailedError):
-    """The server took no bytes for longer than allowed."""
+    """The server accepted no bytes within the limit."""
 
 
 class PeerProtocolError(NetworkError):
@@ -121,18 +122,18 @@ class PeerProtocolError(NetworkError):
 
 
 class OurProtocolError(NetworkError):
-    """The request cannot be sent: a header holds a line break, the body has another length, ..."""
+    """The request cannot be sent: a header contains a line break, the body's length differs, ..."""
 
 
 class NotProcessed(httpx.ConnectError):
-    """The server said that it has not acted on the request; the request itself is valid."""
+    """The server stated that it has not acted on the request; the request itself is valid."""
 
 
 class TransportClosed(httpx.ConnectError):
     """The transport was closed while the request waited; nothing was sent."""
 
 
-# httpx's classes are what callers and their mocks know. Ours say more, and stay within the
+# Callers and their mocks know httpx's classes. Ours are more precise, and stay within the
 # transport.
 _HTTPX_ERRORS: dict[type[NetworkError], type[httpx.TransportError]] = {
     ConnectFailedError: httpx.ConnectError,
@@ -152,7 +153,7 @@ _HTTPX_ERRORS: dict[type[NetworkError], type[httpx.TransportError]] = {
 
 
 def translated(error: NetworkError, request: httpx.Request) -> httpx.TransportError:
-    """Return httpx's error of the same meaning."""
+    """Return the equivalent httpx error."""
     return _HTTPX_ERRORS[type(error)](str(error), request=request)
 
 
@@ -181,16 +182,15 @@ class Origin(NamedTuple):
         return f"{self.scheme}://{host}:{self.port}"
 
 
-#: The function that is called for a request that is given up, with the incident that kept it
-#: waiting (None when there was none) and whether the server may have received the request.
+#: Called for an abandoned request, with the incident that delayed it (or None) and whether the
+#: server may have received the request.
 Abandoned = Callable[[Incident | None, bool], None]
 
 
-#: The extension of a request: a function that is called once per try, just before anything of it
-#: can reach the server.
+#: A request extension: a function called once per try, just before any of it can reach the server.
 BEFORE_SEND = "sdk_trio.before_send"
-#: The extension of a request: an :data:`Abandoned`, which is called when the request is cancelled
-#: while it waits for a connection, or while its connection has been silent since it left.
+#: A request extension: an :data:`Abandoned`, called if the request is cancelled while it waits for
+#: a connection, or while its connection has been silent since it was sent.
 ABANDONED = "sdk_trio.abandoned"
 
 #: The zone of an IPv6 address in a Host header, up to the bracket.
@@ -198,7 +198,7 @@ _ZONE = re.compile(rb"%[^\]]*\]")
 
 
 def origin_of(request: httpx.Request) -> Origin:
-    """Return where ``request`` goes.
+    """Return the origin that ``request`` is sent to.
 
     Raises:
         httpx.UnsupportedProtocol: its address is neither http nor https.
@@ -210,8 +210,7 @@ def origin_of(request: httpx.Request) -> Origin:
             f"the address {str(url.copy_with(query=None))!r} is neither http nor https",
             request=request,
         )
-    # In a URL the sign before the zone of an IPv6 address is escaped (RFC 6874, 2), and the
-    # resolver wants it plain.
+    # In a URL the % before an IPv6 zone is escaped (RFC 6874, 2); the resolver needs it plain.
     host = url.raw_host.decode("ascii").replace("%25", "%", 1)
     return Origin(scheme, host, DEFAULT_PORTS[scheme] if url.port is None else url.port)
 
@@ -236,17 +235,17 @@ def target_of(request: httpx.Request) -> bytes:
 
 
 def headers_of(request: httpx.Request) -> Headers:
-    """Return the headers of ``request`` as they are sent."""
+    """Return the headers of ``request`` in the form they are sent."""
     headers = request.headers.raw
     if b"%" not in request.url.raw_host:
         return headers
-    # The zone of an IPv6 address has a meaning on this machine only, so it is removed from Host
-    # (RFC 6874, 4; RFC 4007, 11).
+    # An IPv6 zone is meaningful on this machine only, so it is removed from Host (RFC 6874, 4; RFC
+    # 4007, 11).
     return [(k, _ZONE.sub(b"]", v) if k.lower() == b"host" else v) for k, v in headers]
 
 
 def body_of(request: httpx.Request) -> bytes | httpx.AsyncByteStream:
-    """Return the body of ``request``, which is asynchronous: whole, or the stream of it."""
+    """Return the body of ``request``: its bytes, or an asynchronous stream."""
     stream = request.stream
     if isinstance(stream, httpx.ByteStream):
         return request.read()
@@ -256,7 +255,7 @@ def body_of(request: httpx.Request) -> bytes | httpx.AsyncByteStream:
 
 def is_replayable(request: httpx.Request) -> bool:
     """Return whether the body can be sent a second time."""
-    # A stream of the caller's has been read, at least in part, by the time a try has failed.
+    # After a failed try, a caller's stream has been read at least in part.
     return isinstance(request.stream, httpx.ByteStream)
 
 
@@ -270,7 +269,7 @@ def note_departure(request: httpx.Request) -> None:
 class AnswerBody(httpx.AsyncByteStream, ABC):
     """The body of the answer to ``request``.
 
-    It is its own iterator, and no generator, which would have to be closed.
+    It is its own iterator instead of a generator, which would have to be closed.
     """
 
     def __init__(self, request: httpx.Request) -> None:
@@ -278,11 +277,11 @@ class AnswerBody(httpx.AsyncByteStream, ABC):
 
     @abstractmethod
     async def receive(self) -> bytes:
-        """Return the next bytes, ``b""`` at the end; cancelling abandons the exchange."""
+        """Return the next bytes, ``b""`` at the end; cancellation abandons the exchange."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Give the rest up, at once and without waiting; no effect once the body has ended."""
+        """Abandon the rest without waiting; no effect once the body has ended."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -297,21 +296,21 @@ class AnswerBody(httpx.AsyncByteStream, ABC):
         return data
 
     async def aclose(self) -> None:
-        """Give up what was not read."""
+        """Abandon the unread rest."""
         self.abandon()
 
 
 class Received(httpx.Response):
-    """An answer from one of our connections; it reads a body that is not coded by itself.
+    """A response of our connections; it reads a body without content coding by itself.
 
-    httpx passes each part through three generators, a decoder and two buffers, which was an eighth
-    of what a call costs. What is asked of the body otherwise, httpx does.
+    httpx passes each part through three generators, a decoder and two buffers, an eighth of the
+    cost of a call. It still does everything else.
     """
 
     _received_bytes = 0
 
     def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        """As httpx does it: the body, decoded, in parts of ``chunk_size`` or as they come."""
+        """As in httpx: the body, decoded, in parts of ``chunk_size`` or as received."""
         if chunk_size is not None or self.is_stream_consumed or self.is_closed or _is_coded(self):
             return super().aiter_bytes(chunk_size)
         self.is_stream_consumed = True
@@ -326,7 +325,7 @@ class Received(httpx.Response):
 
     @property
     def num_bytes_downloaded(self) -> int:
-        """The length of the body that has come so far, in bytes and as it was sent."""
+        """The bytes of the body received so far, as sent."""
         return self._received_bytes or super().num_bytes_downloaded
 
     def note_part(self, part: bytes) -> None:
@@ -342,7 +341,7 @@ def _is_coded(response: httpx.Response) -> bool:
 
 
 class _Parts(AsyncIterator[bytes]):
-    """The parts of a body as they come; closes the response behind the last one."""
+    """The parts of a body as received; closes the response after the last one."""
 
     __slots__ = ("_parts", "_response")
 
@@ -364,9 +363,9 @@ class _Parts(AsyncIterator[bytes]):
         return part
 
     async def aclose(self) -> None:
-        """Give up the rest, as closing one of httpx's generators does."""
+        """Abandon the rest, as closing one of httpx's generators does."""
         close = getattr(self._parts, "aclose", None)
-        if close is not None:  # httpx's own client puts a generator around the stream
+        if close is not None:  # httpx's client wraps the stream in a generator
             await close()
         await self._response.aclose()
 
@@ -379,13 +378,13 @@ class ClientConnection(Protocol):
 
         Its body is not read yet.
 
-        In every case, cancellation included, the connection goes back to its pool or ends by
+        In every case, including cancellation, the connection returns to its pool or closes by
         itself: at the end of the body, or when the exchange fails or is abandoned.
         """
 
 
 def content_length(headers: Headers) -> int | None:
-    """Return the value of Content-Length, None when there is none (or no number)."""
+    """Return the value of Content-Length, None if absent or not a number."""
     for name, value in headers:
         if name.lower() == b"content-length" and value.isdigit():
             return int(value)
@@ -396,15 +395,15 @@ def content_length(headers: Headers) -> int | None:
 async def chunks_of(
     stream: AsyncIterable[bytes], *, length: int | None
 ) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Iterate over the chunks of ``stream`` that are not empty, and close it in the end.
+    """Iterate over the non-empty chunks of ``stream``, and close it at the end.
 
     Args:
         stream: the body.
-        length: what Content-Length announced, in bytes; None when the length is open.
+        length: the announced Content-Length in bytes; None if unknown.
 
     Raises:
-        OurProtocolError: from the iteration, before the chunk that exceeds ``length`` or at an
-            end that comes too early. The server would read the surplus as the next request.
+        OurProtocolError: raised by the iteration, before a chunk that exceeds ``length`` or at a
+            premature end. The server would read the surplus as the next request.
     """
     source = aiter(stream)
     counted = _counted(source, length)

@@ -1,4 +1,4 @@
-"""The records of the pool: servers with their slots, lanes to their origins, waiting requests."""
+"""The records of the pool: hosts with their slots, connections by origin, waiting requests."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class PoolStatistics:
 
 
 class Waiter:
-    """A request that waits for a connection."""
+    """A request waiting for a connection."""
 
     __slots__ = ("arrival", "began", "connection", "error", "timeouts")
 
@@ -38,10 +38,10 @@ class Waiter:
 class ConnectionAttempt:
     """One dial in progress. It is *overdue* once it has taken longer than ``patience`` seconds.
 
-    Another attempt is begun beside an overdue one, and the first connection is used. ``is_second``
-    says that the attempt repeats a failed one. ``since`` is the time at which the first attempt of
-    a row began in which each took the slot of the one before. ``address`` is known once the attempt
-    is connected, or while it tries a single address.
+    An overdue attempt is raced by another one, and the first connection is used. ``is_second``
+    marks the repetition of a failed attempt. ``since`` is the start of the first attempt in a chain
+    in which each took over its predecessor's slot. ``address`` is set once connected, or while the
+    attempt tries a single address.
     """
 
     __slots__ = (
@@ -92,7 +92,9 @@ class OriginConnections:
     def __init__(self, origin: Origin, server: "OriginServer") -> None:
         self.origin: Origin = origin
         self.server: OriginServer = server
-        self.idle: list[Http1Connection] = []  # the most recently used last, and used first
+        self.idle: list[
+            Http1Connection
+        ] = []  # the most recently used one is last, and is used first
         self.active: set[Http1Connection] = set()
         self.multiplexed: list[Http2Connection] = []
         self.attempts: list[ConnectionAttempt] = []
@@ -102,20 +104,20 @@ class OriginConnections:
         self.dial_after: float = 0.0
         self.given_up: ConnectionAttempt | None = None  # the next attempt takes its slot
         # None until the first connection has negotiated. It decides how many connections are
-        # opened at a time: one for each request with HTTP/1.1, one for all with HTTP/2.
+        # opened: one per request with HTTP/1.1, one for all with HTTP/2.
         self.http2: bool | None = None
-        # An ordered dictionary, so that a cancelled request leaves the middle in constant time.
+        # An ordered dictionary, so that a cancelled request is removed in constant time.
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
 
     @property
     def unused(self) -> "Iterator[Http1Connection | Http2Connection]":
-        """The open connections without an exchange."""
+        """Yield the open connections without an exchange."""
         yield from self.idle
         yield from (connection for connection in self.multiplexed if not connection.in_use)
 
 
 class OriginServer:
-    """One host, to which the limit of connections applies: its lanes share the slots."""
+    """One host, which the connection limit applies to: its origins share the slots."""
 
     __slots__ = ("lanes", "slots_taken")
 

@@ -1,13 +1,13 @@
 """The connection pool of a client: assignment, dialling and ageing of connections.
 
-Every decision is synchronous and takes constant time in the number of requests and of HTTP/1.1
-connections. Connecting runs in tasks of the pool, not of the requests: a cancelled request
-leaves the connection to the next one. A slot is taken when connecting starts and freed when the
-connection is closed, in one place each.
+Every decision is synchronous and takes constant time in the number of requests and HTTP/1.1
+connections. Dials run in tasks of the pool, not of the requests: a cancelled request leaves the
+connection to the next one. A slot is taken when a dial starts and freed when the connection closes,
+in one place each.
 
-An attempt to connect that takes long is raced by another one, as "Happy Eyeballs" does over
-addresses (RFC 8305), so that a lost SYN or a server that accepts and stays silent holds up no
-request. docs/adr/0028-network-incidents.md has the measurements behind the times.
+A slow dial is raced by another one, like "Happy Eyeballs" over addresses (RFC 8305): a lost SYN, or
+a server that accepts and stays silent, delays no request. docs/adr/0028-network-incidents.md has
+the measurements behind the times.
 """
 
 import contextlib
@@ -37,25 +37,22 @@ from .messages import (
 from .origin import ConnectionAttempt, OriginConnections, OriginServer, PoolStatistics, Waiter
 from .socket import Dial, open_wire
 
-#: The limit in seconds of connecting, TLS and the first settings, when the request sets none of its
-#: own. Without it, an attempt that no request waits for any longer would hold its slot for the
-#: kernel's two minutes.
+#: The limit in seconds of connecting, TLS and the first settings, if the request sets none. Without
+#: it, a dial that no request waits for would hold its slot for the kernel's two minutes.
 CONNECT_SECONDS = 10.0
 #: A connection whose PING is unanswered for this time, in seconds, gets no new requests.
 SUSPECT_SECONDS = 1.0
-#: Pause after a failed attempt to add an HTTP/2 connection, in seconds, while others
-#: work.
+#: Pause after a failed attempt to add an HTTP/2 connection, in seconds, while others are open.
 REDIAL_SECONDS = 1.0
-#: A first attempt to connect is overdue after ``RACE_SECONDS``, the delay that RFC 8305 (5)
-#: recommends, or after twice the time that the last connection took. Each further attempt may take
-#: twice as long as the one before, up to ``LONGEST_RACE_SECONDS``: ten seconds of silence so meet
-#: eight attempts.
+#: The first dial is overdue after ``RACE_SECONDS``, the delay that RFC 8305 (5) recommends, or
+#: after twice the time of the last successful dial. Each further dial may take twice as long as its
+#: predecessor, up to ``LONGEST_RACE_SECONDS``: ten seconds of silence see eight dials.
 RACE_SECONDS = 0.25
 LONGEST_RACE_SECONDS = 2.0
-#: An overdue attempt of this age, in seconds, gives its slot to a new one when no other is free.
+#: After this many seconds, an overdue dial gives its slot to a new one if no other is free.
 GIVE_UP_SECONDS = 1.0
-#: The shortest and the longest pause, in seconds, between two rounds of the reaper. The longest one
-#: bounds how long a connection that the server has closed keeps its slot.
+#: The shortest and longest pause, in seconds, between two passes of the reaper. The longest one
+#: bounds how long a connection closed by the server keeps its slot.
 REAP_SECONDS = (0.02, 15.0)
 
 _log = get_logger("client")
@@ -68,8 +65,8 @@ class ConnectionPool:
         limits: the settings, read on each use.
         tls: called at the first ``https`` connection for the context of all of them.
         nursery: runs dials, HTTP/2 connections and the reaper; cancelling it ends all of them.
-        dial: makes TCP connections; None: Trio, and an attempt that races another one takes an
-            address of the name that no other tries.
+        dial: makes TCP connections; None: Trio, and a dial that races another one picks an address
+            that no other tries.
     """
 
     def __init__(
@@ -106,8 +103,8 @@ class ConnectionPool:
     ) -> Http1Connection | Http2Connection:
         """Return a connection on which one exchange with ``origin`` may start, in FIFO order.
 
-        It does not checkpoint when a connection is free; the exchange does. Cancelling gives back a
-        connection that was assigned in the meantime, and calls ``abandoned`` with the attempt that
+        It does not checkpoint if a connection is free; the exchange does. Cancellation returns a
+        connection that was assigned in the meantime, and calls ``abandoned`` with the incident that
         the request waited for.
 
         Raises:
@@ -119,7 +116,7 @@ class ConnectionPool:
             await trio.lowlevel.checkpoint()
             raise ClosedError("the client was closed")
         lane = self._lane(origin)
-        # Requests that wait go first, even if a connection is free at this moment.
+        # Waiting requests go first, even if a connection is free now.
         if not lane.waiters:
             connection = self._take(lane)
             if connection is not None:
@@ -139,10 +136,10 @@ class ConnectionPool:
             lane.waiters.pop(waiter, None)
             if waiter.connection is not None:
                 self._give_back(waiter.connection)
-            # The breaker is told what the request waited for: an attempt that hangs says something
-            # about the upstream, a full pool says nothing.
+            # Report what the request waited for: a hanging dial is evidence about the upstream, a
+            # full pool is not.
             if abandoned is not None:
-                abandoned(_held_up_by(lane, waiter), False)
+                abandoned(_awaited_incident(lane, waiter), False)
             raise
         if waiter.connection is not None:
             return waiter.connection
@@ -152,14 +149,14 @@ class ConnectionPool:
         raise PoolTimedOutError(f"no connection to {origin} was free within {limit:g} s")
 
     def forget_idle(self, origin: Origin) -> None:
-        """Close the unused connections to ``origin``, since one of them was found dead."""
+        """Close the unused connections to ``origin``, since one of them was dead."""
         lane = self._lane(origin)
         for connection in lane.idle:
             self._close(lane, connection)
         lane.idle.clear()
 
     def close(self) -> None:
-        """Close everything at once; waiting requests get an error. The pool is then unusable."""
+        """Close everything at once; waiting requests fail. The pool is then unusable."""
         self._closed = True
         for server in self._servers.values():
             for lane in server.lanes.values():
@@ -175,10 +172,10 @@ class ConnectionPool:
                 self._fail_waiters(lane, ClosedError("the client was closed"))
 
     async def reap(self) -> None:
-        """Close idle and old connections; runs until cancelled.
+        """Close idle and old connections until cancelled.
 
-        Otherwise they would be noticed only when a request comes, and a quiet client would keep its
-        connections for as long as it is quiet.
+        Otherwise they would be noticed only at the next request, and an idle client would keep its
+        connections indefinitely.
         """
         while True:
             lanes = [lane for server in self._servers.values() for lane in server.lanes.values()]
@@ -188,7 +185,7 @@ class ConnectionPool:
                 for lane in server.lanes.values():
                     self._reap_lane(lane)
                 self._dial_where_needed(server)
-                # A client that calls many hosts in its life must not keep a record of each.
+                # A client that calls many hosts over time must not keep a record of each.
                 if not server.slots_taken and not any(
                     lane.waiters for lane in server.lanes.values()
                 ):
@@ -203,8 +200,7 @@ class ConnectionPool:
         lane = server.lanes.get(origin)
         if lane is None:
             lane = server.lanes[origin] = OriginConnections(origin, server)
-            # Without TLS there is no ALPN to agree on HTTP/2, so each waiting request needs a
-            # connection.
+            # Without TLS, ALPN cannot negotiate HTTP/2, so each waiting request needs a connection.
             if origin.scheme == "http" or not self._limits.enable_http2:
                 lane.http2 = False
         return lane
@@ -213,11 +209,11 @@ class ConnectionPool:
         now = trio.current_time()
         for multiplexed in lane.multiplexed:
             if multiplexed.is_suspect(now, SUSPECT_SECONDS):
-                # Closing may change the list that this loop goes through, so it begins anew.
+                # Closing may change the list being iterated, so start over.
                 if multiplexed.is_suspect(now, PING_SECONDS):
                     multiplexed.close()
                     return self._take(lane)
-            elif multiplexed.has_room:
+            elif multiplexed.has_free_stream:
                 if not self._is_old(multiplexed, now):
                     multiplexed.in_use += 1
                     return multiplexed
@@ -225,8 +221,8 @@ class ConnectionPool:
                 if not multiplexed.in_use:
                     multiplexed.close()
                     return self._take(lane)
-        # The most recently used one first: the others grow idle and are closed, so that a quiet
-        # time after a burst leaves few connections.
+        # Most recently used first: the others become idle and are closed, so few connections remain
+        # after a burst.
         while lane.idle:
             connection = lane.idle.pop()
             if self._is_worn(connection, now):
@@ -253,7 +249,7 @@ class ConnectionPool:
     # -- giving a connection back
 
     def _give_back(self, connection: Http1Connection | Http2Connection) -> None:
-        """Undo an assignment that was not used."""
+        """Undo an unused assignment."""
         if isinstance(connection, Http2Connection):
             connection.in_use -= 1
         connection.released()
@@ -261,8 +257,8 @@ class ConnectionPool:
     def _http1_released(self, lane: OriginConnections, connection: Http1Connection) -> None:
         lane.active.discard(connection)
         now = trio.current_time()
-        # Checked here as well, because under a constant load a connection goes straight to the next
-        # waiting request and never through ``_take``.
+        # Checked here too: under constant load a connection goes directly to the next waiting
+        # request, without ``_take``.
         if connection.is_closed or self._is_old(connection, now) or self._closed:
             self._close(lane, connection)
             self._dial_where_needed(lane.server)
@@ -286,7 +282,7 @@ class ConnectionPool:
             if connection.is_draining and not connection.in_use:
                 connection.close()  # which calls this method again
                 return
-            while lane.waiters and connection.has_room:
+            while lane.waiters and connection.has_free_stream:
                 connection.in_use += 1
                 self._assign(lane, connection)
         if lane.waiters:
@@ -315,9 +311,9 @@ class ConnectionPool:
     # -- connecting
 
     def _begin_race(self, lane: OriginConnections, now: float) -> None:
-        """Mark attempts that hang already as overdue, for the first request that waits.
+        """Mark attempts that already hang as overdue, for the first waiting request.
 
-        It would else wait for their patience to end, although they were slow before it came.
+        Otherwise it would wait out their patience, although they were slow before it came.
         """
         usual = 2 * lane.connect_seconds
         lane.patience = min(max(RACE_SECONDS, usual), LONGEST_RACE_SECONDS)
@@ -342,7 +338,7 @@ class ConnectionPool:
                 self._begin_dial(lane)
 
     def _dials_wanted(self, lane: OriginConnections) -> int:
-        """Return how many attempts the lane should have that are not overdue."""
+        """Return how many attempts of the origin should not be overdue."""
         if self._closed or not lane.waiters:
             return 0
         has_live_http2 = lane.http2 is not False and self._has_live_http2(lane)
@@ -354,7 +350,7 @@ class ConnectionPool:
             return 0
         if has_live_http2 and lane.multiplexed[-1].takes_none:
             return 0  # the server would give another connection the same limit
-        # One at a time: the number of streams that it will carry decides whether more are needed.
+        # One at a time: the number of streams that it can carry decides whether more are needed.
         return 1
 
     def _has_live_http2(self, lane: OriginConnections) -> bool:
@@ -391,8 +387,8 @@ class ConnectionPool:
         attempt.is_second = is_second
         predecessor, lane.given_up = lane.given_up, None
         if predecessor is not None and predecessor.since >= first.began:
-            # The attempt continues the one whose slot it took: the request's time to connect has
-            # been running since that one began.
+            # The attempt continues the one whose slot it took, so the request's connect time runs
+            # from that one's start.
             attempt.since = predecessor.since
             attempt.scope.deadline = predecessor.scope.deadline
         lane.attempts.append(attempt)
@@ -402,7 +398,7 @@ class ConnectionPool:
         self._nursery.start_soon(self._watch, lane, attempt)
 
     async def _watch(self, lane: OriginConnections, attempt: ConnectionAttempt) -> None:
-        """Have another attempt begun when ``attempt`` is overdue, and when it may be given up."""
+        """Start another attempt when ``attempt`` is overdue, and allow giving it up later."""
         with attempt.watch:
             await trio.sleep(attempt.patience)
             self._note_overdue(lane, attempt)
@@ -416,7 +412,7 @@ class ConnectionPool:
         self._dial_where_needed(server)
 
     def _end_attempt(self, lane: OriginConnections, attempt: ConnectionAttempt) -> None:
-        """Remove ``attempt`` from the lane; the caller takes care of its slot."""
+        """Remove ``attempt``; the caller frees its slot."""
         if attempt in lane.attempts:
             lane.attempts.remove(attempt)
             self._note_overdue(lane, attempt)
@@ -442,8 +438,8 @@ class ConnectionPool:
         else:
             return
         if not attempt.is_given_up:
-            # All requests that waited for this attempt fail by one incident, which the breaker
-            # counts once (ADR 28).
+            # All requests waiting for this attempt fail by one incident, which the breaker counts
+            # once (ADR 28).
             failure.incident = attempt.incident
             self._dial_failed(lane, attempt, failure)
 
@@ -482,8 +478,8 @@ class ConnectionPool:
                 raise ConnectTimedOutError(f"{lane.origin} did not answer within {limit:g} s")
             ended = connection.is_closed
             if isinstance(connection, Http2Connection) and connection.is_draining:
-                # A server that says goodbye in its first frames takes no requests. Counting this as
-                # a connection would have it dialled again and again while a request waits.
+                # A server that sends GOAWAY in its first frames accepts no requests. Counted as a
+                # connection, it would be dialled again and again while a request waits.
                 ended = True
             if attempt.is_given_up or ended:
                 connection.close()
@@ -498,8 +494,8 @@ class ConnectionPool:
     async def _open_tcp(
         self, lane: OriginConnections, attempt: ConnectionAttempt, host: str, port: int
     ) -> trio.SocketStream:
-        """Connect to ``host``, if possible at an address that no other attempt of the lane uses."""
-        # A second attempt at the same address would mostly meet the same silence.
+        """Connect to ``host``, if possible at an address that no other attempt uses."""
+        # A second attempt at the same address would mostly find the same silence.
         taken = {rival.address for rival in lane.attempts if rival is not attempt} - {None}
         if taken:
             for *_, address in await opener.resolve(host, port):
@@ -517,8 +513,8 @@ class ConnectionPool:
         attempt: ConnectionAttempt,
         connection: Http1Connection | Http2Connection,
     ) -> None:
-        # The next race waits for twice this time: a server that is far away must not look like one
-        # that hangs.
+        # The next race waits for twice this time: a distant server must not look like a hanging
+        # one.
         lane.connect_seconds = connection.created - attempt.began
         lane.dial_after = 0.0
         if isinstance(connection, Http2Connection):
@@ -528,8 +524,8 @@ class ConnectionPool:
         else:
             lane.http2 = False
             self._http1_released(lane, connection)
-        # With HTTP/2 one connection is enough, so every other attempt is given up; with HTTP/1.1
-        # only those that hang.
+        # With HTTP/2 one connection is enough, so all other attempts are given up; with HTTP/1.1
+        # only hanging ones.
         if not lane.waiters:  # the race is over
             for rival in list(lane.attempts):
                 if rival.is_overdue or lane.http2:
@@ -539,10 +535,10 @@ class ConnectionPool:
     def _dial_failed(
         self, lane: OriginConnections, attempt: ConnectionAttempt, error: NetworkError
     ) -> None:
-        """Fail the requests that waited for this attempt, and let the others go on."""
+        """Fail the requests that waited for this attempt; later ones keep waiting."""
         now = trio.current_time()
         if isinstance(error, ConnectTimedOutError):
-            # Only requests that have waited for the whole time fail; later ones go on waiting.
+            # Only requests that waited for the whole time fail.
             while lane.waiters and next(iter(lane.waiters)).began <= attempt.since:
                 self._fail_waiter(lane, error)
                 if lane.http2 is False:
@@ -553,15 +549,15 @@ class ConnectionPool:
             lane.dial_after = now + REDIAL_SECONDS
         elif not lane.attempts:
             # One connection would have carried all of these requests. A second dial costs one
-            # handshake, their retries would cost each an attempt and the retry budget all of it.
-            # A certificate that is refused will be refused again.
+            # handshake; retries would cost an attempt each and the whole retry budget. A refused
+            # certificate would be refused again.
             certified = not isinstance(error.__cause__, SSLCertVerificationError)
             if len(lane.waiters) > 1 and certified and not attempt.is_second:
                 self._begin_dial(lane, is_second=True)
             else:
                 self._fail_waiters(lane, error)
         elif lane.waiters:
-            # Other attempts are under way and may succeed, so the next one is begun after a pause.
+            # Other attempts are in progress and may succeed, so the next one starts after a pause.
             lane.dial_after = now + lane.patience
             self._nursery.start_soon(self._dial_later, lane.server, lane.patience)
             lane.patience = min(2 * lane.patience, LONGEST_RACE_SECONDS)
@@ -591,11 +587,10 @@ class ConnectionPool:
 def reaper_pause(
     limits: ConnectionOptions, unused: Iterable[tuple[float, float]], now: float
 ) -> float:
-    """Return the seconds until the first of the unused connections has reached a limit.
+    """Return the seconds until the first unused connection reaches a limit.
 
-    ``unused`` has the times since which each is idle and open. A connection that becomes unused
-    during the pause reaches its idle time after the pause at the earliest, so no connection is
-    closed late.
+    ``unused`` has the idle and open times of each. A connection that becomes unused during the
+    pause reaches its idle limit after it, so no connection is closed late.
     """
     idle = 60 * limits.pooled_connection_idle_timeout_minutes
     lifetime = 60 * limits.pooled_connection_lifetime_minutes
@@ -604,10 +599,10 @@ def reaper_pause(
     return max(shortest, min(min(ends, default=inf) - now, idle, lifetime, longest))
 
 
-def _held_up_by(lane: OriginConnections, waiter: Waiter) -> Incident | None:
-    """Return the incident of the attempt that ``waiter`` waited for, None without an attempt.
+def _awaited_incident(lane: OriginConnections, waiter: Waiter) -> Incident | None:
+    """Return the incident of the attempt that ``waiter`` waited for, None without one.
 
-    Without one it waited for a free slot, which says nothing about the upstream.
+    Without an attempt it waited for a free slot, which is no evidence about the upstream.
     """
     if not lane.attempts:
         return None

@@ -1,11 +1,11 @@
-"""HTTP POST for notifications, over the project's own transport, to public addresses if asked.
+"""HTTP POST for notifications, over our own transport, to public addresses if requested.
 
-The errors say whether the request may have arrived, because an SMS that was sent twice cannot be
-called back: ``NotSentError`` may be retried, ``AnswerLostError`` must not be.
+The errors tell whether the request may have arrived, because an SMS cannot be recalled:
+``NotSentError`` may be retried, ``AnswerLostError`` must not be.
 
 A customer may have chosen a webhook URL, which could make this process send requests inside the
-operator's network (SSRF). So such a connection goes to a public address only, and to the very
-address that was checked: a second look-up of the name could give another one.
+operator's network (SSRF). Such a connection goes to a public address only, and to the very address
+that was checked: resolving the name again could give another one.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from .messages import BEFORE_SEND
 from .socket import Dial
 from .transport import Transport
 
-#: Time for one address while others are left to try, in seconds.
+#: Seconds for one address while others are left to try.
 PATIENCE_SECONDS = 3.0
 
-#: Resolves a host and port to addresses; raises ``OSError`` when it cannot.
+#: Resolves a host and port to addresses, or raises ``OSError``.
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
-#: Bytes of an answer that are kept; providers' answers have a few hundred.
+#: Bytes of an answer that are read; providers' answers have a few hundred.
 MAX_ANSWER_BYTES = 64 * 1024
 
-#: Errors of a URL that nothing can be sent to; UnicodeError: its host cannot be a host name.
+#: Errors of an unusable URL; UnicodeError: its host cannot be a host name.
 _NO_ADDRESS = (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError)
 
-#: HTTP/1.1, as each connection serves one exchange and gains nothing from streams.
+#: HTTP/1.1 only: each connection serves one exchange and gains nothing from streams.
 _CONNECTION = ConnectionOptions(enable_http2=False)
 
 
@@ -46,8 +46,8 @@ _CONNECTION = ConnectionOptions(enable_http2=False)
 class PostAnswer:
     """A server's answer; header names are in lower case.
 
-    ``body`` may be cut short where it is long or broke off. ``retry_after`` is what
-    ``Retry-After`` asks for, in seconds from now.
+    ``body`` may be truncated if it is long or broke off. ``retry_after`` is the value of
+    ``Retry-After``, in seconds from now.
     """
 
     status: int
@@ -57,7 +57,7 @@ class PostAnswer:
 
 
 class NoAllowedAddressError(OSError):
-    """A host has no address of the kind that may be connected to."""
+    """A host has no allowed address."""
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -67,7 +67,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def dial_unix(path: str) -> Dial:
-    """Return a function that connects to a unix socket, whatever host it is asked for."""
+    """Return a function that connects to a unix socket, whatever the host."""
 
     async def dial(_host: str, _port: int) -> trio.SocketStream:
         return await opener.dial_unix(path)
@@ -84,18 +84,18 @@ async def _dial_allowed(
     resolve: Resolve = resolve,
     connect: Dial = opener.dial_tcp,
 ) -> trio.SocketStream:
-    """Connect to the first address of a host that is ``allowed`` and answers.
+    """Connect to the first ``allowed`` address of a host that answers.
 
-    The name is resolved once, and the very address that was checked is connected to: a name server
-    that gives another address the second time (DNS rebinding) gains nothing. Addresses that are not
-    allowed are skipped, however they are written (``2130706433``, ``::ffff:127.0.0.1``).
+    The name is resolved once, and the checked address itself is used: a name server that gives
+    another address the second time (DNS rebinding) gains nothing. Other addresses are skipped, in
+    any notation (``2130706433``, ``::ffff:127.0.0.1``).
 
     Args:
         host: a name or address.
         port: the port.
-        allowed: tells from an address whether it may be connected to.
-        kind: the words for such an address in an error.
-        resolve: looks names up.
+        allowed: returns whether an address may be connected to.
+        kind: describes such an address in an error.
+        resolve: resolves names.
         connect: connects to an address.
 
     Raises:
@@ -117,8 +117,7 @@ async def _dial_allowed(
 #: Connects to a public address only.
 dial_public = partial(_dial_allowed, allowed=is_public, kind="of the public internet")
 
-#: Connects to an address of this machine or a private network only; not to link-local ones, where
-#: clouds serve credentials.
+#: Connects to an internal address only; not to link-local ones, where clouds serve credentials.
 dial_private = partial(
     _dial_allowed, allowed=is_internal, kind="of this machine or a private network"
 )
@@ -127,16 +126,16 @@ dial_private = partial(
 class HttpPoster:
     """A :class:`~sdk_trio.notifications.send.Poster`.
 
-    Each request has a connection of its own. Notifications are rare, and if the server closed a
-    kept connection at the wrong moment, nobody would know whether the message was sent. Proxies
-    are not supported.
+    Each request has its own connection. Notifications are rare, and if the server closed a kept
+    connection at the wrong moment, it would be unknown whether the message was sent. Proxies are
+    not supported.
 
     Args:
         clock: returns Unix seconds, for dates in ``Retry-After``.
         verify: of TLS; default httpx's authorities or ``SSL_CERT_FILE``. Certificates are always
             verified.
         dial: makes TCP connections.
-        dial_public: makes those of requests that are ``public_only``.
+        dial_public: makes those for ``public_only`` requests.
     """
 
     def __init__(
@@ -165,8 +164,8 @@ class HttpPoster:
     ) -> PostAnswer:
         """Send one POST request; see :class:`~sdk_trio.notifications.send.Poster`.
 
-        With ``head_counts`` a success counts once its head has come, and a body that breaks off is
-        cut short. Cancelling abandons the request; whether it arrived is then unknown.
+        With ``head_counts`` a success counts once its head has arrived, and a body that breaks off
+        is truncated. Cancellation abandons the request; it is then unknown whether it arrived.
         """
         exchange = _Exchange(wants_body)
         try:
@@ -182,10 +181,10 @@ class HttpPoster:
         else:
             return self._answer(exchange)
         if exchange.response is not None and (head_counts or not exchange.response.is_success):
-            # The body is missing, but the status of a failure says what became of the message.
+            # The body is missing, but the status of a failure shows the fate of the message.
             return self._answer(exchange)
-        # From here on a byte may have reached the provider. That question comes before all others,
-        # because only its answer forbids a second try.
+        # From here on a byte may have reached the provider. Check that first: it forbids a second
+        # try.
         if exchange.has_begun:
             raise AnswerLostError(text) from failure
         if _has_cause(failure, NoAllowedAddressError):
@@ -195,7 +194,7 @@ class HttpPoster:
         raise NotSentError(text) from failure
 
     def _transport(self, url: str, *, public_only: bool) -> Transport:
-        # Made once, at the first message: it reads every authority of the system.
+        # Created once, at the first message: it reads all of the system's authorities.
         if self._verify is None and url.startswith("https:"):
             self._verify = httpx.create_ssl_context()
         dial = self._dial_public if public_only else self._dial
@@ -231,7 +230,7 @@ class _Exchange:
         stream = self.response.stream
         if not isinstance(stream, httpx.AsyncByteStream):
             raise TypeError("the transport's answers are asynchronous")
-        async for chunk in stream:  # the connection is closed with whatever is left unread
+        async for chunk in stream:  # the connection is closed with the unread rest
             self.content += chunk
             if len(self.content) >= MAX_ANSWER_BYTES:
                 break
@@ -240,7 +239,7 @@ class _Exchange:
 def _request(
     url: str, headers: Mapping[str, str], body: bytes, depart: Callable[[], None]
 ) -> httpx.Request:
-    # The connection serves this request alone; saying so lets the server close it without waiting.
+    # The connection serves only this request; "close" lets the server close it without waiting.
     sent = {**headers, "user-agent": "sdk-trio", "connection": "close"}
     return httpx.Request("POST", url, headers=sent, content=body, extensions={BEFORE_SEND: depart})
 

@@ -1,8 +1,8 @@
-"""A connected socket, plain or TLS, that tries first and waits only when it must.
+"""A connected socket, plain or TLS, that tries first and waits only if necessary.
 
-Trio's own streams run the scheduler on every send and receive. A request on a kept connection
-needs one wait, for the answer, because the send succeeds at once into the socket's buffer. So the
-socket is used directly, non-blocking, and Trio only waits until it is ready.
+Trio's streams run the scheduler on every send and receive. A request on a kept connection needs
+only one wait, for the answer, because its send goes into the socket's buffer. So the socket is used
+directly, non-blocking, and Trio only waits until it is ready.
 """
 
 import socket
@@ -22,7 +22,7 @@ from .messages import (
     WriteTimedOutError,
 )
 
-#: The most bytes of one TLS write: OpenSSL demands that a write which had to wait is repeated with
+#: The most bytes of one TLS write: OpenSSL requires that a write that had to wait is repeated with
 #: the same bytes.
 MAX_SEND_BYTES = 64 * 1024
 
@@ -35,8 +35,8 @@ _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class BufferedSocket:
     """A connected, non-blocking socket; one task may receive while another sends.
 
-    Nothing here shields: a send that is cancelled may have sent a part, after which the wire is
-    only good for closing.
+    Nothing here is shielded: a cancelled send may have sent a part, and the socket must then be
+    closed.
     """
 
     __slots__ = ("_sock", "_tls")
@@ -51,7 +51,7 @@ class BufferedSocket:
         return None if self._tls is None else self._tls.selected_alpn_protocol()
 
     def send_now(self, data: bytes | memoryview) -> int:
-        """Send what the socket takes at once; return how many bytes that was, maybe none.
+        """Send as much as possible without waiting; return the number of bytes, maybe 0.
 
         Raises:
             WriteFailedError: the connection has ended.
@@ -64,7 +64,7 @@ class BufferedSocket:
             raise WriteFailedError(_text(error)) from error
 
     async def send_all(self, data: bytes, limit: float | None = None) -> None:
-        """Send all of ``data`` within ``limit`` seconds; checkpoints only when it has to wait.
+        """Send all of ``data`` within ``limit`` seconds; checkpoints only if it has to wait.
 
         Raises:
             WriteFailedError: the connection has ended.
@@ -87,19 +87,19 @@ class BufferedSocket:
                     raise WriteFailedError("the connection was closed") from error
 
     async def receive(self, max_bytes: int, limit: float | None = None) -> bytes:
-        """Return the next bytes, ``b""`` when the server closed; always a checkpoint.
+        """Return the next bytes, ``b""`` if the server closed; always a checkpoint.
 
         Raises:
             ReadFailedError: the connection has ended otherwise.
-            ReadTimedOutError: nothing came for ``limit`` seconds.
+            ReadTimedOutError: nothing arrived for ``limit`` seconds.
         """
-        # The client's calls have the attempt's deadline around them and no limit here, so the usual
-        # way makes no scope; those of httpx's users who set ``timeout`` pay for one.
+        # The client's calls have the attempt's deadline and no limit here, so the common case
+        # creates no scope; httpx users who set ``timeout`` get one.
         if limit is not None:
             with trio.move_on_after(limit):
                 return await self.receive(max_bytes)
             raise ReadTimedOutError(f"the server sent nothing for {limit:g} s")
-        # Bytes that OpenSSL has decrypted already do not make the socket readable.
+        # Bytes that OpenSSL has already decrypted do not make the socket readable.
         if self._tls is not None and self._tls.pending():
             await trio.lowlevel.checkpoint()
             return self._tls.recv(max_bytes)
@@ -108,16 +108,16 @@ class BufferedSocket:
                 await trio.lowlevel.wait_readable(self._sock)
                 return self._sock.recv(max_bytes)
             except _NOT_YET:
-                continue  # a TLS record that holds no data, such as a session ticket
+                continue  # a TLS record without data, such as a session ticket
             except trio.ClosedResourceError as error:
                 raise ReadFailedError("the connection was closed") from error
             except OSError as error:
                 raise ReadFailedError(_text(error)) from error
 
     def is_quiet(self) -> bool:
-        """Say whether the connection is open with nothing to read, as an unused one must be.
+        """Return whether the connection is open with nothing to read, as an unused one must be.
 
-        Bytes without a request are a farewell (408, a TLS alert) or belong to another exchange.
+        Bytes without a request are a close notice (408, a TLS alert) or belong to another exchange.
         """
         try:
             self._sock.recv(1)
@@ -130,11 +130,11 @@ class BufferedSocket:
     def close(self) -> None:
         """Close at once, without TLS's close_notify; idempotent.
 
-        HTTP says itself where a message ends, so the farewell would only need another wait.
+        HTTP marks the end of a message itself, so close_notify would only cost another wait.
         """
         if self._sock.fileno() >= 0:
-            # Tasks that wait for the socket are woken with ClosedResourceError; the kernel would
-            # leave them waiting.
+            # Wakes tasks waiting for the socket with ClosedResourceError; the kernel would leave
+            # them waiting.
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
 
@@ -147,26 +147,26 @@ async def open_wire(
     limit: float,
     dial: Dial = opener.dial_tcp,
 ) -> BufferedSocket:
-    """Connect to ``origin`` and, when there is a ``context``, agree on TLS.
+    """Connect to ``origin`` and, if there is a ``context``, do the TLS handshake.
 
     Args:
         origin: the server.
         context: the TLS context; None for a plain connection.
-        protocols: what ALPN offers, most wanted first. Set on ``context`` each time, so one
-            context may serve several transports.
-        limit: seconds for all of it.
+        protocols: offered by ALPN, most preferred first. Set on ``context`` each time, so
+            transports can share a context.
+        limit: seconds for connecting and the handshake.
         dial: makes the TCP connection; it may choose among the addresses of a name.
 
     Raises:
         ConnectFailedError: no address answered, or TLS failed; nothing was sent.
         ConnectTimedOutError: it took longer than ``limit``.
 
-    Cancelling closes what was open.
+    Cancellation closes everything opened so far.
     """
     try:
         with trio.fail_after(limit):
             stream = await dial(origin.host, origin.port)
-            # Trio connects, with its race of addresses; from here on the socket is used directly.
+            # Trio connects, racing the addresses; from here on the socket is used directly.
             sock = socket.socket(fileno=stream.socket.detach())
             try:
                 sock.setblocking(False)
@@ -185,7 +185,7 @@ async def open_wire(
             return BufferedSocket(sock)
     except trio.TooSlowError as error:
         raise ConnectTimedOutError(f"{origin} did not answer within {limit:g} s") from error
-    except (OSError, ValueError) as error:  # ValueError: a host that is no name (idna)
+    except (OSError, ValueError) as error:  # ValueError: an invalid host name (idna)
         raise ConnectFailedError(f"cannot connect to {origin}: {_text(error)}") from error
 
 

@@ -1,15 +1,14 @@
-"""The client's connections as an httpx transport, through a proxy where one is set.
+"""The client's connections as an httpx transport, through a proxy if configured.
 
-Requests and answers are httpx's, the connections underneath are this package's own. httpcore's pool
-is not used, because a cancelled request loses its slot there (encode/httpcore#1093), and hedges and
-timeouts cancel all the time (docs/adr/0007-own-pool.md). The errors tell a retry layer what may be
-repeated:
+Requests and answers are httpx's; the connections underneath are our own. httpcore's pool is not
+used: a cancelled request leaks its slot there (encode/httpcore#1093), and hedges and timeouts
+cancel constantly (docs/adr/0007-own-pool.md). The errors show a retry layer what may be repeated:
 
 - ``httpx.ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` mean that the server cannot have
-  acted on the request, whatever its method;
+  acted on the request, regardless of its method;
 - every other ``httpx.TransportError`` means that it may have;
-- a kept connection that ends before any byte of the answer is tried once more on another, when
-  the method is idempotent and the body can be sent again.
+- a kept connection that ends before any byte of the answer is retried once on another one, if the
+  method is idempotent and the body can be resent.
 """
 
 import base64
@@ -46,27 +45,26 @@ from .origin import PoolStatistics
 from .pool import ConnectionPool
 from .socket import Dial
 
-# The proxy: a tunnel that CONNECT opens (RFC 9110, 9.3.6). TLS runs inside, so the proxy sees the
-# upstream's name and port and nothing else. Variables such as HTTPS_PROXY are not followed, because
-# anybody who may set a variable would choose the way of the access token. The log and ``doctor``
-# say that such a variable is ignored.
+# The proxy: a tunnel opened by CONNECT (RFC 9110, 9.3.6). TLS runs inside, so the proxy sees only
+# the upstream's name and port. Variables such as HTTPS_PROXY are ignored, because anyone who may
+# set a variable could redirect the access token. The log and ``doctor`` report an ignored variable.
 
 URL_KEY = "Sdk:Connection:ProxyUrl"
 CREDENTIALS_KEY = "Sdk:Connection:ProxyCredentialsEnvVar"
 
-#: Variables from which other programs take their proxy; the first one that is set wins.
+#: Variables that other programs take their proxy from; the first one set wins.
 VARIABLES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 #: The longest answer to CONNECT, in bytes.
 MAX_HEAD_BYTES = 16 * 1024
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: ([^\r\n]*))?\r?\n")
-#: Statuses that ask for credentials: 407, and 401 from proxies that confuse both.
+#: Statuses that request credentials: 407, and 401 from proxies that confuse the two.
 _ASKS_FOR_CREDENTIALS = (401, 407)
 
 
 class ProxyRefusedError(OSError):
-    """The proxy opened no tunnel; the upstream has not been reached."""
+    """The proxy opened no tunnel; the upstream was not reached."""
 
 
 @attrs.frozen
@@ -82,9 +80,9 @@ class Proxy:
         return f"http://{host}:{self.port}"
 
     async def dial(self, host: str, port: int) -> trio.SocketStream:
-        """Return a stream that ends at ``host`` and ``port``.
+        """Return a stream to ``host`` and ``port``.
 
-        The proxy resolves the name. Cancelling closes what was open.
+        The proxy resolves the name. Cancellation closes everything opened so far.
 
         Raises:
             OSError: the proxy cannot be reached, or opens no tunnel.
@@ -115,21 +113,23 @@ class Proxy:
     def _check(self, head: bytes) -> None:
         found = _STATUS.match(head)
         if found is None:
-            raise ProxyRefusedError(f"what answers at {self} is no HTTP proxy")
+            raise ProxyRefusedError(f"the server at {self} is not an HTTP proxy")
         status = int(found[1])
         if not 200 <= status < 300:
             said = f"{status} {(found[2] or b'').decode('ascii', 'replace')}".rstrip()
             hint = f"; see {CREDENTIALS_KEY}" if status in _ASKS_FOR_CREDENTIALS else ""
             raise ProxyRefusedError(f"the proxy {self} answered {said}{hint}")
         if not head.endswith(b"\r\n\r\n") or head.count(b"\r\n\r\n") > 1:
-            raise ProxyRefusedError(f"the proxy {self} broke its answer off, or put more behind it")
+            raise ProxyRefusedError(
+                f"the proxy {self} sent an incomplete answer, or extra data after it"
+            )
 
 
 def proxy_of(settings: ConnectionOptions, environ: Mapping[str, str] = os.environ) -> Proxy | None:
-    """Return the proxy that ``settings`` name, None when they name none.
+    """Return the proxy that ``settings`` configure, or None.
 
     Raises:
-        OptionsValidationError: the variable with its credentials does not hold any.
+        OptionsValidationError: the variable with its credentials has no credentials.
     """
     if not settings.proxy_url:
         return None
@@ -146,7 +146,7 @@ def proxy_of(settings: ConnectionOptions, environ: Mapping[str, str] = os.enviro
 
 
 def ignored_variable(host: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the variable by which other programs would reach ``host`` through a proxy."""
+    """Return the variable that makes other programs reach ``host`` through a proxy."""
     exempt = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
     for name in exempt.split(","):
         suffix = name.strip().removeprefix("*").removeprefix(".").casefold()
@@ -156,9 +156,9 @@ def ignored_variable(host: str, environ: Mapping[str, str] = os.environ) -> str 
 
 
 async def _head(stream: trio.SocketStream) -> bytes:
-    """Receive an answer up to its empty line, and any bytes behind it in the same packet.
+    """Receive an answer up to its empty line, and any bytes after it in the same packet.
 
-    These are an error (see ``_check``): TLS speaks first from our side, so nothing may follow.
+    These are an error (see ``_check``): in TLS the client speaks first, so nothing may follow.
     """
     head = b""
     while True:
@@ -168,7 +168,7 @@ async def _head(stream: trio.SocketStream) -> bytes:
             return head
 
 
-#: Tries of a request that a connection which served nobody sends away unprocessed.
+#: Tries of a request that new connections reject unprocessed.
 NOT_PROCESSED_TRIES = 3
 
 
@@ -186,28 +186,27 @@ def require_trio() -> None:
 
 
 class Transport(httpx.AsyncBaseTransport):
-    """Sends httpx requests over connections that it keeps, bounds and renews.
+    """Sends httpx requests over a bounded pool of reused connections.
 
-    An async context manager; requests are possible inside it only. An ``httpx.AsyncClient``
-    enters its transport by itself; entering again inside is allowed and has no effect.
-    Cancelling a request never waits: its HTTP/1.1 connection is closed, its HTTP/2 or HTTP/3
-    stream reset.
+    An async context manager; requests need an open context. An ``httpx.AsyncClient`` enters its
+    transport itself; entering again inside is a no-op. Cancelling a request never waits: its
+    HTTP/1.1 connection is closed, its HTTP/2 or HTTP/3 stream reset.
 
     Args:
         connection: the settings ``Sdk:Connection``.
         http3: overrides ``connection.enable_http3``.
-        verify: the context of TLS connections, in place of the files that ``connection`` names;
-            its ALPN protocols are set by the transport.
-        dial: makes the TCP connections of HTTP/1.1 and HTTP/2, in place of Trio's function and of
-            the proxy that ``connection`` names: ``await dial(host, port)``.
+        verify: the TLS context, instead of the files in ``connection``; the transport sets its ALPN
+            protocols.
+        dial: makes the TCP connections of HTTP/1.1 and HTTP/2 with ``await dial(host, port)``,
+            instead of Trio and of the proxy in ``connection``.
 
     Raises:
-        OptionsValidationError: a file or variable that ``connection`` names cannot be used, or
-            HTTP/3 is asked for and its extra is not installed.
+        OptionsValidationError: a file or variable in ``connection`` cannot be used, or HTTP/3 is
+            requested and its extra is not installed.
     """
 
-    #: Says that the extensions ``BEFORE_SEND`` and ``ABANDONED`` are called.
-    tells_before_send = True
+    #: This transport calls the extensions ``BEFORE_SEND`` and ``ABANDONED``.
+    calls_before_send = True
 
     def __init__(
         self,
@@ -222,7 +221,7 @@ class Transport(httpx.AsyncBaseTransport):
         if self._use_http3:
             require_http3()
         if verify is None and (connection.ca_file or connection.client_cert_file):
-            verify = tls_context(connection)  # now, so that the start says what is wrong
+            verify = tls_context(connection)  # now, so that the start reports errors
         self._context = verify
         if dial is None and (proxy := proxy_of(connection)) is not None:
             dial = proxy.dial
@@ -261,24 +260,23 @@ class Transport(httpx.AsyncBaseTransport):
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-        # A call after the end gets an error of its own, not the hint to open a transport that was
-        # open.
+        # A call after the end gets its own error, not the hint to open the transport.
         self._was_closed = True
         if self._http3 is not None:
             self._http3.close()
         self._nursery.cancel_scope.cancel()
-        # The exception is not passed to the nursery: it must leave as it is, not in a group of one.
+        # The exception is not passed to the nursery: it must not leave in a group of one.
         try:
             await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102 - the nursery is cancelled already
         except BaseExceptionGroup as group:
             if group.split(trio.Cancelled)[1] is not None:
                 raise  # a task of the transport failed, which caused the exception inside
-            # A cancellation from outside leaves as itself too, here or at the next checkpoint.
+            # An outer cancellation also leaves as itself, here or at the next checkpoint.
             if exc_value is None:
                 await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - raises at once
 
     async def aclose(self) -> None:
-        """Close every connection now; requests under way fail. The context may stay open."""
+        """Close every connection now; requests in progress fail. The context may stay open."""
         if self._pool is not None:
             self._pool.close()
         await trio.lowlevel.checkpoint()
@@ -293,13 +291,13 @@ class Transport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send ``request`` and return the response, its body not read yet.
 
-        The response must be read to its end or closed, as with any httpx transport. Honours
+        The response must be read to its end or closed, as with any httpx transport. Supports
         httpx's ``timeout`` and ``target`` extensions, and ``sdk_trio.before_send``: a function
-        without arguments that is called before anything of the request can reach the server, so
-        that a request given up earlier is known not to have been executed.
+        without arguments, called before anything of the request can reach the server. A request
+        abandoned earlier was certainly not executed.
 
         Raises:
-            httpx.TransportError: see the module; the classes say whether anything was sent.
+            httpx.TransportError: see the module; the class tells whether anything was sent.
             RuntimeError: the transport was never opened.
         """
         pool = self._pool
@@ -319,14 +317,14 @@ class Transport(httpx.AsyncBaseTransport):
                 if self._http3 is not None:
                     connection = await self._http3.acquire(origin)
                 if connection is None:
-                    # After a first try that may have been executed, a second one that never left
-                    # proves nothing, so the caller is not told that the request was not sent.
+                    # The first try may have been executed, so an unsent second try must not be
+                    # reported as "not sent".
                     abandoned = None if was_stale else request.extensions.get(ABANDONED)
                     connection = await pool.acquire(origin, timeouts, abandoned)
                 try:
                     return await connection.exchange(request)
-                # Neither of these two was processed, so any method may be sent again, without the
-                # retry layer, its waits and its budget.
+                # Neither of these was processed, so any method may be resent, without the retry
+                # layer's waits and budget.
                 except RenewedError:
                     if not is_replayable(request):
                         raise
@@ -339,8 +337,8 @@ class Transport(httpx.AsyncBaseTransport):
                     if was_stale or not repeatable or not is_replayable(request):
                         raise
                     was_stale = True
-                    # The other idle connections are probably dead as well, so the second try gets a
-                    # new one or one that was in use a moment ago.
+                    # Other idle connections are probably dead too, so the second try gets a new one
+                    # or one used a moment ago.
                     pool.forget_idle(origin)
         except NetworkError as error:
             raise translated(error, request) from error
@@ -352,7 +350,7 @@ class Transport(httpx.AsyncBaseTransport):
 
 
 def tls_context(connection: ConnectionOptions) -> ssl.SSLContext:
-    """Return a TLS context with the authorities and the certificate that ``connection`` names.
+    """Return a TLS context with the authorities and the certificate in ``connection``.
 
     Raises:
         OptionsValidationError: a file cannot be used.
@@ -369,8 +367,8 @@ def tls_context(connection: ConnectionOptions) -> ssl.SSLContext:
             ) from error
     if cert_file:
         try:
-            # The empty passphrase refuses a protected key; without it, OpenSSL would ask for the
-            # passphrase on the terminal.
+            # The empty passphrase refuses a protected key; without it, OpenSSL would prompt on the
+            # terminal.
             context.load_cert_chain(cert_file, connection.client_key_file, password=b"")
         except OSError as error:
             raise _unusable(

@@ -1,1 +1,1 @@
-"""Tells site managers of their tenant's transitions, on each channel of ``channels/``."""
+"""Notifies site managers of their tenant's transitions, on each channel of ``channels/``."""

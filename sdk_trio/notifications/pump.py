@@ -1,13 +1,13 @@
 """The pump of notifications: each transition of the outbox, on each channel, to the site manager.
 
-A transition is committed together with its outbox row. The pump gives it a message on each channel,
-and each channel's runner sends its own with its own workers, pace and retries: a channel that is
-down, slow or hangs changes nothing for the others. Changes of other processes (``tenant suspend``,
-``notify retry``) are found by looking at the store.
+A transition is committed together with its outbox row. The pump creates a message for it on each
+channel. Each channel's runner sends its own messages with its own workers, rate and retries, so a
+failing or slow channel does not affect the others. Changes by other processes (``tenant suspend``,
+``notify retry``) are found by polling the store.
 
-An attempt has two marks in the store. A *claimed* message has surely not been sent, so whoever
-finds it sends it. From the mark *sending* on, a message that its receiver cannot tell from a
-repetition is never sent again by itself, unless the channel says that it was surely not taken.
+An attempt has two marks in the store. A *claimed* message was certainly not sent, so any process
+that finds it sends it. After the mark *sending*, a message whose receiver cannot detect repetitions
+is not resent automatically, unless the channel reports that it was certainly not accepted.
 """
 
 import random
@@ -59,7 +59,7 @@ STORE_RETRY_SECONDS = 1.0
 #: Time to record the end of an attempt after a cancellation, in seconds.
 CLEANUP_SECONDS = 5.0
 
-#: Time between two looks of a runner that nobody wakes, in seconds; usually it is woken.
+#: Polling interval of a runner that is not woken, in seconds; usually it is woken.
 LOOK_SECONDS = 5.0
 
 Count = Callable[[str, str], None]
@@ -75,14 +75,14 @@ RESULTS = {
 
 _LEVELS = {"sent": _log.info, "skipped": _log.warning, "retried": _log.warning}
 
-#: Time between two looks for changes of other processes, in seconds; a look reads a few pages.
+#: Polling interval for changes by other processes, in seconds; a poll reads a few pages.
 POLL_SECONDS = 0.5
 
-#: Time between two renewals of leases, in seconds. Leases without an attempt are given up then.
+#: Interval between lease renewals, in seconds. Leases without an attempt are then given up.
 RENEW_SECONDS = 5.0
 
-#: An older transition, in seconds, is stale and its messages are skipped: a host that comes back
-#: after a week must not send a week's messages.
+#: An older transition, in seconds, is stale and its messages are skipped: after a week's downtime a
+#: host must not send a week's messages.
 NEWS_SECONDS = 86_400.0
 
 #: Retention of finished messages, in seconds: as long as a deleted tenant is kept by default.
@@ -105,19 +105,20 @@ class Pace:
         self._paused_until = -inf
 
     def allowed(self, now: float) -> int:
-        """Return how many attempts may begin now."""
+        """Return how many attempts may start now."""
         return 0 if self.is_paused(now) else self._bucket.available(now)
 
     def take(self, count: int, now: float) -> None:
-        """Count attempts that begin now; at most as many as are allowed."""
+        """Count attempts that start now; at most as many as are allowed."""
         self._bucket.take(now, count)
 
     def pause(self, until: float) -> None:
-        """Allow no attempt before that time, because the provider asked for it."""
+        """Allow no attempt before that time, as the provider requested."""
         self._paused_until = max(self._paused_until, until)
 
     def is_paused(self, now: float) -> bool:
-        """Return whether a provider's pause is in force."""
+        """Return whether a provider's pause applies now."""
+
         return now < self._paused_until
 
     def wait(self, now: float) -> float:
@@ -129,8 +130,8 @@ class Pace:
 class ChannelLimits:
     """The limits of one channel: messages at once, and messages a second.
 
-    ``longest_pause_seconds`` bounds the pause of the whole channel; a longer one that a provider
-    asks for applies to its one message only.
+    ``longest_pause_seconds`` limits the pause of the whole channel; a longer pause requested by a
+    provider applies only to its message.
     """
 
     concurrency: int = CONCURRENCY
@@ -145,11 +146,11 @@ class ChannelRunner:
 
     Args:
         name: of the channel, as the store and people know it.
-        channel: what sends.
+        channel: sends the messages.
         store: where the messages are.
         limits: its own.
         clock: returns Unix seconds.
-        count: is told the channel and the result of every attempt.
+        count: called with the channel and the result of every attempt.
         taking: is locked while messages are claimed, and while leases are renewed.
         fraction: returns a random number from 0 to 1.
     """
@@ -167,7 +168,7 @@ class ChannelRunner:
         fraction: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
-        #: A reload replaces it; a message that is being sent goes on with the old one.
+        #: A reload replaces it; a message being sent continues with the old one.
         self.channel: Channel = channel
         self._store = store
         self._limits = limits
@@ -176,32 +177,32 @@ class ChannelRunner:
         self._fraction = fraction
         #: The messages whose leases this process holds: they are being sent.
         self.held: set[NotificationId] = set()
-        # Leases are taken from the store and compared with it one after the other.
+        # Leases are taken from the store and compared with it one at a time.
         self._taking = taking
         self._closed = False
         self._wanted = Flag()
 
     def wake(self) -> None:
-        """Look again: there may be something to send."""
-        self._wanted.up()
+        """Poll again: there may be something to send."""
+        self._wanted.set()
 
     def close(self) -> None:
         """Claim nothing more; :meth:`run` returns when the attempts in progress have ended."""
         self._closed = True
-        self._wanted.up()
+        self._wanted.set()
 
     async def run(self) -> None:
-        """Send until :meth:`close`; then finish what was begun.
+        """Send until :meth:`close`; then finish the attempts in progress.
 
-        If it is cancelled, an attempt whose sending had begun is recorded as cut off, within
+        On cancellation, an attempt that was sending is recorded as interrupted, within
         ``CLEANUP_SECONDS``; one that was only claimed is given back.
         """
         pace = Pace(per_second=self._limits.per_second, burst=self._limits.burst)
         async with trio.open_nursery() as attempts:
             while not self._closed:
                 now = trio.current_time()
-                # No more is claimed than can be sent at once: what is claimed and waits would be
-                # nobody's for a lease after a crash.
+                # Claim only as many as can be sent at once: after a crash, claimed messages wait
+                # until their lease expires.
                 free = min(self._limits.concurrency - len(self.held), pace.allowed(now))
                 pause = LOOK_SECONDS if free else max(pace.wait(now), 0.001)
                 if free:
@@ -212,7 +213,7 @@ class ChannelRunner:
                     await self._wanted.wait()
 
     async def _claim(self, free: int, pace: Pace, attempts: trio.Nursery) -> float:
-        """Begin up to ``free`` attempts; return the seconds until there may be more."""
+        """Start up to ``free`` attempts; return the seconds until there may be more."""
         try:
             async with self._taking:
                 due = await self._store.take_due(self.name, limit=free, now=self._clock())
@@ -228,7 +229,7 @@ class ChannelRunner:
         for record in claimed:
             attempts.start_soon(self._deliver, record, pace)
         if due.more or (due.records and len(due.records) == free):
-            self._wanted.up()
+            self._wanted.set()
         if due.next_due_at is None:
             return LOOK_SECONDS
         return min(LOOK_SECONDS, max(0.001, due.next_due_at - self._clock()))
@@ -241,10 +242,10 @@ class ChannelRunner:
                 await self._send(record, pace)
         finally:
             self.held.discard(record.id)
-            self._wanted.up()
+            self._wanted.set()
 
     async def _begin(self, record: NotificationRecord) -> bool:
-        """Write the mark of sending; return False if the message must not be sent."""
+        """Write the mark ``sending``; return False if the message must not be sent."""
         try:
             while not self._closed:
                 try:
@@ -253,8 +254,8 @@ class ChannelRunner:
                     _log.store_unavailable(error, id=str(record.id), retry_in=STORE_RETRY_SECONDS)
                     await trio.sleep(STORE_RETRY_SECONDS)
         except trio.Cancelled:
-            # The mark may have been written although nothing was sent. Undone, the message is
-            # sent later; left, it would become ``unknown``.
+            # The mark may have been written although nothing was sent. If it is undone, the message
+            # is sent later; otherwise it would become ``unknown``.
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                 await self._record(record, SendResult(NotificationState.PENDING))
             raise
@@ -281,10 +282,10 @@ class ChannelRunner:
             raise
 
     def _pause(self, pace: Pace, asked: float) -> None:
-        """Pause the channel for the time that the provider asks for, within the channel's bound.
+        """Pause the channel for the time requested by the provider, within the channel's limit.
 
-        One answer, right or wrong, must not stop everybody's messages for a day. The message that
-        got it waits for the whole time.
+        One answer, right or wrong, must not stop all messages for a day. The message that got it
+        waits for the whole time.
         """
         now = trio.current_time()
         seconds = min(asked, self._limits.longest_pause_seconds)
@@ -298,13 +299,13 @@ class ChannelRunner:
         pace.pause(now + seconds)
 
     async def _attempt(self, record: NotificationRecord) -> Outcome:
-        # Each channel has its own timeout. This one is for a channel that forgets it, whose
-        # messages would hold their places for ever.
+        # Each channel has its own timeout. This one is for a channel that lacks it, whose messages
+        # would block their workers forever.
         with trio.move_on_after(ATTEMPT_SECONDS):
             try:
                 return await self.channel.send(record.outbox)
             except Exception as error:
-                # A bug of ours in the middle of sending: the message may have left or not.
+                # A bug of ours during the sending: the message may have been sent or not.
                 log_fault("notification.crashed", error, id=str(record.id))
                 return Ambiguous(f"the channel failed: {type(error).__name__}")
         return Ambiguous(f"there was no answer within {ATTEMPT_SECONDS:g} s")
@@ -319,14 +320,14 @@ class ChannelRunner:
     async def _record(self, record: NotificationRecord, ending: SendResult) -> None:
         """Record the end of an attempt, and try again until the store accepts it."""
         while True:
-            # Shielded, because a cancelled write may have been made: only its answer tells.
+            # Shielded, because a cancelled write may have been committed: only its result shows.
             with trio.move_on_after(CLEANUP_SECONDS, shield=True):
                 try:
                     if await self._store.finish(record.id, ending, now=self._clock()):
                         self._report(record, ending, attempt=record.attempts + 1)
                     elif ending.state in RESULTS:
-                        # Another owner has the message and will report it. Only this log line
-                        # says that it was sent here, too.
+                        # Another owner has the message and will report it. Only this log line shows
+                        # that it was sent here, too.
                         _log.warning(
                             "notification.not_recorded",
                             id=str(record.id),
@@ -368,14 +369,14 @@ def log_result(
 
 
 class NotificationPump:
-    """Sends the messages of all channels until told to stop.
+    """Sends the messages of all channels until closed.
 
     Args:
         channels: by the name that the store and people know them by (``email``).
-        store: where the messages are kept.
+        store: where the messages are stored.
         limits: of single channels; the others have the defaults of :class:`ChannelLimits`.
-        changed: is raised when there may be a new transition; None: nobody says so, and the store
-            is looked at every :data:`POLL_SECONDS`.
+        changed: set when there may be a new transition; None: the store is polled every
+            :data:`POLL_SECONDS` only.
         clock: returns Unix seconds.
         fraction: returns a random number from 0 to 1.
     """
@@ -410,7 +411,7 @@ class NotificationPump:
         }
         self._changed = Flag() if changed is None else changed
         self._closing = trio.Event()
-        #: Set when :meth:`run` has finished what was begun.
+        #: Set when :meth:`run` has finished all attempts.
         self.ended: trio.Event = trio.Event()
 
     @property
@@ -425,27 +426,27 @@ class NotificationPump:
         self._counts[channel, result] += number
 
     def wake(self) -> None:
-        """Look for new transitions now instead of half a second later."""
-        self._changed.up()
+        """Poll for new transitions now instead of half a second later."""
+        self._changed.set()
 
     def replace(self, channels: Mapping[str, Channel]) -> None:
-        """Send through these channels from the next message on; unknown names are left out."""
+        """Send through these channels from the next message on; unknown names are ignored."""
         for name, runner in self._runners.items():
             runner.channel = channels.get(name, runner.channel)
 
     def close(self) -> None:
-        """Begin nothing more; :meth:`run` returns when the attempts in progress have ended."""
+        """Start no more attempts; :meth:`run` returns when those in progress have ended."""
         self._closing.set()
         for runner in self._runners.values():
             runner.close()
 
     async def recover(self) -> None:
-        """Take over the messages of earlier processes; the caller knows that none of them lives.
+        """Recover the messages of earlier processes; the caller knows that none of them lives.
 
         A message that one of them was sending becomes ``unknown`` if it cannot be repeated.
 
         Raises:
-            StoreUnavailableError: the store cannot do it at present.
+            StoreUnavailableError: the store is unavailable.
         """
         now = self._clock()
         recovered = await self._store.recover(now=now)
@@ -454,14 +455,14 @@ class NotificationPump:
             _log.info("notification.recovered", messages=recovered.resumed)
 
     def _report_lost(self, recovered: Recovered, now: float) -> None:
-        """Report messages of which it is not known whether they were sent."""
+        """Report messages for which it is unknown whether they were sent."""
         for record in recovered.lost:
             self._count(record.id.channel, RESULTS[NotificationState.UNKNOWN])
             ending = SendResult(NotificationState.UNKNOWN, record.reason)
             log_result(record, "unknown", attempt=record.attempts, ending=ending, now=now)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Send until :meth:`close`, then finish what was begun.
+        """Send until :meth:`close`, then finish the attempts in progress.
 
         If it is cancelled, an attempt that was being sent is recorded as ``unknown`` (a repeatable
         one is due again), and one that was only claimed is given back, within a few seconds.
@@ -470,16 +471,16 @@ class NotificationPump:
             StoreUnavailableError: before it has started; later it is tried again.
         """
         try:
-            # Before ``started``: the very first look sets the position, before which no transition
-            # is announced, and skips messages that wait on a channel that was switched off.
-            await self._look(first=True)
+            # Before ``started``: the first poll sets the position, before which no transition is
+            # announced, and skips messages of a disabled channel.
+            await self._poll(first=True)
             async with trio.open_nursery() as background:
                 background.start_soon(self._watch)
                 background.start_soon(self._every, RENEW_SECONDS, self._renew)
                 background.start_soon(self._every, PURGE_INTERVAL_SECONDS, self._purge)
                 task_status.started()
-                # The runners have a nursery of their own: at a close they finish what was begun,
-                # while leases are still renewed in the background.
+                # The runners have their own nursery: on close they finish their attempts, while the
+                # background task still renews leases.
                 async with trio.open_nursery() as runners:
                     for runner in self._runners.values():
                         runners.start_soon(runner.run)
@@ -495,7 +496,7 @@ class NotificationPump:
         while True:
             pause = POLL_SECONDS
             try:
-                if await self._look():
+                if await self._poll():
                     continue
             except StoreUnavailableError as error:
                 pause = STORE_RETRY_SECONDS
@@ -503,14 +504,13 @@ class NotificationPump:
             with trio.move_on_after(pause):
                 await self._changed.wait()
 
-    async def _look(self, *, first: bool = False) -> bool:
-        """Look once; return True if there is more to enlist."""
+    async def _poll(self, *, first: bool = False) -> bool:
+        """Poll once; return True if there is more to enlist."""
         now = self._clock()
         seen = await self._store.look(self._repeatable, now=now)
         for name in seen.due:
             self._runners[name].wake()
-        # The look reads a few pages twice a second; only when there is something new does it cost a
-        # write.
+        # A poll reads a few pages twice a second; it writes only if there is something new.
         if not (first or seen.new_transitions):
             return False
         done = await self._store.enlist(self._repeatable, now=now, oldest=now - NEWS_SECONDS)
@@ -548,5 +548,5 @@ class NotificationPump:
         try:
             await self._store.release()
         except StoreUnavailableError as error:
-            # The next start takes the messages over, as our leases end with this process.
+            # The next start recovers the messages, as our leases end with this process.
             _log.store_unavailable(error)

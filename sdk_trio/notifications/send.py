@@ -1,9 +1,9 @@
-"""One attempt to send one message on one channel: its request, its outcome, and what follows.
+"""One attempt to send one message on one channel: its request, its outcome, and the next step.
 
-:func:`attempt` turns whatever can go wrong into an outcome, the same way for every channel,
-:func:`classify_response` says what an answer means: taken, to be tried again, or refused, and
-:func:`ending_of` decides what becomes of the message. Faults of ours are logged by kind and place
-and not by their words, which may quote the message.
+:func:`attempt` turns every failure into an outcome, in the same way for all channels.
+:func:`classify_response` classifies an answer as accepted, to be retried, or refused.
+:func:`ending_of` decides the next state of the message. Faults of our own code are logged by kind
+and place, not by their text, which may quote the message.
 """
 
 import json
@@ -32,20 +32,19 @@ _log = get_logger("notifications")
 #: Reads an environment variable; None when it is not set.
 ReadVariable = Callable[[str], str | None]
 
-#: Characters of a provider's explanation that are kept.
+#: Characters of a provider's explanation that are stored.
 MAX_EXPLANATION_CHARACTERS = 300
 
 #: The longest wait that a provider's answer can cause, in seconds.
 MAX_WAIT_SECONDS = 86_400.0
 
-#: Statuses, beside the 5xx, after which the message is sent again: the request did not arrive
-#: whole, came too early, or was one too many.
+#: Statuses besides 5xx after which the message is retried: the request was incomplete, too early,
+#: or over a limit.
 _TRY_AGAIN = frozenset({408, 425, 429})
 
-#: Statuses of a gateway between us and the provider: 502, 504, and those that content networks
-#: made up. The gateway may have passed the request on or not, so nobody knows whether the message
-#: was taken. An SMS that was sent cannot be called back, so it becomes ``unknown`` instead of being
-#: sent again (docs/adr/0013-notifications.md).
+#: Statuses of a gateway between us and the provider: 502, 504, and those invented by CDNs. The
+#: gateway may or may not have forwarded the request. An SMS cannot be recalled, so the message
+#: becomes ``unknown`` instead of being resent (docs/adr/0013-notifications.md).
 _SAID_BY_A_GATEWAY = frozenset({502, 504, 598, 599, *range(520, 531)})
 
 
@@ -58,7 +57,7 @@ class Sent:
 
 @attrs.frozen
 class Again:
-    """It was surely not taken, and may be later; not before ``after_seconds``, if it says so."""
+    """It was certainly not accepted, but may be later; not before ``after_seconds``, if set."""
 
     reason: str
     after_seconds: float | None = None
@@ -66,7 +65,7 @@ class Again:
 
 @attrs.frozen
 class Refused:
-    """It was surely not taken, and never will be as it is: trying again is no use."""
+    """It was certainly not accepted, and retrying will not help."""
 
     reason: str
 
@@ -80,7 +79,7 @@ class Skipped:
 
 @attrs.frozen
 class Ambiguous:
-    """It was sent, and no answer came: whether it was taken cannot be known."""
+    """It was sent, and no answer came: it is unknown whether it was accepted."""
 
     reason: str
 
@@ -94,14 +93,14 @@ def log_fault(event: str, error: Exception, **fields: object) -> None:
     Its text and its traceback may quote a credential, an address or a message, so neither is
     logged.
     """
-    # The last frame is the line that raised, which is all that a report needs beside the type.
+    # The last frame is the line that raised; with the type it is enough for a report.
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename}:{place.lineno}"
     _log.error(event, error=type(error).__name__, where=where, **fields)
 
 
 class Channel(Protocol):
-    """One way to reach a site manager."""
+    """One channel for notifying site managers."""
 
     @property
     def repeatable(self) -> bool:
@@ -140,15 +139,15 @@ class Poster(Protocol):
             url: an absolute URL.
             headers: all but Host and Content-Length.
             body: the exact bytes.
-            timeout_seconds: time limit from the look-up of the name to the answer's last byte.
+            timeout_seconds: time limit from resolving the name to the answer's last byte.
             public_only: refuse to connect to a private, loopback or link-local address.
-            wants_body: False: the answer is whole when its head has come, and its body is empty.
+            wants_body: False: the answer is complete with its head, and its body is empty.
 
         Raises:
             AddressInvalidError: nothing can ever be sent to this URL.
             AddressRefusedError: ``public_only``, and the host has no public address.
             NotSentError: nothing of the request was sent: it may be tried again.
-            AnswerLostError: it was sent, or may have been, and no whole answer came.
+            AnswerLostError: it was sent, or may have been, and no complete answer came.
         """
         ...
 
@@ -212,22 +211,22 @@ def credential(read_variable: ReadVariable, name: str, *, for_header: bool = Tru
     """Return the value of a variable, or the reason not to use it, which never quotes the value.
 
     ``for_header``: it becomes part of a request's head, where only visible ASCII is safe: a line
-    break would begin another header.
+    break would start another header.
     """
-    # A line break at the end is what ``echo`` leaves in a file of variables.
+    # ``echo`` leaves a line break at the end of a variable's file.
     value = (read_variable(name) or "").strip()
     if not value:
         return Skipped(f"the variable {name} is not set")
     if for_header and not all("!" <= character <= "~" for character in value):
         return Skipped(
-            f"the value of the variable {name} holds white space, a line break or characters "
+            f"the value of the variable {name} contains white space, a line break or characters "
             "outside ASCII: copy it again"
         )
     return value
 
 
 class ProviderChannel(ABC):
-    """A channel that sends one HTTP request for each message; others are a :class:`Channel` alone.
+    """A channel that sends one HTTP request per message; others implement only :class:`Channel`.
 
     Args:
         options: the settings of notifications.
@@ -236,7 +235,7 @@ class ProviderChannel(ABC):
         clock: returns Unix seconds.
     """
 
-    #: Whether the receiver can tell a repetition.
+    #: Whether the receiver can detect repetitions.
     repeatable: bool
 
     def __init__(
@@ -269,10 +268,10 @@ def classify_response(
     advice: str = "",
     now: float = 0,
 ) -> Outcome:
-    """Return the outcome of a message whose answer is no success, by its status alone.
+    """Return the outcome of a message from the status of an unsuccessful answer.
 
     Args:
-        answer: of any status but those that the channel takes for success.
+        answer: of any status except those that the channel treats as success.
         repeatable: whether the receiver recognizes a repetition. If it does not, a gateway's answer
             leaves the outcome open, like no answer.
         explanation: the provider's words, already bounded and without secrets.
@@ -285,17 +284,19 @@ def classify_response(
         reason += f": {explanation}"
     # Before the other 5xx, of which these are a part.
     if status in _SAID_BY_A_GATEWAY and not repeatable:
-        return Ambiguous(f"{reason}: a gateway's answer, look there whether it was sent")
+        return Ambiguous(f"{reason}: a gateway's answer; check at the provider whether it was sent")
     if status in _TRY_AGAIN or status >= 500:
         return Again(reason, _wait(answer, now))
-    # To follow would send a credential and a person's address to a host that nobody has configured.
+    # Following it would send a credential and a person's address to an unconfigured host.
     if 300 <= status < 400:
         return Refused(f"{reason} (redirects are not followed)")
     if status in (401, 403) and advice:
         return Refused(f"{reason}; {advice}")
     # A success that the provider does not document may be a sandbox, a queue, or nothing at all.
     if 200 <= status < 300:
-        return Ambiguous(f"{reason}, which is not documented: look there whether it was sent")
+        return Ambiguous(
+            f"{reason}, which is not documented; check at the provider whether it was sent"
+        )
     return Refused(reason)
 
 
@@ -327,18 +328,18 @@ def explained(text: Any, hidden: Iterable[str]) -> str:
 
 
 def _wait(answer: PostAnswer, now: float) -> float | None:
-    """Return the longer of the waits that the answer asks for, in seconds, None for none."""
+    """Return the longer of the waits requested by the answer, in seconds, or None."""
     asked = [] if answer.retry_after is None else [answer.retry_after]
     reset = answer.headers.get("x-ratelimit-reset", "").strip()
-    # Some providers say it as a time in Unix seconds and not as a wait. Twelve digits reach beyond
-    # the year 30000; a longer number is none.
+    # Some providers send a time in Unix seconds instead of a wait. Twelve digits reach beyond the
+    # year 30000; a longer number is invalid.
     if answer.status == 429 and reset.isascii() and reset.isdigit() and len(reset) <= 12:
         asked.append(int(reset) - now)
     waits = [wait for wait in asked if wait > 0]
     return min(max(waits), MAX_WAIT_SECONDS) if waits else None
 
 
-#: The longest reason that is kept, in characters.
+#: The longest stored reason, in characters.
 MAX_REASON_LENGTH = 500
 
 
@@ -346,9 +347,9 @@ MAX_REASON_LENGTH = 500
 class RetrySchedule:
     """The number of attempts of a message on its channel, and the waits between them.
 
-    ``max_attempts`` counts all of them, the first included. After the n-th failed one the wait is
-    drawn from ``U(0, min(cap, base * 2**(n - 1)))``. With the defaults eight attempts last half an
-    hour on average: long enough for a provider to come back, and for a message that is still news.
+    ``max_attempts`` includes the first one. The wait after the n-th failure is drawn from ``U(0,
+    min(cap, base * 2**(n - 1)))``. With the defaults, eight attempts last half an hour on average:
+    long enough for a provider to recover, and for the message to be current.
     """
 
     max_attempts: int = 8
@@ -365,7 +366,7 @@ def ending_of(
     now: float,
     fraction: float,
 ) -> SendResult:
-    """Decide what follows an attempt.
+    """Decide the next step after an attempt.
 
     Args:
         outcome: the channel's.
@@ -383,8 +384,8 @@ def ending_of(
             return SendResult(NotificationState.SKIPPED, _cut(reason))
         case Refused(reason):
             return SendResult(NotificationState.FAILED, _cut(reason))
-        # A person cannot tell a second SMS from a second transition, and what was sent cannot be
-        # called back: so a person decides (``notify retry``).
+        # People cannot distinguish a repeated SMS from a second transition, and it cannot be
+        # recalled: so a person decides (``notify retry``).
         case Ambiguous(reason) if not repeatable:
             return SendResult(NotificationState.UNKNOWN, _cut(reason))
         # The receiver recognises a repetition by its ``deliveryId``.
@@ -397,13 +398,13 @@ def ending_of(
     wait = jittered_wait(
         attempts, fraction, base_seconds=schedule.base_seconds, cap_seconds=schedule.cap_seconds
     )
-    # The provider's wait is a lower bound. The jitter on top keeps all messages that got the same
-    # answer from coming back at the same moment.
+    # The provider's wait is a lower limit. Jitter keeps messages with the same answer from retrying
+    # together.
     return SendResult(NotificationState.RETRYING, _cut(reason), next_attempt_at=now + asked + wait)
 
 
 def interrupted(*, repeatable: bool, reason: str, now: float) -> SendResult:
-    """Return what is recorded of an attempt that was cut off after the sending had begun."""
+    """Return the result recorded for an attempt that was interrupted while sending."""
     if repeatable:
         return SendResult(NotificationState.RETRYING, reason, next_attempt_at=now)
     return SendResult(NotificationState.UNKNOWN, reason)
@@ -413,18 +414,18 @@ def _cut(reason: str) -> str:
     return reason if len(reason) <= MAX_REASON_LENGTH else reason[: MAX_REASON_LENGTH - 1] + "…"
 
 
-# A made-up tenant is active before every other transition.
+# A fictitious tenant is active before every other transition.
 _BEFORE = {Transition.REACTIVATED: TenantStatus.SUSPENDED}
 
 
 def sample_record(
     transition: Transition, tenant: Tenant | None = None, *, now: float, reason: str | None = None
 ) -> OutboxRecord:
-    """Return the record of a transition that has not taken place, of a tenant or a made-up one.
+    """Return the record of a fictitious transition, of a given or fictitious tenant.
 
     Args:
         transition: the transition.
-        tenant: whose it would be; None: one that is made up.
+        tenant: its tenant; None: a fictitious one.
         now: when it would be, in Unix seconds.
         reason: why; None: a made-up reason for a made-up tenant.
     """

@@ -1,8 +1,8 @@
 """The message about one transition: subject, text, HTML, SMS. Pure.
 
-Names and reasons may be hostile. Whatever they hold, the rendered texts have a bounded size, and a
-value is never taken for a placeholder, a header, HTML, or a change of the direction of writing.
-Sizes, in characters, with an ellipsis where something was cut:
+Names and reasons may be hostile. The rendered texts always have a bounded size. A value is never
+treated as a placeholder, a header, HTML, or a change of writing direction. Sizes, in characters,
+with an ellipsis where text was cut:
 
 =========  =====  =======  ==========================
 in         name   reason   altogether
@@ -24,7 +24,7 @@ from ..config.options.notifications import TemplateOptions, TemplatesOptions, cu
 from ..records.tenants import OutboxRecord, Transition
 
 MAX_EMAIL_CHARACTERS = 20_000
-#: The provider refuses more than 1600 characters; ten segments hold 1530 at most.
+#: The provider refuses more than 1600 characters; ten segments have at most 1530.
 MAX_SMS_SEGMENTS = 10
 
 #: The text for a missing reason, so that "Reason: {Reason}" still reads well.
@@ -68,7 +68,8 @@ def template_of(templates: TemplatesOptions, transition: Transition) -> Template
 def render(template: TemplateOptions, record: OutboxRecord) -> Message:
     """Return the message about ``record``; raises for no value and no template.
 
-    The HTML form is made of the text: every character escaped, blank lines between paragraphs.
+    The HTML form is generated from the text: every character is escaped, and blank lines separate
+    paragraphs.
     """
     subject = cut(
         one_line(substitute(template.email_subject, _values(record, _SUBJECT))),
@@ -110,9 +111,9 @@ def cut(text: str, characters: int, ellipsis: str = "…") -> str:
 def one_line(text: str) -> str:
     """Return ``text`` as one line: for subjects, display names, and values of placeholders.
 
-    Control characters, line breaks among them, become spaces, and runs of spaces one; characters
-    that change the direction of writing or cannot be seen are left out. At most 10000 characters
-    are looked at.
+    Control characters, including line breaks, become spaces, and runs of spaces one space.
+    Characters that change the writing direction or are invisible are removed. At most 10000
+    characters are read.
     """
     return " ".join(_without_controls(text[:10_000].replace("\n", " ")).split())
 

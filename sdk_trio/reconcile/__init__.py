@@ -1,1 +1,1 @@
-"""Reconciliation: finds deliveries that the inbox lacks, and asks the upstream for them again."""
+"""Reconciliation: finds deliveries that the inbox lacks, and requests them again."""

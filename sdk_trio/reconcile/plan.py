@@ -1,4 +1,4 @@
-"""The decisions of reconciliation: which deliveries were missed, and what to do about each. Pure.
+"""The decisions of reconciliation: which deliveries were missed, and what to do. Pure.
 
 The upstream lists its deliveries, each with its event; the event's id is the ``webhook-id`` of the
 delivery. An id without a record in the inbox was missed, so the upstream is asked to deliver it
@@ -259,7 +259,7 @@ def choose_endpoints(
         path: ``Sdk:Webhooks:Path``.
 
     Raises:
-        UnknownEndpointError: there is no such endpoint, or more than one.
+        UnknownEndpointError: no endpoint matches, or more than one.
     """
     by_id = {str(entry.get("id")): entry for entry in listed}
     existing = ", ".join(f"{name} ({_shown_url(entry)})" for name, entry in by_id.items()) or "none"

@@ -1,4 +1,4 @@
-"""Reconciliation: finds deliveries that never arrived, and asks the upstream to send them again.
+"""Reconciliation: finds deliveries that never arrived, and requests them again.
 
 A redelivery arrives like any other delivery and passes every check of the receiver. The decisions
 are in ``plan.py``. This module reads the upstream's lists and stores the checkpoint.
@@ -93,7 +93,7 @@ class Upstream(Protocol):
         ...
 
     async def redeliver(self, webhook_id: str) -> bool:
-        """Ask for another delivery of an event; return whether the upstream agreed."""
+        """Request another delivery of an event; return whether the upstream accepted."""
         ...
 
 
@@ -192,7 +192,7 @@ class Reconciler:
         return Survey(merge(sightings), disabled)
 
     async def ask(self, sighting: Sighting) -> bool:
-        """Ask the upstream to deliver an event again; return whether it agreed.
+        """Request an event again from the upstream; return whether it accepted.
 
         It takes at least ``ask_seconds``, which limits the rate of calls in a loop. After a
         cancellation the request may have been sent.
@@ -221,7 +221,7 @@ class Reconciler:
     async def _reconcile_window(
         self, window: Window, endpoints: tuple[ReadEndpoint, ...], progress: "_Progress"
     ) -> None:
-        """Ask for the missing events of one window, then advance the checkpoint."""
+        """Request the missing events of one window, then advance the checkpoint."""
         missing = await self._missing(window, endpoints, progress)
         unresolved: list[Sighting] = []
         try:

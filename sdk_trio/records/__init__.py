@@ -1,1 +1,1 @@
-"""Plain records and enumerations of what is stored; nothing here waits, so commands start fast."""
+"""Plain records and enumerations of stored data; no I/O, so commands start fast."""

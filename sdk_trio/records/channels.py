@@ -1,18 +1,18 @@
-"""The channels on which site managers are told, each declared once: settings, commands, doctor,
-metrics and stores go by these rows.
+"""The channels for notifying site managers, declared once.
 
-What a channel does is in :mod:`sdk_trio.notifications.channels` (CONTRIBUTING.md).
+Settings, commands, doctor, metrics and stores read these rows. The channels' code is
+in :mod:`sdk_trio.notifications.channels` (CONTRIBUTING.md).
 """
 
 import enum
 from typing import NamedTuple
 
-#: The texts that each transition has a template of, by their keys in the settings.
+#: The settings keys of the template texts that each transition has.
 TEXTS = ("EmailSubject", "EmailBody", "SmsBody")
 
 
 class ContactKind(enum.Enum):
-    """An address that a site manager may have: its name for people, and the argument for it."""
+    """A kind of address of a site manager: its name for people, and its argument."""
 
     EMAIL = ("email address", "--email")
     PHONE = ("phone number", "--phone")
@@ -29,15 +29,14 @@ class ContactKind(enum.Enum):
 
 
 class NotificationChannel(NamedTuple):
-    """One channel, as all but its own code know it.
+    """One channel, as seen by all code except its own.
 
-    ``name`` is the word that people type, a message's id ends with, and the store keeps; the
-    settings have a switch and a section of this name.
-    ``texts`` are those of :data:`TEXTS` that it sends and that may not be blank while it is on.
-    ``quoted`` are further ones that it sends, blank or not.
-    ``contact`` is the address that a tenant needs; None: the receiver is the operator's.
-    ``target`` is the setting within its section that ``notify test --to`` replaces, if any.
-    ``signs`` says that its credential signs, and so may hold what the head of a request may not.
+    ``name`` is used in commands, in message ids and in the store; the settings have a switch and a
+    section of this name. ``texts`` are those of :data:`TEXTS` that it sends and that must not be
+    blank while it is enabled. ``quoted`` are further texts that it sends, blank or not. ``contact``
+    is the address that a tenant needs; None: the operator configures the receiver. ``target`` is
+    the setting in its section that ``notify test --to`` replaces, if any. ``signs``: its credential
+    signs, and may contain characters that a request head must not.
     """
 
     name: str
@@ -58,9 +57,9 @@ _ROWS = (
         name="email", texts=("EmailSubject", "EmailBody"), contact=ContactKind.EMAIL
     ),
     NotificationChannel(name="sms", texts=("SmsBody",), contact=ContactKind.PHONE),
-    # Its payload has all texts, and its receiver may use none of them.
+    # Its payload contains all texts; its receiver may use none of them.
     NotificationChannel(name="webhook", quoted=TEXTS, target="Url", signs=True),
 )
 
-#: The channels by their names, in the order in which they are shown.
+#: The channels by name, in display order.
 CHANNELS = {row.name: row for row in _ROWS}

@@ -1,11 +1,11 @@
-"""Deliveries as the inbox keeps them: plain records, and their form in JSON. Pure.
+"""Deliveries as stored in the inbox: plain records, and their JSON form. Pure.
 
-Times are Unix seconds as floats, ids are the ``webhook-id`` header's text. A delivery is found by
-its *key*: its signer and its id, because an id is unique for one sender and not in the world.
+Times are Unix seconds as floats; ids are the text of the ``webhook-id`` header. The *key* of a
+delivery is its signer and its id, because an id is unique only per sender.
 
-:func:`listed` and :func:`shown` make the JSON of the command line and of the admin address. Its
-fields have the names of the records' attributes, so a name here is a promise to scripts: fields
-may be added, none may be renamed.
+:func:`listed` and :func:`shown` make the JSON of the command line and the admin address. Its fields
+are named like the records' attributes, and scripts rely on them: fields may be added, but not
+renamed.
 """
 
 import base64
@@ -20,33 +20,33 @@ from .states import REPLAYABLE as REPLAYABLE
 from .states import UNFINISHED as UNFINISHED
 from .states import DeliveryState as DeliveryState
 
-#: The word that a person writes in place of a tenant to mean the host's delivery of an id.
+#: The word entered instead of a tenant for the host's delivery of an id.
 HOST = "host"
 
 #: The error of a run during which its process ended.
 PROCESS_ENDED = "the process ended while it ran"
 
-#: The most other bodies that are kept of one key: the first ones. Further ones are still counted.
+#: The most other bodies stored per key: the first ones. Further ones are only counted.
 MOST_EVIDENCE = 10
 
 
 def key_of(webhook_id: str, signer: str | None) -> str:
-    """Return the key of a delivery: its id alone if the host signed it, else ``ID.TENANT``.
+    """Return the key of a delivery: the id if the host signed it, else ``ID.TENANT``.
 
-    No id holds a dot, so the two forms cannot be confused, and all keys of one id are neighbours in
-    the index.
+    An id never contains a dot, so the two forms cannot be confused, and all keys of one id are
+    adjacent in the index.
     """
     return f"{webhook_id}.{signer}" if signer else webhook_id
 
 
 class NewDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A verified delivery as it goes into the inbox; a Struct, which is made faster than attrs.
+    """A verified delivery to be stored; a Struct, which is faster to create than an attrs class.
 
-    ``subject`` is ``data.id`` or None; with ``ordered`` the unfinished events of one subject run
-    one at a time in the order of arrival. ``timestamp`` is the signed header, in Unix seconds.
-    ``tenant_id`` is the tenant that it belongs to, if there is one. ``signer`` is the tenant whose
-    secret has verified it, "" for the host's. ``address`` is the sender's, if it is known; it is
-    kept where the body turns out to be another one than the first of its key.
+    ``subject`` is ``data.id`` or None; with ``ordered``, unfinished events of one subject run one
+    at a time in order of arrival. ``timestamp`` is the signed header, in Unix seconds.
+    ``tenant_id`` is the tenant it belongs to, if any. ``signer`` is the tenant whose secret
+    verified it, "" for the host's. ``address`` is the sender's, if known; it is stored if the body
+    differs from the first one of its key.
     """
 
     webhook_id: str
@@ -62,21 +62,20 @@ class NewDelivery(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> str:
-        """The key that the inbox finds it by; see :func:`key_of`."""
+        """The key under which the inbox stores it; see :func:`key_of`."""
         return key_of(self.webhook_id, self.signer)
 
 
 @attrs.frozen
 class DeliveryRecord:
-    """One delivery as the inbox holds it now.
+    """One delivery in its current stored state.
 
-    ``sequence`` grows in order of arrival. ``queued`` says that our own workers run it; False
-    means that the sender's redeliveries do. ``attempts`` counts the runs that were started since it
-    arrived or was last put back, ``earlier_attempts`` those before. ``process_ends`` says in how
-    many of them the process ended, ``ran_alone`` whether no other run was beside the last of these.
-    ``generation`` counts how often it was put back after it had been done.
-    ``raw`` is None once the payload retention has passed, or where a listing leaves bodies out.
-    ``signer`` is the tenant whose secret verified it, "" for the host's.
+    ``sequence`` grows in order of arrival. ``queued`` means that our own workers run it; otherwise
+    the sender's redeliveries do. ``attempts`` counts the runs started since it arrived or was last
+    replayed, ``earlier_attempts`` those before. ``process_ends`` counts the runs during which the
+    process ended, ``ran_alone`` is whether the last of these was the only run then. ``generation``
+    counts the replays after it was done. ``raw`` is None after the payload retention, or if a
+    listing omits bodies. ``signer`` is the tenant whose secret verified it, "" for the host's.
     """
 
     sequence: int
@@ -103,14 +102,14 @@ class DeliveryRecord:
 
     @property
     def key(self) -> str:
-        """The key that the inbox finds it by; see :func:`key_of`."""
+        """The key under which the inbox stores it; see :func:`key_of`."""
         return key_of(self.webhook_id, self.signer)
 
 
 class EvidenceRecord(msgspec.Struct, frozen=True):
-    """Another body that came under the key of a delivery: when, from where, and its bytes.
+    """Another body received under the key of a delivery: when, from where, and its bytes.
 
-    ``tenant_id`` is the tenant that it belongs to, which may be another one than the delivery's.
+    ``tenant_id`` is its own tenant, which may differ from the delivery's.
     """
 
     received_at: float
@@ -120,12 +119,11 @@ class EvidenceRecord(msgspec.Struct, frozen=True):
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):
-    """One run that failed: its number from 1, when, for how long, and why.
+    """One failed run: its number from 1, when, for how long, and why.
 
-    ``place`` is the innermost line of the user's code, as ``FILE:LINE in FUNCTION``, or the
-    beginning of what an application answered to a forwarded event; ``traceback`` is kept in
-    Development only. The run of a forwarded event that ended well is kept as well, without an
-    ``error``.
+    ``place`` is the innermost line of the user's code, as ``FILE:LINE in FUNCTION``, or for a
+    forwarded event the beginning of the application's answer. ``traceback`` is stored in
+    Development only. A successful run of a forwarded event is stored as well, without an ``error``.
     """
 
     number: int
@@ -137,25 +135,25 @@ class AttemptRecord(msgspec.Struct, frozen=True):
 
 
 class Admission(enum.Enum):
-    """The inbox's answer to a delivery."""
+    """The inbox's result for a new delivery."""
 
     NEW = enum.auto()
-    """It is ours now: committed (``accept``) or claimed (``claim``)."""
+    """Accepted: committed (``accept``) or claimed (``claim``)."""
     QUEUED = enum.auto()
-    """The same id is committed to the queue and not finished."""
+    """The same event is committed to the queue and unfinished."""
     RUNNING = enum.auto()
-    """The same id runs inline under another live owner."""
+    """The same event runs inline under another live lease holder."""
     DONE = enum.auto()
-    """The same id has finished within the dedup retention."""
+    """The same event finished within the dedup retention."""
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):
-    """Answer of ``accept`` and ``claim``.
+    """The result of ``accept`` and ``claim``.
 
-    ``attempts`` are the runs started before now, ``earlier`` those before it was put back, and
-    ``generation`` counts how often that was after it had been done.
-    ``same_body`` is False when the key was known with other bytes: the first ones stay, and the
-    others are kept beside them, see :meth:`Inbox.evidence`.
+    ``attempts`` are the runs started so far, ``earlier`` those before the last replay;
+    ``generation`` counts the replays after it was done. ``same_body`` is False if the key is known
+    with another body. The first body stays, and the others are stored beside it; see
+    :meth:`Inbox.evidence`.
     """
 
     admission: Admission
@@ -168,9 +166,9 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
 class Due(msgspec.Struct, frozen=True):
     """The result of ``take_due``; the caller holds the lease of every record.
 
-    ``records`` carry their bodies. ``more`` says that further records were due beyond ``limit``.
-    ``next_due_at`` is the time of the next retry that was not due yet, or None. ``unbegun`` are the
-    keys of those that surely no process has begun to run, not even one that ended right then.
+    ``records`` include their bodies. ``more``: further records were due beyond ``limit``.
+    ``next_due_at`` is the time of the next retry, or None. ``unbegun`` are the keys that certainly
+    no process has started to run.
     """
 
     records: Sequence[DeliveryRecord]
@@ -182,8 +180,8 @@ class Due(msgspec.Struct, frozen=True):
 class Renewed(msgspec.Struct, frozen=True):
     """The result of ``renew``.
 
-    ``lost`` are the keys that another owner has taken over; ``given_up`` is the number of leases
-    that the store had for this owner although it did not hold them.
+    ``lost`` are the keys that another owner has claimed; ``given_up`` is the number of stored
+    leases of this owner that it did not hold any more.
     """
 
     lost: frozenset[str] = frozenset()
@@ -191,16 +189,16 @@ class Renewed(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The handler finished. ``answer`` is what an application answered to a forwarded event."""
+    """The handler finished. ``answer`` is the application's answer to a forwarded event."""
 
     answer: str | None = None
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """The run failed. ``at`` is when our workers try again; None: the sender's redelivery will.
+    """The run failed. ``at`` is the time of our next attempt; None: the sender redelivers it.
 
-    ``asked`` says that its handler asked for a later one, by ``RetryLater``. ``answer`` is the
-    beginning of what an application answered, which is kept and never logged.
+    ``asked``: the handler requested a later run with ``RetryLater``. ``answer`` is the beginning of
+    the application's answer, which is stored and never logged.
     """
 
     at: float | None
@@ -212,9 +210,9 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class Dead(msgspec.Struct, frozen=True):
-    """The run failed and was the last one allowed.
+    """The last allowed run failed.
 
-    ``recorded`` says that its last failed run has its record already. ``answer`` is as of
+    ``recorded``: the record of the last failed run exists already. ``answer`` is as in
     :class:`Retry`.
     """
 
@@ -226,18 +224,18 @@ class Dead(msgspec.Struct, frozen=True):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """The run was cut short by a shutdown: the attempt does not count, the event is due again."""
+    """A shutdown cancelled the run: the attempt does not count, and the event is due again."""
 
 
 class Postponed(msgspec.Struct, frozen=True):
-    """The run was put off: the attempt does not count, and the event is due again at ``at``."""
+    """The event was postponed: no attempt is used up, and it is due again at ``at``."""
 
     at: float
     reason: str
 
 
 class Parked(msgspec.Struct, frozen=True):
-    """Nothing runs the event at present: it is kept, and replayable. ``reason`` says why."""
+    """The event is stored without being run, and can be replayed. ``reason`` says why."""
 
     reason: str | None = None
 
@@ -246,7 +244,7 @@ Outcome = Done | Retry | Dead | Released | Postponed | Parked
 
 
 class Purged(msgspec.Struct, frozen=True):
-    """Counts of what a retention pass removed: bodies, finished and parked deliveries."""
+    """Counts of rows that a retention pass removed: bodies, finished and parked deliveries."""
 
     bodies: int
     finished: int
@@ -254,8 +252,8 @@ class Purged(msgspec.Struct, frozen=True):
 
 
 def listed(record: DeliveryRecord) -> dict[str, Any]:
-    """Return every attribute but the body, which listings leave out."""
-    # A listing of fifty bodies of a megabyte would be of no use to anybody.
+    """Return every attribute except the body, which listings omit."""
+    # Fifty bodies of a megabyte would make a listing useless.
     fields = attrs.asdict(record, filter=lambda field, _: field.name != "raw")
     return {**fields, "key": record.key}
 
@@ -267,9 +265,9 @@ def shown(
     *,
     body: bool = True,
 ) -> dict[str, Any]:
-    """Return one event whole: its failed runs, the other bodies that came under its key.
+    """Return one event in full, with its failed runs and the other bodies of its key.
 
-    With ``body``, it and each of those has ``raw`` or ``raw_base64``.
+    With ``body``, the event and each other body have ``raw`` or ``raw_base64``.
     """
     failed = [msgspec.structs.asdict(attempt) for attempt in attempts if attempt.error]
     answered = [msgspec.structs.asdict(attempt) for attempt in attempts if not attempt.error]
@@ -291,11 +289,11 @@ def shown(
 
 
 def body_fields(raw: bytes | None) -> dict[str, str | None]:
-    """Return ``raw`` as text, ``raw_base64`` where it is not UTF-8, null if it is gone."""
+    """Return ``raw`` as text, ``raw_base64`` if it is not UTF-8, null if it was removed."""
     if raw is None:
         return {"raw": None}
     try:
         return {"raw": raw.decode()}
     except UnicodeDecodeError:
-        # Another name, so that nobody takes base64 for the text itself.
+        # A separate name, so that base64 is not mistaken for the text itself.
         return {"raw_base64": base64.b64encode(raw).decode("ascii")}

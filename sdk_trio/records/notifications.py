@@ -1,6 +1,6 @@
-"""Messages to site managers as the store keeps them: plain records, without I/O.
+"""Messages to site managers as stored: plain records, without I/O.
 
-A message tells of one transition on one channel. Times are Unix seconds as floats.
+A message announces one transition on one channel. Times are Unix seconds as floats.
 """
 
 from collections.abc import Sequence
@@ -13,29 +13,29 @@ from .states import RETRIABLE as RETRIABLE
 from .states import NotificationState as NotificationState
 from .tenants import OutboxRecord
 
-#: Name of the checkpoint that holds the sequence of the last transition whose messages were
-#: enlisted, or SILENT while notifications are off. It is absent before the first of either.
+#: The checkpoint with the sequence of the last transition whose messages were enlisted, or SILENT
+#: while notifications are off. It does not exist before the first of either.
 POSITION = "notifications"
 SILENT = "off"
 
 
-#: Reason of a message that is ``unknown`` because its process ended while it was sending.
-CUT_OFF = "the process ended while it was being sent: whether it arrived is not known"
+#: Reason of an ``unknown`` message whose process ended during the sending.
+CUT_OFF = "the process ended while sending it: it is unknown whether it arrived"
 
-#: Reason of a message that is ``skipped`` because its channel was switched off.
-SWITCHED_OFF = "the channel is switched off"
+#: Reason of a ``skipped`` message whose channel was disabled.
+SWITCHED_OFF = "the channel is disabled"
 
 
 def too_old(seconds: float) -> str:
-    """Return the reason of a message that is skipped because its transition is so old."""
-    return f"the transition was {seconds / 3600:.0f} hours old before anybody could be told"
+    """Return the reason of a message skipped because its transition is too old."""
+    return f"the transition was {seconds / 3600:.0f} hours old before the message could be sent"
 
 
 @attrs.frozen(order=True)
 class NotificationId:
-    """The id of a message: the sequence of its transition in the outbox, and its channel.
+    """The id of a message: its transition's sequence in the outbox, and its channel.
 
-    People type its text, such as ``17-email``.
+    Its text form is ``17-email``.
     """
 
     sequence: int
@@ -46,9 +46,9 @@ class NotificationId:
 
 
 def parse_notification_id(text: str) -> NotificationId | None:
-    """Return the id that ``text`` stands for; None if it is not one."""
+    """Return the id that ``text`` names; None if it is not one."""
     sequence, _, channel = text.strip().partition("-")
-    # 18 digits fit into the integer of every store.
+    # 18 digits fit into every store's integers.
     digits = sequence.isascii() and sequence.isdigit() and len(sequence) <= 18
     if not digits or not (channel.isascii() and channel.isalpha()):
         return None
@@ -57,11 +57,11 @@ def parse_notification_id(text: str) -> NotificationId | None:
 
 @attrs.frozen(kw_only=True)
 class NotificationRecord:
-    """One message as the store holds it now, with the transition that it announces.
+    """One message in its current stored state, with the transition that it announces.
 
-    ``attempts`` counts the sendings that were begun. ``reason`` says why the last one did not
-    succeed, or why there was none. ``provider_id`` is the provider's name for a sent message.
-    ``repeatable``: its receiver recognizes a repetition, so it may be sent again in doubt.
+    ``attempts`` counts the started sendings. ``reason`` says why the last one failed, or why there
+    was none. ``provider_id`` is the provider's name for a sent message.
+    ``repeatable``: its receiver recognizes repetitions, so it may be resent if in doubt.
     """
 
     id: NotificationId
@@ -79,7 +79,7 @@ class NotificationRecord:
 
 @attrs.frozen
 class Enlisted:
-    """The result of one ``enlist``: messages to send, messages left out, and is there more."""
+    """The result of ``enlist``: new messages, skipped messages, and whether more remain."""
 
     pending: int
     skipped: int
@@ -88,7 +88,7 @@ class Enlisted:
 
 @attrs.frozen
 class Lookout:
-    """Whether there are transitions without messages, and the channels with something to send."""
+    """Whether transitions without messages exist, and the channels with messages to send."""
 
     new_transitions: bool
     due: frozenset[str]
@@ -98,9 +98,8 @@ class Lookout:
 class DueNotifications:
     """The result of ``take_due``; the caller holds the lease of every record.
 
-    ``lost`` are those that have become ``unknown``: another owner's lease expired in ``sending``.
-    ``more`` says that further ones were due beyond the limit, ``next_due_at`` when the next retry
-    is due, or None.
+    ``lost`` became ``unknown``: another owner's lease expired in ``sending``. ``more``: further
+    messages were due beyond the limit. ``next_due_at`` is the time of the next retry, or None.
     """
 
     records: Sequence[NotificationRecord]
@@ -111,7 +110,7 @@ class DueNotifications:
 
 @attrs.frozen
 class Recovered:
-    """The result of ``recover``: messages that will be sent again, and those now ``unknown``."""
+    """The result of ``recover``: messages to be resent, and those now ``unknown``."""
 
     resumed: int
     lost: Sequence[NotificationRecord]
@@ -119,10 +118,10 @@ class Recovered:
 
 @attrs.frozen
 class SendResult:
-    """The end of an attempt: the state that the message is in now, and why.
+    """The end of an attempt: the new state of the message, and why.
 
-    ``PENDING`` undoes an attempt that was claimed and surely sent nothing. ``next_attempt_at``
-    belongs to ``RETRYING`` alone.
+    ``PENDING`` undoes a claimed attempt that certainly sent nothing. ``next_attempt_at`` is set for
+    ``RETRYING`` only.
     """
 
     state: NotificationState
@@ -132,7 +131,7 @@ class SendResult:
 
 
 def listed_notification(record: NotificationRecord) -> dict[str, Any]:
-    """Return a message's stored fields, and those of its transition that identify it."""
+    """Return a message's stored fields, and the fields that identify its transition."""
     outbox = record.outbox
     return {
         "id": str(record.id),

@@ -1,6 +1,6 @@
-"""States of deliveries, messages and tenants, which are choices of commands. Pure.
+"""States of deliveries, messages and tenants; some commands accept them as choices. Pure.
 
-They stand apart from the records, so that ``--help`` offers them without loading a package.
+They are separate from the records, so that ``--help`` can list them without loading a package.
 """
 
 import enum
@@ -16,22 +16,22 @@ class DeliveryState(enum.StrEnum):
     DEAD = "dead"
     PARKED = "parked"
 
-    # The hash of the text, in C. Enum's own is a Python function, called at each look-up.
+    # The text's hash, in C. Enum's own is a Python function, called at each dict access.
     __hash__ = str.__hash__
 
 
-#: States from which the runtime itself will still do something.
+#: States in which the runtime still has work to do.
 UNFINISHED = frozenset({DeliveryState.RECEIVED, DeliveryState.RUNNING, DeliveryState.RETRYING})
 
-#: States that a delivery can be replayed from.
+#: States from which a delivery can be replayed.
 REPLAYABLE = (DeliveryState.DEAD, DeliveryState.PARKED, DeliveryState.RETRYING)
 
 
 class NotificationState(enum.StrEnum):
     """``pending -> sending -> sent | retrying -> sending ... | failed | skipped | unknown``.
 
-    ``sending`` is committed before the first byte leaves the machine. So if a process ends in this
-    state, the message may have been sent or not; in any other state that is known.
+    ``sending`` is committed before the first byte is sent. If the process ends in this state, it is
+    unknown whether the message was sent; in any other state it is known.
     """
 
     PENDING = "pending"
@@ -43,10 +43,10 @@ class NotificationState(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-#: States from which a message will still be sent without an operator.
+#: States of messages that will still be sent without an operator.
 OPEN = frozenset({NotificationState.PENDING, NotificationState.SENDING, NotificationState.RETRYING})
 
-#: States from which an operator can have it sent again (``notify retry``).
+#: States in which an operator can resend a message (``notify retry``).
 RETRIABLE = frozenset(
     {NotificationState.FAILED, NotificationState.SKIPPED, NotificationState.UNKNOWN}
 )
@@ -62,7 +62,7 @@ class TenantStatus(enum.StrEnum):
 
 
 class Transition(enum.StrEnum):
-    """The four named changes of a status."""
+    """The four changes of a tenant's status."""
 
     SUSPENDED = "Suspended"
     REACTIVATED = "Reactivated"

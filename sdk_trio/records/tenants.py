@@ -1,7 +1,7 @@
-"""Tenants as the store keeps them: plain records, and rules that every store applies. Pure.
+"""Tenants as stored: plain records, and rules that every store applies. Pure.
 
-Times are Unix seconds as floats. Ids are UUIDs in their canonical text. Credentials are kept as
-the names of their sources, ``env:NAME`` or ``file:PATH``, so that a copy of the store holds no
+Times are Unix seconds as floats. Ids are UUIDs in canonical text form. Credentials are stored as
+the names of their sources, ``env:NAME`` or ``file:PATH``, so a copy of the store contains no
 credential.
 """
 
@@ -50,8 +50,8 @@ CredentialSource = EnvironmentVariable | KeyFile
 class TenantCredentials:
     """The sources of a tenant's own credentials; never the credentials themselves.
 
-    Without ``access_token`` the host's own is used. A source of ``webhook_secrets`` holds one
-    secret a line, so that a rotation is an edit of its content.
+    Without ``access_token``, the host's token is used. A source of ``webhook_secrets`` has one
+    secret per line, so a rotation is an edit of its content.
     """
 
     access_token: CredentialSource | None = None
@@ -59,16 +59,16 @@ class TenantCredentials:
 
     @property
     def sources(self) -> tuple[CredentialSource, ...]:
-        """Every source that is named."""
+        """Every configured source."""
         token = self.access_token
         return (*(() if token is None else (token,)), *self.webhook_secrets)
 
 
 @attrs.frozen(kw_only=True)
 class Tenant:
-    """One tenant as the store holds it now.
+    """One tenant in its current stored state.
 
-    ``identifier`` is the slug that people use, ``version`` counts the changes from 1 on.
+    ``identifier`` is the slug that people use; ``version`` counts its changes from 1.
     ``deleted_at`` is set while the status is ``Deleted``.
     """
 
@@ -87,22 +87,22 @@ class Tenant:
 
     @property
     def is_active(self) -> bool:
-        """Whether the client and the database of this tenant may be used."""
+        """Whether this tenant's client and database may be used."""
         return self.status is TenantStatus.ACTIVE
 
     @property
     def is_deleted(self) -> bool:
-        """Whether it was deleted: its events are parked, also those that the host signed."""
+        """Whether it was deleted: its events are parked, including those signed by the host."""
         return self.status is TenantStatus.DELETED
 
 
 @attrs.frozen(kw_only=True)
 class AuditRecord:
-    """A change of a tenant: by whom, when, why, and which setting relaxed a rule for it.
+    """A change of a tenant: by whom, when, why, and the setting that relaxed a rule for it.
 
     ``sequence`` grows with every change of any tenant; the store sets it. ``relaxation`` is the
-    full key of a setting. ``details`` names what changed where the action does not say it, and of
-    a refused transition which one and why.
+    full key of a setting. ``details`` names the changed values if the action does not; for a
+    refused transition, which one and why.
     """
 
     sequence: int = 0
@@ -120,7 +120,7 @@ class AuditRecord:
 
 @attrs.frozen(kw_only=True)
 class OutboxRecord:
-    """One transition for the rest of the program, with the data for messages about it.
+    """One transition, published to the rest of the program with the data for its messages.
 
     ``sequence`` grows with every transition; the store sets it. ``delivery_id`` is a UUID. The
     site manager's address is the one at the time of the transition.
@@ -151,39 +151,39 @@ class TenantPurged:
 
 
 def erasure_mark(organization_id: str) -> str:
-    """Return the checkpoint name that records the purge of the organization's tenant.
+    """Return the checkpoint name that records the purge of an organization's tenant.
 
-    It holds a digest of the organization's id, because the data of a purged tenant must be gone.
-    Without the record, a late redelivery would find no tenant and run as nobody's.
+    It contains a digest of the organization id, because a purged tenant's data must be gone.
+    Without the record, a late redelivery would find no tenant and run as the host's.
     """
     return f"tenant.erased.{hashlib.sha256(organization_id.encode()).hexdigest()}"
 
 
 def source_to_text(source: CredentialSource) -> str:
-    """Return the text that stands for a source."""
+    """Return the text form of a source."""
     if isinstance(source, EnvironmentVariable):
         return f"env:{source.name}"
     return f"file:{source.path}"
 
 
 def source_from_text(text: str) -> CredentialSource:
-    """Return the source that a text of :func:`source_to_text` stands for.
+    """Return the source of a text of :func:`source_to_text`.
 
     Raises:
-        ValueError: it stands for none.
+        ValueError: the text is not a source.
     """
-    # Only the first colon: paths of Windows have one of their own.
+    # Split at the first colon only: Windows paths contain another.
     kind, _, name = text.partition(":")
     if kind == "env" and name:
         return EnvironmentVariable(name)
     if kind == "file" and name:
         return KeyFile(name)
-    raise ValueError("a source is env: and a variable's name, or file: and a path")
+    raise ValueError("a source must be env: and a variable's name, or file: and a path")
 
 
 def credentials_to_text(credentials: TenantCredentials) -> str | None:
-    """Return the text that the store keeps; None for credentials without any source."""
-    # NULL in the store, so that "none of its own" is found without reading JSON.
+    """Return the text to store; None for credentials without any source."""
+    # NULL in the store: tenants without credentials are found without reading JSON.
     if credentials == TenantCredentials():
         return None
     token = credentials.access_token
@@ -208,20 +208,21 @@ def credentials_from_text(text: str | None) -> TenantCredentials:
 
 
 def require_version(stored: int | None, tenant: Tenant, *, expected: int) -> None:
-    """Raise unless the stored version of ``tenant`` is the expected one; None: it is not stored."""
+    """Raise unless the stored version of ``tenant`` is ``expected``; None: it is not stored."""
     if stored is None:
         raise UnknownTenantError(f"there is no tenant {tenant.identifier!r} any more")
-    # The version stands in place of a lock that a person at a form would hold for minutes.
+    # Optimistic locking: a person at a form would hold a lock for minutes.
     if stored != expected:
         raise TenantConflictError(
-            f"the tenant {tenant.identifier!r} was changed by somebody else meanwhile (version "
-            f"{stored}, not {expected}): nothing was changed by this call; look at the tenant "
-            "and decide again"
+            f"the tenant {tenant.identifier!r} was changed by someone else in the meantime "
+            "(version "
+            f"{stored}, not {expected}): this call changed nothing; check the tenant "
+            "and try again"
         )
 
 
 def taken(column: str, value: str | None, holder: str) -> TenantExistsError:
-    """Return the error of a value that another tenant has."""
+    """Return the error for a value that another tenant already has."""
     name = column.replace("_", " ")
     return TenantExistsError(
         f"the {name} {value!r} belongs to the tenant {holder!r} already: choose another one"

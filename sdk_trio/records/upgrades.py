@@ -14,12 +14,12 @@ class UpgradeState(enum.StrEnum):
 
 
 class UpgradeMarker(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of the upgrade; what lies before it need not be done again.
+    """The progress of the upgrade; completed steps need not run again.
 
-    ``tenant_id`` is the default tenant, None while nothing had to be moved. ``step`` is the step
-    that runs or ran last, ``position`` how far that step has come in its own terms, None at its
-    beginning. ``finished`` are the steps that need not run again, None in a marker of an earlier
-    version, which did not keep them. Times are Unix seconds.
+    ``tenant_id`` is the default tenant, None as long as nothing had to be moved. ``step`` is the
+    current or last step, ``position`` its progress in its own terms, None at its start.
+    ``finished`` are the completed steps; None in a marker of an earlier version, which did not
+    record them. Times are Unix seconds.
     """
 
     state: UpgradeState
@@ -32,7 +32,7 @@ class UpgradeMarker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredBody(msgspec.Struct, frozen=True):
-    """The body of a delivery that is still kept, with its type."""
+    """The stored body of a delivery, with its type."""
 
     sequence: int
     type: str
@@ -40,10 +40,10 @@ class StoredBody(msgspec.Struct, frozen=True):
 
 
 class Assigned(msgspec.Struct, frozen=True):
-    """One batch of deliveries that were given to the default tenant.
+    """One batch of deliveries that were assigned to the default tenant.
 
-    ``rows`` is the number that had no tenant, ``marker`` the stored marker, ``last`` whether no
-    delivery comes after this batch.
+    ``rows`` is the number assigned, ``marker`` the stored marker; ``last``: no delivery remains
+    after this batch.
     """
 
     rows: int

@@ -1,8 +1,8 @@
-"""The replicator's process: its binary is found, it never outlives us, its output is read.
+"""The replicator's process: finds its binary, ends it with us, and reads its output.
 
-``trio.lowlevel.open_process`` starts a child from a worker thread that ends when it has been idle
-for ten seconds, and Linux ties "end the child with its parent" to the *thread* that started it. So
-the thread here stays: it starts the child and waits for it.
+``trio.lowlevel.open_process`` starts a child from a worker thread that ends after ten idle seconds,
+and on Linux "end the child with its parent" applies to the *thread* that started it. So the thread
+here stays: it starts the child and waits for it.
 """
 
 import json
@@ -41,13 +41,13 @@ def find_replicator(
 ) -> str:
     """Return the absolute path of the replicator's binary.
 
-    ``ReplicatorPath`` if it is set, and nothing else then; otherwise beside the interpreter, where
-    pip puts it, then ``PATH``.
+    ``ReplicatorPath`` if it is set, and nothing else; otherwise next to the interpreter, where pip
+    installs it, then ``PATH``.
 
     Args:
         options: the replication's.
         environ: the environment whose ``PATH`` is searched; None: this process's.
-        interpreter: the Python program beside which it is looked for; None: this one.
+        interpreter: the Python program next to which it is searched for; None: this one.
 
     Raises:
         ReplicatorError: there is none, or it cannot be executed; with the remedy.
@@ -56,19 +56,19 @@ def find_replicator(
         chosen = os.path.abspath(options.replicator_path)
         if not (os.path.isfile(chosen) and os.access(chosen, os.X_OK)):
             raise ReplicatorError(
-                f"the replicator {chosen} ({_KEY}) is no program that can be executed: correct "
+                f"the replicator {chosen} ({_KEY}) is not an executable program: correct "
                 "the path, or remove the key to use the one of sdk-trio[replication]"
             )
         return chosen
     beside = Path(sys.executable if interpreter is None else interpreter).parent
     path = (os.environ if environ is None else environ).get("PATH", "")
-    # shutil.which takes an empty PATH for the system's default one, and an empty or relative part
-    # for the working directory, where anybody may have put a program.
+    # shutil.which treats an empty PATH as the system's default one, and an empty or relative part
+    # as the working directory, where anyone may have put a program.
     places = os.pathsep.join([str(beside), *filter(os.path.isabs, path.split(os.pathsep))])
     found = shutil.which(PROGRAM, path=places)
     if found is None:
         raise ReplicatorError(
-            f"the replicator '{PROGRAM}' is neither beside {beside} nor on PATH: {_REMEDY}"
+            f"the replicator '{PROGRAM}' is neither next to {beside} nor on PATH: {_REMEDY}"
         )
     return os.path.abspath(found)
 
@@ -85,9 +85,9 @@ LEVELS: Final = {
 #: Messages that it logs as errors and that are normal here: a host without tenants yet.
 _HARMLESS: Final = frozenset({"no databases specified in configuration"})
 
-# The child's log lines become structured events of ours. Its ``INFO`` is a line for every
-# compaction of every database, so it becomes our ``Debug``. A target that is away makes a line a
-# second for every database: of each message a few are let through, the rest are counted.
+# The child's log lines become our structured events. Its ``INFO`` is a line per compaction of each
+# database, so it becomes our ``Debug``. A target that is down causes a line a second per database:
+# a few of each message are logged, the rest are counted.
 
 #: Lines of one message that are logged in :data:`WINDOW_SECONDS`.
 LINES_A_WINDOW: Final = 3
@@ -121,7 +121,7 @@ _THREADS = trio.CapacityLimiter(math.inf)
 class ChildLine:
     """One line of its output: ``level`` is one of ours; ``plain``: it was not JSON.
 
-    A crash ends in plain text, so such a line may hold the reason of its end.
+    A crash ends in plain text, so such a line may contain its reason.
     """
 
     level: str
@@ -131,7 +131,7 @@ class ChildLine:
 
 
 def read_line(line: bytes, secrets: Collection[str]) -> ChildLine:
-    """Read one line of its output; the result holds none of ``secrets``, whatever the line says."""
+    """Read one line of its output; the result contains none of ``secrets``."""
     text = line.decode("utf-8", "replace").strip()
     for secret in secrets:
         text = text.replace(secret, "***")
@@ -142,8 +142,8 @@ def read_line(line: bytes, secrets: Collection[str]) -> ChildLine:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        # Its last line before an exit begins so. Other plain lines are warnings of the libraries
-        # for the stores.
+        # Its last line before an exit starts like this. Other plain lines are warnings of the
+        # stores' libraries.
         level = "error" if text.startswith(("Error", "panic")) else "warning"
         return ChildLine(level, text[:MAX_FIELD], plain=True)
     message = str(document.get("msg", ""))[:MAX_FIELD]
@@ -172,14 +172,14 @@ def _text(value: object) -> str:
 
 
 class LineLimiter:
-    """Lets a few lines of each message through in each window, and counts the rest."""
+    """Logs a few lines of each message per window, and counts the rest."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
         self._window_ends = 0.0
 
     def admit(self, line: ChildLine, now: float) -> tuple[bool, dict[str, int]]:
-        """Return whether ``line`` is logged, and the counts that the last window held back.
+        """Return whether ``line`` is logged, and the counts of omitted lines of the last window.
 
         Args:
             line: the line.
@@ -192,10 +192,9 @@ class LineLimiter:
             self._window_ends = now + WINDOW_SECONDS
         if line.level == "debug":
             return True, held
-        # Plain lines begin with the time, so no two are the same; they share one count.
+        # Plain lines start with the time, so all differ; they share one count.
         key = "lines of libraries" if line.plain else line.message
-        # Its texts are not ours: one that holds a number or a path would be a new key for each
-        # line.
+        # The texts are not ours: a number or a path in one would make a new key for each line.
         if key not in self._seen and len(self._seen) >= MAX_MESSAGES:
             key = "others"
         self._seen[key] = self._seen.get(key, 0) + 1
@@ -207,7 +206,7 @@ def secret_values(options: ReplicationOptions, environ: Mapping[str, str]) -> tu
 
     Args:
         options: the replication's.
-        environ: the environment that holds them.
+        environ: the environment that has them.
     """
     names = (
         options.object_store.access_key_id_env_var,
@@ -219,12 +218,12 @@ def secret_values(options: ReplicationOptions, environ: Mapping[str, str]) -> tu
 
 
 class ChildOutputReader:
-    """Logs the output of one child, and keeps its last complaints in ``last_lines``.
+    """Logs the output of one child, and keeps its last warnings in ``last_lines``.
 
     Args:
         secrets: values that are masked.
         limiter: of lines that repeat themselves.
-        last_lines: gets every warning, error and line that is no log line.
+        last_lines: gets every warning, error and plain line.
     """
 
     def __init__(
@@ -275,11 +274,11 @@ async def confirm(
 ) -> None:
     """Wait until the replicator with process id ``pid`` has exactly the databases ``wanted``.
 
-    The answer of another process does not count: a replicator that is about to end may still hold
-    the socket.
+    The answer of another process does not count: a replicator that is ending may still hold the
+    socket.
 
     Raises:
-        ReplicatorError: it has other ones after ``seconds``; the message says the difference.
+        ReplicatorError: it has other databases after ``seconds``; the message has the difference.
     """
     problem = "it has not answered"
     expected = frozenset(wanted)
@@ -295,24 +294,24 @@ async def confirm(
                 problem = str(error)
             await trio.sleep(_POLL_SECONDS)
     raise ReplicatorError(
-        f"the replicator does not replicate what it should after {seconds:g} s: {problem}"
+        f"the replicator does not have the configured databases after {seconds:g} s: {problem}"
     )
 
 
-class ChildLooker:
+class ChildMonitor:
     """Checks a running replicator: does it answer, and has it still the right databases.
 
     Args:
-        client: asks it.
-        silent_looks: this many checks in a row without an answer mean that it hangs.
+        client: queries it.
+        silent_checks: this many checks in a row without an answer mean that it hangs.
     """
 
-    def __init__(self, client: ControlClient, *, silent_looks: int) -> None:
+    def __init__(self, client: ControlClient, *, silent_checks: int) -> None:
         self._client = client
-        self._silent_looks = silent_looks
+        self._silent_looks = silent_checks
         self._silent = 0
 
-    async def look(self, wanted: Collection[str]) -> None:
+    async def check(self, wanted: Collection[str]) -> None:
         """Check once.
 
         Raises:
@@ -328,8 +327,7 @@ class ChildLooker:
             if found != set(wanted):
                 raise ReplicatorError(f"the replicator lost databases: {difference(wanted, found)}")
             return
-        # A replicator that waits for its target lists nothing, but it works and must not be
-        # killed.
+        # A replicator that waits for its target lists nothing, but it works and must not be killed.
         self._silent = 0 if await self._client.answers() else self._silent + 1
         if self._silent >= self._silent_looks:
             raise ReplicatorError(f"the replicator hangs: {problem}") from problem
@@ -417,7 +415,7 @@ async def run_child(
 async def end_child(child: Child, seconds: float) -> None:
     """Ask ``child`` to end (SIGTERM), and kill it after ``seconds``; 0 kills it at once.
 
-    If it is cancelled, the child goes on with its end.
+    On cancellation, the child keeps shutting down.
     """
     if seconds > 0:
         child.send(signal.SIGTERM)
@@ -429,7 +427,7 @@ async def end_child(child: Child, seconds: float) -> None:
         "replication.killed",
         pid=child.pid,
         after=seconds,
-        hint="the next start syncs what was not synced",
+        hint="the next start syncs the rest",
     )
     child.send(signal.SIGKILL)
     with trio.move_on_after(KILL_SECONDS):
@@ -451,16 +449,16 @@ async def _start_and_wait(
     def in_thread() -> None:
         try:
             launch.process = subprocess.Popen(
-                # Isolated and without site packages: the launcher needs a few modules of the
-                # standard library and must start at once, whatever this environment has installed.
+                # Isolated and without site packages: the launcher needs a few standard modules and
+                # must start fast, whatever is installed in this environment.
                 [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=dict(environment),
                 pass_fds=inherited,
-                # A Ctrl-C in a terminal goes to a whole process group. The child is to be stopped
-                # by us, in order, after its last sync.
+                # Ctrl-C in a terminal signals a whole process group. We stop the child ourselves,
+                # in order, after its last sync.
                 process_group=0,
             )
         except OSError as error:
@@ -469,7 +467,7 @@ async def _start_and_wait(
             os.close(output)
             trio.from_thread.run_sync(launch.settled.set, trio_token=token)
         if launch.process is not None:
-            # The thread that started the child has to live as long as the child: the kernel ties
+            # The thread that started the child must live as long as the child: the kernel ties
             # PDEATHSIG to it.
             launch.process.wait()
 

@@ -1,9 +1,8 @@
-"""The replicator's control socket: its path, its messages, and a client that asks.
+"""The replicator's control socket: its path, its messages, and a client.
 
-The replicator answers on a unix socket and on a loopback port, a few times a minute: each question
-has a connection of its own. A pool, redirects and the like would only be in the way, and load httpx
-at every start. Decoding is lenient: a field that a later release adds is ignored, one that it drops
-is None.
+The replicator answers on a unix socket and on a loopback port, a few times a minute; each query has
+its own connection. A pool, redirects and the like are not needed, and would load httpx at every
+start. Decoding is lenient: a field that a later release adds is ignored, a dropped one is None.
 """
 
 import posixpath
@@ -43,7 +42,7 @@ _OK = 200
 
 @attrs.frozen
 class LocalAnswer:
-    """A whole answer: its status, and its body."""
+    """A complete answer: its status, and its body."""
 
     status: int
     body: bytes
@@ -58,7 +57,7 @@ async def ask_local(
     max_bytes: int,
     where: str,
 ) -> LocalAnswer:
-    """Ask for ``target`` and return the answer, whatever its status.
+    """Request ``target`` and return the answer, whatever its status.
 
     Args:
         connect: opens the connection.
@@ -69,7 +68,7 @@ async def ask_local(
         where: the server's address, for messages.
 
     Raises:
-        ReplicatorError: nobody listens there, no whole answer came in time, or it is too long.
+        ReplicatorError: no connection, no complete answer in time, or a too long one.
 
     If it is cancelled, it closes the connection.
     """
@@ -80,7 +79,7 @@ async def ask_local(
         reason = f"no answer within {seconds:g} s"
     except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError, _TooLongError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    raise ReplicatorError(f"the replicator at {where} cannot be asked: {reason}")
+    raise ReplicatorError(f"the replicator at {where} cannot be queried: {reason}")
 
 
 class _TooLongError(Exception):
@@ -111,7 +110,7 @@ async def _ask(
                 status = event.status_code
             elif isinstance(event, h11.Data):
                 found += event.data
-                # Any program of this machine may listen on a port that the replicator has left.
+                # Any program of this machine may listen on a port that the replicator has freed.
                 if len(found) > max_bytes:
                     raise _TooLongError(f"its answer is longer than {max_bytes} bytes")
             elif isinstance(event, h11.EndOfMessage):
@@ -164,7 +163,7 @@ def control_socket_path(directory: str) -> str:
     length = len(path.encode("utf-8", "surrogateescape"))
     if length > LONGEST_SOCKET_PATH:
         raise ReplicatorError(
-            f"the replicator's control socket would be {path}, whose {length} bytes are more than "
+            f"the replicator's control socket path {path} has {length} bytes, more than "
             f"the {LONGEST_SOCKET_PATH} that a socket's path may have: set "
             "Sdk:MultiTenant:FileDb:Directory to a shorter path"
         )
@@ -202,7 +201,7 @@ def read_list(body: bytes) -> tuple[ReplicatedDatabase, ...]:
     """Read the answer of ``GET /list``.
 
     Raises:
-        ReplicatorError: it is no such answer.
+        ReplicatorError: it is not such an answer.
     """
     return tuple(
         ReplicatedDatabase(
@@ -218,7 +217,7 @@ def read_info(body: bytes) -> ReplicatorInfo:
     """Read the answer of ``GET /info``.
 
     Raises:
-        ReplicatorError: it is no such answer.
+        ReplicatorError: it is not such an answer.
     """
     found = _decoded(body, _Info)
     return ReplicatorInfo(found.version, found.pid, found.database_count)
@@ -228,14 +227,14 @@ def read_sync(body: bytes) -> SyncResult:
     """Read the answer of ``POST /sync``.
 
     Raises:
-        ReplicatorError: it is no such answer.
+        ReplicatorError: it is not such an answer.
     """
     found = _decoded(body, _Sync)
     return SyncResult(found.status, found.txid, found.replicated_txid)
 
 
 def read_error(body: bytes) -> str:
-    """Return the replicator's own words for a refusal; never raises."""
+    """Return the replicator's reason for a refusal; never raises."""
     try:
         return msgspec.json.decode(body, type=_Error).error or "without a reason"
     except msgspec.MsgspecError:
@@ -250,11 +249,11 @@ def _decoded(body: bytes, kind: type[T]) -> T:
 
 
 class ControlClient:
-    """The control socket at ``socket_path``; each question is a connection of its own.
+    """The control socket at ``socket_path``; each query has its own connection.
 
-    Every method raises :class:`~sdk_trio.errors.ReplicatorError` when nobody listens, when no
-    whole answer comes in time, and when the answer is a refusal or cannot be read. If it is
-    cancelled, it closes the connection; the replicator may still finish the work.
+    Every method raises :class:`~sdk_trio.errors.ReplicatorError` without a connection, without a
+    complete answer in time, and for a refusal or an unreadable answer. Cancellation closes the
+    connection; the replicator may still finish the work.
     """
 
     def __init__(self, socket_path: str, *, answer_seconds: float = ANSWER_SECONDS) -> None:
@@ -289,8 +288,8 @@ class ControlClient:
             wait: until the target has all of it; otherwise only until it is in the local copy.
             seconds: how long the sync may take.
         """
-        # It ends the sync itself after that time, and says so; ours is later, so that its answer is
-        # the one that is seen.
+        # It ends the sync itself after that time and reports it; our limit is later, so that its
+        # answer arrives.
         question = {"path": path, "wait": wait, "timeout": seconds}
         return read_sync(await self._ask("/sync", question, seconds + self._seconds))
 

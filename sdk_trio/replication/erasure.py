@@ -1,9 +1,9 @@
 """The erasure of a purged tenant's replica.
 
-The replicator's binary deletes nothing on request, and a purged tenant is in no configuration, so
-no retention removes its replica either. A replica in a directory is removed here. For every other
-target the path that is left is named, to be removed with the target's own tools: a client for each
-target would be five libraries for a command that runs a few times a year.
+The replicator's binary deletes nothing on request, and a purged tenant is not in its configuration,
+so retention does not remove the replica either. A replica in a directory is removed here. For every
+other target the remaining path is reported, to be removed with the target's own tools: a client for
+each target would mean five libraries for a command that runs a few times a year.
 """
 
 import os
@@ -55,22 +55,22 @@ class ReplicaErasure:
         return self._options.replica_target_type is ReplicaTargetType.LOCAL_DISK
 
     def holdings(self, tenant_id: str, identifier: str | None) -> ReplicaHoldings | None:
-        """Return the place of the tenant's replica; None: there is none, or replication is off.
+        """Return the location of the tenant's replica; None if it has none or replication is off.
 
-        It does not ask a remote target, so a place there may turn out to be empty.
+        It does not query a remote target, so the location may turn out to be empty.
         """
         if not self._options.use_replication:
             return None
         if not self._is_local:
             name = replica_name(identifier or "*", tenant_id)
             return ReplicaHoldings(where=replica_location(self._options, name))
-        # The id alone finds it: a purge may have forgotten the identifier.
+        # By id only: a purge may have forgotten the identifier.
         parent = Path(replica_location(self._options, ""))
         directory = next(parent.glob(replica_name("*", tenant_id)), None)
         if directory is None:
             return None
         where = os.fspath(directory)
-        # An operator's link or file: it is named and counted, and nothing behind it is looked at.
+        # An operator's link or file: it is named and counted, and not followed.
         if directory.is_symlink() or not directory.is_dir():
             return ReplicaHoldings(where=where, files=1, bytes=directory.lstat().st_size)
         files = [each for each in directory.rglob("*") if each.is_file()]
@@ -90,7 +90,7 @@ class ReplicaErasure:
 
     @asynccontextmanager
     async def released(self, file: Path) -> AsyncIterator[str | None]:
-        """Hold a database that nobody else has open.
+        """Hold a database that no other process has open.
 
         It yields None, or the names of the processes that had it open all the time.
         """
@@ -104,7 +104,7 @@ class ReplicaErasure:
             held.release()
 
     async def remove(self, tenant_id: str, identifier: str | None) -> str | None:
-        """Remove the tenant's replica; return in words what could not be removed, else None."""
+        """Remove the tenant's replica; return a description of what remains, or None."""
         found = await run_in_thread(self.holdings, tenant_id, identifier)
         if found is None:
             return None
@@ -125,7 +125,7 @@ class ReplicaErasure:
                 files = await reader.prepare(name, scratch).list_files()
         except (ReplicationError, OSError) as error:
             return (
-                f"the replica at {found.where}, if there is one: the target cannot be asked "
+                f"the replica at {found.where}, if there is one: the target cannot be queried "
                 f"({error}); remove this path with the target's own tools"
             )
         if not files:
@@ -146,8 +146,8 @@ def _remove_local(replica: Path) -> str | None:
         if not target.exists():
             return None
         return (
-            f"{target}, to which the replica {replica} was a link: the link alone was "
-            "removed; see whether what is there has to go"
+            f"{target}, to which the replica {replica} was a link: only the link was "
+            "removed; check whether its content must be removed"
         )
     if replica.is_dir():
         shutil.rmtree(replica)

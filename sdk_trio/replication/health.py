@@ -1,10 +1,10 @@
 """The lag and health of replication: of each database, and of all of them together. Pure.
 
-No single metric of the replicator is the lag: with its target away for minutes, every error counter
-stays at 0. The metrics show that it goes on reading each database, by a count of syncs that grows
-while the database is idle, too. Its control socket reports when a database was last in step with
-its replica. The lag is counted from the earlier of the two (:class:`SyncHistory`). Without a socket
-the position in the metrics is compared with the target (:class:`LagBook`).
+No single metric of the replicator is the lag: if its target is down for minutes, every error
+counter stays at 0. The metrics show that it keeps reading each database, by a count of syncs that
+also grows while the database is idle. Its control socket reports when a database was last in step
+with its replica. The lag is counted from the earlier of the two (:class:`SyncHistory`). Without a
+socket, the position in the metrics is compared with the target (:class:`LagBook`).
 """
 
 import enum
@@ -22,10 +22,9 @@ _SYNCS: Final = "litestream_sync_count"
 _FAILED_SYNCS: Final = "litestream_sync_error_count"
 
 
-# The replicator's metrics report the newest transaction that it has read from each database, the
-# target's listing the newest that has arrived there. The transactions in between wait, and the age
-# of the oldest is the lag. The metrics are believed as long as they show that the replicator goes
-# on reading.
+# The replicator's metrics report the newest transaction read from each database, the target's
+# listing the newest that has arrived. Transactions in between wait, and the age of the oldest is
+# the lag. The metrics count as long as they show that the replicator keeps reading.
 
 
 @attrs.frozen
@@ -38,7 +37,7 @@ class DatabaseMetrics:
 
 @attrs.frozen
 class ReplicaPosition:
-    """The newest transaction that the target holds, 0 for none, and its time (Unix seconds)."""
+    """The newest transaction in the target, 0 for none, and its time (Unix seconds)."""
 
     txid: int
     written_at: float | None
@@ -51,16 +50,16 @@ class _Known:
     Attributes:
         metrics: the last metrics.
         read_at: the replicator was seen to read the database.
-        tried_at: the target was asked, also without an answer.
-        looked_at: the target was asked and answered.
-        held: the newest transaction that the target held then; 0: none.
+        tried_at: the target was queried, even without an answer.
+        answered_at: the target was queried and answered.
+        held: the newest transaction that the target had then; 0: none.
         in_step_at: everything up to this time was at the target then; None if nothing was.
     """
 
     metrics: DatabaseMetrics
     read_at: float | None = None
     tried_at: float | None = None
-    looked_at: float | None = None
+    answered_at: float | None = None
     held: int = 0
     in_step_at: float | None = None
 
@@ -70,9 +69,9 @@ class _Known:
 
 
 class LagBook:
-    """The observations of all databases, and the choice of those to ask for next.
+    """The observations of all databases, and the choice of those to query next.
 
-    ``fresh_seconds``: the time for which an observation counts; after it the lag grows by itself.
+    ``fresh_seconds``: how long an observation counts; after that the lag grows by itself.
     """
 
     def __init__(self, fresh_seconds: float = math.inf) -> None:
@@ -81,13 +80,13 @@ class LagBook:
         self._noted_at = 0.0
 
     def note(self, metrics: Mapping[str, DatabaseMetrics], now: float) -> None:
-        """Remember the replicator's metrics; databases that they do not name are forgotten."""
+        """Record the replicator's metrics; databases that they do not name are dropped."""
         self._noted_at = now
         found = {}
         for path, each in metrics.items():
             known = self._known.get(path, _Known(each))
-            # A count that has changed between two looks shows that the replicator is reading. A
-            # smaller one means that it was restarted; 0 means that it has read nothing yet.
+            # If the count changes between two observations, the replicator is reading. A smaller
+            # one means that it was restarted; 0 means that it has read nothing yet.
             read_at = known.read_at if each.syncs in (0, known.metrics.syncs) else now
             found[path] = attrs.evolve(known, metrics=each, read_at=read_at)
         self._known = found
@@ -95,38 +94,38 @@ class LagBook:
     def due(self, paths: Collection[str], limit: int) -> list[str]:
         """Return up to ``limit`` of ``paths`` that are not in step, the longest waiting first.
 
-        Databases that are in step and were not written since are left out: each request costs.
+        Databases that are in step and were not written since are skipped: each request costs.
         """
         due = [path for path in paths if path in self._known and not self._known[path].is_in_step]
         due.sort(key=lambda path: (self._known[path].tried_at or 0.0, path))
         return due[:limit]
 
     def tried(self, path: str, now: float) -> None:
-        """Remember that the target is asked now; if it fails, other databases are asked first."""
+        """Record that the target is queried now; if that fails, other databases come first."""
         if path in self._known:
             self._known[path] = attrs.evolve(self._known[path], tried_at=now)
 
     def covers(self, path: str, position: ReplicaPosition) -> bool:
-        """Return whether the target holds all that the replicator has read of a database."""
+        """Return whether the target has everything that the replicator has read of a database."""
         known = self._known.get(path)
         return known is not None and attrs.evolve(known, held=position.txid).is_in_step
 
     def found(
         self, path: str, position: ReplicaPosition, waiting_since: float | None, now: float
     ) -> None:
-        """Remember the position of a database at the target.
+        """Record the position of a database at the target.
 
         Args:
             path: the database's.
             position: the newest transaction at the target.
-            waiting_since: the time at which the replicator read the first transaction that the
-                target does not hold, None if that is not known.
+            waiting_since: when the replicator read the first transaction that the target lacks,
+                None if unknown.
             now: the time of the question.
         """
         known = self._known.get(path)
         if known is None:
             return
-        known = attrs.evolve(known, looked_at=now, held=position.txid)
+        known = attrs.evolve(known, answered_at=now, held=position.txid)
         times = [known.in_step_at, waiting_since, position.written_at]
         in_step_at = max((time for time in times if time is not None), default=None)
         if known.is_in_step:
@@ -135,12 +134,12 @@ class LagBook:
             in_step_at = None
         self._known[path] = attrs.evolve(known, in_step_at=in_step_at)
 
-    def was_looked_at(self, path: str) -> bool:
-        """Return whether the target was ever asked for this database."""
-        return path in self._known and self._known[path].looked_at is not None
+    def was_queried(self, path: str) -> bool:
+        """Return whether the target was ever queried for this database."""
+        return path in self._known and self._known[path].answered_at is not None
 
     def has_replica(self, path: str) -> bool:
-        """Return whether the target held anything of this database."""
+        """Return whether the target had any data of this database."""
         return path in self._known and self._known[path].held > 0
 
     def waits_for_reading(self) -> bool:
@@ -157,22 +156,22 @@ class LagBook:
     def delay(self, path: str, now: float, *, unanswered: bool) -> float | None:
         """Return the age of the oldest waiting transaction, in seconds; None if it is unknown.
 
-        It is as of the last look. If the target does not answer any more, or was not asked for this
+        It is as of the last observation. If the target does not answer, or was not queried for this
         database in time, it grows with the time since.
         """
         known = self._known.get(path)
-        if known is None or known.looked_at is None or known.read_at is None:
+        if known is None or known.answered_at is None or known.read_at is None:
             return None
         in_step_at = self.in_step_at(path)
-        outdated = unanswered or now - known.looked_at > self._fresh_seconds
-        as_of = now if outdated else known.looked_at
+        outdated = unanswered or now - known.answered_at > self._fresh_seconds
+        as_of = now if outdated else known.answered_at
         if known.is_in_step:
             as_of = self._noted_at
         return None if in_step_at is None else max(0.0, as_of - in_step_at)
 
 
 def read_metrics(text: str) -> dict[str, DatabaseMetrics]:
-    """Return the databases that the replicator's metrics name, out of the text of its endpoint."""
+    """Return the databases in the replicator's metrics, from the text of its endpoint."""
     values: dict[tuple[str, str], int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition('{db="')
@@ -214,17 +213,17 @@ class HealthState(enum.StrEnum):
 
 
 _NEVER_SYNCED: Final = (
-    "never synced since the replicator started; if it stays so, its log says why "
+    "never synced since the replicator started; if that continues, its log has the reason "
     "(replication.replicator_said)"
 )
 
 _NO_REPLICA: Final = (
-    "the target holds no replica of it where the settings say; compare them with the configuration "
-    "that the replicator runs with"
+    "the target has no replica of it at the configured path; compare the settings with the "
+    "configuration that the replicator runs with"
 )
 
 _NOT_READ: Final = (
-    "the replicator has not been seen to read it; if that stays so, its own log says why"
+    "the replicator has not been seen to read it; if that continues, its log has the reason"
 )
 
 _NOT_COMPARED: Final = "not compared with its replica yet"
@@ -246,9 +245,9 @@ class DatabaseHealth:
 
 @attrs.frozen
 class ReplicationHealth:
-    """All databases, worst first, and the state of the whole: that of the worst.
+    """All databases, worst first, and the overall state, which is that of the worst.
 
-    ``reachable`` says whether the replicator answered; ``reason`` is one line for people.
+    ``reachable`` is whether the replicator answered; ``reason`` is one line for people.
     """
 
     state: HealthState
@@ -259,7 +258,7 @@ class ReplicationHealth:
 
     @property
     def is_disabled(self) -> bool:
-        """Whether nobody looks, because the settings say so."""
+        """Whether the check is disabled by the settings."""
         return self.state is HealthState.DISABLED
 
     @property
@@ -269,7 +268,7 @@ class ReplicationHealth:
 
     @property
     def lag_seconds(self) -> float | None:
-        """The largest lag: infinite when a database was never in step, None if nobody looked."""
+        """The largest lag: infinite if a database was never in step, None if unknown."""
         if self.state is HealthState.DISABLED:
             return None
         # Infinity for "never in step": an alert on the lag must fire for it, and does not for a
@@ -279,7 +278,7 @@ class ReplicationHealth:
 
     @property
     def worst(self) -> tuple[DatabaseHealth, ...]:
-        """The databases to look at first: those that are not healthy, at most :data:`NAMED`."""
+        """The databases to check first: those that are not healthy, at most :data:`NAMED`."""
         bad = (each for each in self.databases if each.state is not HealthState.HEALTHY)
         return tuple(each for _, each in zip(range(NAMED), bad, strict=False))
 
@@ -293,7 +292,7 @@ class ReplicationHealth:
 
 
 def disabled(now: float) -> ReplicationHealth:
-    """Return the health for ``HealthCheckEnabled: false``, in which nothing is known."""
+    """Return the health for ``HealthCheckEnabled: false``, when nothing is known."""
     return ReplicationHealth(HealthState.DISABLED, now, "HealthCheckEnabled is false", False)
 
 
@@ -306,39 +305,39 @@ class SyncHistory:
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
-        #: The count of syncs in the metrics, and the time at which it was last another one.
+        #: The count of syncs in the metrics, and the time of its last change.
         self._syncs: dict[str, tuple[int, float]] = {}
         self._wanted_since: dict[str, float] | None = None
 
     def note(self, listed: Iterable[ReplicatedDatabase]) -> None:
-        """Remember what the replicator reported."""
+        """Record the replicator's report."""
         for each in listed:
             if each.last_sync_at is not None:
                 self._last[each.path] = max(each.last_sync_at, self._last.get(each.path, 0.0))
 
     def note_metrics(self, metrics: Mapping[str, DatabaseMetrics], now: float) -> None:
-        """Remember when the count of syncs in the metrics has changed; it grows while idle, too."""
+        """Record a changed count of syncs in the metrics; it grows while idle, too."""
         for path, each in metrics.items():
             if self._syncs.get(path, (None,))[0] != each.syncs:
                 self._syncs[path] = (each.syncs, now)
 
     def keep(self, wanted: Collection[str], now: float) -> None:
-        """Forget all databases but these: one that comes back later starts anew."""
+        """Forget all other databases: one that returns later starts over."""
         self._last = {path: at for path, at in self._last.items() if path in wanted}
         self._syncs = {path: seen for path, seen in self._syncs.items() if path in wanted}
-        # Nobody knows since when the databases of the first look exist.
+        # For the databases of the first observation the start is unknown.
         since = float("-inf") if self._wanted_since is None else now
         before = self._wanted_since or {}
         self._wanted_since = {path: before.get(path, since) for path in wanted}
 
     def wanted_since(self, path: str) -> float:
-        """Return the time at which ``path`` appeared among the wanted, in Unix seconds."""
+        """Return when ``path`` was first among the wanted databases, in Unix seconds."""
         return (self._wanted_since or {}).get(path, float("-inf"))
 
     def last_sync_at(self, path: str) -> float | None:
         """Return the time at which ``path`` was last seen in step, in Unix seconds; None: never.
 
-        A database whose count of syncs in the metrics stands still is not in step, whatever the
+        A database whose count of syncs in the metrics does not grow is not in step, whatever the
         control socket reports.
         """
         last = self._last.get(path)
@@ -367,17 +366,17 @@ def judge(
 ) -> ReplicationHealth:
     """Compare the databases that the replicator reports with those that should be replicated.
 
-    It updates the history. Healthy needs a proof: a database that was never seen in step, or whose
+    It updates the history. Healthy needs evidence: a database that was never in step, or whose
     replicator does not answer, is never healthy.
 
     Args:
         wanted: the databases' paths.
-        listed: what the replicator reported; None: it does not answer.
+        listed: the replicator's report; None: no answer.
         history: of earlier calls.
         rules: the thresholds.
         now: Unix seconds.
-        metrics: of its metrics endpoint; None: it was not asked, or did not answer.
-        problem: why it does not answer, or what else is wrong with it as a whole.
+        metrics: from its metrics endpoint; None: not queried, or no answer.
+        problem: why it does not answer, or another problem of the whole replicator.
     """
     wanted = frozenset(wanted)
     history.keep(wanted, now)
@@ -388,8 +387,8 @@ def judge(
     databases = []
     for path in wanted:
         last, lag = _lag_of_history(path, history, rules, now)
-        # A replicator that does not answer may be dead, so nothing is healthy; the lag is told all
-        # the same, because it grows.
+        # A replicator that does not answer may be dead, so nothing is healthy; the lag is reported
+        # anyway, because it grows.
         if listed is None:
             reason = problem or "the replicator does not answer"
             databases.append(DatabaseHealth(path, HealthState.UNHEALTHY, lag, last, reason))
@@ -410,17 +409,17 @@ def judge_by_replicas(
     problem: str = "",
     unanswered: str = "",
 ) -> ReplicationHealth:
-    """Judge a replicator that reports no lag by the files that the target holds.
+    """Judge a replicator that reports no lag by the files in the target.
 
     Args:
         wanted: the databases' paths.
         known: those that its metrics name.
-        book: what was seen at the target; None: nobody looks there, so none of them is Healthy.
+        book: the observations of the target; None: it is not observed, so no database is Healthy.
         history: of the calls of :func:`judge`.
         rules: the thresholds.
         now: Unix seconds.
-        problem: what is wrong with the replicator as a whole.
-        unanswered: why the target was not asked, or did not answer, the last time.
+        problem: a problem of the whole replicator.
+        unanswered: why the last query of the target was skipped or failed.
     """
     wanted = frozenset(wanted)
     history.keep(wanted, now)
@@ -448,7 +447,7 @@ def _known(choose: Callable[[Iterable[float]], float], *values: float | None) ->
 
 
 def _why_no_lag(path: str, book: LagBook | None) -> str:
-    if book is None or not book.was_looked_at(path):
+    if book is None or not book.was_queried(path):
         return _NOT_COMPARED
     return _NOT_READ if book.has_replica(path) else _NO_REPLICA
 
@@ -463,13 +462,13 @@ def _lag_of_history(
 
 @attrs.frozen
 class _Seen:
-    """The state of one database, as the replicator tells it.
+    """The state of one database, as reported by the replicator.
 
     Attributes:
         status: as the replicator reports it; None: it does not have the database.
         last_sync_at: when it was last in step; None: never.
-        lag: how far it is behind, in seconds; None: nobody knows.
-        no_lag: why nobody knows.
+        lag: in seconds; None if unknown.
+        no_lag: why it is unknown.
     """
 
     status: str | None
@@ -481,7 +480,7 @@ class _Seen:
 def _summed(
     databases: Iterable[DatabaseHealth], now: float, problem: str, *, reachable: bool = True
 ) -> ReplicationHealth:
-    """Put the databases in order, and find the state of all together and its reason."""
+    """Sort the databases, and determine the overall state and its reason."""
     databases = sorted(databases, key=_badness)
     state = databases[0].state if databases else HealthState.HEALTHY
     if not reachable:

@@ -1,9 +1,8 @@
-"""The health check of replication: it asks the replicator, and the target where that is needed.
+"""The health check of replication: it queries the replicator, and the target if necessary.
 
-Each question to the target starts the replicator's binary, which asks with the keys of our own
-environment. That costs a process and some requests, so it is bounded: it asks only for databases
-that were written since they were found in step, at most :data:`SURVEYED` in one survey, two at a
-time, and for no more after the first failure.
+Each query of the target starts the replicator's binary, with the keys in our own environment. That
+costs a process and some requests, so it is limited: only databases written since they were last in
+step, at most :data:`SURVEYED` per survey, two at a time, and none after the first failure.
 """
 
 import math
@@ -47,13 +46,13 @@ LEAST_PAUSE_SECONDS = 10.0
 #: Longest time between two surveys, in seconds.
 LONGEST_PAUSE_SECONDS = 60.0
 
-#: Time limit of a survey, in seconds. Databases that it did not reach come first in the next one.
+#: Time limit of a survey, in seconds. Databases it did not reach come first in the next one.
 SURVEY_SECONDS = 10.0
 
 #: The most databases in one survey: each costs a process of some 40 ms, and a request or more.
 SURVEYED = 50
 
-#: Databases of a survey that are asked about side by side.
+#: Databases of a survey that are queried concurrently.
 _AT_A_TIME = 2
 
 #: The level of fresh files; a listing of it is one request.
@@ -61,11 +60,11 @@ _FRESH = "0"
 
 
 class LagSurveyor:
-    """Compares what the replicator has read with what the target holds, now and then.
+    """Compares the replicator's reads with the target's content, periodically.
 
     Args:
         settings: validated settings with ``UseReplication``.
-        reader: knows the target.
+        reader: reads the target.
         pause: seconds between two surveys; None: ``HealthCheckMaxLagSeconds`` within bounds.
         clock: returns Unix seconds.
     """
@@ -93,11 +92,11 @@ class LagSurveyor:
     async def survey(
         self, wanted: Mapping[str, str], metrics: Mapping[str, DatabaseMetrics]
     ) -> None:
-        """Bring the book up to date; the target is asked when that is due.
+        """Update the book; query the target if that is due.
 
         Args:
             wanted: the names of the replicas by the paths of the databases.
-            metrics: what the replicator says that it has read.
+            metrics: the replicator's report of what it has read.
 
         Cancelled, it ends the binary.
         """
@@ -115,8 +114,7 @@ class LagSurveyor:
     async def _ask_all(self, due: Mapping[str, str]) -> None:
         self.problem = ""
         answered = 0
-        # The tasks share one iterator, so each database is asked for once, the longest waiting
-        # first.
+        # The tasks share one iterator, so each database is queried once, the longest waiting first.
         waiting = iter(due.items())
 
         async def work(scope: trio.CancelScope) -> None:
@@ -153,7 +151,7 @@ class LagSurveyor:
 
     async def _files(self, replica: TenantReplica, path: str) -> tuple[ReplicaFile, ...]:
         """Return the fresh files, or all when these do not show that it is in step."""
-        # Mostly enough: one request instead of one for each level.
+        # Usually enough: one request instead of one per level.
         fresh = await replica.list_files(level=_FRESH)
         if self.book.covers(path, newest_position(fresh)):
             return fresh
@@ -163,7 +161,7 @@ class LagSurveyor:
 def waiting_since(path: str, replicated: int) -> float | None:
     """Return the time at which the replicator read the transaction after ``replicated``; blocks.
 
-    The replicator keeps transactions in a directory beside the database until the target has them.
+    The replicator keeps transactions in a directory next to the database until the target has them.
 
     Returns:
         Unix seconds; None if there is no such transaction, or the directory is elsewhere.
@@ -208,21 +206,21 @@ _Metrics: TypeAlias = Mapping[str, DatabaseMetrics]
 class HealthChecker:
     """Compares the databases that should be replicated with the replicator's answers.
 
-    Each check asks the metrics endpoint and the control socket side by side; both give the lag. A
-    replicator that stands still answers neither, and is Unhealthy after the least of 5 seconds and
-    ``HealthCheckMaxLagSeconds``. If only the endpoint answers, the transactions that it
-    reports as read are compared with those that the target holds. Without a surveyor the lag is
-    unknown then: Degraded, never Healthy.
+    Each check queries the metrics endpoint and the control socket concurrently; both give the lag.
+    A hanging replicator answers neither, and is Unhealthy after 5 seconds or
+    ``HealthCheckMaxLagSeconds``, whichever is less. If only the endpoint answers, the transactions
+    it reports as read are compared with those in the target. Without a surveyor the lag is then
+    unknown: Degraded, never Healthy.
 
     Args:
         options: the replication's.
         socket_path: the replicator's control socket.
         wanted: returns the databases that should be replicated: the names of their replicas by
-            their paths.
-        failure: returns the supervisor's present failure, or None.
-        reloading: returns whether it restarts the replicator for a reload; meanwhile the last
-            answer counts, and the lag grows.
-        surveyor: asks the target, for a replicator of the operator's that has no control socket.
+            path.
+        failure: returns the supervisor's current failure, or None.
+        reloading: returns whether the replicator is being restarted for a reload; meanwhile the
+            last answer counts, and the lag grows.
+        surveyor: queries the target, for an operator's replicator without a control socket.
         clock: returns Unix seconds.
     """
 
@@ -238,7 +236,7 @@ class HealthChecker:
         clock: Callable[[], float] = wall,
     ) -> None:
         self._options = options
-        # A check must not outlast the lag that it has to notice.
+        # A check must not take longer than the lag that it should detect.
         self._patience = min(ANSWER_SECONDS, float(options.health_check_max_lag_seconds))
         self._client = ControlClient(socket_path, answer_seconds=self._patience)
         self._wanted = wanted
@@ -257,7 +255,7 @@ class HealthChecker:
         """Check once, and return and keep the result; a failure is a result, too.
 
         Args:
-            even_if_disabled: also with ``HealthCheckEnabled: false``, because somebody asks.
+            even_if_disabled: also with ``HealthCheckEnabled: false``, for an explicit request.
         """
         if not (self._options.health_check_enabled or even_if_disabled):
             await trio.lowlevel.checkpoint()
@@ -276,14 +274,14 @@ class HealthChecker:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Check every :data:`CHECK_SECONDS` until cancelled, and log each change of the state.
 
-        With ``HealthCheckEnabled: false`` it says so once, and waits for its end.
+        With ``HealthCheckEnabled: false`` it reports that once, and waits until cancelled.
         """
         before: HealthState | None = None
         task_status.started()
         while True:
             health = await self.check()
-            # Changes alone are logged: a target that is away for a night would fill the log
-            # otherwise.
+            # Only changes are logged: otherwise a target that is down for a night would fill the
+            # log.
             if health.state is not before:
                 bad = health.state in (HealthState.DEGRADED, HealthState.UNHEALTHY)
                 log = _log.warning if bad else _log.info
@@ -323,13 +321,13 @@ class HealthChecker:
             metrics=None if isinstance(metrics, ReplicatorError) else metrics,
             problem=unserved or self._failure() or "",
         )
-        # Another program on the port means that nobody could ask for the lag when the socket fails.
+        # Another program on the port would mean that the lag is unknown if the socket fails.
         if unserved is not None:
             health = attrs.evolve(health, state=HealthState.UNHEALTHY)
         return health
 
     async def _ask_both(self) -> tuple[_Listed | ReplicatorError, _Metrics | ReplicatorError]:
-        """Ask socket and endpoint side by side, so that a silent replicator costs one wait."""
+        """Query socket and endpoint concurrently, so that a silent replicator costs one wait."""
         listed: _Listed | ReplicatorError = ()
         metrics: _Metrics | ReplicatorError = {}
 
@@ -369,7 +367,7 @@ class HealthChecker:
                 except ReplicatorError as error:
                     metrics = error
         where = f"{METRICS_HOST}:{self._options.metrics_port}"
-        problem = f"what serves {where} is another replicator"
+        problem = f"{where} is served by another replicator"
         if isinstance(metrics, ReplicatorError):
             problem = str(metrics)
         return (
@@ -395,7 +393,7 @@ class HealthChecker:
                 now=self._clock(),
                 problem=problem or error,
             )
-        # If the replicator waits for its target, the target would not answer us either.
+        # If the replicator waits for its target, the target would not answer our query either.
         surveyor = None if waits else self._surveyor
         if surveyor is not None:
             await surveyor.survey(wanted, metrics)
@@ -423,8 +421,8 @@ class HealthChecker:
         )
         if answer.status != _OK:
             raise ReplicatorError(f"port {port} answers with status {answer.status}")
-        # In a thread: 10 000 databases take 0.1 s, and this is asked every few seconds.
+        # In a thread: 10 000 databases take 0.1 s, and this runs every few seconds.
         found = await run_in_thread(lambda: read_metrics(answer.body.decode("utf-8", "replace")))
         if not found and b"litestream_" not in answer.body:
-            raise ReplicatorError(f"what answers on port {port} is no replicator")
+            raise ReplicatorError(f"the program on port {port} is not a replicator")
         return found

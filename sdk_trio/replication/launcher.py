@@ -1,9 +1,9 @@
 """A short program between the supervisor and the replicator: it sets PDEATHSIG, then execs.
 
-It is run as a file, isolated and without this package, as ``launcher.py PARENT PROGRAM [ARG...]``.
-A process that was killed cannot end its children itself, so the kernel has to (PR_SET_PDEATHSIG).
-A ``preexec_fn`` would run between fork and exec, which is unsafe in a program with threads. macOS
-has no such signal; there the lock that the child inherits keeps a second replicator away.
+It runs as a file, isolated and without this package: ``launcher.py PARENT PROGRAM [ARG...]``. A
+killed process cannot end its children, so the kernel must do it (PR_SET_PDEATHSIG). A
+``preexec_fn`` would run between fork and exec, which is unsafe in a program with threads. macOS has
+no such signal; there the lock that the child inherits prevents a second replicator.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
-"""The replicas at the target: which there are, and which one a person means.
+"""The replicas at the target, and the one that a person selects.
 
-The replicator's binary lists the files of one replica, but not the replicas. A directory and an
-object store are listed here. For the other targets a person lists them with the target's own tools
-and names a whole directory: a client for each target would be a library for a rare command.
+The replicator's binary lists the files of one replica, but not the replicas. This module lists
+those in a directory and an object store. For other targets a person lists them with the target's
+own tools and passes the full name: a client per target would be a library for a rare command.
 """
 
 import hashlib
@@ -52,12 +52,12 @@ async def find_replica(
     Args:
         options: with ``UseReplication``.
         reader: reads the replicas between which a person has to choose.
-        key: an identifier, an id, or the whole name of a replica, which is not looked for.
+        key: an identifier, an id, or the full name of a replica, which is not searched for.
         environ: where the target's keys are.
 
     Raises:
-        UnknownTenantError: the target holds no replica of it.
-        RestoreError: it holds several; the message lists them.
+        UnknownTenantError: the target has no replica of it.
+        RestoreError: it has several; the message lists them.
         ReplicatorError: the target cannot be listed.
     """
     if split_replica_name(key) is not None:
@@ -69,13 +69,13 @@ async def find_replica(
     if not found:
         held = ", ".join(names[:_SHOWN]) + (" and more" if len(names) > _SHOWN else "")
         raise UnknownTenantError(
-            f"no tenant {key!r} is known here, and {where} holds no replica of that name; it "
-            f"holds {held or 'none at all: check the section Replication'}"
+            f"no tenant {key!r} is known here, and {where} has no replica of that name; it "
+            f"has {held or 'none at all: check the section Replication'}"
         )
     if len(found) > 1:
         described = [await _described(reader, name) for name in found[:_SHOWN]]
         raise RestoreError(
-            f"{where} holds {len(found)} replicas of {key!r}: {'; '.join(described)}. Name one of "
+            f"{where} has {len(found)} replicas of {key!r}: {'; '.join(described)}. Name one of "
             f"them, such as --tenant {found[0]}"
         )
     return found[0]
@@ -111,13 +111,13 @@ async def list_replicas(
 
 
 def replica_location(options: ReplicationOptions, name: str) -> str:
-    """Return the place of a replica in the form that the target's own tools use.
+    """Return the location of a replica in the form that the target's own tools use.
 
     Args:
         options: valid options.
-        name: the replica's; empty: the place of all replicas.
+        name: the replica's; empty: the location of all replicas.
     """
-    # From the function that the manifest is made with, so that the place is never another one.
+    # By the function that renders the manifest, so that both always agree.
     path = replica_path(options, name, working_directory=os.getcwd())
     match options.replica_target_type:
         case ReplicaTargetType.LOCAL_DISK:

@@ -1,7 +1,7 @@
-"""A tenant's live database beside its replica: read as of one moment, or held against everybody.
+"""A tenant's live database, next to its replica: read as of one moment, or locked exclusively.
 
-A verification reads it in a :class:`Snapshot` while its writers go on. A restore and an erasure
-take it as a :class:`HeldDatabase`, which nobody else can open.
+A verification reads it in a :class:`Snapshot` while writers continue. A restore and an erasure take
+it as a :class:`LockedDatabase`, which no other process can open.
 """
 
 import hashlib
@@ -23,10 +23,10 @@ from ..tenants.databases import SIDE_FILES
 #: Time to wait for a lock of another process, in seconds.
 _BUSY_SECONDS = 5.0
 
-#: Rows between two looks at cancellation: some milliseconds of work.
+#: Rows between two checks for cancellation: some milliseconds of work.
 _ROWS_PER_TURN = 2000
 
-#: The beginning of the names of the replicator's own tables: their content is no tenant's.
+#: The prefix of the replicator's own tables, whose content is not a tenant's.
 _REPLICATORS_TABLES = "_litestream_"
 
 #: Bits of the sum of the rows' hashes, by which the contents of two tables are compared.
@@ -45,13 +45,13 @@ class TableContent:
 
 @attrs.frozen
 class Content:
-    """All that a database holds: the statements of its schema, and its tables."""
+    """The whole content of a database: the statements of its schema, and its tables."""
 
     schema: tuple[tuple[str, ...], ...]
     tables: dict[str, TableContent]
 
     def difference(self, other: "Content") -> str | None:
-        """Return what differs in ``other``, None if both hold the same."""
+        """Return the differences of ``other``, or None if the contents are equal."""
         if self.schema != other.schema:
             return "the schema"
         for name, table in self.tables.items():
@@ -64,15 +64,15 @@ class Content:
 
 
 class Snapshot:
-    """A database as it was at one moment, whatever is written to it meanwhile.
+    """A database as of one moment, regardless of later writes.
 
-    ``settled``: it holds everything that was in the write-ahead log's file before. A commit is
-    written into the file first, synced then, and visible to readers last, so for milliseconds the
-    replicator can have a transaction that no reader sees yet.
+    ``settled``: it has everything that was in the write-ahead log's file before. A commit is
+    written to the file first, then synced, and visible to readers last. So for milliseconds the
+    replicator can have a transaction that readers do not see yet.
     """
 
     def __init__(self, file: Path) -> None:
-        """Open ``file`` and hold on to what it holds now.
+        """Open ``file`` and take a snapshot of its content.
 
         Raises:
             apsw.Error: it cannot be read.
@@ -93,7 +93,7 @@ class Snapshot:
             raise
 
     def _let_commits_end(self) -> bool:
-        """Wait for a commit that is under way; False if the lock cannot be had for that."""
+        """Wait for a commit in progress; return False if the lock is unavailable for that."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except (apsw.BusyError, apsw.ReadOnlyError):
@@ -106,12 +106,12 @@ class Snapshot:
         self._connection.close()
 
     def read(self, pause: Pause) -> Content:
-        """Return all that it holds, as :func:`read_content` does."""
+        """Return its whole content, as :func:`read_content` does."""
         return read_content(self._connection, pause)
 
 
 def read_content(connection: apsw.Connection, pause: Pause) -> Content:
-    """Return all that a database holds, of which nothing is written meanwhile.
+    """Return the whole content of a database that no one writes to.
 
     Raises:
         apsw.Error: it cannot be read.
@@ -128,14 +128,14 @@ def read_content(connection: apsw.Connection, pause: Pause) -> Content:
     names = [
         name
         for kind, name, _, sql in schema
-        # The content of a virtual table is in tables of its own.
+        # The content of a virtual table is in other tables.
         if kind == "table" and not sql.upper().startswith("CREATE VIRTUAL")
     ]
     return Content(schema, {name: _sum(connection, name, pause) for name in names})
 
 
 def read_file(file: Path, pause: Pause) -> Content:
-    """Return all that the database ``file`` holds, as :func:`read_content` does."""
+    """Return the whole content of the database ``file``, as :func:`read_content` does."""
     with opened_snapshot(file) as snapshot:
         return snapshot.read(pause)
 
@@ -154,8 +154,7 @@ def _sum(connection: apsw.Connection, name: str, pause: Pause) -> TableContent:
     rows = total = 0
     for row in connection.execute(f"SELECT {values} FROM {quoted}"):
         digest = hashlib.blake2b(repr(row).encode(), digest_size=_SUM_BITS // 8)
-        # A sum, because the order of the rows is nobody's promise and sorting a large table would
-        # cost memory.
+        # A sum, because rows have no defined order and sorting a large table would cost memory.
         total += int.from_bytes(digest.digest(), "big")
         rows += 1
         if rows % _ROWS_PER_TURN == 0:
@@ -181,17 +180,16 @@ def opened_snapshot(file: Path) -> Iterator[Snapshot]:
 
 try:
     import fcntl
-except ImportError:  # Windows, for which there is no replicator
+except ImportError:  # Windows, where the replicator does not run
     fcntl = None  # type: ignore[assignment]
 
-# With a write-ahead log every connection holds a shared lock as long as it is open, also an idle
-# one of another process and the replicator's. So an exclusive lock proves that nobody has the
-# database open, and keeps everybody out while it is replaced. To change the journal mode under that
-# lock brings the log into the database: from then on one rename replaces all of it, and a process
-# that is killed at any moment leaves the old database whole, or the new one. To remove the old
-# files before the rename would lose the newest transactions, which are in the log, if it was killed
-# in between. A process that opened the old file and waited for the lock gets
-# SQLITE_READONLY_DBMOVED.
+# With a write-ahead log every open connection holds a shared lock, even an idle one of another
+# process or the replicator's. So an exclusive lock proves that no one has the database open, and
+# keeps it closed while it is replaced. Changing the journal mode under that lock merges the log
+# into the database. From then on one rename replaces all of it: a process killed at any moment
+# leaves the complete old or new database. Removing the old files before the rename could lose the
+# newest transactions, which are in the log. A process that opened the old file and waited for the
+# lock gets SQLITE_READONLY_DBMOVED.
 
 _TAKE: Final = (
     # Before the first read, so that SQLite uses the log without its shared index.
@@ -214,13 +212,13 @@ _LOCK_BYTES: Final = 512
 
 
 @attrs.define(eq=False)
-class HeldDatabase:
-    """A database that nobody else can open; every method blocks.
+class LockedDatabase:
+    """A database that no other process can open; every method blocks.
 
     Attributes:
         file: its path.
-        connection: holds the lock; None: there is no file, or it is so damaged that SQLite cannot
-            open it.
+        connection: holds the lock; None if there is no file, or it is too damaged for SQLite to
+            open.
         descriptor: holds the same lock of a damaged file.
     """
 
@@ -229,8 +227,8 @@ class HeldDatabase:
     descriptor: int | None = None
 
     @classmethod
-    def take(cls, file: Path) -> "HeldDatabase | None":
-        """Lock the database at ``file`` and return it; None: somebody has it open.
+    def take(cls, file: Path) -> "LockedDatabase | None":
+        """Lock the database at ``file`` and return it; None if another process has it open.
 
         Raises:
             RestoreError: it cannot be opened, or its disk is full.
@@ -240,7 +238,7 @@ class HeldDatabase:
         try:
             connection = open_database(file, flags=apsw.SQLITE_OPEN_READWRITE)
             try:
-                # The caller tries again and says for whom it waits; SQLite would wait in silence.
+                # The caller retries and reports what it waits for; SQLite would wait silently.
                 connection.set_busy_timeout(0)
                 for statement in _TAKE:
                     connection.execute(statement).fetchall()
@@ -259,7 +257,7 @@ class HeldDatabase:
         return cls(file, connection)
 
     @classmethod
-    def _take_damaged(cls, file: Path) -> "HeldDatabase | None":
+    def _take_damaged(cls, file: Path) -> "LockedDatabase | None":
         descriptor = open_file(file, os.O_RDWR)
         try:
             if fcntl is not None:
@@ -273,7 +271,7 @@ class HeldDatabase:
 
     @classmethod
     @contextmanager
-    def taken(cls, file: Path) -> Iterator["HeldDatabase | None"]:
+    def taken(cls, file: Path) -> Iterator["LockedDatabase | None"]:
         """Hold the database at ``file`` for a block, as :meth:`take` does."""
         held = cls.take(file)
         try:
@@ -283,7 +281,7 @@ class HeldDatabase:
                 held.release()
 
     def read(self, pause: Pause) -> Content | None:
-        """Return all that it holds; None: it is damaged, or there is no file.
+        """Return its whole content; None if it is damaged or missing.
 
         Raises:
             RestoreError: it is there, and cannot be read for another reason.
@@ -296,7 +294,7 @@ class HeldDatabase:
             return None
         except apsw.Error as error:
             raise RestoreError(
-                f"{self.file} cannot be compared with its replica: {error}; see to that, or say "
+                f"{self.file} cannot be compared with its replica: {error}; fix that, or use "
                 "--discard-newer, and nothing is compared"
             ) from error
 
@@ -343,14 +341,14 @@ class HeldDatabase:
             copy.close()
 
     def replace_by(self, restored: Path) -> None:
-        """Replace the file by ``restored``, on the same disk; a crash leaves one of them whole.
+        """Replace the file by ``restored``, on the same disk; a crash leaves one of them complete.
 
         Raises:
             OSError: the directory cannot be written.
         """
         for suffix in SIDE_FILES:
-            # The log is in the database by now. Side files that a crash left would be taken for
-            # those of the new database.
+            # The log is already in the database. Files left by a crash would be mistaken for the
+            # new database's.
             Path(f"{self.file}{suffix}").unlink(missing_ok=True)
         restored.replace(self.file)
         sync_path(self.file.parent)
@@ -377,8 +375,8 @@ def name_holders(file: Path) -> str:
 
 async def take_in_time(
     file: Path, seconds: float, notice: Callable[[str], None] = lambda _holders: None
-) -> HeldDatabase | str:
-    """Lock a database as soon as nobody else has it open, and return it.
+) -> LockedDatabase | str:
+    """Lock a database as soon as no other process has it open, and return it.
 
     Args:
         file: its path.
@@ -389,13 +387,13 @@ async def take_in_time(
         The database; or the names of the processes that had it open all the time.
 
     Raises:
-        RestoreError: as of :meth:`HeldDatabase.take`.
+        RestoreError: as of :meth:`LockedDatabase.take`.
     """
     deadline = trio.current_time() + seconds
     told = ""
     while True:
-        # SQLite's own lock proves that nobody has the database open (ADR 34).
-        held = await run_in_thread(HeldDatabase.take, file)
+        # SQLite's own lock proves that no process has the database open (ADR 34).
+        held = await run_in_thread(LockedDatabase.take, file)
         if held is not None:
             return held
         holders = await run_in_thread(name_holders, file)
@@ -404,5 +402,5 @@ async def take_in_time(
         if holders != told:
             told = holders
             notice(holders)
-        # Nothing tells when another process closes a file.
+        # There is no notification when another process closes a file.
         await trio.sleep(_TAKE_SECONDS)

@@ -1,12 +1,11 @@
 """The manifest: the replicator's configuration file, rendered from the options and the databases.
 
-Rendering is pure; :class:`ManifestWriter` writes the file whole or not at all. The schema is that
-of Litestream 0.5. It ignores keys that it does not know, so a slip here is no error there: tests
-ask the real binary what it replicates.
+Rendering is pure; :class:`ManifestWriter` writes the file atomically. The schema is that of
+Litestream 0.5. It ignores unknown keys, so a mistake here causes no error there: tests check with
+the real binary what it replicates.
 
-The replicator expands ``$NAME`` and ``${NAME}`` in the whole file before it parses it, so quotes
-protect nothing from that: a ``$`` of ours must not be in the file, and a value that it puts in must
-not end the quotes around it.
+The replicator expands ``$NAME`` and ``${NAME}`` in the whole file before it parses it, even in
+quotes. So the file must not contain another ``$``, and an expanded value must not end its quotes.
 """
 
 import glob
@@ -41,35 +40,35 @@ METRICS_HOST: Final = "127.0.0.1"
 #: With more databases than this the replicator compacts less often.
 LARGE_FLEET: Final = 20
 
-# For each idle database the defaults make 13 requests a minute for ever, and object stores bill
-# them; these make one. The price: states older than five minutes can be restored to every fifth
+# For each idle database the defaults make 13 requests a minute, and object stores bill them; these
+# settings make one. The price: states older than five minutes can be restored only to every fifth
 # minute, not to every thirtieth second.
 _LARGE_FLEET_LINES: Final = (
     "levels: [{interval: 5m}, {interval: 1h}]",
     "l0-retention-check-interval: 10m",
 )
 
-# Comments are expanded too, so there is no dollar in them.
+# Comments are expanded too, so they contain no dollar sign.
 _HEADER: Final = (
     "# Written by sdk_trio and replaced at every change of the tenants: edit its settings instead.",
-    "# It holds no key, only the names of the variables that do.",
+    "# It contains no key, only the names of the variables with the keys.",
 )
 
 #: Variables of our environment that the replicator gets for every target. It is a third party's
-#: program, and the other variables hold the secrets of webhooks, tenants and providers.
+#: program, and other variables contain the secrets of webhooks, tenants and providers.
 PASSED_ON: Final = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_EC2_METADATA_DISABLED"),
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
         *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
-        # Of its own runtime; and where an interpreter, which starts it, has its libraries.
+        # For its own runtime, and for an interpreter that starts it to find its libraries.
         *("GOMEMLIMIT", "GOMAXPROCS", "LD_LIBRARY_PATH"),
     }
 )
 
-# Without keys, a machine's role gives access. AWS_CA_BUNDLE is not among them: the replicator would
-# take a bundle that was made for Python, and trust nothing else.
+# Without keys, a machine's role grants access. AWS_CA_BUNDLE is excluded: the replicator would use
+# a bundle made for Python, and trust nothing else.
 _ROLE_OF_AMAZON: Final = frozenset(
     {
         *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
@@ -105,10 +104,10 @@ _ABANDONED_SECONDS = 3600.0
 
 
 def quoted(text: str) -> str:
-    """Return ``text`` as a YAML scalar that means exactly it, whatever it holds.
+    """Return ``text`` as a YAML scalar with exactly that value.
 
     Raises:
-        ValueError: it holds bytes that are no text (a file name that is not UTF-8).
+        ValueError: it contains bytes that are not text (a file name that is not UTF-8).
     """
     return f'"{"".join(map(_escaped, text))}"'
 
@@ -118,17 +117,17 @@ def _escaped(character: str) -> str:
         return character
     code = ord(character)
     if 0xD800 <= code <= 0xDFFF:
-        raise ValueError("the replicator reads UTF-8 only: rename what is not")
+        raise ValueError("the replicator reads only UTF-8: rename the file")
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def from_variable(name: str) -> str:
-    """Return a YAML scalar that stands for the value of an environment variable, by reference.
+    """Return a YAML scalar that refers to the value of an environment variable.
 
-    Between single quotes everything but ``'`` and line breaks stands for itself, so keys with
-    ``#``, ``:`` or a quotation mark arrive whole.
+    In single quotes everything except ``'`` and line breaks is literal, so keys with ``#``, ``:``
+    or a quotation mark arrive unchanged.
     """
     return f"'${{{name}}}'"
 
@@ -136,8 +135,8 @@ def from_variable(name: str) -> str:
 def replica_name(identifier: str, tenant_id: str) -> str:
     """Return the name of a tenant's directory in the target: ``IDENTIFIER.ID``.
 
-    People find a replica by the identifier. The id keeps tenants apart that had the same identifier
-    one after the other, or on two hosts that share a target. Neither ever changes.
+    People find a replica by the identifier. The id distinguishes tenants that had the same
+    identifier one after the other, or on two hosts with one target. Neither ever changes.
     """
     return f"{identifier}.{tenant_id}"
 
@@ -153,8 +152,8 @@ def split_replica_name(name: str) -> tuple[str, str] | None:
 class TenantDatabaseFile:
     """The database file of one tenant: the name of its replica, and its absolute path.
 
-    ``replica`` is the name of :func:`replica_name`. ``identity`` tells the file from another one
-    that takes its place; it holds no line break.
+    ``replica`` is the name of :func:`replica_name`. ``identity`` distinguishes the file from
+    another one with the same path; it contains no line break.
     """
 
     replica: str
@@ -171,19 +170,19 @@ def render_manifest(
 ) -> str:
     """Return the configuration of a replicator of exactly these databases.
 
-    The same databases in any order give the same text; another file in one's place does not.
-    Keys are referred to by the names of their variables; the file is the same for a replicator of
-    the operator's and for a supervised one.
+    The same databases in any order give the same text; a replaced file does not. Keys are referred
+    to by the names of their variables; the file is the same for an operator's replicator and for a
+    supervised one.
 
     Args:
-        options: valid options; ``use_replication`` is not looked at.
+        options: valid options; ``use_replication`` is ignored.
         databases: those of the active tenants, with absolute paths.
         working_directory: where a relative ``LocalDisk:Path`` starts.
-        socket_path: where the replicator's control socket shall be; None: it has none.
+        socket_path: the path of the replicator's control socket; None: it has none.
 
     Raises:
-        ValueError: a value cannot be written down (it is no UTF-8), or the replicator would open
-            another file than the database (see :data:`MISREAD_IN_PATHS`).
+        ValueError: a value cannot be written (not UTF-8), or the replicator would open another file
+            than the database (see :data:`MISREAD_IN_PATHS`).
     """
     # Sorted, so that the same databases give the same text: another text is a reload.
     entries = sorted(set(databases))
@@ -204,7 +203,7 @@ def render_manifest(
             lines += [
                 f"  - path: {quoted(entry.path)}",
                 # A replicator keeps a file that it has opened. With the identity in a comment, a
-                # file that was replaced changes the text, and so leads to a reload.
+                # replaced file changes the text, and so causes a reload.
                 *([f"    # file {entry.identity}"] if entry.identity else ()),
                 "    replica:",
                 *(f"      {line}" for line in target),
@@ -238,11 +237,11 @@ def replica_path(options: ReplicationOptions, name: str, *, working_directory: s
 def replica_url(
     options: ReplicationOptions, name: str, *, working_directory: str = "/"
 ) -> str | None:
-    """Return a tenant's replica as the address by which the control socket takes a new database.
+    """Return a tenant's replica as an address for the control socket.
 
-    None where an address cannot hold what the configuration says: a key file and a host key, a
-    sync interval other than a second, an endpoint of a blob store, a path with special characters.
-    Such a database takes a restart.
+    None if an address cannot express the configuration: a key file and a host key, a sync interval
+    other than a second, an endpoint of a blob store, a path with special characters. Such a
+    database needs a restart.
 
     Args:
         options: valid options.
@@ -257,7 +256,7 @@ def replica_url(
             return f"file://{path}"
         case ReplicaTargetType.OBJECT_STORE:
             store = options.object_store
-            # The replicator looks for a provider's region and endpoint in a name with a dot.
+            # The replicator detects a provider's region and endpoint in a name with a dot.
             if "." in store.bucket or not _PLAIN.fullmatch(store.bucket):
                 return None
             asked = {
@@ -273,7 +272,7 @@ def replica_url(
         case ReplicaTargetType.BLOB_STORE:
             blobs = options.blob_store
             names = (blobs.account_name, blobs.container)
-            # The address has no place for an endpoint; what it has in it is ignored.
+            # The address cannot contain an endpoint; it would be ignored.
             if blobs.endpoint_url or not all(map(_PLAIN.fullmatch, names)):
                 return None
             return f"abs://{blobs.account_name}@{blobs.container}/{path}"
@@ -284,7 +283,7 @@ def replica_url(
 def child_environment(
     options: ReplicationOptions, environ: Mapping[str, str], text: str = ""
 ) -> dict[str, str]:
-    """Return the environment of a replicator that this program starts: what it needs, and no more.
+    """Return the environment of a replicator started by this program: only what it needs.
 
     Args:
         options: valid options.
@@ -320,7 +319,7 @@ def child_environment(
 
 
 def key_variables(options: ReplicationOptions) -> tuple[tuple[str, str], ...]:
-    """Return the variables that hold the target's keys, each with the full key that names it."""
+    """Return the variables with the target's keys, each with the full key that names it."""
     match options.replica_target_type:
         case ReplicaTargetType.OBJECT_STORE:
             store, below = options.object_store, f"{REPLICATION}:ObjectStore"
@@ -350,7 +349,7 @@ def _head(options: ReplicationOptions, count: int, socket_path: str | None) -> I
         yield "socket:"
         yield "  enabled: true"
         yield f"  path: {quoted(socket_path)}"
-        # Whoever can use the socket can have databases let go of.
+        # Anyone who can use the socket can unregister databases.
         yield "  permissions: 0600"
     yield "logging: {type: json, stderr: true}"
     yield f"sync-interval: {options.sync_interval_seconds}s"
@@ -364,7 +363,7 @@ def _head(options: ReplicationOptions, count: int, socket_path: str | None) -> I
 
 
 def is_large_fleet(options: ReplicationOptions, count: int) -> bool:
-    """Return whether so many databases are compacted less often: where each look is a request."""
+    """Return whether there are so many databases that compaction runs less often."""
     return count > LARGE_FLEET and options.replica_target_type is not ReplicaTargetType.LOCAL_DISK
 
 
@@ -410,21 +409,21 @@ def _address(host: str, port: int) -> str:
 
 
 class ManifestWriter:
-    """Writes one file, whole and durably.
+    """Writes one file, atomically and durably.
 
     Args:
-        path: the file; a link is followed, and the file that it leads to is replaced.
+        path: the file; a link is followed, and its target is replaced.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def is_current(self, text: str) -> bool:
-        """Return whether the file holds exactly ``text`` and only its owner can read it."""
+        """Return whether the file has exactly ``text`` and only its owner can read it."""
         try:
             with open(self.path, "rb", opener=open_file) as file:
                 mode = os.fstat(file.fileno()).st_mode & 0o777
-                # Reads one byte more than expected, never the whole of a large foreign file.
+                # Reads one byte more than expected, not all of a large foreign file.
                 expected = text.encode()
                 return mode == MODE and file.read(len(expected) + 1) == expected
         except OSError:
@@ -433,16 +432,16 @@ class ManifestWriter:
     def write(self, text: str) -> bool:
         """Replace the file unless it is current; return whether it was replaced.
 
-        A reader sees the old text or the new one, whole, also after a loss of power. Whatever
-        fails, the old text stays.
+        A reader sees the complete old or new text, even after a power cut. If writing fails, the
+        old text stays.
 
         Raises:
-            ReplicationError: it cannot be written; the message says why.
+            ReplicationError: it cannot be written; the message has the reason.
         """
         if is_foreign_link(self.path):
             raise ReplicationError(
                 f"the replicator's configuration {self.path} is a symbolic link of another user, "
-                "and would overwrite what it leads to: remove it, or set "
+                "and its target would be overwritten: remove it, or set "
                 "Sdk:MultiTenant:FileDb:Replication:ConfigOutputPath to another path"
             )
         if self.is_current(text):
@@ -458,8 +457,8 @@ class ManifestWriter:
                 with suppress(OSError):
                     partial.unlink()
                 raise
-            # A rename is durable when its directory is synced: after a loss of power the old name
-            # could lead to the old text, of which the replicator was not told.
+            # A rename is durable once its directory is synced: otherwise, after a power cut, the
+            # old name could have the old text, which the replicator does not expect.
             sync_path(target.parent)
             _sweep(target)
         except OSError as error:

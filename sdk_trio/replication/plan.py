@@ -1,9 +1,9 @@
 """The supervisor's decisions: when to start again, from which configuration, and how to change it.
 
-The replicator itself reads a configuration before anything depends on it. It ignores what it does
-not know and exits with success after failures, so what counts is which databases it finds. The
-running replicator has a copy of its own: the original may be replaced by a broken one at any time,
-and a replicator that crashes then starts again from what worked.
+The replicator itself reads a configuration before it is used. It ignores unknown keys and exits
+with success after failures, so only the databases it finds count. The running replicator has its
+own copy: the original may be replaced by a broken one at any time, and a crashed replicator is
+restarted with the working one.
 """
 
 import posixpath
@@ -24,8 +24,8 @@ from ..config.options.tenants import ReplicationOptions
 from ..errors import ReplicationError, ReplicatorError
 from .manifest import ManifestWriter, TenantDatabaseFile, quoted, render_manifest, replica_url
 
-#: Bounds of the wait before a restart, in seconds. Its jitter keeps the replicators of many hosts
-#: from coming back to one target together.
+#: Bounds of the wait before a restart, in seconds. Jitter keeps the replicators of many hosts from
+#: returning to one target together.
 BASE_SECONDS: Final = 0.5
 CAP_SECONDS: Final = 30.0
 
@@ -55,9 +55,9 @@ class SupervisorTimeouts:
     ``last_sync``: the least time for that, if other parts have used up the drain's.
     ``reload_stop``: a stop before a restart, which is shorter as a sync follows the restart anyway.
     ``tell``: the wait for the first reload at the start. ``start``: until the replicator has its
-    databases, and ``start_each`` more for each of them. ``lock``: the end of a killed predecessor's
-    child. ``watch``: between two checks; ``silent_looks`` of them without an answer mean that it
-    hangs.
+    databases, plus ``start_each`` for each of them. ``lock``: the end of a killed predecessor's
+    child. ``watch``: between two checks; after ``silent_checks`` of them without an answer, it
+    counts as hanging.
     """
 
     stop: float = 35.0
@@ -68,7 +68,7 @@ class SupervisorTimeouts:
     start_each: float = 0.5
     lock: float = 10.0
     watch: float = 15.0
-    silent_looks: int = 4
+    silent_checks: int = 4
 
 
 @attrs.frozen
@@ -83,7 +83,7 @@ class Plan:
 class LiveChange:
     """The step from one configuration to another over the control socket, without a restart.
 
-    ``gone`` are let go of first; ``added`` are registered then, each with its replica's address.
+    ``gone`` are unregistered first; then ``added`` are registered, each with its replica's address.
     """
 
     gone: tuple[str, ...]
@@ -95,19 +95,19 @@ def live_change(
 ) -> LiveChange | None:
     """Return the change from ``old`` to ``new`` in a running replicator; None: it needs a restart.
 
-    These need one: another head (settings for all databases); another target or file of a database,
-    because the replicator has the old file open; and a database whose entry an address cannot
-    express, because it would be replicated with other settings than the configuration says.
+    A restart is needed for: another head (settings for all databases); another target or file of a
+    database, because the replicator has the old file open; and a database whose entry an address
+    cannot express, because it would be replicated with other settings than configured.
 
     Args:
         old: the configuration that the replicator runs with.
-        new: the wanted one.
+        new: the new configuration.
         options: the replication's; an entry that they do not render is an operator's own.
         working_directory: where a relative ``LocalDisk:Path`` starts.
     """
     old_head, old_entries = _parts(old.text)
     new_head, new_entries = _parts(new.text)
-    # The head holds what applies to all databases, which the replicator reads at its start alone.
+    # The head applies to all databases; the replicator reads it only at its start.
     if old_head != new_head:
         return None
     names = {quoted(path): path for path in old.databases | new.databases}
@@ -142,15 +142,15 @@ def _address_of(
         expected = render_manifest(options, [file], working_directory=working_directory)
     except ValueError:
         return None
-    # An entry that the settings would render differently is an operator's own; an address cannot
-    # say what it says.
+    # An entry that the settings would render differently is an operator's, which an address cannot
+    # express.
     if _parts(expected)[1] != [_IDENTITY.sub("", entry)]:
         return None
     return replica_url(options, name, working_directory=working_directory)
 
 
 def difference(wanted: Collection[str], found: Collection[str]) -> str:
-    """Say how ``found`` is not what was ``wanted``: counts, and one example of each kind."""
+    """Describe how ``found`` differs from ``wanted``: counts, and one example of each kind."""
     missing = sorted(set(wanted) - set(found))
     extra = sorted(set(found) - set(wanted))
     parts = []
@@ -162,7 +162,7 @@ def difference(wanted: Collection[str], found: Collection[str]) -> str:
 
 
 def _parts(text: str) -> tuple[str, list[str]]:
-    """Split a configuration of ours into its head and its databases' entries."""
+    """Split our configuration into its head and its databases' entries."""
     if "\ndbs: []" in text:
         return text.replace("\ndbs: []", "\ndbs:").rstrip("\n"), []
     head, *entries = text.split("\n  - path: ")
@@ -177,7 +177,7 @@ def with_control_socket(text: str, socket_path: str) -> str:
     """
     keys = {line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()}
     lines = [text.rstrip("\n")]
-    # An operator's own settings of these two stay as they are.
+    # An operator's own settings of these two stay unchanged.
     if "socket" not in keys:
         lines.append(f"socket: {{enabled: true, path: {quoted(socket_path)}, permissions: 0600}}")
     if "logging" not in keys:
@@ -195,7 +195,7 @@ class PlanReader:
     Args:
         config_path: the file that the watcher, ``replication render`` or an operator writes.
         directory: of the databases; an absolute path.
-        socket_path: where the control socket shall be.
+        socket_path: the path of the control socket.
         environment: returns the replicator's environment for a configuration.
     """
 
@@ -214,7 +214,7 @@ class PlanReader:
         self._environment = environment
 
     async def read(self, binary: str, known: Plan | None) -> Plan:
-        """Return the configuration as it is now; ``known`` itself when it is the same text.
+        """Return the current configuration; ``known`` itself if the text is unchanged.
 
         Raises:
             ReplicatorError: it is not there, or the replicator cannot read it.
@@ -242,8 +242,8 @@ class PlanReader:
 
         try:
             content = await run_in_thread(load)
-            # One byte more than that was read, so a longer file is noticed and never held in
-            # memory.
+            # Reads one byte more than allowed, so a longer file is detected without reading all of
+            # it.
             if len(content) > MAX_BYTES:
                 raise ReplicatorError(f"{self.config_path} is longer than {MAX_BYTES} bytes")
             return content.decode()
@@ -275,7 +275,7 @@ class PlanReader:
             _check(answer)
             found = msgspec.json.decode(answer.stdout or b"[]", type=list[_Entry] | None)
         except msgspec.MsgspecError as error:
-            raise ReplicatorError(f"{binary} is no replicator that we know: {error}") from error
+            raise ReplicatorError(f"{binary} is not a known replicator: {error}") from error
         return frozenset(entry.path for entry in found or ())
 
 
@@ -286,7 +286,7 @@ def _check(answer: "subprocess.CompletedProcess[bytes]") -> None:
 
 
 class ChildConfiguration:
-    """The configuration in force, the last one that worked, and the last one that did not.
+    """The current configuration, the last one that worked, and the last one that did not.
 
     Args:
         reader: of the configuration.
@@ -296,12 +296,12 @@ class ChildConfiguration:
         self._reader = reader
         self._good: Plan | None = None
         self._rejected: str | None = None
-        #: The configuration in force; None: there was none yet.
+        #: The current configuration; None before the first one.
         self.plan: Plan | None = None
 
     @property
     def databases(self) -> frozenset[str]:
-        """The paths of the databases that the configuration in force names."""
+        """The paths of the databases in the current configuration."""
         return frozenset() if self.plan is None else self.plan.databases
 
     @property
@@ -310,7 +310,7 @@ class ChildConfiguration:
         return str(self._reader.running_path)
 
     async def choose(self, binary: str) -> None:
-        """Put the configuration to start from into force: the new one, else the last good one.
+        """Choose the configuration to start with: the new one, or else the last good one.
 
         Raises:
             ReplicationError: there is none that can be read, or the copy cannot be written.
@@ -323,14 +323,14 @@ class ChildConfiguration:
             self._complain(error)
             plan = self.plan
         if plan.text == self._rejected and self._good is not None:
-            # It failed before: take the last good one. A further reload tries the new one again.
+            # It failed before: use the last good one. A later reload retries the new one.
             plan = self._good
         await self.adopt(plan)
 
-    async def look_again(self, binary: str) -> Plan | None:
-        """Return the configuration as it is now, also one that did not work; None if unreadable.
+    async def read_latest(self, binary: str) -> Plan | None:
+        """Return the current configuration, even one that failed; None if unreadable.
 
-        The one in force stays so until :meth:`adopt` or :meth:`choose`.
+        The current one stays until :meth:`adopt` or :meth:`choose`.
         """
         try:
             plan = await self._reader.read(binary, self.plan)
@@ -341,7 +341,7 @@ class ChildConfiguration:
         return plan
 
     async def adopt(self, plan: Plan) -> None:
-        """Put ``plan`` into force.
+        """Use ``plan`` from now on.
 
         Raises:
             ReplicationError: the copy cannot be written.
@@ -350,13 +350,12 @@ class ChildConfiguration:
         self.plan = plan
 
     def confirm(self) -> None:
-        """Remember that the configuration in force works."""
+        """Record that the current configuration works."""
         self._good = self.plan
 
     def reject(self) -> None:
-        """Remember that it does not, if there is another one to go back to."""
-        # The only configuration there is goes on being tried: its fault may be the target's, and
-        # pass.
+        """Record that the current configuration failed, if there is another one to return to."""
+        # The only available configuration is retried: its fault may be the target's, and temporary.
         if self._good is not None and self._good is not self.plan and self.plan is not None:
             self._rejected = self.plan.text
 

@@ -1,12 +1,12 @@
 """A replica: its files, the states that can be restored from them, and the binary that reads them.
 
-A replica is a set of files. Each holds the changes from one transaction to another; a snapshot
-begins at transaction 1. Fresh files hold single transactions. Later they are merged into larger
-ones that carry the time of their *last* transaction: a point in time long ago is therefore
-restored to the last boundary before it, never to a later state.
+A replica is a set of files. Each has the changes from one transaction to another; a snapshot begins
+at transaction 1. New files have single transactions. Later they are merged into larger ones with
+the time of their *last* transaction: an old point in time is therefore restored to the last
+boundary before it, never to a later state.
 
-Each question starts the binary with a configuration of exactly one tenant, which is in a
-directory of its own for as long as that takes. No database and no running replicator is touched.
+Each query starts the binary with a configuration of exactly one tenant, in a temporary directory.
+It touches no database and no running replicator.
 """
 
 import json
@@ -40,13 +40,13 @@ _LOCK_NAME = "in-use.lock"
 
 @contextmanager
 def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
-    """Make a directory in ``parent`` for this user alone, and remove it whole at the end.
+    """Create a directory in ``parent`` for this user only, and remove it at the end.
 
-    Directories of the same prefix whose process was killed are removed first, so that the files of
-    crashes do not pile up.
+    Directories of the same prefix of killed processes are removed first, so that the files of
+    crashes do not accumulate.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     with suppress(OSError):
         for left in parent.glob(f"{prefix}*"):
@@ -68,7 +68,7 @@ def work_alone(directory: Path, lock_name: str, work: str) -> Iterator[None]:
     Args:
         directory: exists.
         lock_name: the file's name.
-        work: the name of what only one process does at a time, for the message.
+        work: the name of the exclusive work, for the message.
 
     Raises:
         StoreLockedError: another process does it.
@@ -103,7 +103,7 @@ def _remove_unused(directory: Path) -> None:
     lock.release()
 
 
-#: The level of snapshots; files of lower levels hold changes.
+#: The level of snapshots; files of lower levels contain changes.
 SNAPSHOT_LEVEL = 9
 
 T = TypeVar("T")
@@ -112,11 +112,11 @@ T = TypeVar("T")
 #: up to five minutes.
 LIST_SECONDS = 60.0
 
-#: Characters of the binary's own words that a message shows.
+#: Characters of the binary's own output in a message.
 _SHOWN_CHARACTERS = 400
 
-# The binary's words for a replica that cannot be restored; every other failure is the target's or
-# ours, and worth another try.
+# The binary's messages for a replica that cannot be restored; every other failure is the target's
+# or ours, and worth a retry.
 _DAMAGE = re.compile(
     r"checksum|integrity check|decode|corrupt|non-contiguous|invalid ltx|unexpected EOF|"
     r"malformed|lz4"
@@ -138,13 +138,13 @@ class ReplicaFile:
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether a restore can begin with it."""
+        """Whether a restore can start with it."""
         return self.level == SNAPSHOT_LEVEL or self.first_txid == 1
 
 
 @attrs.frozen
 class RestorePoint:
-    """The state that a restore gives: its last transaction, when that was, and what to fetch."""
+    """The state given by a restore: its last transaction, its time, and its files."""
 
     txid: int
     as_of: float
@@ -155,7 +155,7 @@ def parse_files(text: str) -> tuple[ReplicaFile, ...]:
     """Return the files of ``litestream ltx -json``.
 
     Raises:
-        ValueError: this is no such listing.
+        ValueError: this is not such a listing.
     """
     rows = json.loads(text or "[]")
     # For a replica without files the binary prints null.
@@ -168,7 +168,7 @@ def parse_plan(text: str) -> RestorePoint:
     """Return the state that ``litestream restore -dry-run -json`` would restore.
 
     Raises:
-        ValueError: this is no such plan.
+        ValueError: this is not such a plan.
     """
     plan = json.loads(text)
     try:
@@ -194,7 +194,7 @@ def _file(row: Any) -> ReplicaFile:
 
 
 def newest_txid(files: Iterable[ReplicaFile]) -> int:
-    """Return the last transaction that any file holds; 0 for no files."""
+    """Return the last transaction in any file; 0 for no files."""
     return max((file.last_txid for file in files), default=0)
 
 
@@ -204,7 +204,7 @@ def newest_time(files: Iterable[ReplicaFile]) -> float | None:
 
 
 def newest_position(files: Sequence[ReplicaFile]) -> ReplicaPosition:
-    """Return the last transaction that any file holds, with the earliest time given for it.
+    """Return the last transaction in any file, with its earliest time.
 
     A snapshot is written later than its last transaction, and has the time of its writing.
     """
@@ -216,8 +216,8 @@ def newest_position(files: Sequence[ReplicaFile]) -> ReplicaPosition:
 def earliest_snapshot(files: Iterable[ReplicaFile], since: float = float("-inf")) -> float | None:
     """Return the time of the first snapshot at or after ``since`` (Unix seconds), None for none.
 
-    Only files of the snapshot level count: the retention alone removes them, while a file of
-    changes that begins at transaction 1 is merged into a later one.
+    Only files of the snapshot level count: only the retention removes them, while a file of changes
+    that begins at transaction 1 is merged into a later one.
     """
     times = (file.written_at for file in files if file.level == SNAPSHOT_LEVEL)
     return min((time for time in times if time >= since), default=None)
@@ -228,20 +228,19 @@ def why_impossible(files: Sequence[ReplicaFile], at: float | None) -> str | None
 
     Args:
         files: all files of the replica.
-        at: Unix seconds of the point in time that is wanted; None: the newest state.
+        at: the point in time in Unix seconds; None: the newest state.
     """
     if not files:
-        return "the target holds no replica of it"
+        return "the target has no replica of it"
     beginnings = [file.written_at for file in files if file.is_snapshot]
     if not beginnings:
         return (
-            "the replica has no snapshot to begin with: its oldest files were removed; restart the "
+            "the replica has no snapshot to start with: its oldest files were removed; restart the "
             "replicator, which then makes one, or wait for SnapshotIntervalMinutes"
         )
     if at is not None and at <= min(beginnings):
         return (
-            f"the replica begins at {readable(min(beginnings))}, after the point in time that was "
-            "asked for"
+            f"the replica begins at {readable(min(beginnings))}, after the requested point in time"
         )
     return None
 
@@ -266,7 +265,7 @@ class ReplicaReader:
 
     Args:
         settings: validated settings; the section Replication and its target are used.
-        binary: the path of the replicator's binary; None: it is looked for each time.
+        binary: the path of the replicator's binary; None: it is searched for each time.
         environ: where the credentials' variables are.
     """
 
@@ -291,7 +290,7 @@ class ReplicaReader:
 
         Raises:
             RestoreError: the configuration cannot be written.
-            ReplicatorError: there is no binary.
+            ReplicatorError: the binary is missing.
         """
         binary = self._binary or find_replicator(self._options, environ=self._environ)
         # Only a key here: the binary neither reads nor writes a database of that name.
@@ -303,7 +302,7 @@ class ReplicaReader:
                 working_directory=os.getcwd(),
             )
             manifest = scratch / "replicator.yml"
-            # It may name the target's keys, so it is ours alone from its first byte on.
+            # It may contain the target's keys, so only we can read it from its first byte on.
             with open(manifest, "x", opener=open_file) as file:
                 file.write(text)
         except (OSError, ValueError) as error:
@@ -333,14 +332,14 @@ class TenantReplica:
         self._database = database
         self._environ = environ
         self._secrets = secrets
-        # Comes first in errors: without keys the replicator complains about the machine's role.
+        # First in errors: without keys the replicator reports a missing machine role.
         self._first = "".join(f"{each}; " for each in unset)
 
     async def list_files(self, *, level: str = "all") -> tuple[ReplicaFile, ...]:
         """Return the files of the replica; none when the target does not know the tenant.
 
         Args:
-            level: ``all``, or one level alone, which is one request; fresh files are on ``0``.
+            level: ``all``, or a single level, which is one request; new files are on level ``0``.
 
         Raises:
             ReplicatorError: the target does not answer, or the binary cannot be run.
@@ -360,7 +359,7 @@ class TenantReplica:
 
         Raises:
             RestoreError: there is nothing that could be restored.
-            ReplicatorError: as of :meth:`list_files`.
+            ReplicatorError: as for :meth:`list_files`.
         """
         output = os.fspath(Path(self._manifest).with_name("planned.db"))
         text = await self._run("restore", "-dry-run", "-json", *_until(at=at), "-o", output)
@@ -378,7 +377,7 @@ class TenantReplica:
 
         Raises:
             RestoreError: the replica is damaged, or the disk is full.
-            ReplicatorError: as of :meth:`list_files`.
+            ReplicatorError: as for :meth:`list_files`.
         """
         until = _until(at=at, txid=txid)
         await self._run(
@@ -416,10 +415,10 @@ class TenantReplica:
     def _failure(self, ended: "subprocess.CompletedProcess[bytes]") -> ReplicationError:
         said = ended.stderr.decode(errors="replace")
         lines = [line.strip() for line in said.splitlines() if line.strip()]
-        # It logs its attempts first and says why it gave up last.
+        # It logs its attempts first and the reason for giving up last.
         told = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
         words = " ".join((told or lines or [f"exit status {ended.returncode}"])[-1].split())
-        # An address of a target may be in its words, with the key in it.
+        # The output may contain an address of the target, with the key in it.
         for secret in self._secrets:
             words = words.replace(secret, "***")
         words = words[:_SHOWN_CHARACTERS]
@@ -428,7 +427,7 @@ class TenantReplica:
                 f"the disk is full: free some space, or restore to another file system ({words})"
             )
         if "no matching backup files" in said:
-            return RestoreError("the target holds nothing that could be restored")
+            return RestoreError("the target has nothing to restore")
         if _DAMAGE.search(said):
             return RestoreError(f"the replica is damaged: {words}")
         return ReplicatorError(
@@ -448,6 +447,6 @@ def _understood(parse: Callable[[str], T], text: str) -> T:
         return parse(text)
     except ValueError as error:
         raise ReplicatorError(
-            f"the replicator answered what is not understood ({error}); this version works with "
+            f"the replicator's answer was not understood ({error}); this version works with "
             "Litestream 0.5"
         ) from error

@@ -1,7 +1,7 @@
-"""The restore of a tenant's database from its replica: into a file, or in place of the database.
+"""The restore of a tenant's database from its replica: to a file, or replacing the database.
 
-A restore goes into a directory beside its goal, is checked there, and gets its name by one rename,
-so that what stands at the goal is whole at any moment.
+A restore uses a directory next to its destination, is checked there, and is renamed at the end, so
+the destination is complete at any moment.
 """
 
 import os
@@ -23,7 +23,7 @@ from ..tenants.databases import SIDE_FILES
 from ..tenants.service import TenantService
 from . import replica
 from .control import ControlClient, control_socket_path
-from .live_database import HeldDatabase, name_holders, read_file, take_in_time
+from .live_database import LockedDatabase, name_holders, read_file, take_in_time
 from .manifest import replica_name
 from .replica import (
     ReplicaReader,
@@ -33,7 +33,7 @@ from .replica import (
     work_alone,
 )
 
-#: Time between two looks at the growing file, in seconds.
+#: Polling interval for the size of the growing file, in seconds.
 _LOOK_SECONDS = 0.2
 
 
@@ -47,7 +47,7 @@ class RestoreProgress:
 
 Report = Callable[[RestoreProgress], None]
 
-#: Gives a restored file its place, and is told which state it holds; blocks, in a thread.
+#: Moves a restored file to its destination, given the state it has; blocks, in a thread.
 Install = Callable[[Path, RestorePoint], None]
 
 
@@ -55,7 +55,7 @@ Install = Callable[[Path, RestorePoint], None]
 class Restored:
     """A restored database: its replica, its last transaction, when that was, and where it is.
 
-    ``as_of`` are Unix seconds, cut to whole ones; up to then everything is in the file.
+    ``as_of`` is in Unix seconds, truncated; the file contains everything up to then.
     """
 
     replica: str
@@ -67,18 +67,18 @@ class Restored:
 
 
 class Restorer:
-    """Restores databases; ``reader`` knows the target, ``report`` is told of the progress."""
+    """Restores databases; ``reader`` reads the target, ``report`` gets the progress."""
 
     def __init__(self, reader: ReplicaReader, *, report: Report = lambda _progress: None) -> None:
         self._reader = reader
         self._report = report
 
     async def check(self, name: str, output: Path, *, at: float | None = None) -> None:
-        """Raise what :meth:`restore` would, as far as the target's list of files tells it.
+        """Raise the errors of :meth:`restore` that the target's list of files shows.
 
         Args:
             name: the name of the replica.
-            output: beside it the replicator's configuration is for a moment.
+            output: the replicator's configuration is written next to it temporarily.
             at: Unix seconds of a point in time; None: the newest state of the replica.
         """
         with scratch_directory(output.parent, _scratch_prefix(output)) as scratch:
@@ -93,21 +93,22 @@ class Restorer:
         overwrite: bool = False,
         install: Install | None = None,
     ) -> Restored:
-        """Restore a tenant's database into ``output``, whatever the tenant's status is.
+        """Restore a tenant's database into ``output``, regardless of the tenant's status.
 
         Args:
             name: the name of the replica; the tenant may have been purged since.
             output: the file to make, in a directory that exists.
             at: Unix seconds of a point in time; None: the newest state of the replica.
             overwrite: replace ``output`` if it exists, and remove its side files.
-            install: gives the restored file, which lies beside ``output``, its name.
+            install: renames the restored file, which is next to ``output``.
 
         Raises:
-            RestoreError: ``output`` exists, somebody has it open, cannot be written, or does not
-                fit the disk; the replica is missing, damaged, or does not reach back to ``at``.
+            RestoreError: ``output`` exists, is open in another process, cannot be written, or does
+                not fit on the disk; the replica is missing, damaged, or does not reach back to
+                ``at``.
             ReplicatorError: the binary cannot be run, or the target cannot be reached.
 
-        Cancelled, it ends the binary and leaves ``output`` as it was.
+        On cancellation, it ends the binary and leaves ``output`` unchanged.
         """
         began = trio.current_time()
         output = _checked(output, overwrite=overwrite)
@@ -135,11 +136,11 @@ class Restorer:
         )
 
     async def _choose(self, source: TenantReplica, at: float | None) -> RestorePoint:
-        """Return what will be restored, or raise why that cannot be had."""
+        """Return the state to restore, or raise why it is unavailable."""
         self._report(RestoreProgress("looking at the replica"))
         files = await source.list_files()
-        # Asked before the restore: the binary's own errors do not tell a missing replica from a
-        # point in time that is too early.
+        # Checked before the restore: the binary's errors do not distinguish a missing replica from
+        # a point in time that is too early.
         reason = replica.why_impossible(files, at)
         if reason is not None:
             raise RestoreError(f"nothing can be restored: {reason}; {_ADVICE}")
@@ -161,12 +162,12 @@ class Restorer:
     async def _watch(self, restored: Path) -> None:
         growing = restored.with_name(f"{restored.name}.tmp")
         while True:
-            self._report(_look(growing, restored))
+            self._report(_progress(growing, restored))
             await trio.sleep(_LOOK_SECONDS)
 
 
-def _look(growing: Path, restored: Path) -> RestoreProgress:
-    """Say how far the replicator has come: it gives a file its name when it is whole."""
+def _progress(growing: Path, restored: Path) -> RestoreProgress:
+    """Return the replicator's progress: it renames a file once it is complete."""
     for step, file in (("checking", restored), ("restoring", growing)):
         with suppress(OSError):
             return RestoreProgress(step, file.stat().st_size)
@@ -174,7 +175,7 @@ def _look(growing: Path, restored: Path) -> RestoreProgress:
 
 
 _ADVICE = (
-    "a replica keeps what Sdk:MultiTenant:FileDb:Replication:RetentionDays says; check that the "
+    "a replica is kept for Sdk:MultiTenant:FileDb:Replication:RetentionDays; check that the "
     "tenant and the target are the right ones"
 )
 
@@ -195,7 +196,7 @@ def _refuse_existing(output: Path, *, overwrite: bool) -> None:
         found = output.with_name(output.name + suffix)
         if os.path.lexists(found) and not overwrite:
             raise RestoreError(
-                f"{found} exists and is not overwritten: choose another --output, or say --force"
+                f"{found} exists and is not overwritten: choose another --output, or use --force"
             )
 
 
@@ -204,10 +205,9 @@ def _scratch_prefix(output: Path) -> str:
 
 
 def _settle(restored: Path, point: RestorePoint, install: Install) -> None:
-    # For nobody else to read, whatever mode the replicator has given it.
+    # Readable by no one else, whatever mode the replicator has set.
     restored.chmod(0o600)
-    # Before it gets its name: a name that leads to half a file after a loss of power is worse than
-    # none.
+    # Before the rename: after a power cut, a name with half a file is worse than no name.
     sync_path(restored)
     install(restored, point)
 
@@ -215,14 +215,14 @@ def _settle(restored: Path, point: RestorePoint, install: Install) -> None:
 def _install(restored: Path, _: RestorePoint, *, output: Path, overwrite: bool) -> None:
     """Give the restored file its name; an older one goes with its side files."""
     if overwrite:
-        with HeldDatabase.taken(output) as held:
+        with LockedDatabase.taken(output) as held:
             if held is None:
                 raise RestoreError(
                     f"{output} is not replaced: {name_holders(output)} has it open; close it there"
                 )
             held.replace_by(restored)
         return
-    # Unlike a rename, a hard link never replaces a file that has appeared meanwhile.
+    # Unlike a rename, a hard link never replaces a file that was created meanwhile.
     try:
         os.link(restored, output)
     except FileExistsError:
@@ -232,14 +232,13 @@ def _install(restored: Path, _: RestorePoint, *, output: Path, overwrite: bool) 
     sync_path(output.parent)
 
 
-# In place, whatever daemon runs beside: suspend the tenant; lock its database when nobody has it
-# open any more; restore the replica beside it, check it, compare the two; rename; reactivate the
-# tenant. Other processes notice by the tenant's status in the store, which a daemon sees within
-# half a second, and by SQLite's lock.
-#
-# A process that is killed at any of these steps leaves the tenant suspended, with the old database
-# whole or the new one. The next attempt needs to know only whether the tenant was active before,
-# and reads that in the audit trail: the suspension has the reason of this command.
+# In place, next to a running daemon: suspend the tenant; lock its database once no process has it
+# open; restore the replica next to it, check it, compare the two; rename; reactivate the tenant.
+# Other processes notice by the tenant's status in the store, which a daemon sees within half a
+# second, and by SQLite's lock.  If the process is killed at any of these steps, the tenant stays
+# suspended, with the complete old or new database. The next attempt only needs to know whether the
+# tenant was active before, and reads that from the audit trail: the suspension has the reason of
+# this command.
 
 #: The beginning of the reason of our suspensions in the audit trail.
 REASON: Final = "replication restore --in-place"
@@ -273,10 +272,10 @@ class Wish:
         at: Unix seconds of a point in time; None: the newest state of the replica.
         discard_newer: replace the database also when the newest state of the replica lacks
             something that the database has.
-        keep: a new file for the database that is replaced; None: it is not kept.
+        keep: a new file for the replaced database; None: it is not kept.
         reason: for the audit trail and messages.
-        actor: who asks.
-        bypass_email_verification: as of :meth:`~sdk_trio.tenants.TenantService.suspend`.
+        actor: the person or program, for the audit trail.
+        bypass_email_verification: as for :meth:`~sdk_trio.tenants.TenantService.suspend`.
         wait_seconds: how long others may have the database open after the suspension.
     """
 
@@ -290,18 +289,18 @@ class Wish:
 
     @property
     def drops_nothing(self) -> bool:
-        """Whether a database that has more than the replica is to be left in its place."""
+        """Whether a database that has more data than the replica must be kept."""
         return self.at is None and not self.discard_newer
 
     @property
-    def told_reason(self) -> str:
+    def audit_reason(self) -> str:
         """The reason of both transitions."""
         return REASON if self.reason is None else f"{REASON}: {self.reason}"
 
 
 @attrs.frozen
 class RestoredInPlace:
-    """The result: ``kept`` says whether the old database is in ``Wish.keep``."""
+    """The result: ``kept`` is whether the old database is in ``Wish.keep``."""
 
     restored: Restored
     reactivated: bool
@@ -309,12 +308,12 @@ class RestoredInPlace:
 
 
 class InPlaceRestorer:
-    """Restores databases in their place.
+    """Restores databases in place.
 
     Args:
         restorer: of the replicas.
-        tenants: the tenants' service; it need not run.
-        notice: is told in one line what happens, and what is waited for.
+        tenants: the tenants' service; it need not be running.
+        notice: called with one line about each step and each wait.
     """
 
     def __init__(
@@ -329,19 +328,18 @@ class InPlaceRestorer:
 
         Raises:
             TenantError: the tenant is active and cannot be suspended; nothing was changed.
-            StoreLockedError: another restore in place runs.
-            RestoreError: somebody has the database open all the time; the replica lacks what
-                the database has; as of :meth:`Restorer.restore`. The old database is in its
-                place.
-            ReplicatorError: as of :meth:`Restorer.restore`.
+            StoreLockedError: another restore in place is running.
+            RestoreError: the database stays open in another process; the replica lacks data of the
+                database; or as for :meth:`Restorer.restore`. The old database is unchanged.
+            ReplicatorError: as for :meth:`Restorer.restore`.
 
-        Cancelled or failed before the new database is in place, the old one is as it was, and the
-        tenant is active again if it was.
+        If it is cancelled or fails before the new database is in place, the old one is unchanged,
+        and the tenant is active again if it was.
         """
         if wish.keep is not None and wish.keep.exists():
             raise RestoreError(f"{wish.keep} exists and is not overwritten: choose another --keep")
         with work_alone(file.parent, LOCK_NAME, "restore in place"):
-            # Finds most failures before anything is changed.
+            # Detects most failures before anything is changed.
             await self._restorer.check(_name_of(tenant), file, at=wish.at)
             was_active = tenant.is_active or await self._is_suspended_by_us(tenant)
             try:
@@ -352,8 +350,7 @@ class InPlaceRestorer:
                 restored, kept = await self._replace(tenant, file, wish)
             except BaseException:
                 if was_active:
-                    # A tenant that was active must not stay suspended because somebody pressed
-                    # Ctrl-C.
+                    # A previously active tenant must not stay suspended because of Ctrl-C.
                     with trio.move_on_after(_REACTIVATE_SECONDS, shield=True):
                         await self._try_to_reactivate(tenant, wish)
                 raise
@@ -380,10 +377,10 @@ class InPlaceRestorer:
                 return last is not None and (last.reason or "").startswith(REASON)
 
     async def _bring_up_to_date(self, file: Path) -> None:
-        """Have a replicator that answers bring to the target what is written by now.
+        """Have a running replicator sync everything written so far.
 
-        It may not have heard yet that the tenant is active. What is written until the suspension
-        takes effect is brought there when it lets go of the database.
+        It may not know yet that the tenant is active. Later writes, until the suspension takes
+        effect, are synced when it unregisters the database.
         """
         control = ControlClient(control_socket_path(os.fspath(file.parent)))
         if not await control.answers():
@@ -407,17 +404,17 @@ class InPlaceRestorer:
     async def _suspend(self, tenant: Tenant, wish: Wish) -> None:
         await self._tenants.suspend(
             tenant,
-            reason=wish.told_reason,
+            reason=wish.audit_reason,
             actor=wish.actor,
             bypass_email_verification=wish.bypass_email_verification,
         )
         self._notice(f"{tenant.identifier} is suspended")
 
     async def _reactivate(self, tenant: Tenant, wish: Wish) -> None:
-        """Reactivate the tenant, if nobody has taken it elsewhere meanwhile."""
+        """Reactivate the tenant, unless its status was changed meanwhile."""
         now = await self._tenants.get(tenant)
         if now.status is TenantStatus.SUSPENDED:
-            await self._tenants.reactivate(now, reason=wish.told_reason, actor=wish.actor)
+            await self._tenants.reactivate(now, reason=wish.audit_reason, actor=wish.actor)
             self._notice(f"{tenant.identifier} is active again")
 
     async def _try_to_reactivate(self, tenant: Tenant, wish: Wish) -> None:
@@ -450,8 +447,8 @@ class InPlaceRestorer:
             held.release()
         return restored, kept
 
-    async def _take(self, file: Path, seconds: float) -> HeldDatabase:
-        """Take the database as soon as nobody else has it open."""
+    async def _take(self, file: Path, seconds: float) -> LockedDatabase:
+        """Take the database as soon as no other process has it open."""
         held = await take_in_time(
             file,
             seconds,
@@ -462,7 +459,7 @@ class InPlaceRestorer:
         if isinstance(held, str):
             raise RestoreError(
                 f"{held} has {file} open, {seconds:g} s after the suspension, so it was not "
-                "replaced; end what uses it, or wait longer (--wait)"
+                "replaced; end that process, or wait longer (--wait)"
             )
         return held
 
@@ -471,13 +468,13 @@ def _name_of(tenant: Tenant) -> str:
     return replica_name(tenant.identifier, tenant.id)
 
 
-def _refuse_loss(held: HeldDatabase, restored: Path, point: RestorePoint) -> str | None:
-    """Refuse to drop what the replica lacks; return in words why that cannot be known, else None.
+def _refuse_loss(held: LockedDatabase, restored: Path, point: RestorePoint) -> str | None:
+    """Refuse to drop data that the replica lacks; return why that is unknown, or None.
 
     Any difference counts: a row that was deleted, and is there in the replica, is a loss as well.
 
     Raises:
-        RestoreError: the database can be read, and holds something else.
+        RestoreError: the database is readable and has other content.
     """
     when = readable(point.as_of)
     present = held.read(check_cancelled)
@@ -490,7 +487,7 @@ def _refuse_loss(held: HeldDatabase, restored: Path, point: RestorePoint) -> str
     if difference is None:
         return None
     raise RestoreError(
-        f"{held.file} is not what the replica has ({when}), which differs in {difference}; it was "
+        f"{held.file} differs from the replica ({when}) in {difference}; it was "
         "not replaced, so that nothing is lost: with the tenant active, wait until 'replication "
         "status' says Healthy, and repeat; or name a moment with --at; or drop the difference with "
         "--discard-newer (--keep F copies the database before)"

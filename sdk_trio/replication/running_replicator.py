@@ -1,10 +1,10 @@
-"""The running replicator: the lock that makes it the only one, its pid file, and its signal.
+"""The running replicator: the lock that makes it the only one, its pid file, and SIGHUP.
 
-Two replicators of one database raise no error and spoil its replica, so the databases' directory
-has one lock. The lock belongs to an open file that the child inherits, so it is held as long as
-the supervisor or its child lives: after a supervisor was killed, the next one waits until the
-child has ended, too. The pid file of ``replication run`` is whole from the first moment, locked
-while it is true, and gone at the end.
+Two replicators of one database raise no error and corrupt its replica, so the databases' directory
+has one lock. The lock belongs to an open file that the child inherits, so it is held as long as the
+supervisor or its child lives. After a supervisor was killed, the next one also waits for the
+child's end. The pid file of ``replication run`` is always complete, locked while valid, and removed
+at the end.
 """
 
 import os
@@ -29,12 +29,12 @@ from .manifest import TenantDatabaseFile
 
 try:
     import fcntl
-except ImportError:  # Windows, for which there is no replicator
+except ImportError:  # Windows, where the replicator does not run
     fcntl = None  # type: ignore[assignment]
 
 _log = get_logger("replication")
 
-#: Name of the lock file; it holds the process id of its taker.
+#: Name of the lock file; it contains the process id of the lock's holder.
 LOCK_NAME: Final = "replicator.lock"
 
 #: Pause between two attempts to take the lock, in seconds.
@@ -43,11 +43,11 @@ _POLL_SECONDS: Final = 0.1
 
 @contextmanager
 def lock_databases(directory: str | os.PathLike[str]) -> Iterator[int]:
-    """Hold the lock for a block, which gets the file descriptor that the child has to inherit.
+    """Hold the lock for a block, which gets the file descriptor that the child must inherit.
 
     Raises:
         StoreLockedError: another process holds it.
-        ReplicatorError: the file cannot be made, or this system has no such locks.
+        ReplicatorError: the file cannot be created, or this system has no such locks.
     """
     if fcntl is None:
         raise ReplicatorError("a replicator cannot be supervised on this system: there is none")
@@ -87,8 +87,8 @@ async def lock_patiently(
         seconds: time to wait for another holder.
 
     Raises:
-        StoreLockedError: another process holds it still.
-        ReplicatorError: as of :func:`lock_databases`.
+        StoreLockedError: another process still holds it.
+        ReplicatorError: as for :func:`lock_databases`.
     """
     await trio.lowlevel.checkpoint()
     deadline = trio.current_time() + seconds
@@ -108,11 +108,11 @@ def _holder(descriptor: int) -> str:
 
 @contextmanager
 def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Keep this process's id in the file ``path`` for the length of a block.
+    """Keep this process's id in the file ``path`` during a block.
 
-    A reader sees a whole number or no file. The file is locked, and the lock ends with the process:
-    the file of a killed process is replaced, that of a living one is not. No link is followed, as
-    others may be able to write in the directory.
+    A reader sees a complete number or no file. The file is locked, and the lock ends with the
+    process: the file of a killed process is replaced, that of a living one is not. Links are not
+    followed, as others may be able to write in the directory.
 
     Raises:
         StoreLockedError: another process holds the file.
@@ -127,7 +127,7 @@ def hold_pid_file(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         raise ReplicatorError(
             f"the pid file {file} cannot be written ({error.strerror}): make its directory "
-            "writable for this user, or choose another place with --pid-file"
+            "writable for this user, or choose another path with --pid-file"
         ) from error
     try:
         os.fchmod(descriptor, 0o644)  # no secret; other users' programs read it to send signals
@@ -161,23 +161,23 @@ def _put_in_place(partial: Path, file: Path) -> None:
 
 def _remove_abandoned(file: Path) -> None:
     try:
-        # Not blocking: a pipe in its place would never open.
+        # Non-blocking: opening a pipe would never return.
         descriptor = open_file(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return
     except OSError as error:
         what = "is a symbolic link" if file.is_symlink() else f"cannot be read: {error.strerror}"
         raise ReplicatorError(
-            f"the pid file {file} {what}; remove it, or choose another place with --pid-file"
+            f"the pid file {file} {what}; remove it, or choose another path with --pid-file"
         ) from error
     try:
         if os.fstat(descriptor).st_uid not in (os.geteuid(), 0):
             raise ReplicatorError(
-                f"the pid file {file} belongs to another user: remove it, or choose another place "
+                f"the pid file {file} belongs to another user: remove it, or choose another path "
                 "with --pid-file"
             )
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # We have its lock and it is still in place, so its process has ended.
+        # We have its lock and it is unchanged, so its process has ended.
         if os.path.samestat(os.lstat(file), os.fstat(descriptor)):
             file.unlink()
     except BlockingIOError as error:
@@ -203,7 +203,7 @@ _PS_SECONDS: Final = 5.0
 
 _KEY: Final = "Sdk:MultiTenant:FileDb:Replication:ReplicatorPidFilePath"
 
-#: The longest pid file, in bytes; a longer file is something else.
+#: The longest pid file, in bytes; a longer file is not one.
 _PID_FILE_BYTES: Final = 64
 
 #: The kernel knows no greater process id on any platform.
@@ -227,8 +227,8 @@ def refusal_to_signal(pid: int, *, proc: Path = Path("/proc")) -> SignalRefusal 
     It would end the replicator's own binary, and every process that has set no handler.
 
     Args:
-        pid: of a process that exists, or did a moment ago.
-        proc: where the kernel shows processes; where there is none, ``ps`` is asked.
+        pid: of a process that exists, or existed a moment ago.
+        proc: where the kernel lists processes; if it does not, ``ps`` is run.
     """
     if not (proc / "self").exists():
         return _by_name(_name_by_ps(pid))
@@ -239,7 +239,7 @@ def refusal_to_signal(pid: int, *, proc: Path = Path("/proc")) -> SignalRefusal 
     except FileNotFoundError:
         return SignalRefusal("stale", "there is no such process")
     except OSError as error:
-        return SignalRefusal("unknown", f"it cannot be seen what it is ({error.strerror})")
+        return SignalRefusal("unknown", f"its program is unknown ({error.strerror})")
     return _by_name(name) or _by_command(command) or _by_program(pid, proc) or _by_status(status)
 
 
@@ -300,7 +300,7 @@ class Signaler:
 
     Args:
         pid_file: written by the replicator.
-        platform: as of ``sys.platform``; Windows has no SIGHUP.
+        platform: as ``sys.platform``; Windows has no SIGHUP.
     """
 
     def __init__(self, pid_file: Path, *, platform: str = sys.platform) -> None:
@@ -309,7 +309,7 @@ class Signaler:
         self._last: tuple[Sequence[TenantDatabaseFile], SignalRefusal] | None = None
 
     async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
-        """Send SIGHUP if that is safe; else log a warning with the reason, and send nothing.
+        """Send SIGHUP if that is safe; otherwise log a warning with the reason.
 
         For the same databases the same warning is logged once.
         """
@@ -333,8 +333,7 @@ class Signaler:
         if self._platform == "win32":
             return SignalRefusal(
                 "windows",
-                "there is no SIGHUP on Windows: restart the replicator, so that it reads the "
-                "configuration",
+                "there is no SIGHUP on Windows: restart the replicator, to read the configuration",
             )
         return send_hangup(self._pid_file)
 
@@ -345,7 +344,7 @@ def send_hangup(pid_file: Path) -> int | SignalRefusal:
     if isinstance(pid, SignalRefusal):
         return pid
     try:
-        return _send_held(pid) if hasattr(signal, "pidfd_send_signal") else _send(pid)
+        return _send_by_descriptor(pid) if hasattr(signal, "pidfd_send_signal") else _send(pid)
     except ProcessLookupError:
         return SignalRefusal("stale", f"there is no process {pid}: the replicator has ended")
     except PermissionError:
@@ -356,10 +355,9 @@ def send_hangup(pid_file: Path) -> int | SignalRefusal:
         return SignalRefusal("failed", f"process {pid} cannot be signalled ({error.strerror})")
 
 
-def _send_held(pid: int) -> int | SignalRefusal:
-    """Send through a descriptor: a process that takes over the number meanwhile gets nothing."""
-    # The descriptor stands for the process and not for its number, which the kernel gives to
-    # another one when this ends.
+def _send_by_descriptor(pid: int) -> int | SignalRefusal:
+    """Send through a descriptor: a new process with the same number gets nothing."""
+    # The descriptor refers to the process, not to its number, which the kernel reuses.
     descriptor = os.pidfd_open(pid)
     try:
         harm = _harm(pid)
@@ -400,7 +398,7 @@ def read_pid(pid_file: Path) -> int | SignalRefusal:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            return SignalRefusal("unreadable", "the pid file is no regular file")
+            return SignalRefusal("unreadable", "the pid file is not a regular file")
         if status.st_mode & stat.S_IWOTH:
             return SignalRefusal(
                 "unsafe", "every user can write the pid file: take that right away"
@@ -424,7 +422,7 @@ def parse_pid(content: bytes) -> int | SignalRefusal:
     pid = int(text)
     if pid <= 0:
         # kill() takes 0 and negative numbers for groups of processes.
-        return SignalRefusal("not_positive", f"the pid file holds {pid}, which is no process")
+        return SignalRefusal("not_positive", f"the pid file holds {pid}, which is not a process id")
     if pid == 1 or pid == os.getpid():
         whose = "the system's first process" if pid == 1 else "this program itself"
         return SignalRefusal("own", f"the pid file holds {pid}, which is {whose}")

@@ -1,13 +1,14 @@
-"""The supervisor: runs the replicator as a child, and keeps it at the configuration.
+"""The supervisor: runs the replicator as a child process and applies its configuration.
 
-The binary cannot reload: a hangup ends it. So databases that come and go are registered and let go
-of over its control socket, where that replicates them as the configuration says
-(docs/adr/0033-replicator-supervision.md). Any other change is a restart, which takes 500
-databases two seconds and loses nothing, because what was not synced is in their logs. Either way,
-what counts is what the child then says that it replicates.
+The binary cannot reload: SIGHUP ends it. So databases that are added or removed are registered and
+unregistered over its control socket, if that replicates them as the configuration says
+(docs/adr/0033-replicator-supervision.md). Any other change is a restart, which takes two seconds
+for 500 databases and loses nothing, because unsynced data is in their logs. In both cases, the
+child's own report of its databases decides.
 
-One task runs everything, shielded: the caller's cancellation becomes an orderly stop with a bound.
-:class:`ReloadRequests` makes many requests for a reload one, and tells each caller how it ended.
+One shielded task runs everything: the caller's cancellation becomes an orderly stop with a time
+limit. :class:`ReloadRequests` merges concurrent requests for a reload, and gives each caller the
+result.
 """
 
 import math
@@ -31,7 +32,7 @@ from ..errors import ReplicationError, ReplicatorError
 from .child import (
     KILL_SECONDS,
     Child,
-    ChildLooker,
+    ChildMonitor,
     ChildOutputReader,
     LineLimiter,
     confirm,
@@ -64,8 +65,8 @@ _UNREGISTER_SECONDS: Final = 5
 class ReloadRequests:
     """The pending requests for a reload, between their callers and the one task that does it.
 
-    A request is a number. Settling one settles all before it, because all want the same: the
-    configuration as it is now.
+    A request is a number. Settling one settles all earlier ones, because all request the same: the
+    current configuration.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ class ReloadRequests:
         return self._asked
 
     def ask(self) -> int:
-        """Ask for a reload, and return the request."""
+        """Request a reload, and return the request."""
         self._asked += 1
         self.wake()
         return self._asked
@@ -90,7 +91,7 @@ class ReloadRequests:
         self._bell.ring()
 
     async def wait_asked(self, *, unless: Callable[[], bool]) -> None:
-        """Wait until there is a request that is not settled, or ``unless`` says True."""
+        """Wait until there is an unsettled request, or ``unless`` returns True."""
         await trio.lowlevel.checkpoint()
         while not unless() and self._settled >= self._asked:
             await self._bell.wait()
@@ -102,7 +103,7 @@ class ReloadRequests:
         self._outcome.ring()
 
     async def wait_settled(self, request: int, *, unless: Callable[[], bool]) -> bool:
-        """Wait for a request and return its result; False as soon as ``unless`` says True."""
+        """Wait for a request and return its result; False as soon as ``unless`` returns True."""
         await trio.lowlevel.checkpoint()
         while not unless():
             if self._settled >= request:
@@ -120,8 +121,8 @@ class Supervisor:
         config_path: the configuration; None: ``ConfigOutputPath``.
         environ: our own environment; None: this process's.
         patience: the timeouts.
-        told_to_begin: a caller writes the configuration and then calls :meth:`reload`: wait for
-            that, at most ``patience.tell``, so as not to start with an outdated configuration.
+        told_to_begin: whether to wait, for at most ``patience.tell``, until a caller has written
+            the configuration and called :meth:`reload`; this avoids starting with an outdated one.
         fraction: returns a random number from 0 to 1.
 
     Raises:
@@ -162,7 +163,7 @@ class Supervisor:
         self._requests = ReloadRequests()
         self._secrets = secret_values(options, environ)
         self._limiter = LineLimiter()
-        # The child's last words are the reason for its end, and go into the log with it.
+        # The child's last lines contain the reason for its end, and are logged with it.
         self._last_lines: deque[str] = deque(maxlen=5)
         self._child: Child | None = None
         # Shielded without a deadline only until the caller is cancelled: :meth:`run` sets one then.
@@ -173,7 +174,7 @@ class Supervisor:
         self.restarts: int = 0
         self.failure: str | None = None
         self.confirmed: bool = False
-        #: A restart for a reload is in progress: silence now is no sign of a failure.
+        #: A restart for a reload is in progress: silence is then not a failure.
         self.reloading: bool = False
 
     @property
@@ -183,7 +184,7 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """The replicator's process id; None: there is none at present."""
+        """The replicator's process id, or None while there is no process."""
         child = self._child
         return None if child is None or child.ended.is_set() else child.pid
 
@@ -195,15 +196,15 @@ class Supervisor:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Supervise until :meth:`stop`; started once the databases are locked.
 
-        Cancelled, it stops the replicator in an orderly way, within ``patience.stop`` and a few
-        seconds, then raises ``Cancelled``.
+        On cancellation, it stops the replicator in an orderly way, within ``patience.stop`` and a
+        few seconds, then raises ``Cancelled``.
 
         Raises:
             StoreLockedError: another process replicates these databases.
             ReplicatorError: they cannot be locked.
         """
         with ExitStack() as stack:
-            # The child of a predecessor that was killed may have to end first.
+            # The child of a killed predecessor may have to end first.
             lock = await lock_patiently(stack, self._directory, seconds=self._patience.lock)
             self._running = True
             task_status.started()
@@ -223,33 +224,33 @@ class Supervisor:
         """Bound the last sync of a stop, also of a later one.
 
         Args:
-            deadline: in Trio's time; a stop that begins later, or just before it, still has
+            deadline: in Trio's time. A stop that starts later, or just before it, still has
                 ``patience.last_sync`` seconds, because other parts may have used up the time.
         """
         self._end_by = deadline
 
     def stop(self) -> None:
-        """Begin an orderly stop: the child syncs a last time. A second call does nothing."""
+        """Start an orderly stop: the child syncs a last time. A second call is a no-op."""
         self._stopping = True
         self._interruptible.cancel()
         self._requests.wake()
 
     def force(self) -> None:
-        """Cut a stop short and kill the child; the databases keep what was not synced."""
+        """Cut a stop short and kill the child; the databases keep the unsynced data."""
         self._forced = True
         self.stop()
         if self._child is not None:
             self._child.send(signal.SIGKILL)
 
     def request_reload(self) -> None:
-        """Ask for the configuration to be read again; many requests at a time become one."""
+        """Request that the configuration is read again; concurrent requests are merged."""
         self._requests.ask()
 
     async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
         """Reload and wait until the child replicates it, or the attempt has failed.
 
-        The configuration, not the argument, says what is replicated. Returns False also before
-        :meth:`run` has begun and after its end.
+        The configuration, not the argument, decides what is replicated. Also returns False before
+        :meth:`run` has started and after it has ended.
         """
         await trio.lowlevel.checkpoint()
         request = self._requests.ask()
@@ -259,9 +260,9 @@ class Supervisor:
         return applied and {d.path for d in databases} <= self.databases
 
     def _stop_seconds(self) -> float:
-        """Return the seconds that the child has for an orderly stop that begins now."""
-        # Two seconds in any case: without a last sync the newest rows are on this disk alone until
-        # the next start.
+        """Return the seconds that the child has for an orderly stop that starts now."""
+        # At least two seconds: without a last sync, only this disk has the newest rows until the
+        # next start.
         left = max(self._end_by - trio.current_time(), self._patience.last_sync)
         return 0.0 if self._forced else min(left, self._patience.stop)
 
@@ -284,13 +285,13 @@ class Supervisor:
             began = trio.current_time()
             try:
                 await self._run_once(lock, reason)
-                # It ended because something newer is wanted, so this is no failure.
+                # It ended because of a newer request, so this is not a failure.
                 failures, reason = 0, "reload"
             except ReplicationError as error:
                 if self._stopping:
                     break
-                # A child that worked for long and then failed has met something new, and is not
-                # made to wait for what happened days ago.
+                # A child that worked for long and then failed has a new problem: its backoff starts
+                # over.
                 stable = trio.current_time() - began >= STABLE_SECONDS
                 failures = 1 if stable else failures + 1
                 reason = str(error)
@@ -311,7 +312,7 @@ class Supervisor:
             retry_in=round(delay, 2),
         )
         self._requests.settle(applied=False)
-        # Somebody who has mended the configuration does not wait for the end of the pause.
+        # An operator who has fixed the configuration does not wait for the end of the pause.
         with trio.move_on_after(delay):
             await self._wait_for_request()
 
@@ -320,19 +321,18 @@ class Supervisor:
         await self._requests.wait_asked(unless=lambda: self._stopping)
 
     async def _run_once(self, lock: int, reason: str | None) -> None:
-        """Run one child until it has to be replaced or the end is wanted.
+        """Run one child until it must be replaced or stopped.
 
         Raises:
-            ReplicationError: it could not be started, ended, hangs, or does not do its work.
+            ReplicationError: it could not be started, ended, hangs, or does not work.
         """
-        # Read before the configuration is: a request that comes later may want something newer.
+        # Read before the configuration: a later request may need a newer one.
         asked = self._requests.newest
         binary = find_replicator(self._options, environ=self._environ)
         self._last_lines.clear()
         before = self._plans.databases
         with self._until_stopped():
-            # A replicator that was started by hand knows nothing of our lock, but answers at the
-            # same socket.
+            # A manually started replicator does not know our lock, but answers at the same socket.
             await self._refuse_another()
             await self._plans.choose(binary)
         if self._stopping:
@@ -360,7 +360,7 @@ class Supervisor:
 
     @contextmanager
     def _until_stopped(self) -> Iterator[None]:
-        """Cancel the block when a stop begins, or has begun."""
+        """Cancel the block when a stop starts, or has started."""
         with trio.CancelScope() as self._interruptible:
             if self._stopping:
                 self._interruptible.cancel()
@@ -373,19 +373,18 @@ class Supervisor:
         except ReplicatorError:
             return
         raise ReplicatorError(
-            f"process {other.pid} replicates these databases already, and is no child of ours: "
-            "stop it, because two replicators of one database spoil its replica"
+            f"process {other.pid} already replicates these databases, and is not our child: "
+            "stop it, because two replicators of one database corrupt its replica"
         )
 
     async def _look_after(
         self, child: Child, binary: str, reason: str | None, asked: int, before: frozenset[str]
     ) -> ReplicationError | None:
-        """Serve reloads until the child has to end, and end it; return its failure, if any."""
+        """Serve reloads until the child must end, and end it; return its failure, if any."""
         failure: ReplicationError | None = None
         with self._until_stopped():
             async with trio.open_nursery() as nursery:
-                # An answer or a request that is being waited for cannot come any more once the
-                # child has ended.
+                # Once the child has ended, it cannot answer a pending query any more.
                 nursery.start_soon(_cancel_after, child.ended, self._interruptible)
                 try:
                     await self._confirm(child)
@@ -415,7 +414,7 @@ class Supervisor:
 
     async def _confirm(self, child: Child) -> None:
         wanted = self.databases
-        # An object store is asked for the position of every database, some requests each.
+        # The position of every database is queried in the object store, with some requests each.
         seconds = self._patience.start + self._patience.start_each * len(wanted)
         await confirm(self.client, child.pid, wanted, seconds=seconds)
         self._plans.confirm()
@@ -426,20 +425,20 @@ class Supervisor:
         Raises:
             ReplicatorError: the child hangs, or lost a database.
         """
-        looker = ChildLooker(self.client, silent_looks=self._patience.silent_looks)
+        monitor = ChildMonitor(self.client, silent_checks=self._patience.silent_checks)
         while True:
             with trio.move_on_after(self._patience.watch) as waiting:
                 await self._wait_for_request()
             if waiting.cancelled_caught:
-                await looker.look(self.databases)
+                await monitor.check(self.databases)
             elif await self._apply(child, binary):
                 return
 
     async def _apply(self, child: Child, binary: str) -> bool:
-        """Apply the present configuration; return whether that needs a restart."""
+        """Apply the current configuration; return whether that needs a restart."""
         asked, before = self._requests.newest, self._plans.plan
-        plan = await self._plans.look_again(binary)
-        # An unreadable one is no reason to end a replicator that works.
+        plan = await self._plans.read_latest(binary)
+        # An unreadable configuration is no reason to end a working replicator.
         if plan is None or plan is before:
             self._requests.settle(applied=plan is not None, up_to=asked)
             if plan is not None:
@@ -469,7 +468,7 @@ class Supervisor:
                 await self.client.unregister(path, seconds=_UNREGISTER_SECONDS)
             for path, url in change.added.items():
                 await self.client.register(path, url)
-            # Last: a crash in between starts from the old copy, and the next look finds the
+            # Last: after a crash before this, the old copy is used, and the next poll finds the
             # difference again.
             await self._plans.adopt(plan)
         except ReplicationError as error:

@@ -1,13 +1,13 @@
 """The verification of replicas: it restores them, and compares.
 
-For each tenant: the replicator is told to sync and says up to which transaction the target has
-everything; the replica is restored into a directory of its own and all of it is checked; the
-content is compared with the live database. Writers wait for that only a moment, when it begins.
-Compared are the schema, the number of rows of each table, and a checksum over all of their values;
-the replicator's own tables are left out.
+For each tenant: the replicator syncs and reports the transaction up to which the target is
+complete. The replica is restored into a separate directory and checked completely, and its content
+is compared with the live database. Writers wait only for a moment at the start. The comparison
+covers the schema, the number of rows of each table, and a checksum over all values; it excludes the
+replicator's own tables.
 
-The results are remembered as a small JSON document in the store, so that a verification by a
-command counts for the daemon and the other way round.
+The results are stored as a small JSON document in the store, so that verifications by a command
+count for the daemon and vice versa.
 """
 
 import enum
@@ -40,11 +40,11 @@ from .replica import ReplicaReader, TenantReplica, scratch_directory, work_alone
 #: The name of the store's checkpoint.
 CHECKPOINT = "replication.verification"
 
-#: Failures that are remembered by name; if the target is away, all tenants fail alike.
+#: Failures that are stored by name; if the target is down, all tenants fail alike.
 _REMEMBERED_FAILURES = 100
 
 
-#: Tolerance in seconds: the times of a replica's files are cut to whole seconds.
+#: Tolerance in seconds: the times of a replica's files are truncated to seconds.
 _CUT_SECONDS = 2.0
 
 
@@ -52,9 +52,9 @@ class Comparison(enum.StrEnum):
     """The outcome of comparing the restored content with the live database."""
 
     IDENTICAL = "identical"
-    #: Writes came all the while, so that no moment could be compared.
+    #: Writes were constant, so that no moment could be compared.
     BUSY = "not compared: busy"
-    #: There is no database here to compare it with.
+    #: There is no live database to compare it with.
     ALONE = "not compared: no database"
     NONE = "-"
 
@@ -63,9 +63,9 @@ class Comparison(enum.StrEnum):
 class Verification:
     """The result for one tenant's replica; ``problem`` is None when it is good.
 
-    ``skipped`` says why there is nothing to verify, such as a tenant without a database yet.
-    ``txid`` and ``as_of`` (Unix seconds) are those of the restored state. ``begins_at`` is when
-    the first snapshot was, and ``mark`` when the first was that has to be there for a long time
+    ``skipped`` is the reason why there is nothing to verify, such as a tenant without a database.
+    ``txid`` and ``as_of`` (Unix seconds) are those of the restored state. ``begins_at`` is the time
+    of the first snapshot, and ``mark`` that of the first one that must be kept for a long time
     yet: half of the retention.
     """
 
@@ -90,13 +90,13 @@ class Verification:
 
 @attrs.frozen
 class VerificationState:
-    """The memory: the last run in which everything was good, and what failed since.
+    """The stored state: the last successful run, and failures since.
 
     ``ran_at`` is the end of the last run over all active tenants, ``verified_at`` the end of the
     last one without a failure, both in Unix seconds. ``failed`` maps tenant ids to problems, and
-    ``marks`` maps them to a moment to which the replica reached back, in Unix seconds. ``verified``
-    is how many replicas the last run found good, and those of its failures that were good since:
-    none where no active tenant has a database. None: there was no run.
+    ``marks`` to the time the replica reached back to, in Unix seconds. ``verified`` counts the
+    replicas that the last run found good, and its failures that were good since; 0 if no active
+    tenant has a database. None: there was no run.
     """
 
     ran_at: float | None = None
@@ -106,10 +106,10 @@ class VerificationState:
     verified: int | None = None
 
     def compared(self, result: Verification, *, retention: float) -> Verification:
-        """Return ``result``, with a problem if the replica begins later than it did.
+        """Return ``result``, with a problem if the replica begins later than before.
 
-        If somebody empties the target, the replicator fills it again, and the replica looks good;
-        but the earlier points in time are gone.
+        If the target is emptied, the replicator fills it again and the replica looks good; but the
+        earlier points in time are lost.
 
         Args:
             result: of a tenant.
@@ -122,8 +122,8 @@ class VerificationState:
             return result
         return attrs.evolve(
             result,
-            problem=f"points in time are gone: it begins at {readable(result.begins_at)}, and "
-            f"reached back to {readable(mark)}; look for who emptied the target, and accept the "
+            problem=f"points in time are lost: it begins at {readable(result.begins_at)}, and "
+            f"reached back to {readable(mark)}; find out who emptied the target, and accept the "
             "loss with 'replication verify --accept-loss'",
         )
 
@@ -145,17 +145,17 @@ class VerificationState:
         return attrs.evolve(state, marks={k: at for k, at in state.marks.items() if k in known})
 
     def after_one(self, result: Verification, *, accept_loss: bool = False) -> "VerificationState":
-        """Return the state after one tenant was verified by itself; see :meth:`after_run`."""
+        """Return the state after the verification of one tenant; see :meth:`after_run`."""
         others = {key: text for key, text in self.failed.items() if key != result.tenant_id}
         verified = self.verified
         if verified is not None and _is_good(result):
-            # At least this one: it may be of a tenant that the last run has not met.
+            # At least this one: it may be a tenant that the last run did not include.
             verified = max(1, verified + (result.tenant_id in self.failed))
         state = attrs.evolve(self, failed={**others, **_problems([result])}, verified=verified)
         return state._marked(result, accept_loss=accept_loss)
 
     def _marked(self, result: Verification, *, accept_loss: bool) -> "VerificationState":
-        """Return the state with what is to be there at the next verification of this tenant."""
+        """Return the state with the expected content at the next verification of this tenant."""
         if not accept_loss and result.problem is not None:
             return self
         marks = dict(self.marks)
@@ -175,7 +175,7 @@ class VerificationState:
 
 
 def _is_good(result: Verification) -> bool:
-    """Say whether there was a replica, and nothing speaks against it."""
+    """Return whether there was a replica without any problem."""
     return result.ok and result.skipped is None
 
 
@@ -185,7 +185,7 @@ def _problems(results: Iterable[Verification]) -> dict[str, str]:
 
 
 def state_from_text(text: str | None) -> VerificationState:
-    """Return what was remembered; what cannot be read counts as nothing."""
+    """Return the stored state; unreadable content counts as empty."""
     try:
         return msgspec.json.decode(text or "{}", type=VerificationState)
     except (msgspec.MsgspecError, UnicodeError):
@@ -195,24 +195,24 @@ def state_from_text(text: str | None) -> VerificationState:
 #: Tries to find a moment without writes, and to sync.
 _ATTEMPTS = 3
 
-#: Bytes that stay free on the disk beside the restored database, because deliveries are kept there.
+#: Bytes kept free on the disk of the restored database, because deliveries are stored there.
 _SPARE_BYTES = 64 * 1024 * 1024
 
 LOCK_NAME = "verification.lock"
 
 
-# A moment can only be compared when it is the same on both sides. A snapshot of the live database
-# between two syncs that report the same transaction is exactly that transaction: nothing was
-# written in between, and no commit was half done. When writes come all the while there is no such
-# moment; then the position and the integrity count, and the content is reported as not compared.
+# Both sides must be compared at the same moment. A snapshot of the live database between two syncs
+# that report the same transaction is exactly that transaction: nothing was written in between, and
+# no commit was half done. During constant writes there is no such moment; then only position and
+# integrity count, and the content is reported as not compared.
 
 
 @attrs.define
 class _Moment:
-    """The live database as it was when the target had everything up to ``txid``.
+    """The live database at the moment when the target was complete up to ``txid``.
 
-    ``txid`` is None when no replicator could be asked. Only when ``exact`` is the snapshot that
-    transaction itself; otherwise it may be some writes ahead of or behind it.
+    ``txid`` is None if no replicator answered. If ``exact``, the snapshot is that transaction;
+    otherwise it may be some writes ahead or behind.
     """
 
     snapshot: Snapshot
@@ -226,7 +226,7 @@ class Verifier:
 
     Args:
         settings: validated settings.
-        reader: knows the target.
+        reader: reads the target.
         clock: returns Unix seconds.
     """
 
@@ -245,23 +245,23 @@ class Verifier:
         self._data = Path(settings.storage.path).absolute()
 
     def alone(self) -> AbstractContextManager[None]:
-        """Keep other verifications of this data directory away for a block.
+        """Exclude other verifications of this data directory for a block.
 
-        So the disk holds one restored database at most, and what is remembered has one writer.
+        So the disk has at most one restored database, and the state has one writer.
 
         Raises:
-            StoreLockedError: another one runs.
-            StoreUnavailableError: the data directory cannot be made.
+            StoreLockedError: another one is running.
+            StoreUnavailableError: the data directory cannot be created.
         """
         return work_alone(create_data_directory(self._data), LOCK_NAME, "verification")
 
     async def verify(self, tenant: Tenant) -> Verification:
-        """Verify one tenant's replica; what is wrong with it is in the result, not raised.
+        """Verify one tenant's replica; problems are in the result, not raised.
 
-        A tenant that is not active is not replicated at present: it is compared with what its
-        replica was left with.
+        A tenant that is not active is not replicated now: it is compared with the last state of its
+        replica.
 
-        Cancelled, it ends the binary, and nothing of the restored database is left.
+        On cancellation, it ends the binary and removes the restored database.
         """
         await trio.lowlevel.checkpoint()
         began = trio.current_time()
@@ -332,9 +332,9 @@ class Verifier:
     def _check_age(
         self, found: Verification, moment: _Moment, difference: str, active: bool
     ) -> None:
-        """Raise if the difference cannot be what was written a moment ago."""
+        """Raise unless the difference may be a recent write that is not synced yet."""
         behind = moment.written_at - (found.as_of or 0.0)
-        # A difference that is younger may be what was written a moment ago and not synced yet.
+        # A younger difference may be a recent write.
         if behind > self._sync_seconds:
             who = "and no replicator answers" if active else "which was left so at its suspension"
             raise _Unproven(
@@ -353,7 +353,7 @@ class Verifier:
             point = await source.plan()
             txid_found, as_of = point.txid, point.as_of
         else:
-            # Finds an emptied target with a clear message; a restore without files would not.
+            # Reports an emptied target with a clear message; a restore without files would not.
             held = replica.newest_txid(files)
             if held < txid:
                 raise _Unproven(_position_problem(held, txid))
@@ -373,7 +373,7 @@ class Verifier:
     # -- the live database -----------------------------------------------------------------------
 
     async def _choose_moment(self, live: Path, active: bool) -> _Moment:
-        """Open the live database at a moment that the target has, as exactly as can be had."""
+        """Open the live database at a moment that the target has, as exactly as possible."""
         control = await self._control() if active else None
         if control is None:
             return await self._open(live, None, exact=False)
@@ -411,11 +411,12 @@ class Verifier:
 
     @staticmethod
     def _check_room(scratch: Path, size: int) -> None:
-        """Raise if the restore would fill the disk, on which deliveries are kept as well."""
+        """Raise if the restore would fill the disk, which also stores deliveries."""
         free = shutil.disk_usage(scratch).free
         if free < size * 1.2 + _SPARE_BYTES:
             raise _Unproven(
-                f"there is no room to restore {size} bytes into {scratch.parent}, where {free} "
+                f"there is not enough space to restore {size} bytes into {scratch.parent}, where "
+                f"{free} "
                 "are free: free some space"
             )
 
@@ -435,7 +436,7 @@ async def _synced(control: ControlClient, live: Path, seconds: int) -> SyncResul
                 f"the replica lags: the replicator cannot bring it up to date: {error}"
             ) from error
         wanted = wanted or result.txid or 0
-        # While writes go on, its two numbers differ: the first may be newer than the sync.
+        # During writes, its two numbers differ: the first may be newer than the sync.
         if (result.replicated_txid or 0) >= wanted > 0:
             return attrs.evolve(result, txid=result.replicated_txid)
     raise _Unproven(
@@ -450,8 +451,8 @@ def _check_position(found: Verification, moment: _Moment) -> None:
 
 def _position_problem(held: int, wanted: int) -> str:
     return (
-        f"the target has lost what it had: it holds transactions up to {held}, the replicator has "
-        f"brought {wanted} there"
+        f"the target has lost data: it has transactions up to {held}, the replicator had "
+        f"written {wanted} there"
     )
 
 

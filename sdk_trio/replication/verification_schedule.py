@@ -1,4 +1,4 @@
-"""The verification of all active tenants' replicas, now or by schedule; the store remembers it."""
+"""The verification of all active tenants' replicas, now or by schedule, with stored results."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ Report = Callable[[Verification, int, int], None]
 
 _log = get_logger("replication")
 
-#: Time between two looks at the clock and the store, in seconds: a command may have verified, too.
+#: Polling interval for the clock and the store, in seconds: a command may have verified, too.
 LOOK_SECONDS = 60.0
 
 _HOUR_SECONDS = 3600.0
@@ -27,13 +27,14 @@ RETRY_SECONDS = 3600.0
 
 
 class VerificationKeeper:
-    """Runs verifications and keeps their state beside the deliveries.
+    """Runs verifications and stores their state with the deliveries.
 
     Args:
         verifier: does the work.
-        inbox: keeps the state.
+        inbox: stores the state.
         clock: returns Unix seconds.
-        term: what is kept counts only while this host leads in that term; None: it is alone.
+        term: results count only while this host is the leader in that term; None: it is the only
+    host.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class VerificationKeeper:
         self._clock = clock
 
     async def read(self) -> VerificationState:
-        """Return what is remembered, of other processes too.
+        """Return the stored state, including results of other processes.
 
         Raises:
             StoreUnavailableError: the store cannot be read.
@@ -64,21 +65,21 @@ class VerificationKeeper:
         accept_loss: bool = False,
         report: Report = lambda _result, _done, _total: None,
     ) -> list[Verification]:
-        """Verify every active tenant, one after the other, and remember the outcome.
+        """Verify every active tenant, one at a time, and store the outcome.
 
         Args:
             tenants: where the tenants are.
-            accept_loss: replicas that begin later than they did are good.
+            accept_loss: accept replicas that begin later than before.
             report: called after each with its result, how many are done, and how many there are.
 
         Raises:
             StoreLockedError: another verification runs.
             StoreUnavailableError: the store cannot be read or written.
 
-        Cancelled, it remembers nothing.
+        On cancellation, it stores nothing.
         """
         with self._verifier.alone():
-            # The lock makes us the only writer of what is remembered.
+            # The lock makes us the only writer of the state.
             state = await self.read()
             chosen = await tenants.all(status=TenantStatus.ACTIVE)
             results: list[Verification] = []
@@ -90,7 +91,7 @@ class VerificationKeeper:
             return results
 
     async def verify_one(self, tenant: Tenant, *, accept_loss: bool = False) -> Verification:
-        """Verify one tenant of any status, and remember the outcome if it is active.
+        """Verify one tenant of any status, and store the outcome if it is active.
 
         ``accept_loss`` is that of :meth:`verify_active`.
 
@@ -124,8 +125,8 @@ class VerificationScheduler:
         keeper: runs the verifications.
         clock: returns Unix seconds.
 
-    The first one begins a minute after the start, when replication should be up, if there was none
-    within the interval. After a failure the next one comes within the hour.
+    If there was none within the interval, the first one starts a minute after the start, when
+    replication should be running. After a failure the next one follows within the hour.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class VerificationScheduler:
         return self._state.age(self._clock())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run until cancelled; a store or a target that fails is tried again at the next look.
+        """Run until cancelled; after a failure of the store or target it retries at the next poll.
 
         Without ``VerifyIntervalHours`` it only keeps :attr:`state` up to date.
         """
@@ -182,7 +183,7 @@ class VerificationScheduler:
             return False
         wait = min(self._interval, RETRY_SECONDS) if self._state.failed else self._interval
         ran_at = self._state.ran_at
-        # A time in the future is of a clock that was set back, and must not put it off for long.
+        # A time in the future comes from a clock that was set back, and must not delay it for long.
         return ran_at is None or not 0 <= self._clock() - ran_at < wait
 
 

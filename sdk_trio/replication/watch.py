@@ -1,8 +1,8 @@
-"""The watcher: keeps the manifest at the active tenants' databases, the replicator at the manifest.
+"""The watcher: writes the manifest of the active tenants' databases and notifies the replicator.
 
-It remembers no history: each look asks the store and the directory for their present state. So no
-event can be missed, a restart needs no catching up of its own, and changes that undo each other
-within a window come to nothing.
+It keeps no history: each poll reads the current state of the store and the directory. So no event
+can be missed, a restart needs no catch-up, and changes that cancel out within a window have no
+effect.
 """
 
 import ctypes
@@ -44,10 +44,10 @@ _BTIME_OFFSET: Final = 0x50
 _SUFFIX = ".db"
 
 
-# A replicator keeps a file that it has opened, also when another one takes its name. So each file
-# has an identity: its inode and the time of its creation. The inode alone is not enough, because a
-# file system gives it to the next file as soon as it is free. Writes, checkpoints and VACUUM change
-# neither. Python reads the time of creation on macOS and Windows only, so on Linux statx is called.
+# A replicator keeps its open file, even if another file takes the name. So each file has an
+# identity: its inode and creation time. The inode is not enough, because file systems reuse free
+# inodes at once. Writes, checkpoints and VACUUM change neither. Python reads the creation time only
+# on macOS and Windows, so on Linux statx is called.
 
 
 def read_identity(path: str, inode: int) -> str:
@@ -61,7 +61,7 @@ def read_identity(path: str, inode: int) -> str:
         Digits and one hyphen. Where the file system keeps no creation time, the number alone.
 
     Raises:
-        OSError: it is gone.
+        OSError: the file does not exist any more.
     """
     return f"{inode}-{_created(path) or 0:x}"
 
@@ -104,7 +104,7 @@ class TenantList(Protocol):
 def database_files(directory: Path) -> Mapping[str, str]:
     """Return the file ``NAME.db`` of each name in ``directory``, as its identity; blocks.
 
-    Links are left out: two names of one database would be replicated twice, which damages the
+    Links are skipped: a database with two names would be replicated twice, which corrupts the
     replica. One scan of 5000 databases with their logs takes 50 ms.
 
     Raises:
@@ -129,14 +129,14 @@ def database_files(directory: Path) -> Mapping[str, str]:
 
 
 async def find_databases(tenants: TenantList, directory: Path) -> list[TenantDatabaseFile]:
-    """Return the databases that are to be replicated now, by identifier.
+    """Return the databases to replicate now, by identifier.
 
     Args:
-        tenants: who knows the tenants.
+        tenants: lists the tenants.
         directory: of the tenants' databases.
 
     Raises:
-        StoreUnavailableError: the store cannot be read at present.
+        StoreUnavailableError: the store cannot be read now.
         ReplicationError: the directory cannot be read.
     """
     active = await tenants.all(status=TenantStatus.ACTIVE)
@@ -152,7 +152,7 @@ def databases_of(
     Args:
         directory: where they are.
         files: the identity of each file by the tenant's id.
-        active: the active tenants; those without a file are left out.
+        active: the active tenants; those without a file are skipped.
     """
     return [
         TenantDatabaseFile(
@@ -178,14 +178,14 @@ _READ_AGAIN_SECONDS = 30.0
 
 _log = get_logger("replication")
 
-#: Time between two looks at the directory, in seconds. While no database comes or goes, a look is
-#: one ``stat``, also with 5000 databases. inotify would need a library and exists on Linux only.
+#: Polling interval for the directory, in seconds. While no database is added or removed, a poll is
+#: one ``stat``, even with 5000 databases. inotify would need a library and exists on Linux only.
 SCAN_SECONDS = 1.0
 
 #: Time after which a failure is tried again, in seconds.
 RETRY_SECONDS = 5.0
 
-#: Time after which a replicator that did not reload is asked again, in seconds.
+#: Seconds after which a replicator that did not reload is asked again.
 RETELL_SECONDS = 30.0
 
 #: Sync interval that the warning about a large fleet suggests, in seconds: each busy database makes
@@ -225,15 +225,14 @@ def render_for(settings: Settings, databases: Sequence[TenantDatabaseFile]) -> s
 
     Raises:
         ReplicatorError: the socket's path would be too long.
-        ValueError: as of :func:`~sdk_trio.replication.manifest.render_manifest`.
+        ValueError: as for :func:`~sdk_trio.replication.manifest.render_manifest`.
     """
     options = settings.multi_tenant.file_db.replication
     directory = str(databases_directory(settings).absolute())
     return render_manifest(
         options,
         databases,
-        # The replicator may be started in another directory, where a relative path of the settings
-        # would be another place.
+        # The replicator may be started in another directory, where a relative path would differ.
         working_directory=os.getcwd(),
         socket_path=control_socket_path(directory),
     )
@@ -243,10 +242,10 @@ class Reloader(Protocol):
     """Makes a replicator use a new manifest: by a signal, or as its supervisor."""
 
     async def reload(self, databases: Sequence[TenantDatabaseFile]) -> bool:
-        """Make the replicator replicate exactly these databases, which the manifest holds already.
+        """Make the replicator replicate exactly these databases, which the manifest already has.
 
-        Returns whether that worked. If not, the reason has been logged, and the watcher asks again
-        later with the databases of that time. The same databases again are no error.
+        Returns whether that succeeded. If not, the reason was logged, and the watcher retries later
+        with the databases of that time. Repeating the same databases is not an error.
 
         Raises nothing but ``Cancelled``.
         """
@@ -304,20 +303,20 @@ class DirectoryScanner:
         Raises:
             ReplicationError: the directory cannot be read.
         """
-        state, now_ns = self._look(), time.time_ns()
+        state, now_ns = self._poll(), time.time_ns()
         fresh = monotonic() - self._read_at < _READ_AGAIN_SECONDS
         if fresh and state is not None and state == self._state:
             return self._found
-        # The state is from before the read, so a change during the read is found by the next look.
+        # The state is read first, so a change during the read is found by the next poll.
         self._read_at = monotonic()
         self._state = None
         self._found = database_files(self._directory)
-        # A change in the same step of the file system's clock would leave the time as it is.
+        # A change within the resolution of the file system's clock leaves the time unchanged.
         if state is not None and now_ns - max(state[1:]) > _SETTLED_SECONDS * 1_000_000_000:
             self._state = state
         return self._found
 
-    def _look(self) -> _State | None:
+    def _poll(self) -> _State | None:
         try:
             found = os.stat(self._directory)
         except OSError:
@@ -337,16 +336,16 @@ class Watcher:
     """Watches database files and tenants, and regenerates the manifest.
 
     Args:
-        tenants: the tenants' service, whose ``run`` looks for changes of other processes.
+        tenants: the tenants' service, whose ``run`` polls for changes by other processes.
         directory: of the tenants' databases.
-        render: makes the manifest of databases.
+        render: renders the manifest of databases.
         writer: of the manifest.
         reloader: called after each change of the manifest, and once at the start, because a killed
             process may have written a manifest without a reload.
         window: ``AutoRegenerateDebounceWindow`` in seconds.
-        scan_seconds: how often the directory is looked at.
+        scan_seconds: the polling interval of the directory.
         retry_seconds: when a failed write is tried again.
-        retell_seconds: when a replicator that could not be told is told again.
+        renotify_seconds: when to notify a replicator again after a failure.
     """
 
     def __init__(
@@ -360,7 +359,7 @@ class Watcher:
         window: float,
         scan_seconds: float = SCAN_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
-        retell_seconds: float = RETELL_SECONDS,
+        renotify_seconds: float = RETELL_SECONDS,
     ) -> None:
         self._tenants = tenants
         self._directory = directory.absolute()
@@ -371,9 +370,8 @@ class Watcher:
         self._debounce = Debounce(window)
         self._scan_seconds = scan_seconds
         self._retry_seconds = retry_seconds
-        self._retell_seconds = retell_seconds
-        # The looks follow each other, and a directory on a disk that hangs takes one thread and not
-        # all of them.
+        self._renotify_seconds = renotify_seconds
+        # Polls do not overlap, so a directory on a hanging disk blocks one thread only.
         self._limiter = trio.CapacityLimiter(1)
         self._active: Sequence[Tenant] | None = None
         self._files: Mapping[str, str] | None = None
@@ -388,27 +386,27 @@ class Watcher:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled; started when the manifest was brought up to date, or could not be.
 
-        Cancelled, a write that has begun is finished; the replicator may not have been told of it,
-        which the next start makes good.
+        On cancellation, a started write is finished; the replicator may not have been notified of
+        it, which the next start does.
         """
-        # Subscribed before the first look, so that no change is missed between the two.
+        # Subscribed before the first poll, so that no change is missed in between.
         with self._tenants.subscribe() as feed:
             self._debounce.postpone(trio.current_time(), 0)
-            await self._look()
+            await self._poll()
             task_status.started()
             looked = trio.current_time()
             while True:
                 with trio.move_on_at(min(looked + self._scan_seconds, self._debounce.due_at)):
                     await feed.wait()
-                    # Only noted here, so that a burst of changes is not a burst of looks.
+                    # Only noted here, so that a burst of changes does not cause a burst of polls.
                     self._active = None
                     self._debounce.note(trio.current_time())
                     continue
-                await self._look()
+                await self._poll()
                 looked = trio.current_time()
 
-    async def _look(self) -> None:
-        """Compare the databases with the last look, and apply a change that is due."""
+    async def _poll(self) -> None:
+        """Compare the databases with the last poll, and apply a change that is due."""
         try:
             seen = await self._see()
             if seen != self._seen:
@@ -453,7 +451,7 @@ class Watcher:
         self._applied = seen
         self._told = await self._reloader.reload(seen)
         if not self._told:
-            self._debounce.postpone(trio.current_time(), self._retell_seconds)
+            self._debounce.postpone(trio.current_time(), self._renotify_seconds)
 
     def _write(self, databases: Sequence[TenantDatabaseFile]) -> bool:
         return self._writer.write(self._render(databases))

@@ -1,6 +1,6 @@
 """Reading of tenants' credentials from the sources that they name: variables and key files.
 
-The store holds only names of sources, so that a copy of the store gives nobody a credential.
+The store has only names of sources, so a copy of the store gives no one a credential.
 """
 
 import os
@@ -16,7 +16,7 @@ from ..records.tenants import CredentialSource, EnvironmentVariable, KeyFile, Te
 
 _log = get_logger("tenants")
 
-#: The largest key file, in bytes. It holds a few lines; a larger file was named by mistake.
+#: The largest key file, in bytes. It has a few lines; a larger file was named by mistake.
 MAX_FILE_BYTES = 64 * 1024
 
 #: The most files that are read at a time: a file system that hangs must not take every thread.
@@ -24,18 +24,18 @@ MAX_THREADS = 4
 
 
 class CredentialReader:
-    """Finds the present values of a tenant's credentials; keeps none of them.
+    """Reads the current values of a tenant's credentials; keeps none of them.
 
     Key files are read at every use, so that a rotation counts from the next delivery or call on,
     also on file systems with coarse times. The environment is that of the start, or of the last
     :meth:`reload`.
 
-    ``environ`` returns the environment to look into.
+    ``environ`` returns the current environment.
     """
 
     def __init__(self, environ: Callable[[], Mapping[str, str]] = lambda: os.environ) -> None:
         self._environ = environ
-        # A copy: a variable that some code changes in the running process is no rotation.
+        # A copy: a variable changed by code in the running process is not a rotation.
         self._variables = dict(environ())
         self._threads = trio.CapacityLimiter(MAX_THREADS)
 
@@ -135,7 +135,7 @@ def _decode(content: bytes) -> str:
         return content.decode()
     except UnicodeDecodeError:
         # The codec's own message would quote the content, which is a secret.
-        raise ValueError("it is no UTF-8 text") from None
+        raise ValueError("it is not UTF-8 text") from None
 
 
 def _unreadable(

@@ -1,8 +1,8 @@
-"""The copy of the single-tenant database for the default tenant; the old files stay as they are.
+"""The copy of the single-tenant database for the default tenant; the old files are unchanged.
 
 SQLite's backup API reads through the database, so the copy includes the content of its ``-wal``
-file. The old database is neither checkpointed nor closed clean: its ``-wal`` stays beside it.
-While it is copied, a write lock keeps every writer out and lets readers in.
+file. The old database is neither checkpointed nor closed cleanly: its ``-wal`` stays. During the
+copy, a write lock excludes writers and admits readers.
 
 Plain functions for a thread; ``pause`` is called often and may raise to stop.
 """
@@ -69,10 +69,10 @@ def count_source(source: Path, pause: Pause) -> SourceCounts:
 
 
 def is_open_elsewhere(source: Path) -> bool:
-    """Return whether another process has a database open, or writes it at this moment.
+    """Return whether another process has a database open, or is writing to it.
 
-    Of a database without a write-ahead log only a transaction in progress shows. One that cannot be
-    read is not open; its copy will say what is wrong with it.
+    Without a write-ahead log, only a transaction in progress is detected. An unreadable database is
+    not open; its copy will report the fault.
     """
     try:
         with _opened(source) as connection:
@@ -101,8 +101,8 @@ def copy_database(source: Path, partial: Path, pause: Pause, progress: CopyProgr
         with (
             _translated(source),
             _opened(source) as reading,
-            # A backup begins anew with every write of another connection, and would never end
-            # beside a busy writer.
+            # A backup restarts after every write of another connection, and would never end during
+            # constant writes.
             _writers_kept_out(source),
             _created(partial) as copy,
         ):
@@ -148,8 +148,8 @@ def refuse_existing(target: Path) -> None:
 def remove_database(file: Path) -> int:
     """Remove a database with its side files and return how many bytes they had.
 
-    The database goes first: a log without its database is no data, but a database without its log
-    would look whole and lack its last changes.
+    The database goes first: a log without its database is not data, but a database without its log
+    would look complete and lack its last changes.
     """
     freed = 0
     for suffix in ("", *SIDE_FILES):
@@ -189,19 +189,19 @@ def _translated(source: Path) -> Iterator[None]:
 
 @contextmanager
 def _opened(source: Path) -> Iterator[apsw.Connection]:
-    # Opened without SQLite first, because SQLite has one message for every file that it cannot
-    # open, and the operating system says why.
+    # Opened without SQLite first: SQLite has one message for every file that it cannot open, and
+    # the operating system names the cause.
     with open(source, "rb", opener=open_file):
         pass
     log = source.with_name(f"{source.name}-wal")
     keeps_log = log.exists()
-    # Opened for writing, because the journal of a killed process has to be rolled back before the
+    # Opened for writing, because the journal of a killed process must be rolled back before the
     # database can be read.
     connection = open_database(source, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(int(_BUSY_SECONDS * 1000))
-        # The old files stay as they are. A checkpoint at closing would change the database, and
-        # with it what the operator falls back to.
+        # The old files stay unchanged. A checkpoint at closing would change the database that the
+        # operator may return to.
         if keeps_log:
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         yield connection
@@ -211,7 +211,7 @@ def _opened(source: Path) -> Iterator[apsw.Connection]:
 
 @contextmanager
 def _writers_kept_out(source: Path) -> Iterator[None]:
-    """Hold the write lock on a connection of its own, since the backup cannot read through it."""
+    """Hold the write lock on a separate connection, since the backup cannot read through it."""
     with _opened(source) as guard:
         try:
             guard.execute("BEGIN IMMEDIATE")
@@ -235,8 +235,8 @@ def _created(partial: Path) -> Iterator[apsw.Connection]:
         ) from error
     connection = open_database(partial, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
-        # Without journal and syncs the copy is fast. That is safe, because a copy that was cut
-        # short is thrown away, and a whole one is synced before it counts.
+        # Without journal and syncs the copy is fast. That is safe: an incomplete copy is deleted,
+        # and a complete one is synced before it is used.
         for statement in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF"):
             connection.execute(statement)
         yield connection
@@ -258,8 +258,8 @@ def _back_up(
                 progress(backup.page_count - backup.remaining, backup.page_count)
                 pause()
             pages = backup.page_count
-        # The copied header asks for a write-ahead log if the old one did. The copy must be whole in
-        # one file, because it is renamed.
+        # The copied header selects a write-ahead log if the old one did. The copy must be complete
+        # in one file, because it is renamed.
         copy.execute("PRAGMA journal_mode = DELETE")
     except apsw.FullError as error:
         raise UpgradeError(

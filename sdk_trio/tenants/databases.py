@@ -2,21 +2,20 @@
 
 Each tenant has one SQLite file, ``{tenant id}.db`` in the FileDb directory. A handler uses it with
 ``async with databases.open(tenant_id) as database`` and ``await database.run(function)``. The
-function runs in a thread, in a transaction of its own: it is committed or rolled back as a whole,
-and never mixed with another one.
+function runs in a thread and in its own transaction, which is committed or rolled back as a whole.
 
-Bounds. At most ``max_open`` databases are open (the least recently used one is closed for another),
-each with three files, and at most ``max_threads`` functions run at a time. A block holds no
-connection between its calls, so tasks that use several tenants at once cannot block each other.
+Limits. At most ``max_open`` databases are open, each with three files; the least recently used one
+is closed for another. At most ``max_threads`` functions run at a time. A block holds no connection
+between its calls, so tasks that use several tenants cannot block each other.
 
-Replaced files. A connection is used only while the files that it has open are those at the tenant's
-path. The thread compares them when a transaction begins and around its commit, so a database that
-was restored, renamed over or removed while it was open is opened anew, and no commit to a file that
-is gone counts (docs/adr/0034-database-replacement.md).
+Replaced files. A connection is used only while its open files are those at the tenant's path. The
+thread compares them when a transaction starts and around its commit. So a database that was
+restored, renamed or removed while open is reopened, and a commit to a removed file does not count
+(docs/adr/0034-database-replacement.md).
 
-Cancellation. A function that has begun is never abandoned: it is committed, and its caller sees
-``Cancelled`` only after that. If the disk hangs or the function goes on, a cancelled caller is
-released after :data:`STALL_SECONDS`; the connection stays busy until the function has ended.
+Cancellation. A started function is never abandoned: it is committed, and its caller gets
+``Cancelled`` only after that. If the disk hangs or the function keeps running, a cancelled caller
+is released after :data:`STALL_SECONDS`; the connection stays busy until the function has ended.
 """
 
 import os
@@ -51,35 +50,35 @@ MAX_OPEN = 64
 #: The most functions that run at a time, each in a thread.
 MAX_THREADS = 4
 
-#: Time that a cancelled caller waits for its function to end, and a close for all of them, in
-#: seconds: longer than the wait for a lock of another process (``BUSY_SECONDS``), which is no
-#: fault, and short enough that a shutdown whose drain has run out ends within five seconds.
+#: Seconds that a cancelled caller waits for its function, and a close for all functions. Longer
+#: than the wait for another process's lock (``BUSY_SECONDS``), which is not a fault, and short
+#: enough that a shutdown after its drain ends within five seconds.
 STALL_SECONDS = BUSY_SECONDS + 1.0
 
-#: Tries to begin a transaction when its database is replaced at that very moment.
+#: Tries to start a transaction while its database is being replaced.
 _BEGINNINGS = 3
 
 #: Open files of one open database: the database, its write-ahead log, and the log's index.
 FILES_PER_DATABASE = 3
 
-#: The suffixes of the files that SQLite keeps beside a database; a database is moved or removed
-#: together with them.
+#: The suffixes of the files that SQLite keeps next to a database; they are moved or removed with
+#: it.
 SIDE_FILES = ("-wal", "-shm", "-journal")
 
 _SETTINGS = (
     "PRAGMA journal_mode = WAL",
-    # The caller of run() is told that its rows are kept, so each commit is synced; fullfsync is
-    # what that takes on macOS.
+    # The caller of run() relies on the commit, so each commit is synced; macOS needs fullfsync for
+    # that.
     "PRAGMA synchronous = FULL",
     "PRAGMA fullfsync = ON",
-    # Off by default in SQLite for compatibility; a host's own schema means what it says.
+    # Off by default in SQLite for compatibility; a host's own schema expects it.
     "PRAGMA foreign_keys = ON",
     # At most a megabyte for each open database, so that 64 of them take little memory.
     "PRAGMA cache_size = -1000",
 )
 
-# Errors of the file or the machine. Every other error comes from the caller's own statements and
-# is raised as it is.
+# Errors of the file or the machine. Every other error comes from the caller's own statements and is
+# raised unchanged.
 _FAULTS = (
     apsw.FullError,
     apsw.NotADBError,
@@ -104,19 +103,19 @@ def database_path(directory: Path, tenant_id: str) -> Path:
     """Return the database file of a tenant: always a direct child of ``directory``.
 
     Raises:
-        InvalidTenantError: ``tenant_id`` is no UUID in its canonical text, so it could name a file
-            elsewhere.
+        InvalidTenantError: ``tenant_id`` is not a UUID in canonical form, so it could name another
+            file.
     """
     if not is_tenant_id(tenant_id):
         raise InvalidTenantError(
-            f"{tenant_id!r} is no tenant id: it must be a UUID such as "
+            f"{tenant_id!r} is not a tenant id: it must be a UUID such as "
             "8c5c4c9e-6f0f-4a52-9c3b-0a8f4b7e2d11, in lower case"
         )
     return directory / f"{tenant_id}.db"
 
 
 @attrs.define(eq=False)
-class _Turns:
+class _Waiting:
     """The calls of one tenant, which run one at a time; ``calls`` counts those in progress."""
 
     lock: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(1))
@@ -139,10 +138,10 @@ class _Opened:
 
 @attrs.define(eq=False)
 class _Call:
-    """One call on its way through a thread: its database and its result.
+    """One call of a function in a thread: its database and its result.
 
-    ``known`` says that this process has opened the database before. If its file is missing, it is
-    being replaced, and must not be created.
+    ``known``: this process has opened the database before. If its file is missing, it is being
+    replaced, and must not be created.
     """
 
     tenant_id: str
@@ -153,7 +152,7 @@ class _Call:
     result: outcome.Outcome[Any] | None = None
 
 
-#: A function that raises if the tenant's database may not be used any more.
+#: A function that raises if the tenant's database may no longer be used.
 Admit = Callable[[], Awaitable[object]]
 
 
@@ -171,8 +170,9 @@ class TenantDatabase:
     async def run(self, function: Callable[[apsw.Connection], T]) -> T:
         """Run ``function`` in a transaction of the tenant's database and return its result.
 
-        It runs in a thread, once; it must neither begin nor end the transaction, nor keep the
-        connection or a cursor. Functions of one tenant run one at a time, in order of their calls.
+        It runs in a thread, once. It must neither begin nor end the transaction, nor keep the
+        connection or a cursor. Functions of one tenant run one at a time, in the order of their
+        calls.
 
         Raises:
             StoreUnavailableError: the file cannot be opened, read or written; it is being replaced
@@ -182,8 +182,8 @@ class TenantDatabase:
             Exception: any exception of ``function``, such as ``apsw.ConstraintError``; its changes
                 are rolled back.
 
-        Cancelled before the function begins, nothing happens; cancelled later, it is finished
-        first.
+        If cancelled before the function starts, nothing happens; if cancelled later, the function
+        is finished first.
         """
         if self._ended:
             await trio.lowlevel.checkpoint()
@@ -198,7 +198,7 @@ class TenantDatabase:
 
 
 class TenantDatabases:
-    """Gives out the tenants' databases; the module's docstring says how they are bounded.
+    """Opens the tenants' databases within the limits in the module's docstring.
 
     Args:
         directory: the FileDb directory; it is created at the first use, for this user alone.
@@ -223,13 +223,13 @@ class TenantDatabases:
         self._max_threads = max_threads
         self._replicated = replicated
         self._threads = trio.Semaphore(max_threads)
-        self._turns: dict[str, _Turns] = {}
+        self._turns: dict[str, _Waiting] = {}
         # Databases that are open and not in use, the least recently used first. Databases in use
         # are not in here, so with max_open >= max_threads there is always one to close when another
         # has to be opened.
         self._idle: OrderedDict[str, _Opened] = OrderedDict()
-        # The tenants whose database was open once. If such a file is missing, it is being replaced;
-        # this is not the first use that creates it.
+        # The tenants whose database was open once. If such a file is missing, it is being replaced,
+        # and must not be created as at the first use.
         self._known: set[str] = set()
         self._running = 0
         self._stalled: set[_Call] = set()
@@ -243,7 +243,7 @@ class TenantDatabases:
 
     @property
     def in_use(self) -> frozenset[str]:
-        """Return the ids of the tenants whose database is open or wanted by a waiting call."""
+        """Return the ids of the tenants whose database is open or needed by a waiting call."""
         return frozenset(self._idle) | frozenset(self._turns)
 
     @asynccontextmanager
@@ -254,7 +254,7 @@ class TenantDatabases:
 
         Args:
             tenant_id: the tenant's id; its status is not checked here.
-            admit: raises if the tenant is not active any more; called before each function of the
+            admit: raises if the tenant is no longer active; called before each function of the
                 block.
 
         Raises:
@@ -278,11 +278,11 @@ class TenantDatabases:
         """Run ``function`` as :meth:`TenantDatabase.run` does, outside of any block."""
         file = database_path(self.directory, tenant_id)
         work = partial(_transact, file, function, replicated=self._replicated)
-        return await self._take_turn(tenant_id, work, opens=True, admit=admit)
+        return await self._run_in_order(tenant_id, work, opens=True, admit=admit)
 
     async def forget(self, tenant_id: str) -> None:
         """Close the database of a tenant if it is open, after the calls that wait already."""
-        await self._take_turn(tenant_id, _close, opens=False)
+        await self._run_in_order(tenant_id, _close, opens=False)
 
     async def close(self) -> None:
         """Refuse further calls, wait for those that run, and close every database.
@@ -292,11 +292,10 @@ class TenantDatabases:
         one's end.
 
         Raises:
-            StoreUnavailableError: a disk did not answer, or a function did not end, in that time.
+            StoreUnavailableError: a disk did not respond, or a function did not end, in that time.
         """
         first, self._closed = not self._closed, True
-        # A caller has waited in vain already; a second wait would make a shutdown late and find out
-        # nothing new.
+        # A caller has already waited in vain; a second wait would only delay the shutdown.
         with trio.move_on_after(0 if self._stalled else STALL_SECONDS, shield=True):
             if first:
                 await self._close_when_idle()
@@ -305,13 +304,13 @@ class TenantDatabases:
         if not self._ended.is_set():
             raise StoreUnavailableError(
                 f"the tenants' databases in {self.directory} did not close within "
-                f"{STALL_SECONDS:g} s: the disk does not answer, or a function goes on"
+                f"{STALL_SECONDS:g} s: the disk does not answer, or a function is still running"
             )
 
     async def _close_when_idle(self) -> None:
         held = 0
         try:
-            # Holding every permit means that no function runs.
+            # Holding every permit means that no function is running.
             for _ in range(self._max_threads):
                 await self._threads.acquire()
                 held += 1
@@ -319,13 +318,13 @@ class TenantDatabases:
             self._idle.clear()
             self._ended.set()
         finally:
-            # Waiting calls go on, and each finds that the databases are closed.
+            # Waiting calls continue, and each finds that the databases are closed.
             for _ in range(held):
                 self._threads.release()
 
-    # -- turns -----------------------------------------------------------------------------------
+    # -- one function at a time --------------------------------------------------------------------
 
-    async def _take_turn(
+    async def _run_in_order(
         self,
         tenant_id: str,
         job: Callable[["_Call"], T],
@@ -333,21 +332,21 @@ class TenantDatabases:
         opens: bool,
         admit: Admit | None = None,
     ) -> T:
-        """Run ``job`` in a thread when it is its turn, and return its result."""
+        """Run ``job`` in a thread once the tenant's earlier jobs are done; return its result."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        # One writer at a time is SQLite's rule anyway. Queued here, calls keep their order and hold
-        # no thread while they wait.
-        turns = self._turns.setdefault(tenant_id, _Turns())
+        # SQLite allows one writer at a time anyway. Queued here, calls keep their order and use no
+        # thread while they wait.
+        turns = self._turns.setdefault(tenant_id, _Waiting())
         turns.calls += 1
         held: list[trio.Semaphore] = []
         try:
-            # The tenant's turn first: a call that waited for its tenant with a thread's permit in
-            # hand would keep other tenants waiting for nothing.
+            # The tenant's semaphore first: a call that holds a thread permit while waiting for its
+            # tenant would delay other tenants for nothing.
             for semaphore in (turns.lock, self._threads):
                 await semaphore.acquire()
                 held.append(semaphore)
-            # Called last, with all permits held: a close of the database because the tenant has
-            # left Active then either waits for this call, or this call is refused here.
+            # Called last, with all permits held: if the tenant leaves Active, the close of the
+            # database either waits for this call, or this call is refused here.
             if admit is not None:
                 await admit()
             call = self._begin(tenant_id, job, opens=opens)
@@ -392,7 +391,7 @@ class TenantDatabases:
             semaphore.release()
         turns = self._turns[tenant_id]
         turns.calls -= 1
-        # Else the table would grow with every tenant that was ever used.
+        # Otherwise the table would grow with every tenant ever used.
         if not turns.calls:
             del self._turns[tenant_id]
 
@@ -408,8 +407,8 @@ class TenantDatabases:
                     "tenant.database_stalled",
                     tenant_id=call.tenant_id,
                     waited_seconds=STALL_SECONDS,
-                    hint="the disk does not answer, or the function goes on; the write is finished "
-                    "with it",
+                    hint="the disk does not answer, or the function still runs; the write "
+                    "is finished with it",
                 )
             raise
 
@@ -431,8 +430,8 @@ def _transact(
         except BaseException:
             _roll_back(call)
             raise
-        # If the file was replaced between the check and the commit, the changes are gone with the
-        # old file, and the caller must not be told that they are kept.
+        # If the file was replaced between the check and the commit, the changes are lost with the
+        # old file, and the caller must not get a success.
         _require_in_place(file, call)
     except _FAULTS as error:
         raise describe_failure(error, os.fspath(file)) from error
@@ -440,10 +439,10 @@ def _transact(
 
 
 def _begin_transaction(file: Path, call: _Call, *, replicated: bool) -> _Opened:
-    """Begin a transaction on the database that is at ``file`` now, opening it where necessary.
+    """Begin a transaction on the database that is now at ``file``, opening it if necessary.
 
     Beginning may wait for a lock, and a restore holds that lock while it replaces the file. So the
-    files are compared once the lock is ours.
+    files are compared after the lock is acquired.
     """
     for _ in range(_BEGINNINGS):
         opened = call.opened
@@ -472,7 +471,7 @@ def _begin_transaction(file: Path, call: _Call, *, replicated: bool) -> _Opened:
 
 
 def _require_in_place(file: Path, call: _Call) -> None:
-    """Close the database and raise if its open files are not those at the path any more."""
+    """Close the database and raise if its open files are no longer those at the path."""
     opened = call.opened
     if opened is not None and opened.files != _files_of(file):
         _roll_back(call)
@@ -482,7 +481,7 @@ def _require_in_place(file: Path, call: _Call) -> None:
 
 def _replaced(file: Path) -> StoreUnavailableError:
     return StoreUnavailableError(
-        f"the database {file} is being replaced or was removed, so what this call wrote is not "
+        f"the database {file} is being replaced or was removed, so the writes of this call are not "
         "kept; try again, or restore the file if it stays away"
     )
 
@@ -498,7 +497,7 @@ def _number_of(path: str) -> tuple[int, int] | None:
         return None
     except OSError as error:
         raise StoreUnavailableError(
-            f"{path} cannot be looked at ({error.strerror}); make its directory readable for this "
+            f"{path} cannot be checked ({error.strerror}); make its directory readable for this "
             "user"
         ) from error
     return found.st_dev, found.st_ino
@@ -506,7 +505,7 @@ def _number_of(path: str) -> tuple[int, int] | None:
 
 def _connect(file: Path, *, create: bool, replicated: bool) -> _Opened:
     directory = create_data_directory(file.parent)
-    # A link could lead into another tenant's file or out of what is replicated.
+    # A link could lead to another tenant's file, or to a file that is not replicated.
     if file.resolve().parent != directory.resolve():
         raise StoreUnavailableError(
             f"{file} leads out of the directory of the tenants' databases; replace the link by the "
@@ -517,17 +516,16 @@ def _connect(file: Path, *, create: bool, replicated: bool) -> _Opened:
         if not create:
             raise _replaced(file)
         main = _create(file)
-    # Without SQLITE_OPEN_CREATE: a file that vanished at this moment is being replaced, and an
-    # empty one in its place would be taken for the database.
+    # Without SQLITE_OPEN_CREATE: a file that has just vanished is being replaced, and an empty one
+    # would be mistaken for the database.
     connection = open_database(file, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         for statement in _SETTINGS:
             connection.execute(statement)
         if replicated:
-            # Only the replicator may copy the log into the database. When another process did that
-            # under it, the replica was seen to be damaged for good
-            # (docs/adr/0017-replicated-logs.md).
+            # Only the replicator may checkpoint the log. When another process did that meanwhile,
+            # the replica was permanently damaged (docs/adr/0017-replicated-logs.md).
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     except apsw.Error as error:

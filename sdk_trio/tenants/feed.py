@@ -1,8 +1,8 @@
 """The feed of tenants' transitions to other parts of the program: never blocks, loses none.
 
-A change only raises each subscriber's flag, "look again": a subscriber that has not looked yet
-needs no second message, and a slow one cannot block the change. The transitions themselves are
-read from the outbox, by sequence.
+A change only sets each subscriber's flag. A subscriber that has not read yet needs no second
+notification, and a slow one cannot block the change. The transitions themselves are read from the
+outbox, by sequence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ class TransitionFeed:
         When it is cancelled, ``position`` does not move.
 
         Raises:
-            StoreUnavailableError: the store cannot be read at present; ask again.
+            StoreUnavailableError: the store is unavailable; try again.
         """
         while True:
             records = await self._store.outbox(after_sequence=self.position, limit=limit)
@@ -63,6 +63,6 @@ class Subscribers:
             self._flags.discard(feed.changed)
 
     def wake(self) -> None:
-        """Tell every subscriber to look again."""
+        """Notify every subscriber of a possible change."""
         for flag in self._flags:
-            flag.up()
+            flag.set()

@@ -12,7 +12,7 @@ MAX_EMAIL_CHARACTERS = 254
 MAX_ACTOR_CHARACTERS = 200
 MAX_REASON_CHARACTERS = 1000
 #: The longest organization id. The upstream's are UUIDs; longer texts come from forged bodies, and
-#: the cache of organizations would have to keep them.
+#: would fill the cache of organizations.
 MAX_ORGANIZATION_CHARACTERS = 128
 #: The most sources of webhook secrets, because a delivery may be verified with each of them.
 MAX_SECRET_SOURCES = 8
@@ -21,7 +21,7 @@ _MAX_PATH_CHARACTERS = 4096
 
 
 def is_tenant_id(text: str) -> bool:
-    """Say whether this is a tenant's id: a UUID in its canonical text."""
+    """Return whether this is a tenant's id: a UUID in canonical form."""
     try:
         return str(uuid.UUID(text)) == text
     except ValueError:
@@ -32,7 +32,7 @@ def check_identifier(identifier: str) -> str:
     """Return a slug, or raise.
 
     Raises:
-        InvalidTenantError: it is no slug, or has the form of an id and could be taken for one.
+        InvalidTenantError: it is not a slug, or has the form of an id.
     """
     _check(identifier, "identifier", Form.SLUG)
     # Commands take an identifier or an id; one text must never mean two tenants.
@@ -69,7 +69,7 @@ def check_organization_id(organization_id: str | None) -> str | None:
 
 
 def is_organization_id(text: str) -> bool:
-    """Say whether this can be an organization of the upstream."""
+    """Return whether this can be an organization id of the upstream."""
     return 0 < len(text) <= MAX_ORGANIZATION_CHARACTERS and all("!" <= c <= "~" for c in text)
 
 
@@ -115,7 +115,7 @@ def _check(text: str, what: str, form: Form) -> str:
 
 def _line(text: str, what: str, longest: int) -> str:
     if not text.strip():
-        raise _invalid(what, "is empty: give one, or leave it out")
+        raise _invalid(what, "is empty: set it, or omit it")
     if len(text) > longest:
         raise _invalid(what, f"has {len(text)} characters, and {longest} are allowed")
     try:
@@ -127,5 +127,5 @@ def _line(text: str, what: str, longest: int) -> str:
 
 
 def _invalid(what: str, wrong: str) -> InvalidTenantError:
-    # The value is not quoted, because a person may have written a credential in place of its name.
+    # The value is not quoted, because it may be a credential entered instead of its name.
     return InvalidTenantError(f"the {what} {wrong}")

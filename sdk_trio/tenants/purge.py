@@ -1,10 +1,10 @@
 """The purge of deleted tenants: removal of all their data, after their retention or on demand.
 
-It never runs by itself. Deliveries go first, in short transactions. Then the tenant's row goes with
-its other rows in the store, in one transaction that fails if the tenant has changed since it was
-read, and that writes the audit row. Then its replica and its files go, once no process has the
-database open. A process that is killed in between leaves rows or files without a tenant; the next
-purge finds them by the audit trail and removes them. Last, :meth:`Purger.wipe` overwrites the
+It never runs automatically. First, deliveries are removed in short transactions. Then one
+transaction removes the tenant's row and its other rows and writes the audit row; it fails if the
+tenant has changed since it was read. Then its replica and its files are removed, once no process
+has the database open. If a process is killed in between, rows or files without a tenant remain; the
+next purge finds them by the audit trail and removes them. Last, :meth:`Purger.wipe` overwrites the
 remnants in the store's own files, for all tenants at once.
 
 Everything that cannot be removed is named in the result.
@@ -47,7 +47,7 @@ _READ_BYTES = 1 << 20
 
 @attrs.frozen(kw_only=True)
 class ReplicaHoldings:
-    """The place of a replica; ``files`` and ``bytes`` are None where only the target knows them."""
+    """The location of a replica; ``files`` and ``bytes`` are None if only the target knows."""
 
     where: str
     files: int | None = None
@@ -58,7 +58,7 @@ class Replicas(Protocol):
     """The replicas of the tenants' databases, and the processes that have the databases open."""
 
     def holdings(self, tenant_id: str, identifier: str | None) -> ReplicaHoldings | None:
-        """Return the place of the tenant's replica, certain or possible, or None. Blocks.
+        """Return the location of the tenant's replica, certain or possible, or None. Blocks.
 
         ``identifier`` is None where an earlier purge has forgotten it.
         """
@@ -71,7 +71,7 @@ class Replicas(Protocol):
     def released(self, file: Path) -> AbstractAsyncContextManager[str | None]:
         """Wait until no process has the database open and keep it so; yield None.
 
-        If a process keeps it open too long, yield that process in words.
+        If a process keeps it open too long, yield a description of that process.
         """
         ...
 
@@ -84,7 +84,7 @@ class Replicas(Protocol):
 class PurgeCandidate:
     """A tenant that may be removed, with a list of its data.
 
-    ``tenant`` is None where an earlier purge was cut short after the tenant's row. ``bytes`` is the
+    ``tenant`` is None if an earlier purge was interrupted after the tenant's row. ``bytes`` is the
     size of ``files``, ``rows`` counts the store's rows by name (see :meth:`Inbox.holdings`).
     """
 
@@ -100,7 +100,7 @@ class PurgeCandidate:
 class TenantRemoved:
     """The result of one purge: the bytes of removed files, and the numbers of removed rows.
 
-    ``unreached`` describes in words the data that are left, and where.
+    ``unreached`` describes the remaining data and its location.
     """
 
     tenant_id: str
@@ -119,8 +119,8 @@ class Purger:
         settings: validated settings; ``multi_tenant`` and ``storage.path`` are used.
         store: the open store.
         replicas: the replicas of the tenants' databases; None: there are none.
-        databases: the tenants' databases of this process, which are closed before they are
-            removed; None in a program that has opened none.
+        databases: the tenants' databases of this process, which are closed before removal; None if
+            the program has opened none.
         clock: returns Unix seconds.
     """
 
@@ -150,8 +150,8 @@ class Purger:
         """Return the tenants that :meth:`purge` may remove now; as a dry run, it changes nothing.
 
         Args:
-            orphans: include data of tenants that this store has never known. They may belong to
-                another host that uses the same directory of replicas.
+            orphans: include data of unknown tenants. They may belong to another host that uses the
+                same directory of replicas.
 
         Raises:
             StoreUnavailableError: the store or a directory cannot be read.
@@ -169,7 +169,7 @@ class Purger:
         Raises:
             UnknownTenantError: there is no such tenant, and no data of a purged one.
             IllegalTransitionError: it is not deleted, or within its retention without ``now``.
-            StoreUnavailableError: as of :meth:`candidates`.
+            StoreUnavailableError: as for :meth:`candidates`.
         """
         tenant = await (self._store.get(key) if is_tenant_id(key) else self._store.find(key))
         if tenant is not None:
@@ -178,11 +178,11 @@ class Purger:
         left = {found.tenant_id: found for found in await self._left_behind()}
         if key in left:
             return left[key]
-        # A purge within the retention forgets the name first, and overwrites the store last. So
-        # that this name is unknown does not say that nothing is left.
-        rest = f"of {', '.join(left)} something is left" if left else "no rows or files are left"
+        # A purge within the retention removes the name first, and overwrites the store last. An
+        # unknown name therefore does not prove that nothing remains.
+        rest = f"rows or files of {', '.join(left)} remain" if left else "no rows or files remain"
         raise UnknownTenantError(
-            f"there is no tenant {key!r}; {rest} of purges before; if one was cut short, "
+            f"there is no tenant {key!r}; {rest} from earlier purges; if one was interrupted, "
             "'tenant purge' without a name ends it"
         )
 
@@ -195,15 +195,15 @@ class Purger:
         forget_audit: bool = False,
         now: bool = False,
     ) -> TenantRemoved:
-        """Remove one tenant's rows, files and replica for ever; :meth:`wipe` has to follow.
+        """Remove one tenant's rows, files and replica permanently; call :meth:`wipe` afterwards.
 
         Args:
             candidate: one of :meth:`candidates`, or of :meth:`candidate`.
-            actor: who asks for it, for the audit trail.
+            actor: the person or program, for the audit trail.
             reason: the reason in one line.
             forget_audit: remove the tenant's earlier audit rows too; the row of the purge stays.
-            now: purge also within the retention, for example on a person's demand. All earlier
-                audit rows go then, and the row of the purge names the tenant by its id alone.
+            now: purge even within the retention, for example on a person's request. All earlier
+                audit rows are then removed, and the purge's row names the tenant only by id.
 
         Raises:
             IllegalTransitionError: the tenant is not deleted, or not for long enough.
@@ -211,17 +211,16 @@ class Purger:
             UnknownTenantError: another process has removed it.
             StoreUnavailableError: the store failed, or a file cannot be removed; run it again.
 
-        When it is cancelled, the step that has begun is finished; a further purge does the rest.
+        On cancellation, the current step is finished; another purge does the rest.
         """
         tenant = candidate.tenant
         identifier = None if tenant is None else tenant.identifier
         outbox = audit = 0
         if tenant is not None:
             self._require_purgeable(tenant, now=now)
-            # Made before anything is removed: it counts what was there.
+            # Created before anything is removed: it counts the current files.
             row = self._record(tenant, candidate, actor, reason, erases=now)
-        # Deliveries first: while the tenant's row is there, a purge that is cut short is found
-        # again by it.
+        # Deliveries first: as long as the tenant's row exists, an interrupted purge is found by it.
         deliveries = await self._inbox.erase(candidate.tenant_id)
         if tenant is not None:
             # On a person's demand the trail goes too: its rows name the tenant.
@@ -252,11 +251,11 @@ class Purger:
         """Overwrite the remnants of removed rows in the store's files.
 
         After a purge it rewrites the store once; deliveries are answered 503 meanwhile. SQLite's
-        ``secure_delete`` alone is not enough: when a page is split, the old page may keep a copy of
-        rows that were moved.
+        ``secure_delete`` is not enough: when a page is split, the old page may keep copies of moved
+        rows.
 
         Returns:
-            a description of the remnants that are left and why, or None.
+            a description of the remnants and why they remain, or None.
         """
         await trio.lowlevel.checkpoint()
         try:
@@ -275,7 +274,7 @@ class Purger:
     async def _remove_files(self, tenant_id: str, identifier: str | None) -> tuple[int, list[str]]:
         unreached: list[str] = []
         file = database_path(self._directory, tenant_id)
-        # Our own connections first: they would hold the lock that the next step waits for.
+        # Our own connections first: they hold the lock that the next step waits for.
         if self._databases is not None:
             await self._databases.forget(tenant_id)
         waiting = nullcontext(None) if self._replicas is None else self._replicas.released(file)
@@ -286,18 +285,18 @@ class Purger:
                     "its content is on the disk, and may be replicated; run 'tenant purge' then"
                 )
             if self._replicas is not None:
-                # Within the block: a replicator that still had the database open would write the
-                # replica anew.
+                # Within the block: a replicator that still had the database open would recreate the
+                # replica.
                 left = await self._replicas.remove(tenant_id, identifier)
                 unreached += [] if left is None else [left]
             files = await self._files_of(tenant_id)
-            # Removed even where somebody has it open: the name is free then, and the content goes
-            # with the last one who closes it.
+            # Removed even if a process has it open: the name is free then, and the content is freed
+            # when that process closes it.
             freed = await run_in_thread(_remove, file, files)
         named = self._named_source if await self._was_upgraded_to(tenant_id) else None
         if named is not None and await run_in_thread(Path(named).exists):
             unreached.append(f"the database that the upgrade copied: {named}; remove that file")
-        # A backup beside the store holds the tenant as well, and is not ours to remove.
+        # A backup next to the store contains the tenant as well, and is not ours to remove.
         copies = await run_in_thread(_copies, self._data, tenant_id)
         unreached += [f"{copy}: a database that names the tenant; a backup?" for copy in copies]
         return freed, unreached
@@ -310,7 +309,7 @@ class Purger:
         return files
 
     async def _was_upgraded_to(self, tenant_id: str) -> bool:
-        """Say whether the tenant took the single-tenant database in the upgrade."""
+        """Return whether the tenant got the single-tenant database in the upgrade."""
         marker = await self._upgrade.marker()
         return marker is not None and marker.tenant_id == tenant_id
 
@@ -384,8 +383,8 @@ class Purger:
             await self._described(name, None)
             for name in sorted(ids | replicated)
             if await self._store.get(name) is None
-            # Two hosts may share a directory of replicas, so what this store has never known is
-            # left alone unless it is asked for.
+            # Two hosts may share a directory of replicas, so replicas unknown to this store are
+            # removed only on request.
             and ((orphans and name in replicated) or await self._was_purged(name))
         ]
 
@@ -416,7 +415,7 @@ def _tenant_ids(directory: Path) -> list[str]:
 
 
 def _named_after(directory: Path, tenant_id: str) -> list[Path]:
-    """Return the tenant's database and the files beside it that carry its name."""
+    """Return the tenant's database and the files next to it that carry its name."""
     try:
         return sorted(entry for entry in directory.iterdir() if tenant_id in entry.name)
     except FileNotFoundError:
@@ -438,7 +437,7 @@ def _remove(database: Path, files: Sequence[Path]) -> int:
     try:
         remove_database(database)
         for path in files:
-            # A link is removed and not followed: what it leads to is not the tenant's.
+            # A link is removed and not followed: its target is not the tenant's.
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
@@ -452,9 +451,9 @@ def _remove(database: Path, files: Sequence[Path]) -> int:
 
 
 def _copies(data: Path, tenant_id: str) -> list[Path]:
-    """Return the databases in the data directory that name the tenant, the store itself left out.
+    """Return the databases in the data directory that name the tenant, except the store.
 
-    The audit trail of the store goes on naming it; a copy of the store has its deliveries as well.
+    The store's audit trail still names it; a copy of the store also has its deliveries.
     """
     found = []
     for path in sorted(data.rglob("*")):
@@ -477,7 +476,7 @@ def _is_database_with(path: Path, wanted: bytes) -> bool:
         while chunk:
             if wanted in chunk:
                 return True
-            # The id may stand across the border of two pieces.
+            # The id may be split across two chunks.
             tail = chunk[-len(wanted) :]
             more = file.read(_READ_BYTES)
             chunk = tail + more if more else b""

@@ -1,11 +1,12 @@
-"""The service of tenants: they are added, found, changed, and taken through their transitions.
+"""The service of tenants: adds, finds, changes them, and runs their transitions.
 
 Every change writes the tenant's row, its audit row and, for a transition, its outbox row in one
-transaction, and only on the version that it has read. Of simultaneous changes of one tenant exactly
-one wins (docs/adr/0009-tenant-transitions.md). Subscribers learn of changes through ``feed``.
+transaction, and only if the tenant still has the version that was read. Of concurrent changes of
+one tenant exactly one succeeds (docs/adr/0009-tenant-transitions.md). ``feed`` notifies
+subscribers.
 
-:class:`TenantCache` keeps the tenants of the last deliveries, bounded, so that a delivery does not
-ask the store for its tenant each time.
+:class:`TenantCache` is a bounded cache of the tenants of recent deliveries, so that a delivery does
+not query the store for its tenant each time.
 """
 
 import uuid
@@ -51,8 +52,8 @@ from .status import (
     decide,
 )
 
-#: Answers of the store that are remembered, "there is none" included: two for each of 8000
-#: tenants, which are some ten megabytes.
+#: Cached results of queries, including "there is none": two for each of 8000 tenants, some ten
+#: megabytes.
 CAPACITY: Final = 16_384
 
 #: The answer to a question: a tenant, the id of one that was purged, or None.
@@ -60,19 +61,18 @@ Answer = Tenant | str | None
 
 _log = get_logger("tenants")
 
-#: Pause between two looks for changes of other processes (``tenant suspend`` in a shell), in
-#: seconds.
+#: Polling interval for changes by other processes (``tenant suspend`` in a shell), in seconds.
 POLL_SECONDS = 0.5
 
-#: For how long the same refusal is one row of the audit trail, in seconds.
+#: Seconds for which repeated refusals are one row of the audit trail.
 REFUSAL_SECONDS = 60.0
 
-#: Tenants that are read at once where all of them are looked at.
+#: Tenants read per query when all of them are read.
 PAGE = 500
 
 
 class TenantChanges(TypedDict, total=False):
-    """New values of a tenant's fields; a field that is not named keeps its value."""
+    """New values of a tenant's fields; a field that is not named is unchanged."""
 
     name: str
     organization_id: str | None
@@ -95,8 +95,8 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
 def with_changes(tenant: Tenant, changes: TenantChanges) -> Tenant:
     """Return a tenant with new values, of the same version.
 
-    A new address counts as not verified unless the changes say otherwise: its owner could be a
-    stranger, who would get the tenant's messages. Without an address nothing is verified.
+    A new address is unverified unless the changes set it so: a stranger could own it and get the
+    tenant's messages. Without an address nothing is verified.
 
     Raises:
         InvalidTenantError: a value cannot be accepted.
@@ -141,7 +141,7 @@ def audit_of(
 def refused(audit: AuditRecord, transition: Transition, tenant: Tenant, why: str) -> AuditRecord:
     """Return the audit row of a transition that was requested and refused.
 
-    Somebody who looks for an intruder or a broken script needs the refused requests as well.
+    Refused requests matter when looking for an intruder or a broken script.
     """
     return attrs.evolve(
         audit,
@@ -155,7 +155,7 @@ def refused(audit: AuditRecord, transition: Transition, tenant: Tenant, why: str
 def outbox_of(
     tenant: Tenant, transition: Transition, audit: AuditRecord, delivery_id: str
 ) -> OutboxRecord:
-    """Return the outbox row that announces a transition to the tenant's present status."""
+    """Return the outbox row that announces a transition to the tenant's current status."""
     if audit.previous_status is None:
         raise AssertionError("a transition has a previous status")
     return OutboxRecord(
@@ -178,9 +178,9 @@ def outbox_of(
 class TenantCache:
     """The store's last answers, such as the tenant of an organization.
 
-    They are right until :meth:`forget_all`, which has to follow every change. An answer that was
-    read before the change and arrives after it is not remembered: :meth:`remember` takes the
-    :attr:`generation` at which the store was asked.
+    They are valid until :meth:`forget_all`, which must follow every change. An answer read before a
+    change but arriving after it is not cached: :meth:`remember` takes the :attr:`generation` at the
+    time of the query.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -194,16 +194,16 @@ class TenantCache:
         return key in self._known
 
     def recall(self, key: str) -> Answer:
-        """Return the answer to a question that is remembered."""
+        """Return the cached answer to a query."""
         return self._known[key]
 
     def remember(self, key: str, answer: Answer, *, generation: int) -> None:
-        """Remember an answer of the store, and forget the one that was not used for longest.
+        """Cache an answer of the store, and drop the least recently used one.
 
-        A tenant is remembered by its id as well: a delivery asks for both, first whose it is, and
-        then by its id how the tenant is now. All answers have one record of it.
+        A tenant is also cached by its id: a delivery needs both lookups, first by organization,
+        then by id for the current state. All lookups share one record.
         """
-        # The answer was asked for before a change, and may be the tenant of before.
+        # The query started before a change, so its result may be stale.
         if generation != self.generation:
             return
         if isinstance(answer, Tenant):
@@ -244,8 +244,8 @@ class TenantService:
     ) -> None:
         self._policy = StatusPolicy.of(settings)
         multi_tenant = settings.multi_tenant
-        # Written with each transition: the first daemon that sends messages learns from it where to
-        # begin (ADR 13).
+        # Written with each transition: it tells the first daemon with notifications where to start
+        # (ADR 13).
         self._announced = multi_tenant.enabled and multi_tenant.notifications.enabled
         self._store = store
         self._clock = clock
@@ -282,7 +282,7 @@ class TenantService:
             organization_id: deliveries with this ``data.organization_id`` belong to the tenant.
             credentials: the sources of the tenant's own access token and webhook secrets.
             reason: for the audit trail, one line.
-            actor: who asks for it.
+            actor: the person or program making the change.
 
         Raises:
             InvalidTenantError: a value cannot be accepted; nothing was changed.
@@ -305,7 +305,7 @@ class TenantService:
         )
         tenant = with_changes(blank, fields)
         audit = audit_of(tenant, AuditAction.CREATED, reason, actor, now)
-        # A tenant that is added has no earlier status, and announces nothing: nobody was suspended.
+        # An added tenant has no earlier status, so nothing is announced.
         audit = attrs.evolve(audit, new_status=tenant.status)
         try:
             await self._store.add(tenant, audit)
@@ -328,20 +328,20 @@ class TenantService:
         Args:
             tenant: the record, its id or its identifier.
             reason: for the audit trail, one line.
-            actor: who asks for it.
-            expected_version: the version that the caller has seen; with it, a tenant that has
-                changed since is a conflict.
-            changes: the fields, as of :meth:`add`; None removes an optional one. A new address
-                counts as not verified unless ``site_manager_email_verified`` is given. New content
-                of the same credential sources needs no call: key files are read at every use.
+            actor: the person or program making the change.
+            expected_version: the version that the caller has seen; if the tenant has changed since,
+                it is a conflict.
+            changes: the fields, as in :meth:`add`; None removes an optional one. A new address is
+                unverified unless ``site_manager_email_verified`` is given. New content of the same
+                credential sources needs no call: key files are read at every use.
 
         Raises:
             InvalidTenantError: a value cannot be accepted; nothing was changed.
             TenantExistsError: the organization is another tenant's.
-            TenantError: as of the transitions.
+            TenantError: as for the transitions.
         """
         with self._attempt() as attempt:
-            before = await self._look(tenant, attempt, expected_version)
+            before = await self._read_current(tenant, attempt, expected_version)
             audit = audit_of(before, AuditAction.CHANGED, reason, actor, self._clock())
             after = with_changes(before, changes)
             differing = differing_fields(before, after)
@@ -421,7 +421,7 @@ class TenantService:
         bypass: bool = False,
     ) -> TransitionResult:
         with self._attempt() as attempt:
-            tenant = await self._look(key, attempt, expected_version)
+            tenant = await self._read_current(key, attempt, expected_version)
             now = self._clock()
             audit = audit_of(tenant, ACTIONS[transition], reason, actor, now)
             refusal: IllegalTransitionError | SuspensionRefusedError | None = None
@@ -431,13 +431,12 @@ class TenantService:
                 )
             except (IllegalTransitionError, SuspensionRefusedError) as error:
                 refusal = error
-            # Outside of the except block, so that the await is no await during an exception, and
-            # the refusal is raised without a chain.
+            # Outside the except block, so that the await is not inside exception handling, and the
+            # refusal is raised without a chain.
             if refusal is not None:
                 await self._note(refused(audit, transition, tenant, str(refusal)))
                 raise refusal
-            # Asked again, a transition writes nothing and tells nobody, so a script may be run
-            # twice.
+            # A repeated transition writes nothing and notifies no one, so a script may run twice.
             if not decision.no_op:
                 changed = in_status(tenant, decision.new_status, now)
                 audit = attrs.evolve(
@@ -463,10 +462,10 @@ class TenantService:
         )
 
     async def _note(self, audit: AuditRecord) -> None:
-        """Keep in the trail what was refused; a store that fails leaves it to the log.
+        """Record a refusal in the audit trail; if the store fails, only the log has it.
 
-        The same once more within a minute is counted, and told by the next row: whoever repeats
-        a request does not fill the store with it.
+        The same refusal within a minute is only counted, and the next row reports the count:
+        repeated requests must not fill the store.
         """
         _log.warning(
             "tenant.refused",
@@ -475,8 +474,7 @@ class TenantService:
             actor=audit.actor,
             error=audit.details,
         )
-        # A caller that asks in a loop would fill the store
-        # (docs/adr/0009-tenant-transitions.md).
+        # A caller that loops would fill the store (docs/adr/0009-tenant-transitions.md).
         left_out = self._refusals.admit((audit.tenant_id, audit.actor, audit.details))
         if left_out is None:
             await trio.lowlevel.checkpoint()
@@ -490,10 +488,10 @@ class TenantService:
             _log.store_unavailable(error)
             await trio.lowlevel.checkpoint()
 
-    async def _look(
+    async def _read_current(
         self, key: TenantKey, attempt: "_Attempt", expected_version: int | None
     ) -> Tenant:
-        """Return the tenant as it is now; raise a conflict if it has changed meanwhile."""
+        """Return the tenant's current record; raise a conflict if it has changed since."""
         tenant = await self.get(key)
         attempt.tenant_id = tenant.id
         if expected_version is not None and tenant.version != expected_version:
@@ -516,8 +514,8 @@ class TenantService:
         try:
             await self._store.change(tenant, audit, outbox, announced=self._announced)
         finally:
-            # Announced also after an exception, Cancelled included: the change may have been
-            # written all the same, and the cache must not keep the old tenant.
+            # Announced also after an exception, including Cancelled: the change may have been
+            # written, and the cache must not keep the old tenant.
             self._announce()
         for other in self._attempts:
             if other is not attempt:
@@ -533,14 +531,14 @@ class TenantService:
             self._attempts.remove(attempt)
 
     def _announce(self) -> None:
-        # The cache before the subscribers: whoever is woken must not be given the tenant of before.
+        # The cache before the subscribers: a woken subscriber must not read a stale tenant.
         self._directory.forget_all()
         self._subscribers.wake()
 
     # -- reads -------------------------------------------------------------------------------
 
     async def get(self, tenant: TenantKey) -> Tenant:
-        """Return a tenant as it is now, by its id, its identifier, or an earlier record of it.
+        """Return a tenant's current record by its id, its identifier, or an earlier record.
 
         Raises:
             UnknownTenantError: there is none.
@@ -552,7 +550,9 @@ class TenantService:
         found = await (self._store.get(key) if by_id else self._store.find(key))
         if found is None:
             shown = tenant.identifier if isinstance(tenant, Tenant) else tenant[:100]
-            raise UnknownTenantError(f"there is no tenant {shown!r}; 'tenant list' shows them all")
+            raise UnknownTenantError(
+                f"there is no tenant {shown!r}; 'tenant list' lists all tenants"
+            )
         return found
 
     async def find_by_organization(self, organization_id: str) -> Tenant | None:
@@ -567,7 +567,7 @@ class TenantService:
     async def find_erased(self, organization_id: str) -> str | None:
         """Return the id of the purged tenant that had this organization, None if it has one now.
 
-        Remembered with what :meth:`find_by_organization` has found.
+        Cached with the results of :meth:`find_by_organization`.
         """
         found = await self._owner_of(organization_id)
         return found if isinstance(found, str) else None
@@ -586,18 +586,18 @@ class TenantService:
         return await self._recall(f"id {tenant_id}", lambda: self._store.get(tenant_id))
 
     async def _recall(
-        self, key: str, look: Callable[[], Awaitable[Tenant | None]]
+        self, key: str, query: Callable[[], Awaitable[Tenant | None]]
     ) -> Tenant | None:
-        found = await self._ask(key, look)
+        found = await self._ask(key, query)
         return found if isinstance(found, Tenant) else None
 
-    async def _ask(self, key: str, look: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _ask(self, key: str, query: Callable[[], Awaitable[Answer]]) -> Answer:
         await trio.lowlevel.checkpoint()
         if key in self._directory:
             return self._directory.recall(key)
-        # Taken before the store is asked: an answer that a change has overtaken is not remembered.
+        # Read before the query: a result that a change has overtaken is not cached.
         generation = self._directory.generation
-        answer = await look()
+        answer = await query()
         self._directory.remember(key, answer, generation=generation)
         return answer
 
@@ -610,7 +610,7 @@ class TenantService:
     async def list(
         self, *, status: TenantStatus | None = None, after: str = "", limit: int = 100
     ) -> Sequence[Tenant]:
-        """List up to ``limit`` tenants by identifier, beginning behind ``after``."""
+        """List up to ``limit`` tenants by identifier, starting after ``after``."""
         return await self._store.page(status=status, after=after, limit=limit)
 
     async def all(self, *, status: TenantStatus | None = None) -> Sequence[Tenant]:
@@ -631,11 +631,11 @@ class TenantService:
     async def audit(
         self, tenant_id: str | None = None, *, after_sequence: int = 0, limit: int = 100
     ) -> Sequence[AuditRecord]:
-        """List audit rows, oldest first: of one tenant, purged ones included, or of all."""
+        """List audit rows, oldest first: of one tenant, even a purged one, or of all."""
         return await self._store.audit(tenant_id, after_sequence=after_sequence, limit=limit)
 
     async def require_active(self, tenant: TenantKey) -> Tenant:
-        """Return the tenant as it is now, if it is active.
+        """Return the current record of a tenant if it is active.
 
         Raises:
             TenantNotActiveError: it is not active.
@@ -656,8 +656,8 @@ class TenantService:
         """Return the sequence of the newest transition, 0 without any."""
         await trio.lowlevel.checkpoint()
         newest, reach = 0, 1
-        # The outbox is read upwards alone. Steps that double, and halve again, find its end in some
-        # forty reads of one row.
+        # The outbox can only be read forwards. Doubling steps, then halving them, finds its end in
+        # some forty reads of one row.
         while reach:
             rows = await self._store.outbox(after_sequence=newest + reach - 1, limit=1)
             if rows:
@@ -667,18 +667,17 @@ class TenantService:
         return newest
 
     def subscribe(self, *, after: int = 0) -> AbstractContextManager[TransitionFeed]:
-        """Return a block with a feed of the transitions after that sequence, none left out.
+        """Return a block with a feed of all transitions after that sequence.
 
-        ``with tenants.subscribe(after=position) as feed: records = await feed.next()``. No
-        subscriber, however slow, holds up a transition.
+        ``with tenants.subscribe(after=position) as feed: records = await feed.next()``. A slow
+        subscriber does not delay transitions.
         """
         return self._subscribers.subscribe(self._store, after)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look for changes of other processes until cancelled; one is seen in half a second."""
+        """Poll for changes by other processes until cancelled; each is seen in half a second."""
         task_status.started()
-        # The first look announces as well: a change between the opening of the store and this task
-        # must not be missed.
+        # The first poll announces as well: a change after the store was opened must not be missed.
         seen: int | None = None
         while True:
             try:
@@ -686,8 +685,8 @@ class TenantService:
             except StoreUnavailableError as error:
                 _log.store_unavailable(error, retry_in=POLL_SECONDS)
             else:
-                # Everything is forgotten at once. What exactly another process has changed would
-                # have to be read, and the next deliveries ask for it anyway.
+                # Clear everything. Determining the exact changes would need reads, and the next
+                # deliveries query the tenants anyway.
                 if revision != seen:
                     seen = revision
                     self._announce()
@@ -696,11 +695,11 @@ class TenantService:
 
 @attrs.define(eq=False)
 class _Attempt:
-    """A change of a tenant that is under way.
+    """A change of a tenant in progress.
 
-    Of two attempts that overlap in time one has to win, however their reads and writes interleave.
-    The version alone does not ensure that: an attempt that reads after the other one has written
-    would simply follow it, in an order that no caller chose.
+    Of two overlapping attempts exactly one must succeed, however their reads and writes interleave.
+    The version does not ensure that by itself: an attempt that reads after the other has written
+    would follow it, in an order that no caller chose.
     """
 
     tenant_id: str | None = None
@@ -708,7 +707,7 @@ class _Attempt:
     changed_meanwhile: set[str] = attrs.Factory(set)
 
     def wrote(self, tenant_id: str, version: int) -> bool:
-        """Say whether this attempt has written that version and has not returned yet."""
+        """Return whether this attempt has written that version and has not returned yet."""
         return self.tenant_id == tenant_id and self.version == version
 
 
@@ -725,7 +724,7 @@ def _log_transition(outbox: OutboxRecord, decision: Decision) -> None:
 
 def _conflict(tenant: Tenant) -> TenantConflictError:
     return TenantConflictError(
-        f"the tenant {tenant.identifier!r} was changed by somebody else meanwhile (it is "
-        f"{tenant.status}, version {tenant.version}): nothing was changed by this call; look at "
+        f"the tenant {tenant.identifier!r} was changed by someone else in the meantime (it is "
+        f"{tenant.status}, version {tenant.version}): this call changed nothing; check "
         "the tenant and decide again"
     )

@@ -20,8 +20,8 @@ SUSPEND_ANYWAY = f"{_STATUS_KEY}:SuspendUnverifiedTenantsAnyway"
 _ACTIVE, _SUSPENDED = TenantStatus.ACTIVE, TenantStatus.SUSPENDED
 _DEACTIVATED, _DELETED = TenantStatus.DEACTIVATED, TenantStatus.DELETED
 
-#: The status that each transition leads to, and the statuses that it may start from. From the
-#: target status itself it is a no-op, so that a command can be repeated.
+#: The target status of each transition, and the statuses it may start from. If the tenant already
+#: has the target status, it is a no-op, so that a command can be repeated.
 TARGETS: Mapping[Transition, TenantStatus] = {
     Transition.SUSPENDED: _SUSPENDED,
     Transition.DEACTIVATED: _DEACTIVATED,
@@ -80,9 +80,9 @@ class Decision:
 
 @attrs.frozen(kw_only=True)
 class TransitionResult:
-    """The result of a transition. ``tenant`` is the tenant as it is now.
+    """The result of a transition. ``tenant`` is its current record.
 
-    ``no_op`` says that it had that status already: nothing was written, no message is sent.
+    ``no_op``: it already had that status, so nothing was written and no message is sent.
     ``occurred_at`` is in Unix seconds.
     """
 
@@ -106,7 +106,7 @@ def decide(
     """Decide about one transition.
 
     Args:
-        tenant: the tenant as it is now.
+        tenant: its current record.
         transition: the requested transition.
         policy: the settings.
         now: Unix seconds; a deleted tenant can be reactivated until its retention has passed.
@@ -118,13 +118,13 @@ def decide(
         SuspensionRefusedError: the email is not verified, and nothing relaxes that rule.
     """
     target = TARGETS[transition]
-    # Asked twice, as by a person who presses a button again, a transition is no fault.
+    # A repeated transition is not an error: people press a button twice.
     if tenant.status is target:
         return Decision(new_status=target, no_op=True)
     if tenant.status not in SOURCES[transition]:
         allowed = " or ".join(sorted(SOURCES[transition]))
         raise _illegal(tenant, transition, f"only one that is {allowed} can be")
-    # From then on a purge may have begun, and would go on under an active tenant.
+    # From then on a purge may be in progress, and would continue under an active tenant.
     if tenant.status is _DELETED and not is_retained(tenant, policy, now=now):
         raise _illegal(
             tenant,
@@ -139,8 +139,8 @@ def decide(
 
 
 def is_retained(tenant: Tenant, policy: StatusPolicy, *, now: float) -> bool:
-    """Say whether a deleted tenant is within its retention and can be reactivated."""
-    # Without a time of deletion the retention begins now: data must not go because a field is
+    """Return whether a deleted tenant is within its retention and can be reactivated."""
+    # Without a deletion time the retention starts now: data must not be removed because a field is
     # missing.
     deleted_at = now if tenant.deleted_at is None else tenant.deleted_at
     return now - deleted_at <= policy.retention_seconds
@@ -148,7 +148,7 @@ def is_retained(tenant: Tenant, policy: StatusPolicy, *, now: float) -> bool:
 
 def _relaxation(tenant: Tenant, policy: StatusPolicy, *, bypass: bool) -> str | None:
     """Return the setting that lets an unverified tenant be suspended; None if none is needed."""
-    # Whoever is suspended has to learn of it; an address that nobody has verified may be a
+    # The site manager of a suspended tenant must learn of it; an unverified address may be a
     # stranger's.
     if tenant.site_manager_email_verified:
         return None
@@ -159,7 +159,7 @@ def _relaxation(tenant: Tenant, policy: StatusPolicy, *, bypass: bool) -> str | 
     if bypass:
         advice = f"the bypass counts only while {SUSPEND_ANYWAY} is true, and it is false"
     elif policy.suspend_unverified_anyway:
-        advice = "verify it, or ask for the bypass of this rule (--bypass-email-verification)"
+        advice = "verify it, or bypass this rule (--bypass-email-verification)"
     else:
         advice = f"verify it, or relax the rule with {REQUIRE_VERIFIED_EMAIL} or {SUSPEND_ANYWAY}"
     raise SuspensionRefusedError(
@@ -188,12 +188,12 @@ class TenantStatusService(Protocol):
     """The four transitions of a tenant.
 
     Each takes a tenant (the record, its id or its identifier), a reason (one line, at most 1000
-    characters) and an actor (at most 200). For a tenant in that status already it is a successful
-    no-op: nothing is written and no message is sent. With ``expected_version`` the tenant must
-    still have the version that the caller has seen.
+    characters) and an actor (at most 200). If the tenant already has the status, it is a no-op:
+    nothing is written and no message is sent. With ``expected_version``, the tenant must still have
+    that version.
 
-    Each writes the status, its audit row and its outbox row in one transaction. When it is
-    cancelled, either nothing or all of it is written; reading the tenant tells which. Each raises:
+    Each writes the status, its audit row and its outbox row in one transaction. On cancellation,
+    either all or nothing is written; reading the tenant shows which. Each raises:
 
     - UnknownTenantError: there is no such tenant.
     - IllegalTransitionError: its status does not allow the transition.
@@ -213,8 +213,8 @@ class TenantStatusService(Protocol):
     ) -> TransitionResult:
         """Suspend an active tenant.
 
-        A tenant whose site manager's email is not verified is not suspended, since nobody would
-        learn of it, unless ``RequireVerifiedEmailForSuspension`` is false, or
+        A tenant whose site manager's email is unverified is not suspended, since no one would learn
+        of it. Exceptions: ``RequireVerifiedEmailForSuspension`` is false, or
         ``bypass_email_verification`` is given while ``SuspendUnverifiedTenantsAnyway`` is true. The
         audit row names the setting.
 

@@ -28,7 +28,7 @@ from .status import TenantKey
 
 _log = get_logger("tenants")
 
-#: A function that makes a client of settings that hold the token to use.
+#: A function that creates a client from settings with the token to use.
 ClientFactory = Callable[[Settings], AbstractAsyncContextManager[Any]]
 
 #: Time that an unused client stays open, in seconds: longer than a burst of events of one tenant,
@@ -45,7 +45,7 @@ _SHARED = ""
 
 @attrs.define(eq=False)
 class _Entry:
-    """An open client, the task that holds it, the number of its users, and its reload's number."""
+    """An open client, its task, the number of its users, and the number of its reload."""
 
     key: str
     token: Secret
@@ -57,12 +57,12 @@ class _Entry:
 
 
 class ClientPool:
-    """Lends clients to handlers; needs :meth:`run` in a task of its own.
+    """Provides clients to handlers; needs :meth:`run` in a separate task.
 
     Args:
-        settings: validated settings; a client gets them with its tenant's token in them.
+        settings: validated settings; a client gets them with its tenant's token.
         credentials: reads tenants' tokens.
-        factory: makes a client; None: clients of tenants are not possible.
+        factory: creates a client; None: clients of tenants are unavailable.
         idle_seconds: how long an unused client stays open.
         max_open: how many clients stay open; clients in use are kept even above this number.
     """
@@ -94,8 +94,8 @@ class ClientPool:
     def prepare_reload(self, settings: Settings) -> Callable[[], None]:
         """Check ``settings`` and return a function that applies them, each client keeps its token.
 
-        Open clients with a ``prepare_reload`` of their own are changed in place. The others are
-        replaced when the next block asks for one, if any setting of clients has changed.
+        Open clients with their own ``prepare_reload`` are changed in place. Others are replaced at
+        the next use, if any client setting has changed.
 
         Raises:
             OptionsValidationError: a client cannot use them; nothing has changed.
@@ -122,8 +122,8 @@ class ClientPool:
     async def lease(self, tenant: Tenant) -> AsyncIterator[Any]:
         """Lend the tenant's client for the length of the block.
 
-        Its token is read anew each time: after a rotation the next block gets a new client, and the
-        old one is closed when the last block that uses it has ended.
+        Its token is read each time: after a rotation the next block gets a new client, and the old
+        one is closed after the last block that uses it.
 
         Raises:
             TenantCredentialsError: there is no token.
@@ -155,7 +155,7 @@ class ClientPool:
 
     @asynccontextmanager
     async def _alone(self, key: str) -> AsyncIterator[None]:
-        """Hold the lock of one key, so that two blocks do not open the same client twice.
+        """Lock one key, so that two blocks do not open the same client twice.
 
         A lock exists only while a task holds it or waits for it.
         """
@@ -173,11 +173,11 @@ class ClientPool:
 
     async def _open(self, key: str, token: Secret) -> _Entry:
         if self._nursery is None:
-            raise NotRunningError("the runtime does not run, so there are no clients of tenants")
+            raise NotRunningError("the runtime is not running, so tenants' clients are unavailable")
         replaced = self._entries.get(key)
         if replaced is not None:
             self._retire(replaced)
-        self._make_room()
+        self._free_slot()
         entry = _Entry(key, token, self._reloads)
         await self._nursery.start(self._hold, entry)
         self._entries[key] = entry
@@ -204,7 +204,7 @@ class ClientPool:
                 task_status.started()
                 await entry.unused.wait()
         except Exception as error:
-            # Nobody holds the client yet: the failure belongs to the block that asked for it.
+            # No block has the client yet: raise the failure in the block that requested it.
             if not started:
                 raise
             # A fault in one tenant's client must not end the program.
@@ -226,7 +226,7 @@ class ClientPool:
         if not entry.users:
             entry.unused.set()
 
-    def _make_room(self) -> None:
+    def _free_slot(self) -> None:
         idle = sorted(
             (entry for entry in self._entries.values() if not entry.users),
             key=lambda entry: entry.idle_since,
@@ -236,7 +236,7 @@ class ClientPool:
             self._retire(entry)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hold the open clients and close unused ones, until cancelled; then close them all."""
+        """Keep clients open and close unused ones until cancelled; then close them all."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
@@ -267,8 +267,8 @@ def _of_clients(settings: Settings) -> tuple[object, ...]:
     )
 
 
-#: Time for the databases to close, in seconds: longer than their own wait for a disk, so
-#: that their error is raised, which says what hangs.
+#: Seconds for the databases to close: longer than their own wait for a disk, so that their error,
+#: which names the cause, is raised.
 CLOSE_SECONDS = STALL_SECONDS + 1.0
 
 
@@ -279,7 +279,7 @@ class TenantRuntime:
         settings: validated settings.
         store: the tenants' side of the open store.
         clock: returns Unix seconds.
-        client_factory: makes the client of a tenant; None: ``client_for`` is not possible.
+        client_factory: creates the client of a tenant; None: ``client_for`` is unavailable.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class TenantRuntime:
 
     @asynccontextmanager
     async def client_for(self, tenant: TenantKey) -> AsyncIterator[Any]:
-        """Lend the client of an active tenant, which is looked up anew, for a block.
+        """Provide the client of an active tenant, read from the store now, for a block.
 
         Raises:
             TenantNotActiveError: the tenant is suspended, deactivated or deleted.
@@ -313,7 +313,7 @@ class TenantRuntime:
 
     @asynccontextmanager
     async def tenant_db(self, tenant: TenantKey) -> AsyncIterator[TenantDatabase]:
-        """Open the database of an active tenant, which is looked up anew, for a block.
+        """Open the database of an active tenant, read from the store now, for a block.
 
         A function that the block runs after the tenant has left Active is refused.
 
@@ -323,12 +323,14 @@ class TenantRuntime:
         """
         active = await self.service.require_active(tenant)
 
-        # Asked before each function of the block, not only at its beginning: a block may last long,
-        # and a suspended tenant's data must not change any more.
+        # Checked before each function of the block, not only at its start: a block may last long,
+        # and a suspended tenant's data must not change.
         async def admit() -> None:
             found = await self.service.recall(active.id)
             if found is None:
-                raise UnknownTenantError(f"the tenant {active.identifier!r} is gone")
+                raise UnknownTenantError(
+                    f"the tenant {active.identifier!r} does not exist any more"
+                )
             if not found.is_active:
                 raise TenantNotActiveError(found.identifier, found.status)
 
@@ -348,11 +350,11 @@ class TenantRuntime:
                 await self.databases.close()
 
     async def _close_databases(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Close the database of each tenant that leaves Active, whoever changed it.
+        """Close the database of each tenant that leaves Active, by anyone's change.
 
-        A restore or a purge waits for that, and the file that it then puts there is opened anew.
+        A restore or a purge waits for that, and its new file is then opened.
         """
-        # A tenant whose function goes on would be closed once for every wake-up otherwise.
+        # Otherwise a tenant whose function is still running would be closed once per wake-up.
         closing: set[str] = set()
 
         async def close(tenant_id: str) -> None:
@@ -366,7 +368,7 @@ class TenantRuntime:
             async with trio.open_nursery() as nursery:
                 while True:
                     try:
-                        # Only tenants with an open database are looked up, so a quiet program with
+                        # Only tenants with an open database are read, so an idle program with
                         # thousands of tenants reads nothing.
                         for tenant_id in self.databases.in_use - closing:
                             tenant = await self.service.recall(tenant_id)

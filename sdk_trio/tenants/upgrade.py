@@ -1,7 +1,7 @@
 """The upgrade from a single tenant: its steps, their order, and its marker.
 
-Decisions, but for two classes: :class:`SqliteTenantIds`, a ready-made step that fills the empty
-tenant ids in a table of the host's own, and :class:`DefaultTenantFinder`. The steps, in order:
+Pure decisions, and two classes that do I/O: :class:`SqliteTenantIds`, a ready-made step that fills
+the empty tenant ids in a host's table, and :class:`DefaultTenantFinder`. The steps, in order:
 
 ``database``
     The single-tenant database becomes ``{tenant id}.db``. It is copied to a temporary file and
@@ -15,10 +15,10 @@ tenant ids in a table of the host's own, and :class:`DefaultTenantFinder`. The s
 ``host:NAME``
     Each step that the host has registered, batch by batch.
 
-The marker names the present step, its position, and the finished steps. The next run begins there,
+The marker has the current step, its position, and the finished steps. The next run starts there,
 however the process ended: a batch of ``deliveries`` commits with its marker, and a host's batch may
-be run again. A step that is not among the finished ones runs as soon as it is registered, also long
-after all others. A host that has nothing to move gets the marker, and no tenant.
+run again. An unfinished step runs as soon as it is registered, even long after all others. A host
+without data to move gets the marker, but no tenant.
 """
 
 import json
@@ -63,14 +63,13 @@ LOCK_NAME = "upgrade.lock"
 
 KEY = "Sdk:MultiTenant:SingleTenantUpgrade"
 
-#: The most organizations that are collected from deliveries. Two are enough to know that the tenant
-#: cannot get one of them; the others help the operator to see whose deliveries they are.
+#: The most organizations collected from deliveries. Two are enough to know that the tenant cannot
+#: get one; the others show the operator whose deliveries they are.
 MOST_ORGANIZATIONS = 10
 
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-#: Rows that one transaction looks at: some milliseconds, so that the host's own processes never
-#: wait for long.
+#: Rows per transaction: some milliseconds, so that the host's own processes never wait for long.
 BATCH_ROWS = 5000
 
 _BUSY_SECONDS = 3.0
@@ -80,8 +79,8 @@ _BUSY_SECONDS = 3.0
 class StepBatch:
     """The result of one batch of a host's step.
 
-    ``rows`` were changed; ``position`` is where the next batch begins, in the step's own terms;
-    with ``last`` there is no next one.
+    ``rows`` were changed; ``position`` is the start of the next batch, in the step's own terms;
+    ``last``: there is no next batch.
     """
 
     rows: int
@@ -90,7 +89,7 @@ class StepBatch:
 
 
 class UpgradeStep(Protocol):
-    """A step that the host registers, to assign data of its own to the tenant."""
+    """A step registered by the host, which assigns its own data to the tenant."""
 
     @property
     def name(self) -> str:
@@ -116,7 +115,7 @@ class DefaultTenantResolver(Protocol):
     async def resolve(self, tenants: "TenantService") -> Tenant | str:
         """Return the default tenant, its id or its identifier; it exists and is active.
 
-        It may add the tenant. A run that was cut short may ask again: the answer must be the same.
+        It may add the tenant. An interrupted run may call it again: the answer must be the same.
         """
         ...
 
@@ -132,7 +131,7 @@ class HostUpgrade:
 class Quiescence:
     """The host's signal that nothing writes its data: requests are refused, queues are empty.
 
-    The host makes one, stops its work, calls :meth:`signal`, and passes the object to
+    The host creates one, stops its work, calls :meth:`signal`, and passes the object to
     ``Runtime(quiescence=...)`` before the start. Any thread may signal or withdraw.
     """
 
@@ -146,7 +145,7 @@ class Quiescence:
 
     @property
     def remedy(self) -> str:
-        """Return what makes the upgrade possible, for the error that refuses it."""
+        """Return how to make the upgrade possible, for the error that refuses it."""
         return (
             "stop everything that writes this host's data, call signal() of a Quiescence and pass "
             "it to Runtime(quiescence=...)"
@@ -157,11 +156,11 @@ class Quiescence:
         self._reason = reason
 
     def withdraw(self) -> None:
-        """Declare that the host is no longer quiet; a running upgrade stops at its next batch."""
+        """Declare that the host is no longer idle; a running upgrade stops at its next batch."""
         self._reason = None
 
     def directory_locked(self, settings: Settings) -> None:
-        """Do nothing: the lock of the data directory says nothing about what the host does.
+        """Do nothing: the lock of the data directory does not show what the host does.
 
         Called in a thread once this process holds that lock, before anything is served.
         """
@@ -170,8 +169,8 @@ class Quiescence:
 class OwnedProcess(Quiescence):
     """The signal of a program that owns its process, as the daemon does.
 
-    It runs no code that writes before the upgrade has ended, so it may signal by itself where
-    nothing else can write: it holds the exclusive lock of the data directory, the single-tenant
+    It runs no writing code before the upgrade has ended, so it may signal by itself if nothing else
+    can write. That is: it holds the exclusive lock of the data directory, the single-tenant
     database is in that directory, and no other process has that database open.
     """
 
@@ -181,7 +180,7 @@ class OwnedProcess(Quiescence):
 
     @property
     def remedy(self) -> str:
-        """Return what makes the upgrade possible, for the error that refuses it."""
+        """Return how to make the upgrade possible, for the error that refuses it."""
         return f"{self._in_the_way}; stop every process that uses it"
 
     def directory_locked(self, settings: Settings) -> None:
@@ -233,7 +232,7 @@ def require_choice(options: SingleTenantUpgradeOptions, host: HostUpgrade | None
     host = host or HostUpgrade()
     step_names(host.steps)
     by_host = options.default_tenant_strategy is DefaultTenantStrategy.HOST_SUPPLIED
-    # Without the automatic upgrade only 'sdk-trio upgrade --host' asks the resolver.
+    # Without the automatic upgrade, only 'sdk-trio upgrade --host' calls the resolver.
     if not by_host or options.enable_automatic_upgrade:
         choose_tenant(options, host.resolver)
 
@@ -248,8 +247,8 @@ def choose_tenant(
         DefaultTenantError: slug, name or organization cannot be used, or there is no resolver.
     """
     strategy = options.default_tenant_strategy
-    # Which user was the first, only the host knows; the name is accepted in the settings and
-    # refused with a way out.
+    # Only the host knows its first user; the settings accept the name, and the error suggests a
+    # solution.
     if strategy is DefaultTenantStrategy.FIRST_USER_ORGANIZATION:
         raise NotSupportedError(
             f"{KEY}:DefaultTenantStrategy: FirstUserOrganization is not supported; use "
@@ -283,9 +282,9 @@ def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
     Raises:
         UpgradeError: two of the host's steps have one name, or a name cannot be used.
     """
-    # The database first: a damaged one must be found out before anything is written
-    # (docs/adr/0010-single-tenant-upgrade.md). The organization after the deliveries, which
-    # name it.
+    # The database first: a damaged one must be detected before anything is written
+    # (docs/adr/0010-single-tenant-upgrade.md). The organization after the deliveries, which name
+    # it.
     names = [DATABASE, DELIVERIES, ORGANIZATION]
     for step in host_steps:
         if not _STEP_NAME.fullmatch(step.name):
@@ -293,8 +292,7 @@ def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
                 f"the upgrade step {step.name!r} must have a name of 1 to 64 letters, digits, "
                 "'.', '_' and '-'"
             )
-        # The prefix keeps a host's step from taking the name of one that a later version of ours
-        # brings.
+        # The prefix keeps a host's step from having the name of a step in a later version.
         name = f"{HOST_PREFIX}{step.name}"
         if name in names:
             raise UpgradeError(f"two upgrade steps have the name {step.name!r}: rename one")
@@ -305,9 +303,9 @@ def step_names(host_steps: Sequence[UpgradeStep]) -> tuple[str, ...]:
 def finished_steps(marker: UpgradeMarker) -> tuple[str, ...]:
     """Return the steps that need not run again.
 
-    The marker of an earlier version names the last step only. It proves that the package's own
+    The marker of an earlier version names only the last step. It proves that the package's own
     steps of that version are done, and the last step if the upgrade was finished. A host's earlier
-    step is run again, which does no harm; never running it could not be repaired.
+    step runs again, which is harmless; skipping it forever could not be repaired.
     """
     if marker.finished is not None:
         return marker.finished
@@ -318,10 +316,10 @@ def finished_steps(marker: UpgradeMarker) -> tuple[str, ...]:
 
 
 def remaining_steps(steps: Sequence[str], marker: UpgradeMarker | None) -> Sequence[str]:
-    """Return the steps that are left, the one that was cut short first.
+    """Return the remaining steps, the interrupted one first.
 
     Raises:
-        UpgradeError: the step that was cut short is not among ``steps``.
+        UpgradeError: the interrupted step is not among ``steps``.
     """
     if marker is None:
         return steps
@@ -329,13 +327,13 @@ def remaining_steps(steps: Sequence[str], marker: UpgradeMarker | None) -> Seque
     left = [step for step in steps if step not in finished]
     if marker.state is UpgradeState.DONE or marker.step in finished:
         return left
-    # To go on without it would leave half of that step's rows without a tenant for ever.
+    # Continuing without it would leave half of that step's rows without a tenant.
     if marker.step not in left:
         raise UpgradeError(
             f"the upgrade stopped in the step {marker.step!r}, which is not registered now; start "
             "it again with the same steps"
         )
-    # A step that a newer version has put before it runs after it: half-done work is ended first.
+    # A step that a newer version has put before it runs after it: finish the interrupted one first.
     left.remove(marker.step)
     return [marker.step, *left]
 
@@ -368,8 +366,8 @@ def nothing_to_move(
 
 
 def enter(marker: UpgradeMarker, step: str) -> UpgradeMarker:
-    """Return the marker at the beginning of ``step``; in that step already, its position stays."""
-    # It was cut short here, and goes on from its position.
+    """Return the marker at the start of ``step``; an interrupted ``step`` keeps its position."""
+    # Interrupted in this step: continue at its position.
     if marker.step == step and marker.state is UpgradeState.RUNNING:
         return marker
     return msgspec.structs.replace(
@@ -405,7 +403,7 @@ class KnownOrganizations:
 
     @property
     def position(self) -> str:
-        """Return the text that the marker keeps."""
+        """Return the text stored in the marker."""
         return json.dumps([self.after, self.seen])
 
     @property
@@ -435,7 +433,7 @@ Report = Callable[[UpgradeProgress], None]
 
 @attrs.frozen(kw_only=True)
 class PlannedStep:
-    """The work of a step that is still to be done: its rows, and a remark for people."""
+    """The work of a remaining step: its rows, and a remark for people."""
 
     step: str
     rows: int
@@ -446,7 +444,7 @@ class PlannedStep:
 class UpgradePlan:
     """The work of a run that would begin now; planning changes nothing.
 
-    ``tenant`` says in words which tenant takes the data, ``state`` how far the upgrade is.
+    ``tenant`` describes the tenant that gets the data, ``state`` the progress of the upgrade.
     """
 
     state: UpgradeState
@@ -459,9 +457,9 @@ class UpgradeResult:
     """The result of a run.
 
     ``done`` counts the work of each step in this run: pages of the copied database, rows of every
-    other step. ``already_done`` says that the upgrade had finished before, ``seconds`` how long
-    this run took. ``tenant_id`` is None where there was nothing to move. ``organizations`` are
-    those that the deliveries name, if they are several, so that the tenant got none.
+    other step. ``already_done``: the upgrade had finished before. ``seconds`` is the duration of
+    this run. ``tenant_id`` is None if there was nothing to move. ``organizations`` are those of the
+    deliveries if there are several, in which case the tenant got none.
     """
 
     tenant_id: str | None
@@ -478,7 +476,7 @@ class SqliteTenantIds:
         file: the database; it exists.
         table: a table with row ids (not ``WITHOUT ROWID``).
         column: its column for the tenant's id; only rows where it is NULL are changed.
-        batch_rows: how many rows one transaction looks at; 1 or more.
+        batch_rows: rows per transaction; 1 or more.
 
     No other copy of SQLite (the standard library's ``sqlite3``) may have the file open in this
     process. Cancelled, a batch is finished first.
@@ -505,7 +503,7 @@ class SqliteTenantIds:
         return await run_in_thread(self._count)
 
     async def run_batch(self, tenant: Tenant, position: str | None) -> StepBatch:
-        """Fill the next rows; ``position`` is the last row id that was looked at.
+        """Fill the next rows; ``position`` is the last row id that was read.
 
         Raises:
             UpgradeError: the file cannot be written, or has no such table or column.
@@ -513,9 +511,9 @@ class SqliteTenantIds:
         return await run_in_thread(self._fill, tenant.id, position)
 
     def _count(self) -> int:
-        # S608: both names are quoted above.
-        # The column is written with its table's name: SQLite takes a quoted name that is no column
-        # for a text, which is never NULL, and a misspelt column would count as finished.
+        # S608: both names are quoted above. The column is qualified by its table: SQLite reads a
+        # quoted name that is not a column as text, which is never NULL, so a misspelt column would
+        # count as finished.
         column = f"{self._table}.{self._column}"
         query = f"SELECT count(*) FROM {self._table} WHERE {column} IS NULL"
         with _Opened(self._file) as connection:
@@ -536,7 +534,7 @@ class SqliteTenantIds:
             # The lock at the beginning: a read that became a write could meet SQLITE_BUSY, which no
             # waiting resolves.
             connection.execute("BEGIN IMMEDIATE")
-            end, looked_at = connection.execute(end_of_batch, (after, self._batch_rows)).get
+            end, read_rows = connection.execute(end_of_batch, (after, self._batch_rows)).get
             if end is None:
                 return StepBatch(0, position, last=True)
             connection.execute(fill, (tenant_id, after, end))
@@ -544,7 +542,7 @@ class SqliteTenantIds:
             # all have a tenant already is passed in one batch.
             changed = connection.changes()
             connection.execute("COMMIT")
-            return StepBatch(changed, str(end), last=looked_at < self._batch_rows)
+            return StepBatch(changed, str(end), last=read_rows < self._batch_rows)
 
 
 class _Opened:
@@ -584,7 +582,7 @@ ACTOR = "upgrade"
 class DefaultTenantFinder:
     """Finds or adds the default tenant as the settings choose it.
 
-    Looking comes before adding, so that an upgrade that cannot succeed leaves no trace.
+    It checks before it adds, so that an upgrade that cannot succeed leaves no trace.
     """
 
     def __init__(self, store: TenantStore, tenants: TenantService) -> None:
@@ -592,12 +590,12 @@ class DefaultTenantFinder:
         self._tenants = tenants
 
     async def known(self, chosen: NewTenant | HostTenant) -> Tenant | None:
-        """Return the tenant if it exists already and the host need not be asked, else None.
+        """Return the tenant if it exists and the host need not be called, otherwise None.
 
         Raises:
             DefaultTenantError: it exists and is not active.
         """
-        # The host's resolver may add the tenant, and this only looks.
+        # The host's resolver may add the tenant, and this method must not.
         if isinstance(chosen, HostTenant):
             await trio.lowlevel.checkpoint()
             return None
@@ -605,7 +603,7 @@ class DefaultTenantFinder:
         return None if found is None else _require_active(found)
 
     async def resolve(self, chosen: NewTenant | HostTenant) -> Tenant:
-        """Add the tenant, or ask the host for it.
+        """Add the tenant, or call the host's resolver.
 
         Raises:
             DefaultTenantError: the host's resolver failed, or its answer cannot be used.
@@ -621,7 +619,7 @@ class DefaultTenantFinder:
             # The host's code may return anything, so its type is checked.
             answer = cast("object", await chosen.resolver.resolve(self._tenants))
             if not isinstance(answer, str | Tenant):
-                raise TypeError(f"it returned {answer!r}, which is no tenant")
+                raise TypeError(f"it returned {answer!r}, which is not a tenant")
             return _require_active(await self._tenants.get(answer))
         except DefaultTenantError:
             raise
@@ -640,8 +638,8 @@ class DefaultTenantFinder:
         found = await self._store.get(tenant_id)
         if found is None:
             raise DefaultTenantError(
-                f"the default tenant {tenant_id} was purged, so nobody can take what a step of the "
-                "upgrade would move: start without that step"
+                f"the default tenant {tenant_id} was purged, so it cannot take the data that a "
+                "step of the upgrade would move: start without that step"
             )
         return found
 
@@ -650,30 +648,30 @@ class DefaultTenantFinder:
 
         Raises:
             TenantExistsError: the organization is another tenant's.
-            TenantConflictError: somebody else has changed the tenant; the step can be run again.
+            TenantConflictError: someone else has changed the tenant; the step can be repeated.
             InvalidTenantError: it cannot be an organization's id.
         """
         await self._tenants.change(
             tenant,
             organization_id=organization_id,
             actor=ACTOR,
-            # An operator may give the organization in the same minute; theirs stands.
+            # An operator may set the organization at the same time; theirs takes precedence.
             expected_version=tenant.version,
         )
 
     async def describe_stored(self, tenant_id: str) -> str:
-        """Say in words which tenant this is."""
+        """Describe the tenant in words."""
         found = await self._store.get(tenant_id)
         return f"{tenant_id} (purged)" if found is None else _shown(found)
 
     async def describe(self, chosen: NewTenant | HostTenant) -> str:
-        """Say in words which tenant it will be, without calling the host or changing anything."""
+        """Describe the future tenant in words, without calling the host or changing anything."""
         known = await self.known(chosen)
         if known is not None:
             return _shown(known)
         if isinstance(chosen, NewTenant):
             return f"{chosen.identifier} (will be created)"
-        return "as the host's resolver says (it is not asked in a dry run)"
+        return "chosen by the host's resolver (not called in a dry run)"
 
 
 def _require_active(tenant: Tenant) -> Tenant:

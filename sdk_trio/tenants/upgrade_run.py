@@ -111,10 +111,10 @@ class Upgrader:
         self._host = host or HostUpgrade()
         self._report = report
         self._clock = clock
-        # The copy and the checks work on the same files, one after the other; a limiter of their
-        # own leaves the default one to the deliveries.
+        # The copy and the checks work on the same files, one at a time; a separate limiter leaves
+        # the default one to deliveries.
         self._one_thread = trio.CapacityLimiter(1)
-        #: The step that is being done; None: none is. Any thread may ask.
+        #: The current step, or None. Readable from any thread.
         self.step: str | None = None
 
     async def run_at_start(self) -> UpgradeResult | None:
@@ -139,22 +139,22 @@ class Upgrader:
     async def run(self) -> UpgradeResult:
         """Run the remaining steps of the upgrade; do nothing when all of them are done.
 
-        Of several hosts on one store one runs them, and the others wait. If that one dies, or
-        stands still for longer than its lease lasts, another one goes on.
+        Of several hosts on one store, one runs the steps and the others wait. If it dies, or stalls
+        for longer than its lease, another one continues.
 
         Raises:
             NotQuiescentError: the host has not signalled quiescence, or has withdrawn it.
             NotSupportedError: the strategy is FirstUserOrganization.
             DefaultTenantError: no default tenant can be resolved.
             SourceDatabaseError: the single-tenant database cannot be copied; nothing was changed.
-            UpgradeInProgressError: another process of this machine runs it at this moment, or
-                another host has for ``MaxRunDuration``.
-            UpgradeTimedOutError: ``MaxRunDuration`` is over; the position is kept.
-            UpgradeError: a step failed; the position is kept.
-            StorageError: the store failed; the position is kept.
+            UpgradeInProgressError: another process of this machine is running it, or another host
+                has been running it for ``MaxRunDuration``.
+            UpgradeTimedOutError: ``MaxRunDuration`` has passed; the position is saved.
+            UpgradeError: a step failed; the position is saved.
+            StorageError: the store failed; the position is saved.
 
-        When it is cancelled, the batch in progress is finished and the position is kept; a copy in
-        progress is thrown away.
+        On cancellation, the batch in progress is finished and the position is saved; a copy in
+        progress is deleted.
         """
         names = upgrade.step_names(self._host.steps)
         marker = await self._store.upgrade.marker()
@@ -163,17 +163,17 @@ class Upgrader:
         chosen = self._choose(marker)
         run = _Run(trio.current_time())
         with trio.move_on_after(self._options.max_run_duration.total_seconds()):
-            return await self._run_in_turn(run, chosen, names)
+            return await self._run_exclusively(run, chosen, names)
         if run.waits:
             raise UpgradeInProgressError(
                 f"another host has been running the upgrade for {KEY}:MaxRunDuration "
-                f"({self._options.max_run_duration}): look at its log, then start again"
+                f"({self._options.max_run_duration}): check its log, then start again"
             )
-        # A cancelled batch is finished all the same, so the position is read from the store.
+        # A cancelled batch is finished anyway, so the position is read from the store.
         run.marker = await self._store.upgrade.marker()
         raise self._timed_out(run)
 
-    async def _run_in_turn(
+    async def _run_exclusively(
         self, run: "_Run", chosen: NewTenant | HostTenant | None, names: tuple[str, ...]
     ) -> UpgradeResult:
         """Run the upgrade while this host has its lease; wait while another one has it."""
@@ -181,7 +181,7 @@ class Upgrader:
         try:
             while True:
                 asked = trio.current_time()
-                # A store that fails ends a start; to a host that waits it may come back.
+                # A failing store ends the start of this host; a waiting host retries.
                 number = await (
                     term.ask(store) if run.waits else store.lead(seconds=term.TERM_SECONDS)
                 )
@@ -191,7 +191,7 @@ class Upgrader:
                     if result is not None:
                         return result
                     _log.warning(
-                        "upgrade.lease_lost", **run.place, hint="another host may go on with it"
+                        "upgrade.lease_lost", **run.place, hint="another host may continue it"
                     )
                 elif not run.waits:
                     _log.info("upgrade.waiting", hint="another host runs the upgrade")
@@ -222,7 +222,7 @@ class Upgrader:
                     with store.fenced(number), self._lock():
                         result = await self._run(run, chosen, names)
                 except term.TermEndedError:
-                    pass  # another host goes on with it
+                    pass  # another host continues it
                 except Exception as error:  # raised below, outside of the nursery
                     failure = error
                 except BaseException as error:
@@ -244,7 +244,7 @@ class Upgrader:
         """Return the work that :meth:`run` would do now, with counts; change nothing.
 
         Raises:
-            SdkError: the error with which :meth:`run` would refuse, apart from quiescence.
+            SdkError: the error with which :meth:`run` would refuse, except for quiescence.
         """
         marker = await self._store.upgrade.marker()
         names = upgrade.step_names(self._host.steps)
@@ -283,7 +283,7 @@ class Upgrader:
         if marker is None or marker.tenant_id is None:
             if chosen is None or not await self._has_something_to_move(left):
                 return await self._end_with_nothing(run, marker, names)
-            # Asked only where there is something to move: a new host has nothing to be quiet about.
+            # Checked only if there is something to move: a new host need not be idle.
             self._require_quiet()
             marker = await self._begin(run, chosen, marker, left)
             left = upgrade.remaining_steps(names, marker)
@@ -292,8 +292,8 @@ class Upgrader:
             _log.info("upgrade.resumed", step=left[0], position=marker.position)
         tenant = await self._finder.stored(marker.tenant_id or "")
         for name in left:
-            # The step is stored before it begins, so that after a kill the next run knows where to
-            # look.
+            # The step is stored before it starts, so that after a kill the next run finds its
+            # position.
             entered = upgrade.enter(marker, name)
             if entered != marker:
                 await self._store.upgrade.save(entered)
@@ -316,7 +316,7 @@ class Upgrader:
         )
 
     async def _has_something_to_move(self, left: Sequence[str]) -> bool:
-        """Say whether there are data of a single-tenant host; without them no tenant is made."""
+        """Return whether a single-tenant host left data; without data no tenant is created."""
         if DATABASE in left and (self._source() is not None or self._partial.exists()):
             return True
         if DELIVERIES in left and await self._store.upgrade.count_unassigned():
@@ -357,8 +357,8 @@ class Upgrader:
         if source is None:
             remove_database(self._partial)
         else:
-            # A tenant that exists may have a database; that is found out before the copy is made,
-            # which takes its time.
+            # An existing tenant may have a database; check that before making the copy, which takes
+            # long.
             if known is not None:
                 refuse_existing(database_path(self._directory, known.id))
             run.done[DATABASE] = await self._copy(source)
@@ -434,7 +434,7 @@ class Upgrader:
         found = KnownOrganizations.at(marker.position)
         batches = 0
         while True:
-            further = await self._look_further(found, tenant.id)
+            further = await self._read_more(found, tenant.id)
             if further is None:
                 break
             found, batches = further, batches + 1
@@ -462,7 +462,7 @@ class Upgrader:
             )
         return marker
 
-    async def _look_further(
+    async def _read_more(
         self, found: KnownOrganizations, tenant_id: str | None
     ) -> KnownOrganizations | None:
         """Read the next bodies; return None when none are left or enough is known."""
@@ -479,7 +479,7 @@ class Upgrader:
         return found if bodies else None
 
     def _wants_organization(self, tenant: Tenant | None) -> bool:
-        """Say whether the upgrade sets the organization; a host's resolver has set its own."""
+        """Return whether the upgrade sets the organization; a host's resolver sets its own."""
         literal = self._options.default_tenant_strategy is DefaultTenantStrategy.LITERAL_DEFAULT
         return literal and (tenant is None or tenant.organization_id is None)
 
@@ -499,7 +499,7 @@ class Upgrader:
                     f"the upgrade step {step.name!r} returned {type(batch).__name__} for a batch, "
                     "and a StepBatch is needed; the position is kept"
                 )
-            # A host's step that does not move on would run for ever.
+            # A host's step that does not advance would run forever.
             if not batch.last and batch.position == marker.position:
                 raise UpgradeError(
                     f"the upgrade step {step.name!r} does not move on from {batch.position!r}: a "
@@ -556,9 +556,7 @@ class Upgrader:
         found = KnownOrganizations()
         # While deliveries are still to be moved, those without a tenant are counted.
         moved = marker is not None and DELIVERIES in upgrade.finished_steps(marker)
-        while (
-            further := await self._look_further(found, tenant_id if moved else None)
-        ) is not None:
+        while (further := await self._read_more(found, tenant_id if moved else None)) is not None:
             found = further
         if found.only is not None:
             return PlannedStep(step=ORGANIZATION, rows=1, remark=found.only)
@@ -619,7 +617,7 @@ class Upgrader:
     def _timed_out(self, run: "_Run") -> UpgradeTimedOutError:
         return UpgradeTimedOutError(
             f"the upgrade did not finish within {KEY}:MaxRunDuration "
-            f"({self._options.max_run_duration}); it stands at {run.described}. Start again to go "
+            f"({self._options.max_run_duration}); it is at {run.described}. Start again to "
             "on from there, with a longer MaxRunDuration if it stopped while copying the database"
         )
 
@@ -662,7 +660,7 @@ def _log_interrupted(run: _Run, error: BaseException) -> None:
 
 @contextmanager
 def _step_errors(step: UpgradeStep) -> Iterator[None]:
-    """Name the step in its exceptions; errors that are worded for people stay as they are."""
+    """Add the step's name to its exceptions; errors worded for people stay unchanged."""
     try:
         yield
     except SdkError:

@@ -351,7 +351,7 @@ def test_a_route_whose_application_fails_is_listed_as_waiting(place, scripted):
         assert [row["state"] for row in json.loads(listed.stdout)] == ["waiting"]
         assert "shop: the application fails or is away" in listed.stderr
     stopped = place.run("routes", "list")
-    assert "whether the applications answer is not known" in stopped.stderr
+    assert "the state of the applications is unknown" in stopped.stderr
 
 
 def test_a_pause_of_the_application_or_of_a_command_survives_a_restart_until_it_is_resumed(

@@ -93,7 +93,7 @@ async def test_a_file_that_vanished_keeps_its_settings_until_it_is_back(manager,
     failed = await hang_up(manager, "runtime.reload_failed")
     assert failed["level"] == "error"
     assert [name in problem for problem in failed["problems"]] == [True]
-    assert "has vanished" in failed["problems"][0]
+    assert "was removed" in failed["problems"][0]
     assert [await sender._attempt(each) for each in "ab"] == [200, 429]
     # It need not say the same when it is back.
     (directory / name).write_text(text.replace("1", "2"))

@@ -355,7 +355,7 @@ STEPS = {
     "after the suspension": (f"{_SERVICE}.suspend", "after", "async", True),
     "when the database is taken": (_RESTORE, "before", "async", True),
     "when it is restored beside": (_FETCH, "after", "async", True),
-    "before it is replaced": (f"{_HELD}:HeldDatabase.replace_by", "before", "sync", True),
+    "before it is replaced": (f"{_HELD}:LockedDatabase.replace_by", "before", "sync", True),
     "while it is replaced": ("pathlib:Path.replace", "before", "sync", True),
     "when it is replaced": ("pathlib:Path.replace", "after", "sync", False),
     "before the reactivation": (f"{_SERVICE}.reactivate", "before", "async", False),
@@ -442,8 +442,8 @@ def test_only_a_tenant_that_was_active_is_reactivated(still: ReplicaHost) -> Non
     ("options", "status", "words"),
     [
         (("--at", "2020-01-01T00:00Z"), 1, "the replica begins at"),
-        (("--output", "x.db"), 2, "--output does not go with --in-place"),
-        (("--discard-newer", "--at", "1m"), 2, "--discard-newer does not go with --at"),
+        (("--output", "x.db"), 2, "--output cannot be used with --in-place"),
+        (("--discard-newer", "--at", "1m"), 2, "--discard-newer cannot be used with --at"),
         (("--wait", "soon"), 2, "--wait takes a whole number"),
     ],
 )

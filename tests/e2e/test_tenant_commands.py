@@ -88,7 +88,7 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (("set", "acme"), 2, "say what changes"),
+        (("set", "acme"), 2, "nothing to change"),
         (("set", "acme", "--email", "nobody"), 2, "email"),
         (("set", "acme", "--email", ""), 2, "email"),
         (("set", "acme", "--email-verified"), 2, "there is no address"),
@@ -106,7 +106,7 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
         (("add", "b", "--name", "a\ufff9b"), 2, "U+FFF9, which cannot be seen"),
         (("add", "b", "--name", "ad\u200dmin"), 2, "U+200D, which cannot be seen"),
         (("add", "b", "--name", "\u200b\u3164"), 2, "U+200B, which cannot be seen"),
-        (("add", "b", "--name", "\u3164"), 2, "nothing that can be seen"),
+        (("add", "b", "--name", "\u3164"), 2, "no visible character"),
         (("add", "b", "--name", "x", "--email", "a\u202e@x.de"), 2, "U+202E"),
         (("add", "b", "--name", "x", "--actor", "kim\u2066"), 2, "U+2066"),
         (("deactivate", "acme", "--reason", "a\u009bb"), 2, "U+009B"),
@@ -116,7 +116,7 @@ def test_the_contact_changes_in_what_is_named(shell: Shell) -> None:
         (("set", "nobody", "--name", "x"), 1, "no tenant 'nobody'"),
         (("set", "acme", "--webhook-secret-env", "a b"), 2, "source"),
         (("set", "acme", "--keep-webhook-secrets"), 2, "name the new source"),
-        (("set", "acme", "--remove-webhook-secret", "X"), 2, "a source is env:"),
+        (("set", "acme", "--remove-webhook-secret", "X"), 2, "a source must be env:"),
         (("set", "acme", "--remove-webhook-secret", "env:X"), 2, "has no env:X"),
         (("set", "acme", "--no-webhook-secrets", "--webhook-secret-env", "X"), 2, "not allowed"),
         (("set", "acme", "--access-token-env", "X", "--no-access-token"), 2, "not allowed with"),
@@ -310,8 +310,8 @@ def test_a_key_file_that_does_not_exist_is_refused(
 def test_who_adds_a_tenant_where_no_store_is_hears_that_one_is_made(shell: Shell) -> None:
     first = shell("add", "acme", "--name", "Acme")
     where = shell.directory / "inbox.db"
-    assert f"note: there is no store at {where}, so a new one is made\n" in first.stderr
-    assert "a new one is made" not in shell("add", "other", "--name", "Other").stderr
+    assert f"note: there is no store at {where}, so a new one is created\n" in first.stderr
+    assert "a new one is created" not in shell("add", "other", "--name", "Other").stderr
 
 
 def test_tenants_travel_from_one_store_to_another(shell: Shell, tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_an_import_says_of_each_row_what_becomes_of_it_and_is_done_whole_or_not(
     file.write_text("\n".join(rows + wrong), encoding="utf-8")
     refused = shell("import", str(file), "--format", "json")
     assert refused.returncode == 1
-    assert "nothing was changed: mend what was refused" in refused.stderr
+    assert "nothing was changed: fix the refused rows" in refused.stderr
     verdicts = json.loads(refused.stdout)
     assert [row["verdict"] for row in verdicts] == [
         *("change", "unchanged", "create"),
@@ -416,7 +416,7 @@ def test_an_import_says_of_each_row_what_becomes_of_it_and_is_done_whole_or_not(
         (b'{"identifier": "a"}', "JSON array"),
         (b"name,email\n", "does not know: email"),
         (b"name\nx\n", "no column identifier"),
-        (b'identifier,name\na,"x\n', "line 2 is no CSV"),
+        (b'identifier,name\na,"x\n', "line 2 is not CSV"),
         (b"", "no column identifier"),
     ],
 )

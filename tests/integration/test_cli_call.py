@@ -100,13 +100,13 @@ async def test_an_export_writes_no_control_characters_into_a_terminal(run, monke
     [
         ("orders gte ord_1", "did you mean orders get?"),
         ("ordres list", "did you mean orders list"),
-        ("orders get", "misses the path parameter 'id'"),
+        ("orders get", "needs the path parameter 'id'"),
         ("orders get a b", "got 2 positional arguments"),
         ("orders get a --limit 3", "--limit and --all are for lists"),
         ("orders list --limit 3 --all", "not both"),
         ("orders list --limit x", "whole number"),
         ("orders list --status", "--status takes a value"),
-        ("orders list --stauts paid", "takes no 'stauts'; did you mean 'status'? (--data"),
+        ("orders list --stauts paid", "has no argument 'stauts'; did you mean 'status'? (--data"),
         ("orders list --data [1]", "JSON object"),
         ("customers create --data {nope}", "--data takes JSON"),
         ("", "name an operation"),
@@ -169,7 +169,7 @@ async def test_reconcile_asks_for_what_is_missing_and_a_dry_run_does_not(run):
     assert upstream.asked == []
     asked = await run("events", "reconcile", "--since", "1h", "--format", "json")
     assert [row["action"] for row in asked.document] == ["asked", "lost"]
-    assert asked.err.endswith("1 asked for, 1 cannot be had any more\n")
+    assert asked.err.endswith("1 requested, 1 cannot be delivered any more\n")
     assert upstream.asked == ["evt_1"]
     too_far = await run("events", "reconcile", "--since", "8d")
     assert too_far.status == 2

@@ -216,7 +216,7 @@ GOOD = {
     [
         ("Sdk:MultiTenant:Enabled", "false", "needs tenants, whose site managers are notified"),
         (f"{NOTIFICATIONS}:Webhook:SigningSecretEnvVar", "SHORT", "at least 16 are needed"),
-        (f"{NOTIFICATIONS}:Templates:Deleted:EmailBody", "{0}", "which nothing stands for"),
+        (f"{NOTIFICATIONS}:Templates:Deleted:EmailBody", "{0}", "which is not a placeholder"),
         (f"{NOTIFICATIONS}:Webhook:Url", "https://h.example/in?sig=planted#x", "a fragment"),
         (f"{NOTIFICATIONS}:RetryCapSeconds", "1", "at least RetryBaseSeconds"),
     ],

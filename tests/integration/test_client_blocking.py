@@ -318,7 +318,7 @@ def test_many_calls_that_a_closing_client_meets_end_as_calls_of_a_closed_client(
                 pool.submit(call_on, client)
             client.close()
     assert sum(ended.values()) == 40
-    assert set(ended) <= {"under way", "the client is closed: make a new one"}
+    assert set(ended) <= {"under way", "the client is closed: create a new one"}
 
 
 def test_what_is_being_read_ends_with_the_client_and_leaving_it_is_no_error(upstream):
@@ -494,7 +494,7 @@ def test_an_interrupt_cancels_the_call_and_the_client_goes_on(upstream):
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
-        (FORKED, "do not live on in process"),
+        (FORKED, "do not exist in process"),
         (FORKED_BEFORE, "0 ord_1\n"),
         (FORKED_MEANWHILE, "3 ord_2\n"),
         (INTERRUPTED_WHILE_OPENING, "interrupted ord_1\n1\n"),

@@ -110,11 +110,11 @@ async def test_every_connection_goes_through_the_proxy(files, monkeypatch, http2
         (None, r"answered 407 .*ProxyCredentialsEnvVar"),
         (b"HTTP/1.1 401 Unauthorized\r\n\r\n", r"answered 401 .*ProxyCredentialsEnvVar"),
         (b"HTTP/1.1 403 Not that port\r\n\r\n", "answered 403 Not that port"),
-        (b"SSH-2.0-OpenSSH\r\n", "no HTTP proxy"),
-        (b"", "no HTTP proxy"),
-        (b"HTTP/1.1 200 OK\r\n", "broke its answer off"),
-        (b"HTTP/1.1 200 OK\r\n\r\nhello", "put more behind it"),
-        (b"HTTP/1.1 200 OK\r\nx: " + b"x" * 40_000, "broke its answer off"),
+        (b"SSH-2.0-OpenSSH\r\n", "not an HTTP proxy"),
+        (b"", "not an HTTP proxy"),
+        (b"HTTP/1.1 200 OK\r\n", "sent an incomplete answer"),
+        (b"HTTP/1.1 200 OK\r\n\r\nhello", "or extra data after it"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"x" * 40_000, "sent an incomplete answer"),
     ],
 )
 async def test_a_proxy_that_opens_no_tunnel_is_named(answer, said):

@@ -207,9 +207,9 @@ async def measure_with_log(path: Any) -> Work:
     """Measure an inline delivery whose two lines are written at Info, as the command line does."""
     with (path / "log").open("w") as stream:
         logs.configure(stream=stream)
-        logs.begin_turns()
+        logs.begin_batching()
         work, _ = await measure("Memory", enqueue=False, path=path)
-        logs.end_turns()
+        logs.end_batching()
     lines = (path / "log").read_text().splitlines()
     assert sum("webhook.handled" in line for line in lines) == WARM_UP + DELIVERIES
     return work

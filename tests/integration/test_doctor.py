@@ -112,7 +112,7 @@ def test_secrets_that_are_the_same_or_do_not_look_like_one(doctor):
     found.one("settings", "warning", "is the same secret as Sdk:Webhooks:Secret")
     found.one("settings", "warning", "does not begin with whsec_")
     doctor.set("Webhooks__Secrets__1", "whsec_a-text-of-some-length-that-is-no-base64")
-    doctor.alone().one("settings", "warning", "is no base64 behind whsec_")
+    doctor.alone().one("settings", "warning", "is not base64 after whsec_")
     assert found.status == 0
 
 
@@ -281,7 +281,8 @@ def test_the_limit_of_the_running_receiver_is_what_counts(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("state", "what"), [(0, "kept right by NTP"), (5, "nothing keeps"), (-1, "does not say")]
+    ("state", "what"),
+    [(0, "synchronized by NTP"), (5, "not synchronized"), (-1, "does not report")],
 )
 def test_what_the_kernel_says_of_the_clock(monkeypatch, state, what):
     class Library:
@@ -341,7 +342,7 @@ def test_leases_that_no_process_has_taken_over_are_a_warning(doctor):
     connection = apsw.Connection(str(doctor.data / "inbox.db"))
     connection.execute("UPDATE work SET lease_owner = 'gone', lease_until = 1e9")
     connection.close()
-    doctor.alone().one("store", "warning", "1 events belong to a process that stands still")
+    doctor.alone().one("store", "warning", "1 events belong to a process that hangs")
 
 
 def test_a_queue_that_is_nearly_full_is_a_warning(doctor, monkeypatch):
@@ -424,7 +425,7 @@ def test_the_growth_is_measured_over_what_came_last(doctor):
 def test_tenants_whose_credentials_cannot_be_read(doctor, tmp_path):
     doctor.set("MultiTenant__Enabled", "true")
     doctor.monkeypatch.delenv("SDK__WEBHOOKS__SECRET")
-    doctor.alone().one("tenants", "note", "no tenants either")
+    doctor.alone().one("tenants", "note", "and so no tenants")
     line = doctor.command_line
     assert (
         line("tenant", "add", "acme", "--name", "A", "--access-token-env", "ACME_TOKEN").status == 0
@@ -496,20 +497,20 @@ def test_the_replicator_and_its_process(tmp_path):
         return [(f.level, f.what) for f in report.findings]
 
     level, what = look(ReplicatorPath=str(tmp_path / "none"))[0]
-    assert (level, "no program that can be executed" in what) == ("warning", True)
+    assert (level, "not an executable program" in what) == ("warning", True)
     level, what = look(ReplicatorPath=str(tmp_path / "none"), Supervise=True)[0]
     assert (level, "nothing is replicated" in what) == ("problem", True)
     binary = tmp_path / "litestream"
     binary.write_text("#!/bin/sh\necho v9\n")
     binary.chmod(0o755)
     (_, unasked), (level, what) = look(ReplicatorPath=str(binary))
-    assert "not asked for its version" in unasked
+    assert "version was not checked" in unasked
     assert look(may_run=True, ReplicatorPath=str(binary))[0][1].endswith("version v9")
     assert (level, "there is no pid file" in what) == ("problem", True)
     (tmp_path / "pid").write_text("words")
     assert "holds no number" in look(ReplicatorPath=str(binary))[1][1]
     (tmp_path / "pid").write_text("-1")
-    assert "which is no process" in look(ReplicatorPath=str(binary))[1][1]
+    assert "which is not a process id" in look(ReplicatorPath=str(binary))[1][1]
     obeying = "import signal; signal.signal(1, print); print(flush=True); signal.pause()"
     command = [sys.executable, "-c", obeying]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

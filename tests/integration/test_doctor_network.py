@@ -156,7 +156,7 @@ async def test_an_upstream_that_is_as_it_should_be(doctor):
         full_stack(doctor, upstream.url)
         found = await doctor.beside()
         found.one("upstream", "ok", "reached, and the access token is accepted")
-        found.one("upstream", "ok", "1 of the upstream's endpoints lead to /hooks/sdk")
+        found.one("upstream", "ok", "1 of the upstream's endpoints use /hooks/sdk")
         upstream.endpoints = [{"id": "ep_x", "url": "https://shop.example/other"}]
         (await doctor.beside()).one("upstream", "problem", "nothing arrives")
         upstream.fails = lambda method, path: 403 if "webhooks" in path else None
@@ -188,7 +188,7 @@ async def test_answers_of_the_upstream_told_apart(doctor, status, where, what):
         (0, "ok", "agrees with"),
         (100, "warning", "behind the upstream's"),
         (-4000, "problem", "ahead of the upstream's: beyond"),
-        (None, "note", "tells no time"),
+        (None, "note", "sends no time"),
     ],
 )
 async def test_the_clock_against_the_upstreams(doctor, skew, level, what):
@@ -224,7 +224,7 @@ async def test_an_upstream_that_is_not_reached(doctor):
     async with serving_upstream(Upstream(), never, context=context) as upstream:
         full_stack(doctor, f"https://127.0.0.1:{upstream.port}")
         found = await doctor.beside()
-    found.one("upstream", "problem", "TLS: 127.0.0.1 has no certificate that this machine believes")
+    found.one("upstream", "problem", "TLS: 127.0.0.1 has no certificate that this machine trusts")
     (await doctor.beside("--offline")).one("upstream", "note", "not reached: offline")
 
 
@@ -232,7 +232,7 @@ async def test_an_upstream_behind_a_proxy(doctor):
     full_stack(doctor, "http://127.0.0.1:9")
     doctor.monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
     finding = (await doctor.beside()).one("upstream", "problem", "TCP: no connection")
-    assert "HTTPS_PROXY is set, and is not followed" in finding["remedy"]
+    assert "HTTPS_PROXY is set, and is ignored" in finding["remedy"]
     async with scripted_upstream() as upstream, proxying() as proxy:
         upstream.fails = lambda method, path: 401
         full_stack(doctor, upstream.url)
@@ -242,7 +242,7 @@ async def test_an_upstream_behind_a_proxy(doctor):
         assert set(proxy.targets) == {f"127.0.0.1:{upstream.port}"}
         proxy.answer = b"HTTP/1.1 403 Forbidden\r\n\r\n"
         finding = (await doctor.beside()).one("upstream", "problem", "answered 403 Forbidden")
-        assert "what the proxy" in finding["remedy"]
+        assert "the rules of the proxy" in finding["remedy"]
 
 
 async def test_an_authority_that_is_none(doctor, tmp_path):
@@ -265,10 +265,10 @@ async def test_a_check_that_breaks_or_hangs_says_so_and_the_others_go_on(doctor,
     monkeypatch.setattr(doctor_command, "check_tenants", hanging)
     monkeypatch.setattr(doctor_command, "CHECK_SECONDS", 0.5)
     found = await doctor.beside("--standalone")
-    found.one("descriptors", "warning", "could not be looked at: RuntimeError")
-    found.one("tenants", "warning", "not looked at to its end")
+    found.one("descriptors", "warning", "this check failed: RuntimeError")
+    found.one("tenants", "warning", "did not finish")
     assert found.of("replication") != []
     monkeypatch.setattr(doctor_command, "CHECK_SECONDS", 20.0)
     monkeypatch.setattr(doctor_command, "TOTAL_SECONDS", 0.3)
     found = await trio.to_thread.run_sync(partial(doctor, "--standalone"))
-    found.one("doctor", "warning", "not everything was looked at")
+    found.one("doctor", "warning", "not everything was checked")

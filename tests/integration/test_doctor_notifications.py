@@ -60,7 +60,7 @@ def test_a_good_configuration_has_nothing_to_say(doctor):
 
 def test_what_is_not_enabled_or_reaches_nobody(doctor):
     set_keys(doctor, Enabled="false")
-    doctor.alone().one(CHECK, "note", "false: nobody is told")
+    doctor.alone().one(CHECK, "note", "false: transitions are not announced")
     set_keys(doctor, Enabled="true")
     doctor.set("MultiTenant__Enabled", "false")
     doctor.alone().one("settings", "problem", "needs tenants, whose site managers are notified")
@@ -68,7 +68,7 @@ def test_what_is_not_enabled_or_reaches_nobody(doctor):
     for name in ("Email", "Sms", "Webhook"):
         set_keys(doctor, **{f"EnabledChannels__{name}": "false"})
     found = doctor.alone()
-    found.one("settings", "warning", "has no channel, so no one is notified")
+    found.one("settings", "warning", "has no channel, so transitions are not announced")
     assert found.of(CHECK) == []
 
 
@@ -94,7 +94,7 @@ def test_credentials_that_are_missing_or_cannot_be_sent(doctor, name, value):
 @pytest.mark.parametrize("address", ["a@b.example", "a@example.com", "a@localhost", "a@x.LOCAL"])
 def test_a_sender_that_no_provider_accepts(doctor, address):
     set_keys(doctor, Email__FromAddress=address)
-    doctor.alone().one(CHECK, "warning", "no mail can come from the domain")
+    doctor.alone().one(CHECK, "warning", "cannot send mail")
 
 
 async def test_messages_that_wait_for_somebody(doctor):
@@ -102,7 +102,9 @@ async def test_messages_that_wait_for_somebody(doctor):
     await seed(doctor, state.FAILED, state.UNKNOWN, state.UNKNOWN, state.SKIPPED, state.SENT)
     found = await doctor.beside("--standalone")
     found.one(CHECK, "warning", "1 messages are failed")
-    assert "look at the provider" in found.one(CHECK, "warning", "2 messages are unknown")["remedy"]
+    assert (
+        "check at the provider" in found.one(CHECK, "warning", "2 messages are unknown")["remedy"]
+    )
     found.one(CHECK, "note", "1 messages were skipped")
     # The tenant that is left active has neither address nor number.
     assert found.one(CHECK, "note", "no site manager's email address")["where"] == "tenants bolt"

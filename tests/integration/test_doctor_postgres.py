@@ -22,7 +22,7 @@ def test_a_database_is_looked_at_and_left_as_it_is(doctor, monkeypatch):
     dsn = server.empty()
     monkeypatch.setenv("SDK_POSTGRES_DSN", dsn)
     found = doctor.alone()
-    found.one("store", "note", "the next start brings the schema sdk_trio up to date")
+    found.one("store", "note", "the next start upgrades the schema sdk_trio")
     # The tests' own server does not sync.
     found.one("store", "problem", "fsync = off")
     schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'sdk_trio'"

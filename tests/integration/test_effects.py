@@ -562,7 +562,7 @@ def test_tables_of_handlers_outlive_checks_retention_and_purges(
         assert command_line("tenant", *words, *tenants).status == 0
     purged = command_line("tenant", "purge", "acme", "--now", "--yes", *tenants)
     assert purged.status == 0, purged.err
-    assert "not looked into: app_effect" in purged.err
+    assert "not checked: app_effect" in purged.err
     looked = apsw.Connection(str(file))
     assert list(looked.execute("SELECT * FROM app_effect")) == [("kept",)]
     looked.close()

@@ -526,7 +526,7 @@ async def test_a_wrong_token_ends_the_iterator_with_the_reason_at_once(monkeypat
     ):
         with trio.fail_after(60), pytest.raises(FeedRefusedError, match="401"):
             await anext(feed)
-    with pytest.raises(FeedRefusedError, match="is no address"):
+    with pytest.raises(FeedRefusedError, match="is not an address"):
         feed_url("localhost:8081")
     with pytest.raises(FeedRefusedError, match="unix:PATH"):
         feed_url("unix:")

@@ -251,7 +251,7 @@ async def test_a_store_that_was_replaced_is_begun_with_its_first_delivery(tmp_pa
         nursery.start_soon(listening.run)
         await until(lambda: local.ids == ["msg_1"])
         nursery.cancel_scope.cancel()
-    assert "another one than before" in capsys.readouterr().err
+    assert "a different store than before" in capsys.readouterr().err
 
 
 async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(
@@ -289,7 +289,7 @@ async def test_a_store_that_is_replaced_while_the_listener_is_there_is_told(
                 await admin.app.deliver("order.paid", webhook_id=f"new_{number}")
         async with administered(registry(works), **other, **keys):
             await until(lambda: listening.cursor.position == 3)
-            said = "another one than before"
+            said = "a different store than before"
             await until(
                 lambda: err.append(capsys.readouterr().err) or "".join(err).count(said) == 2
             )
@@ -442,7 +442,7 @@ def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
     second.close()
     assert beside.read_text() == "of another listener"
     file.write_text("seven")
-    with pytest.raises(UsageError, match="holds no position"):
+    with pytest.raises(UsageError, match="has no position"):
         second.open()
     second.close()
 
@@ -461,7 +461,10 @@ def test_a_position_is_kept_and_belongs_to_one_listener(tmp_path, monkeypatch):
             "--give-up takes a whole number from 0",
         ),
         (["listen", "--forward-to", "http://x", "--from", "wss://h"], "is not set"),
-        (["listen", "--forward-to", "http://x", "--from", "h:1", "--token-env", "T"], "no address"),
+        (
+            ["listen", "--forward-to", "http://x", "--from", "h:1", "--token-env", "T"],
+            "not an address",
+        ),
         (["events", "tail", "--from", "wss://hooks.example"], "is not set"),
     ],
 )

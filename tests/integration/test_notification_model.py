@@ -114,7 +114,7 @@ class NotificationMachine(RuleBasedStateMachine):
         for id, row in self.rows.items():
             if row.state in WAITING and row.owner is None and id.channel not in chosen:
                 row.state, row.due, row.finished = "skipped", None, self.now
-                row.reason = "the channel is switched off"
+                row.reason = "the channel is disabled"
                 skipped += 1
         if self.position is None:
             self.position, self.silent = max(self.outbox, default=0), False

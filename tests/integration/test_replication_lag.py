@@ -156,7 +156,7 @@ async def test_a_binary_that_is_missing_and_another_target_are_said(tmp_path: Pa
 
             async def is_said() -> bool:
                 health = await checker.check()
-                return "where the settings say" in health.reason
+                return "at the configured path" in health.reason
 
             await until(is_said, PATIENCE_SECONDS)
             assert checker.latest.state is HealthState.DEGRADED

@@ -121,7 +121,7 @@ def test_a_deleted_tenant_is_restored_until_it_is_purged(host, output):
     assert restore(host, output, tenant="gone").status == 1
     ended = restore(host, output, tenant=its_id)
     assert (ended.status, output.exists()) == (1, False)
-    assert "holds no replica of that name" in ended.err
+    assert "has no replica of that name" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_name_that_no_replica_has_is_refused_with_those_that_there_are(host, o
     lost = f"Sdk:Storage:Path={tmp_path / 'new'}"
     ended = restore(host, output, tenant="acne", at_set=[lost])
     assert ended.status == 1
-    assert f"holds {host.replica('acme').name}" in ended.err
+    assert f"has {host.replica('acme').name}" in ended.err
 
 
 def test_a_damaged_replica_gives_no_file(host, output, tmp_path):
@@ -352,7 +352,7 @@ def test_a_verification_refuses_to_fill_the_disk_with_the_deliveries(host, tmp_p
     words += ("--set", f"Sdk:MultiTenant:FileDb:Directory={host.databases}", "--format", "json")
     inbox = host.root / "data" / "inbox.db"
     ended = on_a_small_disk(host, small, words, before=f"cp '{inbox}' .")
-    assert "there is no room to restore" in ended.stdout
+    assert "there is not enough space to restore" in ended.stdout
     assert "status 1\n" in ended.stdout
     assert "verifying" not in ended.stdout
 

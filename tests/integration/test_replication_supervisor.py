@@ -32,7 +32,7 @@ from sdk_trio.replication.supervisor import Supervisor
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
 QUICK = SupervisorTimeouts(
-    stop=5, reload_stop=5, start=10, start_each=0.02, lock=5, watch=0.3, silent_looks=2
+    stop=5, reload_stop=5, start=10, start_each=0.02, lock=5, watch=0.3, silent_checks=2
 )
 
 
@@ -266,7 +266,7 @@ async def test_a_target_that_is_away_from_the_start_is_no_hanging_replicator(fle
     )
     fleet.render()
     # Enough looks in two seconds if it were silent, and too many for a busy machine to miss them.
-    patience = attrs.evolve(QUICK, stop=0.5, watch=0.1, silent_looks=4)
+    patience = attrs.evolve(QUICK, stop=0.5, watch=0.1, silent_checks=4)
     supervisor = supervisor_of(fleet, patience)
 
     async def wanted():

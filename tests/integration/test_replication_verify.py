@@ -117,7 +117,7 @@ def test_a_removed_file_is_found(host):
                 file.unlink()
         ended = host.verify()
     assert ended.status == 1
-    assert "has lost what it had" in only(ended)["problem"]
+    assert "has lost data" in only(ended)["problem"]
 
 
 def test_an_emptied_target_is_found(host):
@@ -136,7 +136,7 @@ def test_a_target_that_was_emptied_and_filled_again_is_found_until_that_is_accep
             os.utime(old, (old.stat().st_mtime + 60,) * 2)
         ended = host.verify()
         assert ended.status == 1, ended.out
-        assert "points in time are gone" in only(ended)["problem"]
+        assert "points in time are lost" in only(ended)["problem"]
         assert host.verify("--accept-loss").status == 0
         assert host.verify().status == 0
 

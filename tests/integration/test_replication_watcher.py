@@ -117,7 +117,7 @@ class World:
             window=self.window,
             scan_seconds=min(0.2, self.window),
             retry_seconds=self.window,
-            retell_seconds=self.window,
+            renotify_seconds=self.window,
         )
         self.watchers.append(watcher)
         self.scope = await self.nursery.start(self._run, watcher)

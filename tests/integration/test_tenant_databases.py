@@ -376,8 +376,8 @@ async def test_who_restores_waits_for_the_tenants_to_be_let_go_of_and_keeps_them
 def take_elsewhere(file: Path) -> str:
     """Take the database in another process, as a command does; SQLite's locks are a process's."""
     script = (
-        "import sys, pathlib; from sdk_trio.replication.live_database import HeldDatabase;"
-        "held = HeldDatabase.take(pathlib.Path(sys.argv[1]));"
+        "import sys, pathlib; from sdk_trio.replication.live_database import LockedDatabase;"
+        "held = LockedDatabase.take(pathlib.Path(sys.argv[1]));"
         "print('in use' if held is None else 'taken')"
     )
     done = subprocess.run(

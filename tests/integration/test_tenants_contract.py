@@ -119,7 +119,7 @@ async def test_of_two_simultaneous_transitions_one_wins(hosts: Hosts, pair: Any)
             [TransitionResult],
             [TenantConflictError],
         )
-        assert "changed by somebody else" in str(lost[0])
+        assert "changed by someone else" in str(lost[0])
         assert (await service.get(f"t{round_}")).status is won[0].new_status
         assert [n - b for n, b in zip(await trails(service), before, strict=True)] == [1, 1]
 

@@ -104,7 +104,7 @@ async def _cancel_one(script, asked, policies, state, instrument):
                 await pipeline.send(call_of(0, Asked(max_retries=0)))
         await trio.sleep(5.0 if state == "probing" else 1.0)
     if state == "gated":
-        limiter_of(pipeline).shut(1.0)
+        limiter_of(pipeline).pause(1.0)
     server.replies = list(script)
     before = len(server.visits)
     with trio.CancelScope() as scope:

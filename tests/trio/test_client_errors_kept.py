@@ -173,7 +173,7 @@ TRUNCATED = gzip.compress(b'{"id": 1}')[:-3]
     [
         ([b'{"id"', httpx.ReadError("reset")], {}, "reset"),
         ([b'{"id"', 1000.0], {}, "did not come|took that long"),
-        ([b"no gzip at all"], {"content_encoding": "gzip"}, "badly compressed"),
+        ([b"no gzip at all"], {"content_encoding": "gzip"}, "not compressed correctly"),
         ([TRUNCATED], {"content_encoding": "gzip"}, "ends before"),
         ([b"?"], {"content_encoding": "br"}, "'br'"),
         ([b"x" * 2000] * 3, {}, "more than 4096 bytes"),
@@ -426,7 +426,7 @@ async def test_a_body_that_holds_itself_is_an_error_of_the_caller():
     endless = []
     endless.append(endless)
     async with client(lambda n: httpx.Response(200)) as calls:
-        with pytest.raises(ValueError, match="holds itself"):
+        with pytest.raises(ValueError, match="contains itself"):
             await calls.request("POST", "/x", json=endless)
 
 
@@ -491,7 +491,7 @@ async def test_an_error_of_a_real_call_can_be_pickled_and_holds_no_token(autojum
 
 
 def test_options_are_checked_where_they_are_made():
-    with pytest.raises(ValueError, match=r"Content-Length.*leave it out"):
+    with pytest.raises(ValueError, match=r"Content-Length.*remove it"):
         CallOptions(headers={"Content-Length": "1"})
     with pytest.raises(TypeError, match="max_retries is None"):
         CallOptions(max_retries=None)

@@ -150,7 +150,7 @@ def test_a_deadline_that_cuts_a_write_leaves_its_outcome_unknown():
 
 def test_a_transport_that_tells_makes_a_stuck_connect_retryable():
     class Telling(ScriptedServer):
-        tells_before_send = True
+        calls_before_send = True
 
         async def handle_async_request(self, request):
             if len(self.visits) == 1:

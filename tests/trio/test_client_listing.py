@@ -265,7 +265,9 @@ async def test_a_page_fails_and_is_asked_for_again() -> None:
 
     iterator = aiter(orders(Flaky([[1], [2]])).list())
     assert (await anext(iterator)).id == 1
-    with pytest.raises(UnexpectedAnswerError, match=r"GET /orders/: the answer \(200\) is no JSON"):
+    with pytest.raises(
+        UnexpectedAnswerError, match=r"GET /orders/: the answer \(200\) is not JSON"
+    ):
         await anext(iterator)
     assert (await anext(iterator)).id == 2
 
@@ -407,7 +409,7 @@ async def test_cancelling_an_export_closes_it(autojump_clock: trio.testing.MockC
 @pytest.mark.parametrize("pieces", [(b"a,b\n1\n",), (b'a\n"1\n',), (b"a\n", b"\xff\n")])
 async def test_an_export_that_is_no_csv_is_an_error_that_says_where(pieces: Any) -> None:
     async with orders(Fixed(*pieces)).export() as rows:
-        with pytest.raises(UnexpectedAnswerError, match=r"GET /orders/export: .* no good CSV"):
+        with pytest.raises(UnexpectedAnswerError, match=r"GET /orders/export: .* not valid CSV"):
             await anext(rows)
 
 

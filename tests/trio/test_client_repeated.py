@@ -18,7 +18,7 @@ from sdk_trio.client.errors import (
     FailureKind,
     OutcomeUnknownError,
 )
-from sdk_trio.client.layers import AttemptKind, CallLayer, CallsUnderWay, ClientCounters, chained
+from sdk_trio.client.layers import AttemptKind, CallLayer, CallsInProgress, ClientCounters, chained
 from sdk_trio.client.layers.admission import Limiters, LimitPolicy, RateGate
 from sdk_trio.client.layers.retry import (
     BudgetPolicy,
@@ -48,7 +48,7 @@ class Attempts(CallLayer):
         self.steps = list(steps)
         self.sent = []
         self.ends = []
-        self.under_way = 0
+        self.in_progress = 0
 
     async def send(self, call, kind):
         step = self.steps.pop(0) if self.steps else Step()
@@ -58,11 +58,11 @@ class Attempts(CallLayer):
         call.attempts += 1
         self.sent.append((kind, trio.current_time()))
         self.ends.append(step.ends)
-        self.under_way += 1
+        self.in_progress += 1
         try:
             await trio.sleep(step.delay)
         finally:
-            self.under_way -= 1
+            self.in_progress -= 1
         if isinstance(step.ends, int):
             return httpx.Response(step.ends)
         raise ConnectionFailedError("failed", kind=step.ends, method="GET", path="/")
@@ -84,7 +84,7 @@ class Layers:
         self.limiters = Limiters(LimitPolicy(per_minute=1e-9, burst=burst), clock=clock)
         gate = RateGate(
             self.limiters,
-            under_way=CallsUnderWay(),
+            in_progress=CallsInProgress(),
             clock=clock,
             wall_clock=clock,
             longest_wait=120.0,
@@ -112,7 +112,7 @@ def play(asked, *steps, cancel_at=math.inf, **options):
             except Exception as error:
                 ended = error
         # Nothing of the call is left, and what was not sent is not paid.
-        assert layers.attempts.under_way == 0
+        assert layers.attempts.in_progress == 0
         again = [kind for kind, _ in layers.attempts.sent if kind is not FIRST]
         assert layers.spent() == pytest.approx(len(again))
         assert layers.places_taken(call) == pytest.approx(len(again), abs=1e-6)

@@ -198,14 +198,14 @@ async def test_a_pacer_lets_a_burst_pass_and_then_its_pace(autojump_clock):
     pacer = Pacer(per_second=10, burst=5)
     begun = trio.current_time()
     for _ in range(5):
-        await pacer.turn()
+        await pacer.wait_for_slot()
     assert trio.current_time() == begun
     async with trio.open_nursery() as crowd:
         for _ in range(20):
-            crowd.start_soon(pacer.turn)
+            crowd.start_soon(pacer.wait_for_slot)
     assert trio.current_time() - begun == pytest.approx(2.0)
     await trio.sleep(100)
     begun = trio.current_time()
     for _ in range(6):
-        await pacer.turn()
+        await pacer.wait_for_slot()
     assert trio.current_time() - begun == pytest.approx(0.1)

@@ -81,8 +81,8 @@ def test_each_ring_wakes_exactly_the_current_waiters(steps):
 async def test_a_flag_stays_up_until_its_task_has_seen_it_and_counts_once():
     flag = Flag()
     with trio.fail_after(30):
-        flag.up()
-        flag.up()
+        flag.set()
+        flag.set()
         with assert_checkpoints():
             await flag.wait()
     with trio.move_on_after(0) as scope:
@@ -96,7 +96,7 @@ async def test_a_flag_that_is_raised_at_a_cancelled_wait_is_left_up():
         nursery.start_soon(flag.wait)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-        flag.up()
+        flag.set()
     with trio.fail_after(30):
         await flag.wait()
 
@@ -108,7 +108,7 @@ def test_no_raising_of_a_flag_is_missed_and_none_is_seen_twice(steps):
         is_up = False
         for step in steps:
             if step == "up":
-                flag.up()
+                flag.set()
                 is_up = True
             else:
                 seen = False

@@ -27,7 +27,7 @@ def test_a_key_that_is_not_there():
 
 
 def test_a_capacity_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="1 value or more"):
+    with pytest.raises(ValueError, match="capacity of 1 or more"):
         Lru(0)
 
 

@@ -142,7 +142,7 @@ registry_file = inspect.getfile(HandlerRegistry)
 def test_run_without_a_token_or_secret_is_a_configuration_error(command_line):
     answer = command_line("run")
     assert answer.status == 78
-    assert "Sdk:AccessToken: is required; with --standalone it is not" in answer.err
+    assert "Sdk:AccessToken: is required, except with --standalone" in answer.err
     assert "Sdk:Webhooks:Secret" in answer.err
     assert "Traceback" not in answer.err
     standalone = command_line("run", "--standalone")
@@ -258,7 +258,7 @@ def test_an_application_is_found_in_the_current_directory(command_line):
 def test_dev_is_development_and_nothing_else(command_line):
     answer = command_line("dev", "--set", "Sdk:Environment=Production")
     assert answer.status == 2
-    assert "'run' takes another one" in answer.err
+    assert "use 'run' for another one" in answer.err
 
 
 # -- trigger, before it sends ----------------------------------------------------------------------

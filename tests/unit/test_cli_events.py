@@ -317,7 +317,7 @@ def test_replay_says_how_an_error_is_given_if_none_is_found(command_line):
     answer = command_line("events", "replay", "--state", "dead", "--error", "half of it")
     assert answer.status == 0
     assert "0 replayed" in answer.err
-    assert "takes them up" not in answer.err
+    assert "runs them" not in answer.err
     assert "--error takes the whole error" in answer.err
 
 
@@ -524,7 +524,7 @@ def test_types_are_those_of_the_catalogue_with_their_classes(command_line):
     assert sum(row["known"] for row in rows) == 28
     assert all(row["meaning"].endswith(".") for row in rows)
     printed = command_line("events", "types").out
-    assert re.search(r"^order\.paid +OrderPaidEvent +An order is paid", printed, re.MULTILINE)
+    assert re.search(r"^order\.paid +OrderPaidEvent +An order was paid", printed, re.MULTILINE)
 
 
 @pytest.fixture

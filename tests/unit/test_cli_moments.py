@@ -84,8 +84,8 @@ def test_repeated_headers_stay_repeated():
         (b"\xff\xfe", "not UTF-8"),
         (b"{", "not valid JSON"),
         (b"[1]", "JSON object of names and values"),
-        (b'{"a": {"b": 1}}', "JSON|no text"),
-        (b'{"a": null}', "the value of 'a' is no text"),
+        (b'{"a": {"b": 1}}', "JSON|not text"),
+        (b'{"a": null}', "the value of 'a' is not text"),
     ],
 )
 def test_headers_that_cannot_be_read(content, message):

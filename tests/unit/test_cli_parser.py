@@ -80,7 +80,7 @@ def test_a_group_alone_prints_its_list_and_fails(words, below, capsys):
     assert captured.out == ""
     *shown, last = captured.err.splitlines()
     assert {line.split()[0] for line in shown if line.startswith("    ")} >= set(below)
-    assert last == "sdk-trio: error: a command is missing: choose one of this list"
+    assert last == "sdk-trio: error: a command is missing: choose one from this list"
 
 
 @pytest.mark.parametrize("words", ["events list", "events", ""])
@@ -148,8 +148,8 @@ def test_a_text_that_is_no_utf_8_is_a_wrong_argument_and_a_file_is_none(words, n
     answer = command_line(*words)
     assert (answer.status, answer.out) == (2, "")
     assert f"{name}: '" in answer.err
-    assert "\\udcff' is no UTF-8" in answer.err
-    assert "is no UTF-8" not in command_line("config", "check", "--config", "a\udcff").err
+    assert "\\udcff' is not UTF-8" in answer.err
+    assert "is not UTF-8" not in command_line("config", "check", "--config", "a\udcff").err
 
 
 @pytest.mark.parametrize("words", ["--version", "version"])

@@ -107,13 +107,13 @@ def test_path_parameters_by_position_and_name_are_the_same() -> None:
 @pytest.mark.parametrize(
     ("row", "positional", "fields", "message"),
     [
-        (GET_ORDER, [], {}, r"orders\.get\(\) misses the path parameter 'id' of /orders/\{id\}$"),
+        (GET_ORDER, [], {}, r"orders\.get\(\) needs the path parameter 'id' of /orders/\{id\}$"),
         (GET_ORDER, [], {"order_id": "x"}, r"did you mean id= by order_id=\?"),
         (MEMBER, ["c"], {"membr_id": "x"}, r"did you mean member_id= by membr_id=\?"),
-        (GET_ORDER, ["a", "b"], {}, r"got 2 positional arguments, and its path takes 1 \(id\)"),
-        (LIST, ["a"], {}, r"got 1 positional arguments, and its path takes none"),
+        (GET_ORDER, ["a", "b"], {}, r"got 2 positional arguments, but its path takes 1 \(id\)"),
+        (LIST, ["a"], {}, r"got 1 positional arguments, but its path takes none"),
         (GET_ORDER, ["a"], {"id": "b"}, r"got the path parameter 'id' twice"),
-        (ROTATE, ["a"], {"reason": "b"}, r"keys\.rotate\(\) takes no fields, and got reason"),
+        (ROTATE, ["a"], {"reason": "b"}, r"keys\.rotate\(\) takes no fields, but got reason"),
     ],
 )
 def test_wrong_parameters_are_explained(
@@ -262,7 +262,7 @@ def test_fields_add_to_a_body_that_is_a_mapping() -> None:
     assert call.json == {"new": 1, "name": "n"}
     with pytest.raises(TypeError, match=r"customers\.members\.update\(\) got 'name' twice"):
         prepare(MEMBER, ["c", "m"], {"name": "n"}, body={"name": "m"})
-    with pytest.raises(TypeError, match=r"got fields \(name\) beside a body= that is no mapping"):
+    with pytest.raises(TypeError, match=r"got fields \(name\) and a body= that is not a mapping"):
         prepare(MEMBER, ["c", "m"], {"name": "n"}, body=[1])
 
 
@@ -295,15 +295,15 @@ UPDATE = OPERATIONS["subscriptions.update"]
             ORDERS,
             [],
             {"stauts": "paid"},
-            r"orders\.list\(\) takes no 'stauts'; did you mean 'status'\?",
+            r"orders\.list\(\) has no argument 'stauts'; did you mean 'status'\?",
         ),
-        (ORDERS, [], {"stauts[a]": "paid"}, "takes no 'stauts\\[a\\]'"),
+        (ORDERS, [], {"stauts[a]": "paid"}, "has no argument 'stauts\\[a\\]'"),
         (ORDERS, [], {"optoins": None}, r"did you mean 'options'\?"),
         (UPDATE, ["s"], {"cancel_at_perod_end": True}, r"did you mean 'cancel_at_period_end'\?"),
         (UPDATE, ["s"], {"idd": "x"}, r"did you mean 'id'\?"),
-        (GET_ORDER, [], {"di": "x"}, "misses the path parameter 'id'"),
-        (GET_ORDER, ["o"], {"zzzz": "x"}, r"query=\{'zzzz': \.\.\.\} sends what is newer"),
-        (UPDATE, ["s"], {"zzzz": "x"}, r"body=\{'zzzz': \.\.\.\} sends what is newer"),
+        (GET_ORDER, [], {"di": "x"}, "needs the path parameter 'id'"),
+        (GET_ORDER, ["o"], {"zzzz": "x"}, r"query=\{'zzzz': \.\.\.\} sends fields that are newer"),
+        (UPDATE, ["s"], {"zzzz": "x"}, r"body=\{'zzzz': \.\.\.\} sends fields that are newer"),
     ],
 )
 def test_a_misspelt_argument_is_refused_with_what_was_meant(
@@ -346,7 +346,7 @@ def test_help_and_inspect_show_what_an_operation_takes() -> None:
     assert "List the orders." in text
     assert "Scopes: orders:read" in text
     assert "created_after: str | date | None" in text
-    assert "ready to be called" in pydoc.plain(pydoc.render_doc(BoundOperation))
+    assert "callable operation" in pydoc.plain(pydoc.render_doc(BoundOperation))
     assert inspect.signature(BoundOperation).parameters.keys() == {"endpoint", "sender", "options"}
 
 

@@ -124,7 +124,7 @@ def test_without_a_rate_only_the_gate_holds_back():
     limiter = RateLimiter(LimitPolicy(), clock=clock)
     assert {limiter.book().due for _ in range(100)} == {50.0}
     assert limiter.backlog == 0
-    limiter.shut(10)
+    limiter.pause(10)
     assert not limiter.book_now()
     clock.now += 10
     assert limiter.book_now()
@@ -134,13 +134,13 @@ def test_without_a_rate_only_the_gate_holds_back():
 def test_the_gate_opens_no_earlier_than_the_latest_that_was_asked_for(seconds):
     clock = Clock()
     limiter = RateLimiter(LimitPolicy(), clock=clock)
-    assert limiter.shut_until == -math.inf
+    assert limiter.paused_until == -math.inf
     asked = []
     for each in seconds:
-        limiter.shut(each)
+        limiter.pause(each)
         asked.append(clock.now + each)
         clock.now += 1
-    assert limiter.shut_until == max(asked)
+    assert limiter.paused_until == max(asked)
     clock.now = max(asked)
     assert limiter.is_idle
 

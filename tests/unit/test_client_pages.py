@@ -104,5 +104,5 @@ def test_a_list_starts_at_its_first_page() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "", "²", "٣"])
 def test_a_page_is_a_whole_number_from_one(text: str) -> None:
-    with pytest.raises(ValueError, match="whole number from 1"):
+    with pytest.raises(ValueError, match="integer from 1"):
         start_page([("page", text)])

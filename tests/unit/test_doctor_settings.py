@@ -43,8 +43,8 @@ def test_problem_and_advice_are_separate():
         ),
         (
             "is required: the receiver needs at least one secret",
-            "set it through the variable SDK__WEBHOOKS__SECRET or a secret store (a program with a "
-            "client alone reads its settings with receiver=False)",
+            "set the variable SDK__WEBHOOKS__SECRET or use a secret store (a program that only has "
+            "a client reads its settings with receiver=False)",
         ),
         ("is not a known key", "did you mean Sdk:Webhooks?"),
     } <= said(report)
@@ -61,30 +61,30 @@ def worst(check, **keys):
 @pytest.mark.parametrize(
     ("keys", "level", "what"),
     [
-        ({}, PROBLEM, "no proxy is trusted to say"),
-        ({"Server__Bind": ["unix:/x.sock"]}, PROBLEM, "no proxy is trusted to say"),
+        ({}, PROBLEM, "no proxy is trusted to report HTTPS"),
+        ({"Server__Bind": ["unix:/x.sock"]}, PROBLEM, "no proxy is trusted to report HTTPS"),
         ({"Server__TrustedProxies": ["unix"]}, PROBLEM, "only peers of unix sockets are trusted"),
-        ({"Server__TrustedProxies": ["10.0.0.1"]}, PROBLEM, "comes from 127.0.0.1"),
+        ({"Server__TrustedProxies": ["10.0.0.1"]}, PROBLEM, "is 127.0.0.1, which is not"),
         (
             {"Server__TrustedProxies": ["127.0.0.1"], "Server__Bind": ["[::1]:80"]},
             PROBLEM,
-            "comes from ::1",
+            "is ::1, which is not",
         ),
         (
             {"Server__TrustedProxies": ["127.0.0.1"], "Server__Bind": ["unix:/x.sock"]},
             PROBLEM,
             "'unix' is not among",
         ),
-        ({"Server__TrustedProxies": ["127.0.0.0/8"]}, NOTE, "lets through untouched"),
+        ({"Server__TrustedProxies": ["127.0.0.0/8"]}, NOTE, "passes on unchanged"),
         (
             {"Server__TrustedProxies": ["unix"], "Server__Bind": ["unix:/x.sock"]},
             NOTE,
-            "lets through untouched",
+            "passes on unchanged",
         ),
         (
             {"Server__TrustedProxies": ["10.0.0.0/24"], "Server__Bind": ["10.0.0.9:80"]},
             NOTE,
-            "lets through untouched",
+            "passes on unchanged",
         ),
         ({"Server__CertFile": "a", "Server__KeyFile": "b"}, OK, "TLS ends here"),
         ({"Webhooks__RequireHttps": False}, NOTE, "without HTTPS are accepted"),
@@ -140,7 +140,7 @@ def test_limits_by_address_behind_a_proxy_that_is_not_trusted(keys, level, what)
         (
             {"AccessToken": "whsec_" + "B" * 32},
             "Sdk:AccessToken",
-            "begins as a webhook secret does",
+            "starts like a webhook secret",
         ),
         (
             {"Webhooks__Secret": "polar_oat_not-a-real-token"},
@@ -167,7 +167,7 @@ def test_secrets_and_tokens_that_were_exchanged(keys, where, what):
     ("derivation", "what"),
     [
         ("Standard", "tries it as base64 of a key of 24 bytes"),
-        ("Utf8", "tries it as a text of 38 bytes that is the key itself"),
+        ("Utf8", "tries it as a text of 38 bytes, used as the key"),
         ("Auto", "base64 of a key of 24 bytes and then as a text of 38 bytes"),
     ],
 )
@@ -203,10 +203,10 @@ def test_missing_handlers(missing, registered, required, level):
         (None, PROBLEM, "nothing arrives"),
         ({"enabled": False}, PROBLEM, "disabled it"),
         ({"format": "slack"}, PROBLEM, "its format is slack"),
-        ({"url": "http://shop.example/hooks"}, WARNING, "no HTTPS"),
-        ({"events": []}, WARNING, "does not send what has a handler: order.paid"),
+        ({"url": "http://shop.example/hooks"}, WARNING, "not HTTPS"),
+        ({"events": []}, WARNING, "does not send these types that have a handler: order.paid"),
         ({"events": ["order.paid", "refund.created"]}, NOTE, "no handler: refund.created"),
-        ({"events": ["order.paid"]}, OK, "lead to /hooks"),
+        ({"events": ["order.paid"]}, OK, "use /hooks"),
     ],
 )
 def test_the_endpoint_at_the_upstream(endpoint, level, what):

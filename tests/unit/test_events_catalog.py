@@ -382,9 +382,9 @@ def extra_member() -> Any:
         (required_field, "give every field a default"),
         (undecodable, "cannot be decoded"),
         (not_a_record, "must be an attrs class"),
-        (extra_member, "give every field that it adds a default"),
-        (lambda: "acme.invoice_sent", "no class derived from"),
-        (lambda: InvoicePayload, "no class derived from"),
+        (extra_member, "give every added field a default"),
+        (lambda: "acme.invoice_sent", "not a class derived from"),
+        (lambda: InvoicePayload, "not a class derived from"),
     ],
 )
 def test_errors_of_the_first_delivery_are_raised_at_registration(

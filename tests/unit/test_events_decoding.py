@@ -216,7 +216,7 @@ def test_a_class_that_reads_the_id_otherwise_is_decoded_after_the_outline() -> N
     ],
 )
 def test_a_body_that_is_not_an_event(raw: bytes) -> None:
-    with pytest.raises(DeliveryDecodingError, match="the body is no event"):
+    with pytest.raises(DeliveryDecodingError, match="the body is not an event"):
         decode_envelope(raw)
 
 

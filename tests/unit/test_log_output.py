@@ -238,24 +238,24 @@ def test_lines_of_a_turn_leave_together_and_a_warning_takes_them_along(tmp_path)
     file = tmp_path / "log"
     with file.open("w") as stream:
         output = LogOutput(stream, told)
-        output.begin_turns()
+        output.begin_batching()
         output.write(logging.INFO, "one\n")
         assert file.read_text() == ""
         output.write(logging.WARNING, "two\n")
         assert file.read_text() == "one\ntwo\n"
         output.write(logging.INFO, "three\n")
-        output.end_turn()
+        output.write_batch()
         assert file.read_text() == "one\ntwo\nthree\n"
         output.write(logging.INFO, "four\n")
         thread = threading.Thread(target=output.write, args=(logging.INFO, "of a thread\n"))
         thread.start()
         thread.join()
         assert file.read_text().endswith("three\nfour\nof a thread\n")
-        for _ in range(log_output.TURN_LINES):
+        for _ in range(log_output.BATCH_LINES):
             output.write(logging.INFO, "many\n")
-        assert file.read_text().count("many") == log_output.TURN_LINES
+        assert file.read_text().count("many") == log_output.BATCH_LINES
         output.write(logging.INFO, "last\n")
-        output.end_turns()
+        output.end_batching()
         assert file.read_text().endswith("last\n")
 
 
@@ -280,15 +280,15 @@ def test_threads_keep_their_lines_whole_and_in_their_order(pipe):
         for number in range(500):
             pipe.output.write(logging.INFO, f"{name} {number}\n")
 
-    pipe.output.begin_turns()
+    pipe.output.begin_batching()
     threads = [threading.Thread(target=write, args=(name,)) for name in "abc"]
     for thread in threads:
         thread.start()
     for number in range(500):
         pipe.output.write(logging.INFO, f"loop {number}\n")
         if number % 7 == 0:
-            pipe.output.end_turn()
-    pipe.output.end_turns()
+            pipe.output.write_batch()
+    pipe.output.end_batching()
     for thread in threads:
         thread.join(NET)
     reader.join(NET)
@@ -310,7 +310,7 @@ import os, sys
 from sdk_trio.base import logs
 logs.configure()
 log = logs.get_logger("webhooks")
-logs.begin_turns()
+logs.begin_batching()
 log.info("before")
 child = os.fork()
 log.info("child" if child == 0 else "parent")
@@ -389,7 +389,7 @@ import sys
 from sdk_trio.base import logs
 logs.configure()
 log = logs.get_logger("webhooks")
-logs.begin_turns()
+logs.begin_batching()
 for number in range(3000):
     log.info("line", number=number)
 {end}
@@ -461,11 +461,11 @@ def test_a_turn_of_many_lines_is_one_write_to_a_file(tmp_path, monkeypatch):
     line = "x" * 199 + "\n"
     with (tmp_path / "log").open("w") as stream:
         output = LogOutput(stream, told)
-        output.begin_turns()
+        output.begin_batching()
         monkeypatch.setattr(os, "write", write)
         for _ in range(100):
             output.write(logging.INFO, line)
-        output.end_turn()
+        output.write_batch()
         monkeypatch.undo()
         output.close()
     assert sizes == [20_000]

@@ -50,7 +50,9 @@ def test_the_defaults_are_beyond_remark():
 
 def test_no_channel_at_all_is_a_way_to_tell_nobody_and_is_remarked_on():
     (warning,) = warnings(EnabledChannels__Email=False, EnabledChannels__Webhook=False)
-    assert warning.startswith(f"Sdk:{KEY}:EnabledChannels: has no channel, so no one is notified")
+    assert warning.startswith(
+        f"Sdk:{KEY}:EnabledChannels: has no channel, so transitions are not announced"
+    )
 
 
 UNKNOWN_WORDS = (
@@ -71,7 +73,7 @@ def test_an_unknown_placeholder_is_a_problem_with_the_known_ones(field, word):
     changes = {"EnabledChannels__Sms": True, "Sms__SmsProviderA__FromNumber": "+15550000000"}
     found = findings(**changes, **{f"Templates__Deleted__{field}": text})
     (problem,) = map(str, found.problems)
-    assert problem.startswith(f"Sdk:{KEY}:Templates:Deleted:{field}: holds {{{word}}}, which noth")
+    assert problem.startswith(f"Sdk:{KEY}:Templates:Deleted:{field}: contains {{{word}}}, which is")
     assert "{TenantIdentifier}" in problem
 
 

@@ -182,7 +182,7 @@ def test_who_was_not_looked_at_yet_and_who_is_gone_are_told_apart():
     found = by_replicas(book, known=PATHS[:1])
     assert [each.state for each in found.databases] == [HealthState.UNHEALTHY, HealthState.DEGRADED]
     assert "not compared" in found.databases[1].reason
-    assert "where the settings say" in by_replicas(book_of(a=(0, None, None))).databases[0].reason
+    assert "at the configured path" in by_replicas(book_of(a=(0, None, None))).databases[0].reason
 
 
 def test_the_samples_of_a_check():

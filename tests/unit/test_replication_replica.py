@@ -124,7 +124,7 @@ def test_a_replica_that_begins_later_than_it_did_is_reported_until_that_is_accep
     state = VerificationState().after_one(reaching(1000.0, 1000.0, now=2000.0))
     refilled = reaching(5000.0, 5000.0, now=6000.0)
     found = state.compared(refilled, retention=DAY)
-    assert "points in time are gone" in found.problem
+    assert "points in time are lost" in found.problem
     assert "1970-01-01 00:16:40Z" in found.problem
     # As often as it is looked at, and not hidden by another problem in between.
     state = state.after_run([found], now=6000.0).after_one(result("a", "it lags"))

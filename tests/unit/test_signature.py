@@ -470,7 +470,7 @@ class TestSigning:
     @pytest.mark.parametrize(
         ("secret", "complaint"),
         [
-            ("whsec_", "the secret is the prefix"),
+            ("whsec_", "the secret is only the prefix"),
             ("", "the secret is empty"),
             (PUBLIC_KEY, "the secret is a public key"),
             ("whsk_*", "not base64"),

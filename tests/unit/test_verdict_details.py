@@ -235,7 +235,7 @@ def test_problems_of_secrets_say_which_one() -> None:
             (PUBLIC_KEY, "i", 1, b""),
             "the secret is a public key: signing takes the private one (whsk_...)",
         ),
-        (("whsec_", "i", 1, b""), "the secret is the prefix whsec_ alone: copy the whole secret"),
+        (("whsec_", "i", 1, b""), "the secret is only the prefix whsec_: copy the whole secret"),
         (("whsk_*", "i", 1, b""), "the secret is not base64 after whsk_"),
         (
             ("whsk_" + base64.b64encode(b"s" * 33).decode(), "i", 1, b""),

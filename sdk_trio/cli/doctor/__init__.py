@@ -1,6 +1,7 @@
-"""The doctor: what is wrong, and what to do about it.
+"""The doctor: faults and their remedies.
 
-Here are the findings of the checks beside this file, each with a remedy; ``run.py`` runs them all.
+This file defines the findings of the checks in the other files, each with a remedy; ``run.py`` runs
+them all.
 """
 
 import enum
@@ -17,7 +18,7 @@ class Level(enum.StrEnum):
     WARNING = "warning"
     """Something will not work one day, or is hardly meant."""
     NOTE = "note"
-    """Something that was not looked at, or that is worth to know."""
+    """Something that was not checked, or that is useful to know."""
     OK = "ok"
 
 
@@ -28,8 +29,8 @@ _RANK = {level: rank for rank, level in enumerate(Level)}
 class Finding:
     """One finding.
 
-    ``check`` names the check, ``where`` the full key, file or address that it is about, ``what`` is
-    a sentence about it, ``remedy`` the advice; a finding without a fault needs none.
+    ``check`` is the name of the check, ``where`` the full key, file or address, ``what`` a sentence
+    about it, ``remedy`` the advice; a finding without a fault needs no remedy.
     """
 
     level: Level
@@ -55,11 +56,11 @@ class Report:
         self.findings.append(Finding(Level.NOTE, self.check, where, what, remedy))
 
     def warning(self, where: str, what: str, remedy: str) -> None:
-        """Add a finding that a person should look at."""
+        """Add a finding that needs attention."""
         self.findings.append(Finding(Level.WARNING, self.check, where, what, remedy))
 
     def problem(self, where: str, what: str, remedy: str) -> None:
-        """Add a finding that has to be mended."""
+        """Add a finding that must be fixed."""
         self.findings.append(Finding(Level.PROBLEM, self.check, where, what, remedy))
 
 

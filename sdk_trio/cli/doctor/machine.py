@@ -20,7 +20,7 @@ from ...replication.running_replicator import SignalRefusal, read_pid, refusal_t
 from ...server.limits import OWN_DESCRIPTORS, Limits, share_descriptors
 from ...server.listen import reachable_descriptor_limit
 from ...server.tls import RENEW, URGENT_EXPIRY_SECONDS, load_certificate, validity
-from ..receiver import NobodyThereError, find
+from ..receiver import NoReceiverError, find
 from ..sign import DEV_SECRET_NAME
 from ..terminal import size_text
 from . import Report
@@ -67,13 +67,13 @@ def _check_certificate(cert_file: str, key_file: str, report: Report) -> None:
         )
         return
     if dates is None:
-        report.note(where, "it cannot be told until when it is valid")
+        report.note(where, "its expiry date is unknown")
         return
     begin, end = dates
     now = time.time()
     if not begin <= now <= end:
         fault = "it is not yet valid" if now < begin else "it has expired"
-        report.problem(where, f"no sender believes it: {fault}", f"{RENEW}; or the clock is wrong")
+        report.problem(where, f"no sender accepts it: {fault}", f"{RENEW}; or the clock is wrong")
         return
     days = (end - now) / _DAY_SECONDS
     if end - now < URGENT_EXPIRY_SECONDS:
@@ -92,7 +92,7 @@ def _reason(error: OptionsValidationError) -> str:
 def _check_data_directory(directory: Path, report: Report) -> None:
     where = f"{STORAGE_PATH} ({directory.absolute()})"
     if not directory.exists():
-        # The nearest directory that is there decides whether the others can be made.
+        # The nearest existing directory decides whether the others can be created.
         parent = next(p for p in directory.absolute().parents if p.exists())
         if os.access(parent, os.W_OK | os.X_OK):
             report.note(where, "it does not exist yet: the first start creates it, for this user")
@@ -119,8 +119,8 @@ def _check_data_directory(directory: Path, report: Report) -> None:
         what, _, remedy = visible.partition(": ")
         report.warning(where, f"it {what}", remedy)
     else:
-        report.ok(where, "this user alone reads and writes it")
-    # Files that a command has made as another user, such as root, cannot be opened by the receiver.
+        report.ok(where, "only this user can read and write it")
+    # The receiver cannot open files that a command created as another user, such as root.
     for file in sorted(directory.iterdir()):
         if not os.access(file, os.R_OK | os.W_OK):
             report.problem(
@@ -131,11 +131,11 @@ def _check_data_directory(directory: Path, report: Report) -> None:
 
 
 def _secret_files(loaded: Loaded, settings: Settings) -> list[tuple[str, str]]:
-    """Return the files that hold secrets, each with the key that names it."""
+    """Return the files with secrets, each with the key that names it."""
     found: dict[str, str] = {}
     secret_keys = tuple(row.key.casefold() for row in table() if row.kind is Secret)
     for key, origin in loaded.origins.items():
-        # An origin names a line behind the file where there is one: `.env:3`.
+        # An origin may have a line after the file: `.env:3`.
         file = origin if os.path.isfile(origin) else origin.rpartition(":")[0]
         if key.casefold().startswith(secret_keys) and os.path.isfile(file):
             # One finding for a file, however many secrets are in it.
@@ -182,9 +182,9 @@ def _check_secret_file(key: str, file: Path, report: Report) -> None:
 
 
 def check_disk(settings: Settings, report: Report, growth_per_day: float | None = None) -> None:
-    """Compare the room on the data directory's disk with what the inbox needs.
+    """Compare the free space on the data directory's disk with the inbox's needs.
 
-    ``growth_per_day`` is in bytes, None where it is not known.
+    ``growth_per_day`` is in bytes, None if unknown.
     """
     if settings.storage.backend is not StorageBackend.SQLITE:
         report.note("Sdk:Storage:Backend", f"{settings.storage.backend}: nothing is kept on disk")
@@ -192,7 +192,7 @@ def check_disk(settings: Settings, report: Report, growth_per_day: float | None 
     directory = Path(settings.storage.path).absolute()
     existing = next(p for p in (directory, *directory.parents) if p.exists())
     room = os.statvfs(existing)
-    # f_bavail and not f_bfree: some of the disk is kept for root.
+    # f_bavail instead of f_bfree: part of the disk is reserved for root.
     free = room.f_bavail * room.f_frsize
     where = f"{STORAGE_PATH} ({existing})"
     if free < LEAST_FREE_BYTES:
@@ -217,9 +217,9 @@ def check_disk(settings: Settings, report: Report, growth_per_day: float | None 
     if room.f_files and room.f_favail < LEAST_FREE_NODES:
         report.problem(
             where,
-            f"the file system has {room.f_favail} file nodes left: no file can be made soon, "
+            f"the file system has {room.f_favail} file nodes left: soon no file can be created, "
             "however many bytes are free",
-            "remove files that nobody needs (df -i shows where)",
+            "remove unneeded files (df -i shows where)",
         )
 
 
@@ -229,11 +229,11 @@ def check_descriptors(settings: Settings, report: Report) -> None:
     limit = share_descriptors(reachable_descriptor_limit()).receiver
     whose = "this shell's"
     try:
-        # The limit of this shell says little about the receiver, whose unit sets its own.
+        # This shell's limit says little about the receiver, whose unit sets its own.
         pid = find(settings.storage.path).pid
         limit = share_descriptors(_descriptors_of(pid)).receiver
         whose = f"the running receiver's (process {pid})"
-    except (NobodyThereError, OSError, ValueError):
+    except (NoReceiverError, OSError, ValueError):
         pass
     calls = settings.connection.max_connections_per_server
     # The pool of the client may fill up in an outage of the upstream: deliveries must still find
@@ -241,7 +241,7 @@ def check_descriptors(settings: Settings, report: Report) -> None:
     if limit < calls + OWN_DESCRIPTORS:
         report.problem(
             "RLIMIT_NOFILE",
-            f"{whose} limit of open files leaves {limit} for connections, and the client alone "
+            f"{whose} limit of open files leaves {limit} for connections, and the client "
             f"may open {calls} (Sdk:Connection:MaxConnectionsPerServer)",
             "LimitNOFILE=65536 in the systemd unit, or ulimit -n 65536",
         )
@@ -249,7 +249,7 @@ def check_descriptors(settings: Settings, report: Report) -> None:
         report.note(
             "RLIMIT_NOFILE",
             f"{whose} limit of open files leaves {limit} for connections; beyond that senders "
-            f"are answered 503, else beyond {wanted}",
+            f"are answered 503, otherwise beyond {wanted}",
             "LimitNOFILE=65536 in the systemd unit, or ulimit -n 65536",
         )
     else:
@@ -278,17 +278,17 @@ def check_clock(report: Report) -> None:
     if state == -1:
         report.note(
             where,
-            "the kernel does not say whether it is kept right",
-            "compare it with another one: beyond ToleranceSeconds every delivery is refused",
+            "the kernel does not report whether it is synchronized",
+            "compare it with another clock: beyond ToleranceSeconds every delivery is refused",
         )
     elif state == _CLOCK_ERROR:
         report.note(
             where,
-            "the kernel says that nothing keeps it right; in a container the host may do so",
+            "the kernel reports that it is not synchronized; in a container the host may do so",
             "run an NTP client (systemd-timesyncd, chrony) on the host",
         )
     else:
-        report.ok(where, "the kernel says that it is kept right by NTP or the like")
+        report.ok(where, "the kernel reports that it is synchronized by NTP or similar")
 
 
 def check_replication(
@@ -297,9 +297,9 @@ def check_replication(
     """Report which replicator would run, and whether the process to signal survives SIGHUP.
 
     Args:
-        may_run: the user has named the settings' files, so the binary that they name may be asked
-            for its version. A diagnosis never runs a program that the settings of a mere working
-            directory name.
+        may_run: the user named the settings' files, so the binary in them may be run for its
+            version. A diagnosis never runs a program from settings that were only found in a
+            working directory.
     """
     options = settings.multi_tenant.file_db.replication
     if not options.use_replication:
@@ -317,7 +317,7 @@ def check_replication(
             report.warning(where, f"{what}: 'replication verify' and 'restore' need it", remedy)
     else:
         if options.replicator_path and not may_run:
-            version = "it was not asked for its version, because no file was named with --config"
+            version = "its version was not checked, because no file was named with --config"
         else:
             version = f"version {_version_of(binary)}"
         report.ok(where, f"{binary}, {version}")

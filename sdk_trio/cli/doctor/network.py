@@ -34,8 +34,7 @@ from ..trigger import secret_of
 from . import Report
 from .settings import ALLOWED_SOURCES, TRUSTED_PROXIES, check_endpoints
 
-#: The body of the probe. Its bytes are the same each time, so that the inbox holds one such event
-#: at most.
+#: The body of the probe. It is always the same, so that the inbox gets at most one such event.
 PROBE_BODY = b'{"type":"%s","data":{"id":"doctor"}}' % PROBE_TYPE.encode()
 
 #: The event that ``doctor`` delivers to the running receiver, always the same.
@@ -45,9 +44,8 @@ PROBE_ID = "msg_sdk_trio_doctor"
 #: The longest time of each attempt to reach the upstream, in seconds.
 STEP_SECONDS = 5.0
 
-#: The smallest difference to the upstream's clock, in seconds, that is reported.
-# Clocks that NTP keeps differ by milliseconds; the header that is compared has whole seconds, and a
-# request takes some.
+#: The smallest reported difference to the upstream's clock, in seconds. Clocks synchronized by NTP
+#: differ by milliseconds, but the header has whole seconds, and a request takes time.
 NOTABLE_SKEW = 5.0
 
 UPSTREAM_KEYS = "Sdk:Mode, Sdk:Upstream"
@@ -58,12 +56,12 @@ async def check_receiver(settings: Settings, report: Report) -> None:
     """Deliver a signed probe to the running receiver, and explain its answer.
 
     Raises:
-        NobodyThereError: no receiver is running.
+        NoReceiverError: no receiver is running.
     """
     await trio.lowlevel.checkpoint()
     presence = reach(settings.storage.path)
     where = presence.url
-    # The receiver's own certificate vouches for itself: it may be signed by nobody.
+    # The receiver's own certificate is its authority: it may be self-signed.
     ca_file = settings.server.cert_file if where.startswith("https:") else None
     posted = None
     try:
@@ -78,14 +76,12 @@ async def check_receiver(settings: Settings, report: Report) -> None:
     except NoSecretError as error:
         report.note(where, f"nothing was delivered: {error}")
     except DeliveryFailedError as error:
-        report.problem(
-            where, str(error), f"look at process {presence.pid} and its log; start it again"
-        )
+        report.problem(where, str(error), f"check process {presence.pid} and its log; restart it")
     counts, own = await _read_rejections(settings, report)
     if posted is not None:
         cause = own[0] if own else None
         _explain(posted.status, where, settings, report, cause)
-    # Those of doctor's own probes say nothing about senders.
+    # Those of doctor's own probes are no evidence about senders.
     counts.subtract(own)
     for cause in sorted(counts.keys() & ADVICE.keys()):
         if counts[cause] > 0:
@@ -97,7 +93,7 @@ async def check_receiver(settings: Settings, report: Report) -> None:
 
 
 async def _read_rejections(settings: Settings, report: Report) -> tuple[Counter[str], list[str]]:
-    """Return the counted causes of what the receiver refused, and those of doctor's own probes.
+    """Return the receiver's counted causes of rejections, and those of doctor's own probes.
 
     The latter are of the newest that the receiver keeps, the newest first.
     """
@@ -113,7 +109,7 @@ async def _read_rejections(settings: Settings, report: Report) -> tuple[Counter[
 
 
 async def check_routes(settings: Settings, report: Report) -> None:
-    """Connect to the application of each route, and say which routes are paused.
+    """Connect to the application of each route, and report paused routes.
 
     Raises:
         StorageError: the store cannot be opened.
@@ -139,11 +135,11 @@ async def check_routes(settings: Settings, report: Report) -> None:
             told = str(error) or f"no connection within {STEP_SECONDS:g} s"
             report.problem(
                 where,
-                f"nobody can be connected to at {route.url}: {told}",
+                f"cannot connect to {route.url}: {told}",
                 "start the application, or change the route; its events wait in the store",
             )
         else:
-            report.ok(where, f"somebody listens at {route.url}")
+            report.ok(where, f"a server listens at {route.url}")
 
 
 def _target_of(url: str) -> tuple[str, int]:
@@ -158,7 +154,7 @@ def _as_a_proxy(settings: Settings, presence: Presence) -> dict[str, str]:
     unix = presence.url.startswith("unix:")
     trusted = settings.server.trusted_proxies
     host = "" if unix else (urlsplit(presence.url).hostname or "")
-    # The receiver's own code decides which headers it believes, so that exactly these are sent.
+    # The receiver's own code selects the headers it trusts, so that exactly these are sent.
     family = settings.server.forwarded_headers
     name, value = "x-forwarded-proto", "https"
     if family is ForwardedHeaders.FORWARDED:
@@ -184,7 +180,7 @@ def _explain(
                 where,
                 "400: the receiver refused a delivery that this machine has signed; RequireHttps "
                 f"is true, and trusted are: {', '.join(proxied) or 'no proxies'}",
-                f"see what is said of {TRUSTED_PROXIES}; if nothing is, compare the secrets and "
+                f"see the finding on {TRUSTED_PROXIES}; if there is none, compare the secrets and "
                 "settings of the running process with these ('events rejected' has the cause)",
             )
         case 400:
@@ -203,15 +199,15 @@ def _explain(
                 "restart the receiver: it runs with another path",
             )
         case 429:
-            report.note(where, "429: the rate limit is used up at present")
+            report.note(where, "429: the rate limit is used up now")
         case 503:
             report.problem(
                 where,
-                "503: the receiver has no room or no store, or is stopping",
-                "look at its log: queue.full, store.unavailable or store.lost",
+                "503: the queue is full, the store is unavailable, or the receiver is stopping",
+                "check its log: queue.full, store.unavailable or store.lost",
             )
         case _:
-            report.problem(where, f"{status} was answered", "look at the receiver's log")
+            report.problem(where, f"{status} was answered", "check the receiver's log")
 
 
 async def check_upstream(
@@ -225,9 +221,9 @@ async def check_upstream(
         tls = tls_context(settings.connection) if where.startswith("https:") else None
     except OptionsValidationError as error:
         for problem in error.problems:
-            report.problem(problem.key, problem.message, "change the key, or what it names")
+            report.problem(problem.key, problem.message, "change the key, or the file it names")
         return
-    # Step by step, because the error of a whole request does not say whether name, port or
+    # Step by step, because the error of a whole request does not show whether name, port or
     # certificate was wrong.
     if not await _is_reached(where, proxy, tls, report):
         return
@@ -244,7 +240,7 @@ async def check_upstream(
                 total_timeout=STEP_SECONDS,
             )
         except CallError as error:
-            report.problem(where, f"no answer: {error}", "try again; look at the upstream's status")
+            report.problem(where, f"no answer: {error}", "try again; check the upstream's status")
             return
         # The middle of the request: the answer was dated somewhere between.
         _check_skew(response, (asked_at + time.time()) / 2, settings, report)
@@ -260,11 +256,11 @@ async def _is_reached(
     host, port = parts.hostname or "", parts.port or (443 if tls else 80)
     asked = (host, port) if proxy is None else (proxy.host, proxy.port)
     ignored = ignored_variable(host) if proxy is None else None
-    hint = f"; {ignored} is set, and is not followed: set {PROXY_URL} to use it" if ignored else ""
+    hint = f"; {ignored} is set, and is ignored: set {PROXY_URL} to use it" if ignored else ""
     await trio.lowlevel.checkpoint()
     try:
         with trio.fail_after(STEP_SECONDS):
-            # With a proxy it is the proxy that looks up the upstream's name.
+            # With a proxy, the proxy resolves the upstream's name.
             await trio.socket.getaddrinfo(*asked, type=socket.SOCK_STREAM)
     except (OSError, trio.TooSlowError) as error:
         report.problem(
@@ -286,7 +282,7 @@ async def _is_reached(
             "let this machine connect out to that port: firewall, proxy, or the address is wrong"
             f"{hint}"
             if proxy is None
-            else f"check {PROXY_URL}, and what the proxy {proxy} lets through",
+            else f"check {PROXY_URL}, and the rules of the proxy {proxy}",
         )
         return False
     async with stream:
@@ -300,7 +296,7 @@ async def _is_reached(
             cause = error.__cause__ or error
             report.problem(
                 where,
-                f"TLS: {host} has no certificate that this machine believes ({_words(cause)})",
+                f"TLS: {host} has no certificate that this machine trusts ({_words(cause)})",
                 "set the clock right, or name the authorities of a private certificate, or of a "
                 "proxy in between, with Sdk:Connection:CaFile",
             )
@@ -343,20 +339,20 @@ def _is_welcome(status: int, where: str, report: Report) -> bool:
             report.ok(where, "reached, and the access token is accepted")
             return True
         case 429:
-            report.note(where, "429: reached, and the rate limit is used up at present")
+            report.note(where, "429: reached, and the rate limit is used up now")
         case _:
-            report.problem(where, f"{status} was answered", "look at the upstream's status")
+            report.problem(where, f"{status} was answered", "check the upstream's status")
     return False
 
 
 def _check_skew(response: httpx.Response, now: float, settings: Settings, report: Report) -> None:
-    """Compare our clock with the upstream's, whose timestamps deliveries have."""
+    """Compare our clock with the upstream's, which timestamps deliveries."""
     where = "clock of this machine"
     try:
         # The header has whole seconds, so its middle is compared.
         theirs = parsedate_to_datetime(response.headers["date"]).timestamp() + 0.5
     except (KeyError, ValueError):
-        report.note(where, "the upstream tells no time to compare it with")
+        report.note(where, "the upstream sends no time to compare it with")
         return
     skew = now - theirs
     way = "ahead of" if skew > 0 else "behind"
@@ -365,7 +361,9 @@ def _check_skew(response: httpx.Response, now: float, settings: Settings, report
     remedy = "set it right: run an NTP client (systemd-timesyncd, chrony)"
     if abs(skew) >= tolerance:
         report.problem(
-            where, f"it is {what}: beyond ToleranceSeconds ({tolerance}) all is refused", remedy
+            where,
+            f"it is {what}: beyond ToleranceSeconds ({tolerance}) all deliveries are refused",
+            remedy,
         )
     elif abs(skew) > max(NOTABLE_SKEW, tolerance / 10):
         report.warning(where, f"it is {what}; at {tolerance} s all deliveries are refused", remedy)

@@ -1,7 +1,7 @@
 """``doctor``: an examination of the whole installation, with one list of findings.
 
-Each check runs within a time of its own, and one that fails or hangs is a finding itself: a
-diagnosis is wanted exactly when parts of the installation do not answer.
+Each check has its own time limit, and a check that fails or hangs is itself a finding: a diagnosis
+is needed exactly when parts of the installation do not respond.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if not describing():
     from ...config import Loaded, Settings, StorageBackend
     from ...storage.examine import Contents
     from ..application import import_registry
-    from ..receiver import NobodyThereError
+    from ..receiver import NoReceiverError
     from ..settings import read_to_examine
     from ..sign import read_dev_secret
     from ..terminal import is_terminal, print_json, print_text, say
@@ -45,8 +45,7 @@ if not describing():
         check_tenants,
     )
 
-#: The longest time of one check, and of all together, in seconds: a doctor that hangs on what it
-#: examines finds nothing.
+#: Time limits of one check, and of all together, in seconds: a doctor that hangs finds nothing.
 CHECK_SECONDS = 20.0
 TOTAL_SECONDS = 40.0
 
@@ -57,7 +56,7 @@ def doctor_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``doctor``."""
     parser.add_argument("--app", metavar=REFERENCE, help="examine the handlers of it as well")
     parser.add_argument(
-        "--standalone", action="store_true", help="examine the receiver alone: no AccessToken"
+        "--standalone", action="store_true", help="examine only the receiver: no AccessToken"
     )
     add_dev(parser)
     parser.add_argument("--offline", action="store_true", help="do not call the upstream")
@@ -84,14 +83,14 @@ def doctor(arguments: Namespace) -> int:
     else:
         first.note(
             "doctor",
-            "everything else needs valid settings, and was not looked at",
-            "'doctor --dev' examines what 'dev' runs, which needs neither secret nor token",
+            "everything else needs valid settings, and was not checked",
+            "'doctor --dev' examines the setup of 'dev', which needs neither secret nor token",
         )
     _show(ranked(findings), as_json=arguments.format == "json")
     if settings is None:
         return EXIT_CONFIGURATION
-    # Warnings do not fail: doctor runs before deployments, which must not stop for what may go
-    # wrong one day.
+    # Warnings do not fail: doctor runs before deployments, which must not stop because of future
+    # risks.
     return EXIT_FAILURE if any(f.level is Level.PROBLEM for f in findings) else 0
 
 
@@ -117,7 +116,7 @@ class _Handled:
     def check(self, settings: Settings, report: Report) -> None:
         """Import the application and report the types without a handler."""
         if self.reference is None:
-            report.note("--app", "not given, so handlers were not looked at", "--app MODULE:ATTR")
+            report.note("--app", "not given, so handlers were not checked", "--app MODULE:ATTR")
             return
         registry = import_registry(self.reference)
         self.types = tuple(registry)
@@ -133,7 +132,7 @@ class _Handled:
 async def examine_running(loaded: Loaded, arguments: Namespace) -> list[dict[str, str]]:
     """Examine the installation of this running receiver; return the findings, the worst first.
 
-    It asks neither itself nor the upstream, and imports no application: it has one.
+    It queries neither itself nor the upstream, and imports no application, which it already has.
     """
     first = Report("settings")
     check_settings(loaded, first)
@@ -152,15 +151,15 @@ async def _examine(
     *,
     running: bool = False,
 ) -> list[Finding]:
-    """Run every check; a check that fails or takes too long is reported, and the others go on.
+    """Run every check; a check that fails or times out is reported, and the others continue.
 
-    ``running``: this process is the receiver, so those of the network and the handlers are left
-    out.
+    ``running``: this process is the receiver, so the checks of the network and the handlers are
+    skipped.
     """
     # A list, because the checks run as tasks: the one of the store fills it for those after it.
     found: list[Contents] = []
 
-    async def look_at_store(report: Report) -> None:
+    async def check_the_store(report: Report) -> None:
         if settings.storage.backend is StorageBackend.POSTGRES:
             contents = await check_database(settings, report)
         else:
@@ -168,13 +167,13 @@ async def _examine(
         if contents is not None:
             found.append(contents)
 
-    def look_at_disk(report: Report) -> None:
+    def check_the_disk(report: Report) -> None:
         check_disk(settings, report, found[0].growth_per_day if found else None)
 
-    async def look_at_tenants(report: Report) -> None:
+    async def check_the_tenants(report: Report) -> None:
         await check_tenants(settings, found[0] if found else None, report)
 
-    async def look_at_notifications(report: Report) -> None:
+    async def check_the_notifications(report: Report) -> None:
         await check_notifications(settings, found[0] if found else None, os.environ, report)
 
     # Their findings are shown in this order.
@@ -183,16 +182,16 @@ async def _examine(
         "https": _plain(partial(check_https, settings)),
         "sources": _plain(partial(check_sources, settings)),
         "permissions": _threaded(partial(check_permissions, loaded, settings)),
-        "disk": _threaded(look_at_disk),
+        "disk": _threaded(check_the_disk),
         "descriptors": _threaded(partial(check_descriptors, settings)),
         "clock": _plain(check_clock),
-        "store": look_at_store,
-        "receiver": partial(_look_at_receiver, settings),
-        "routes": partial(_look_at_routes, settings),
-        "upstream": partial(_look_at_upstream, settings, handled, arguments),
+        "store": check_the_store,
+        "receiver": partial(_check_receiver, settings),
+        "routes": partial(_check_routes, settings),
+        "upstream": partial(_check_upstream, settings, handled, arguments),
         "handlers": _plain(partial(handled.check, settings)),
-        "tenants": look_at_tenants,
-        "notifications": look_at_notifications,
+        "tenants": check_the_tenants,
+        "notifications": check_the_notifications,
         "replication": _threaded(
             partial(check_replication, settings, os.environ, may_run=bool(arguments.config))
         ),
@@ -204,12 +203,12 @@ async def _examine(
         for name in names:
             await _run(checks[name], reports[name])
 
-    # The application is the user's code, so it is imported here, before other checks run beside it.
+    # The application is user code, so it is imported here, before other checks run concurrently.
     if not running:
         await run("handlers")
     over_network = ("receiver", "routes", "upstream")
     here = [name for name in checks if name not in ("handlers", "disk", *over_network)]
-    # The growth of the store says how long the disk will do, so the disk comes after it.
+    # The disk check comes after the store check, which knows the growth of the store.
     here.insert(here.index("store") + 1, "disk")
     with trio.move_on_after(TOTAL_SECONDS) as scope:
         async with trio.open_nursery() as nursery:
@@ -219,22 +218,22 @@ async def _examine(
     if scope.cancelled_caught:
         reports["doctor"] = Report("doctor")
         reports["doctor"].warning(
-            "doctor", f"not everything was looked at within {TOTAL_SECONDS:g} s", "try again"
+            "doctor", f"not everything was checked within {TOTAL_SECONDS:g} s", "try again"
         )
     return [finding for report in reports.values() for finding in report.findings]
 
 
-async def _look_at_receiver(settings: Settings, report: Report) -> None:
+async def _check_receiver(settings: Settings, report: Report) -> None:
     from .network import check_receiver  # brings httpx along
 
     await trio.lowlevel.checkpoint()
     try:
         await check_receiver(settings, report)
-    except NobodyThereError as error:
+    except NoReceiverError as error:
         report.note("receiver", f"nothing was delivered: {error}")
 
 
-async def _look_at_routes(settings: Settings, report: Report) -> None:
+async def _check_routes(settings: Settings, report: Report) -> None:
     if not settings.forward.all_routes:
         await trio.lowlevel.checkpoint()
         return
@@ -243,7 +242,7 @@ async def _look_at_routes(settings: Settings, report: Report) -> None:
     await check_routes(settings, report)
 
 
-async def _look_at_upstream(
+async def _check_upstream(
     settings: Settings, handled: _Handled, arguments: Namespace, report: Report
 ) -> None:
     from .network import check_upstream
@@ -264,7 +263,7 @@ def _plain(check: Callable[[Report], None]) -> Check:
 
 
 def _threaded(check: Callable[[Report], None]) -> Check:
-    """Run a check in a thread, because it asks the file system, which may hang."""
+    """Run a check in a thread, because it reads the file system, which may hang."""
 
     async def run(report: Report) -> None:
         await trio.to_thread.run_sync(check, report, abandon_on_cancel=True)
@@ -279,7 +278,7 @@ async def _run(check: Check, report: Report) -> None:
     except trio.TooSlowError:
         report.warning(
             report.check,
-            f"this was not looked at to its end within {CHECK_SECONDS:g} s",
+            f"this check did not finish within {CHECK_SECONDS:g} s",
             "a disk or a server that hangs is the usual cause",
         )
     except SdkError as error:
@@ -287,8 +286,8 @@ async def _run(check: Check, report: Report) -> None:
     except Exception as error:  # a fault in one check must not end the others
         report.warning(
             report.check,
-            # The class alone: the message of an unforeseen error may quote a secret.
-            f"this could not be looked at: {type(error).__name__}",
+            # Only the class: the message of an unexpected error may quote a secret.
+            f"this check failed: {type(error).__name__}",
             "report it, with the output of --format json",
         )
     await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""The checks of ``doctor`` on the settings alone: secrets, HTTPS, proxies, sources. Pure."""
+"""The checks of ``doctor`` on the settings: secrets, HTTPS, proxies, sources. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_address, ip_network
@@ -50,12 +50,11 @@ def _place(problem: Problem) -> str:
 
 
 def _said_and_advised(problem: Problem) -> tuple[str, str]:
-    """Split a message into fault and advice: the advice is its last clause behind a colon."""
+    """Split a message into fault and advice: the advice is its last clause after a colon."""
     said, colon, rest = problem.message.partition(": ")
     if not colon:
         return problem.message, "change it: 'config schema' describes every key"
-    # Messages of settings are written as `fault: reason; advice`, for one line; here each part has
-    # its place.
+    # Messages of settings are one line, `fault: reason; advice`; here they are split into parts.
     reason, semicolon, advice = rest.rpartition("; ")
     return f"{said}: {reason}" if semicolon else said, advice
 
@@ -67,7 +66,7 @@ def check_secrets(settings: Settings, report: Report) -> None:
     if token.startswith((HMAC_PREFIX, PUBLIC_KEY_PREFIX, PRIVATE_KEY_PREFIX)):
         report.problem(
             key,
-            "it begins as a webhook secret does: the two were probably exchanged",
+            "it starts like a webhook secret: the two were probably exchanged",
             "set the organization access token here, and the secret in Sdk:Webhooks:Secret",
         )
     elif token:
@@ -106,14 +105,14 @@ def _taken_for(text: str, derivation: KeyDerivation) -> str:
     keys = " and then as ".join(
         f"base64 of a key of {len(key)} bytes"
         if kind is KeyDerivation.STANDARD
-        else f"a text of {len(key)} bytes that is the key itself"
+        else f"a text of {len(key)} bytes, used as the key"
         for kind, key in parsed.hmac_keys
     )
     return f"KeyDerivation {derivation} tries it as {keys}"
 
 
 def check_https(settings: Settings, report: Report) -> None:
-    """Report whether any delivery can count as HTTPS, and whose headers are believed."""
+    """Report whether any delivery can count as HTTPS, and whose headers are trusted."""
     server = settings.server
     if not settings.webhooks.require_https:
         report.note(
@@ -121,14 +120,14 @@ def check_https(settings: Settings, report: Report) -> None:
             "false: deliveries without HTTPS are accepted",
             "leave that to development",
         )
-    # TLS of our own needs no proxy's word.
+    # Our own TLS does not depend on a proxy.
     elif server.cert_file:
         report.ok("Sdk:Server:CertFile", "TLS ends here, so every delivery is HTTPS")
     elif not server.trusted_proxies:
         report.problem(
             TRUSTED_PROXIES,
-            "every delivery is answered 400: RequireHttps is true, there is no CertFile, and no "
-            "proxy is trusted to say that it was reached by HTTPS",
+            "every delivery is answered 400: RequireHttps is true, CertFile is not set, and no "
+            "proxy is trusted to report HTTPS",
             "behind a proxy: set it to the proxy's address as this machine sees it, such as "
             '["127.0.0.1"] for one on the same machine. Without a proxy: set Sdk:Server:CertFile '
             "and Sdk:Server:KeyFile. To try things out: RequireHttps false",
@@ -161,8 +160,8 @@ def _check_reachable(address: str, trusted: tuple[str, ...], report: Report) -> 
     elif (host := _loopback(address)) and not _covers(trusted, host):
         report.problem(
             TRUSTED_PROXIES,
-            f"every delivery to {address} is answered 400: whoever reaches a loopback address "
-            f"comes from {host}, which is not among the trusted proxies",
+            f"every delivery to {address} is answered 400: the peer of a loopback address "
+            f"is {host}, which is not a trusted proxy",
             f'add "{host}", or bind to an address that the proxy reaches from elsewhere',
         )
 
@@ -172,7 +171,7 @@ def _check_trust(trusted: tuple[str, ...], report: Report) -> None:
     if not any(map(is_wide, trusted)):
         report.note(
             TRUSTED_PROXIES,
-            f"{', '.join(trusted)}: what such a peer lets through untouched counts as its own word",
+            f"{', '.join(trusted)}: headers that such a peer passes on unchanged are trusted",
             _SET_ALL_HEADERS,
         )
 
@@ -183,7 +182,7 @@ def check_sources(settings: Settings, report: Report) -> None:
     limit = settings.webhooks.rate_limit_per_minute
     trusted = settings.server.trusted_proxies
     hosts = [host for address in settings.server.bind if (host := _loopback(address))]
-    # All listening addresses are loopback: senders come through a proxy, and every one has its
+    # All listening addresses are loopback: senders connect through a proxy, and all have its
     # address.
     hidden = not trusted and len(hosts) == len(settings.server.bind)
     unix = not trusted and any(a.startswith("unix:") for a in settings.server.bind)
@@ -205,13 +204,13 @@ def check_sources(settings: Settings, report: Report) -> None:
 
 
 def _loopback(address: str) -> str | None:
-    """Return the peer of an address that only this machine reaches, else None."""
+    """Return the peer of an address that only this machine can reach, otherwise None."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         parsed = ip_address(host)
     except ValueError:
         return None
-    # A peer of a loopback address comes from the same one.
+    # The peer of a loopback address has the same one.
     return str(parsed) if parsed.is_loopback else None
 
 
@@ -244,14 +243,14 @@ def check_handlers(
         report.note(
             "--app",
             f"{what}; without a fallback such events are parked",
-            "register what is meant to run",
+            "register the missing handlers",
         )
 
 
 def check_endpoints(
     ours: Sequence[Mapping[str, Any]], path: str, handled: tuple[str, ...] | None, report: Report
 ) -> None:
-    """Compare the events of the upstream's endpoints that lead to our path with the handlers.
+    """Compare the events of the upstream's endpoints for our path with the handlers.
 
     ``handled`` are the types with a handler, None if no application was named.
     """
@@ -263,40 +262,41 @@ def check_endpoints(
         )
     for endpoint in ours:
         where = f"webhook endpoint {endpoint.get('id')}"
-        # Senders switch off an endpoint that fails for long, and nothing else says so here.
+        # Senders disable an endpoint that keeps failing, and nothing else reports that here.
         if endpoint.get("enabled") is False:
             report.problem(
                 where,
                 "the upstream has disabled it, as it does after many failures, and lists nothing "
                 "that it skips until it is enabled",
-                "enable it there; 'events reconcile' fetches only what it tried to deliver before: "
+                "enable it there; 'events reconcile' fetches only earlier deliveries: "
                 "compare orders and subscriptions with 'call'",
             )
         if str(endpoint.get("url")).startswith("http:"):
-            report.warning(where, "its URL is no HTTPS", "give it an https:// URL")
+            report.warning(where, "its URL is not HTTPS", "give it an https:// URL")
         if str(endpoint.get("format", "raw")) != "raw":
             report.problem(
                 where,
-                f"its format is {endpoint.get('format')}, which holds no events",
+                f"its format is {endpoint.get('format')}, which contains no events",
                 "choose the format raw at the upstream",
             )
         events = endpoint.get("events")
         if handled is not None and isinstance(events, list):
             _compare(where, {str(event) for event in events}, set(handled), report)
     if ours:
-        report.ok("Sdk:Webhooks:Path", f"{len(ours)} of the upstream's endpoints lead to {path}")
+        report.ok("Sdk:Webhooks:Path", f"{len(ours)} of the upstream's endpoints use {path}")
 
 
 def _compare(where: str, sent: set[str], handled: set[str], report: Report) -> None:
     if never := sorted(handled - sent):
         report.warning(
             where,
-            f"it does not send what has a handler: {', '.join(never)}",
+            f"it does not send these types that have a handler: {', '.join(never)}",
             "choose these events at the upstream",
         )
     if parked := sorted(sent - handled):
         report.note(
             where,
-            f"it sends what has no handler: {', '.join(parked)}; such events are parked",
+            f"it sends these types that have no handler: {', '.join(parked)}; such events are "
+            "parked",
             "register handlers, or do not choose these events",
         )

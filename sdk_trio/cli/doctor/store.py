@@ -28,7 +28,7 @@ from ...storage.open import open_store, postgres_address
 from ...storage.ports import NotificationStore
 from ...storage.sql.schema import BEING_FILLED, DATABASE_NAME, FILLING, VERSION
 from ...tenants.credentials import CredentialReader
-from ..receiver import NobodyThereError, find
+from ..receiver import NoReceiverError, find
 from ..terminal import size_text
 from . import Report
 from .machine import STORAGE_PATH
@@ -36,7 +36,7 @@ from .machine import STORAGE_PATH
 if TYPE_CHECKING:
     from ...storage.examine_postgres import PostgresExamination
 
-#: The longest time that SQLite looks for damage, in seconds: it reads the whole file.
+#: The time limit of SQLite's integrity check, in seconds: it reads the whole file.
 CHECK_SECONDS = 5.0
 
 #: The size in bytes from which the write-ahead log is reported: ten times the size at which it is
@@ -46,7 +46,7 @@ LARGE_LOG_BYTES = 160 * 1024 * 1024
 #: The age in seconds from which an unfinished event is reported: older than usual retries last.
 OLD_EVENT_SECONDS = 86_400.0
 
-#: The share of the places of the queue from which on a person has to look.
+#: The share of used queue slots from which on a warning is needed.
 FULL_SHARE = 0.8
 
 #: The age in seconds from which a reader of the database is reported: dead rows stay until it ends.
@@ -55,15 +55,15 @@ LONG_READ_SECONDS = 900.0
 #: The time for which a failover that may have lost deliveries is reported, in seconds.
 FAILOVER_SECONDS = 7 * 86_400.0
 
-#: The most tenants whose credentials and recipients are looked at.
+#: The most tenants whose credentials and recipients are checked.
 MOST_TENANTS = 1000
 
 
 async def check_file(settings: Settings, report: Report) -> Contents | None:
-    """Report the state of the store of Backend Sqlite, and what a person has to look at in it.
+    """Report the state of a SQLite store, and the parts that need attention.
 
     Returns:
-        What it holds; None if there is none of this version.
+        Its content; None if there is no store of this version.
 
     Raises:
         StoreUnavailableError: it cannot be read.
@@ -84,7 +84,7 @@ async def check_file(settings: Settings, report: Report) -> Contents | None:
         await trio.lowlevel.checkpoint()
     _compare_with_receiver(settings, report)
     if found is None:
-        report.note(STORAGE_PATH, "there is no inbox yet: the first start makes it")
+        report.note(STORAGE_PATH, "there is no inbox yet: the first start creates it")
         return None
     _describe_file(found, report)
     if found.contents is not None:
@@ -96,7 +96,7 @@ async def check_database(settings: Settings, report: Report) -> Contents | None:
     """Report whether the database of Backend Postgres can be used; change nothing in it.
 
     Returns:
-        What the store holds; None if there is none of this version.
+        Its content; None if there is no store of this version.
     """
     address = postgres_address(settings)
     from ...storage.examine_postgres import examine_postgres
@@ -105,7 +105,7 @@ async def check_database(settings: Settings, report: Report) -> Contents | None:
     try:
         found = await trio.to_thread.run_sync(examine_postgres, address, abandon_on_cancel=True)
     except StorageError as error:
-        report.problem(where, str(error), "mend it: until then deliveries are answered 503")
+        report.problem(where, str(error), "fix it: until then deliveries are answered 503")
         await trio.lowlevel.checkpoint()
         return None
     if not found.syncs:
@@ -129,13 +129,13 @@ async def check_database(settings: Settings, report: Report) -> Contents | None:
             where,
             f"the {waiting} waits for a lock of the {holding}, whose transaction has done nothing "
             f"for {seconds:.0f} s",
-            "end it (pg_terminate_backend) unless it is a report or a migration that goes on",
+            "end it (pg_terminate_backend) unless it is a running report or migration",
         )
     _describe_replication(where, found, report)
     _compare_clocks(settings, found.clock_offset, report)
     what = f"PostgreSQL {found.server}, {size_text(found.size)}"
     if found.contents is None:
-        report.note(where, f"{what}: the next start brings the schema {address.schema} up to date")
+        report.note(where, f"{what}: the next start upgrades the schema {address.schema}")
     else:
         report.ok(where, f"{what}, the schema {address.schema} is that of this version")
         _describe_contents(settings, found.contents, report)
@@ -143,13 +143,14 @@ async def check_database(settings: Settings, report: Report) -> Contents | None:
 
 
 def _describe_replication(where: str, found: "PostgresExamination", report: Report) -> None:
-    """Report what a failover may lose, and what the last one may have lost."""
+    """Report the possible loss of a failover, and the loss of the last one."""
     from ...storage.engines.postgres_failover import LOST_HINT
 
     if found.standbys and not found.replicated:
         report.note(
             where,
-            f"replication to {found.standbys} standbys is asynchronous: a failover loses what was "
+            f"replication to {found.standbys} standbys is asynchronous: a failover loses data "
+            "that was "
             "acknowledged in the last moments; set synchronous_standby_names to lose nothing",
         )
     timeline = found.timeline
@@ -173,7 +174,7 @@ def _compare_clocks(settings: Settings, offset: float, report: Report) -> None:
     what = f"this host's clock is {abs(offset):.0f} s {side} the database's"
     remedy = "synchronize both (chrony, systemd-timesyncd)"
     if abs(offset) > settings.webhooks.tolerance_seconds:
-        what += ": every delivery is refused, as its signature looks too old or too new"
+        what += ": every delivery is refused, as its timestamp looks too old or too new"
         report.problem("clock", what, remedy)
     else:
         report.warning("clock", what, remedy)
@@ -182,21 +183,21 @@ def _compare_clocks(settings: Settings, offset: float, report: Report) -> None:
 def _compare_with_receiver(settings: Settings, report: Report) -> None:
     """Report a running receiver that writes to another file than a restart would open."""
     try:
-        # Without a receiver nobody writes elsewhere.
+        # Without a receiver, no process writes elsewhere.
         receiver = find(settings.storage.path)
-    except NobodyThereError:
+    except NoReceiverError:
         return
     file = Path(settings.storage.path) / DATABASE_NAME
     if not _writes_elsewhere(receiver.pid, file):
         return
-    what = "was replaced" if file.exists() else "is gone"
+    what = "was replaced" if file.exists() else "was removed"
     report.problem(
         str(file),
         f"it {what}: the receiver (process {receiver.pid}) has another file open; nothing that it "
         "is sent is accepted",
-        "put back what was there, or restore a backup ('storage restore FILE'), and restart the "
+        "put back the file, or restore a backup ('storage restore FILE'), and restart the "
         "receiver; until it ends, "
-        f"Linux still has what it wrote under /proc/{receiver.pid}/fd",
+        f"Linux still has its file under /proc/{receiver.pid}/fd",
     )
 
 
@@ -204,7 +205,7 @@ def _writes_elsewhere(pid: int, file: Path) -> bool:
     """Return whether a process has another store open than ``file``; False if unknown."""
     directory = f"/proc/{pid}/fd"
     try:
-        # Under /proc a removed file keeps its name, with "(deleted)" behind it.
+        # Under /proc a removed file keeps its name, followed by "(deleted)".
         opened = [
             os.stat(f"{directory}/{number}")
             for number in os.listdir(directory)
@@ -249,7 +250,7 @@ def _describe_file(found: Examination, report: Report) -> None:
             f"it is damaged: {found.damage}",
             "stop the receiver, and restore a backup: 'storage restore FILE'",
         )
-    # A note, because it is the size alone that kept it from being checked.
+    # A note, because only its size prevented the check.
     elif not found.checked:
         report.note(where, f"it is too large to be checked for damage in {CHECK_SECONDS:g} s")
     else:
@@ -286,9 +287,9 @@ def _describe_contents(settings: Settings, found: Contents, report: Report) -> N
     if found.expired_leases:
         report.warning(
             "inbox",
-            f"{found.expired_leases} events belong to a process that stands still or is gone, and "
+            f"{found.expired_leases} events belong to a process that hangs or has ended, and "
             "no other one has taken them over",
-            "start a receiver if none runs; if one does, see in its log and /readyz what keeps its "
+            "start a receiver if none runs; otherwise its log and /readyz show what keeps its "
             "workers busy, or from the store",
         )
     age = 0.0 if found.oldest_unfinished is None else time.time() - found.oldest_unfinished
@@ -296,18 +297,18 @@ def _describe_contents(settings: Settings, found: Contents, report: Report) -> N
         report.warning(
             "inbox",
             f"the oldest unfinished event came {age / 3600:.0f} hours ago",
-            "start a receiver if none runs; 'events list --state retrying' shows what fails",
+            "start a receiver if none runs; 'events list --state retrying' lists the failures",
         )
     if not (dead or found.parked or found.expired_leases) and age <= OLD_EVENT_SECONDS:
         waiting = sum(found.states.values())
         report.ok("inbox", f"{waiting} events wait, none is dead, parked or old")
-    # One process of several has a part of the places, and refuses when they are taken.
+    # One process of several has part of the slots, and refuses when they are used up.
     places = settings.webhooks.queue.capacity
     waiting = found.states.get(DeliveryState.RECEIVED, 0)
     if waiting >= FULL_SHARE * places:
         report.warning(
             "Sdk:Webhooks:Queue:Capacity",
-            f"{waiting} events wait for a worker, and the queue has {places} places: what comes "
+            f"{waiting} events wait for a worker, and the queue has {places} slots: further events "
             "beyond them is answered 503",
             "handlers are slower than events come: the metric sdk_webhook_handler_seconds shows "
             "which; more Webhooks:Queue:Workers help where handlers wait for others",
@@ -322,7 +323,7 @@ async def check_tenants(settings: Settings, found: Contents | None, report: Repo
         await trio.lowlevel.checkpoint()
         return
     if found is None:
-        report.note(key, "there is no store of this version yet, so no tenants either")
+        report.note(key, "there is no store of this version yet, and so no tenants")
         await trio.lowlevel.checkpoint()
         return
     async with open_store(settings, owner="doctor") as store:
@@ -333,8 +334,8 @@ async def check_tenants(settings: Settings, found: Contents | None, report: Repo
         await _check_tenant(settings, tenant, reader, report)
     if len(report.findings) == before:
         report.ok(key, f"{len(tenants)} active tenants, and every credential can be read")
-    # With tenants, no secret of the host is asked for at the start: somebody else has to notice
-    # that there is none at all.
+    # With tenants, the start does not require a secret of the host: here is the check for having
+    # none.
     unowned = not settings.webhooks.all_secrets and not any(
         tenant.credentials.webhook_secrets for tenant in tenants
     )
@@ -362,7 +363,7 @@ async def _check_tenant(
         except TenantCredentialsError as error:
             report.problem(where, str(error), remedy)
             continue
-        # Parsed as the receiver does, whose log is the only other place that says it.
+        # Parsed as in the receiver, where only the log reports it.
         for secret in secrets:
             if (fault := _fault_of(secret, settings)) is not None:
                 report.problem(where, f"a webhook secret of its own {fault}", "replace it")
@@ -385,8 +386,7 @@ _CONTACTS: Mapping[ContactKind, Callable[[Tenant], str | None]] = {
     ContactKind.PHONE: lambda tenant: tenant.site_manager_phone,
 }
 
-#: Domains of documentation and of local machines, from which no mail can come (RFC 2606, 6761,
-#: 6762).
+#: Domains of documentation and of local machines, which have no mail (RFC 2606, 6761, 6762).
 _NO_DOMAINS = (
     *(".example", ".invalid", ".test", ".localhost", ".local"),
     *("example.com", "example.org", "example.net"),
@@ -396,12 +396,12 @@ _NO_DOMAINS = (
 _WAITING_FOR_SOMEBODY = {
     NotificationState.FAILED: "remove the causes that 'notify list --state failed' shows, then "
     "'notify retry --state failed'",
-    NotificationState.UNKNOWN: "look at the provider for those that 'notify list --state unknown' "
+    NotificationState.UNKNOWN: "check at the provider those that 'notify list --state unknown' "
     "shows; 'notify retry' sends them again",
 }
 
 #: The age in seconds from which a waiting message shows that no process sends messages: the longest
-#: wait between two attempts is an hour, and providers seldom ask for a longer one.
+#: wait between attempts is an hour, and providers seldom request a longer one.
 OLD_MESSAGE_SECONDS = 2 * 3600.0
 
 
@@ -437,7 +437,7 @@ async def check_notifications(
 def _are_used(settings: Settings, options: NotificationsOptions, report: Report) -> bool:
     key = f"{NOTIFICATIONS}:Enabled"
     if not options.enabled:
-        report.note(key, "false: nobody is told of transitions")
+        report.note(key, "false: transitions are not announced")
         return False
     # The checks of the settings report notifications without tenants or without a channel already.
     return settings.multi_tenant.enabled and bool(enabled_channels(options))
@@ -467,7 +467,7 @@ def _check_sender(address: str, report: Report) -> None:
     if "." not in domain or domain.endswith(_NO_DOMAINS):
         report.warning(
             f"{NOTIFICATIONS}:Email:FromAddress",
-            f"no mail can come from the domain {domain}, so the provider will refuse it",
+            f"the domain {domain} cannot send mail, so the provider will refuse it",
             "set an address that the provider has verified as a sender",
         )
 
@@ -501,7 +501,7 @@ def _report_missing(
         report.note(
             _named(tenants),
             f"{len(tenants)} of {total} active tenants have no site manager's {contact.label}: "
-            f"they are not told that way ('tenant set' takes {contact.argument})",
+            f"they are not notified on this channel ('tenant set' takes {contact.argument})",
         )
 
 
@@ -519,9 +519,9 @@ async def _check_messages(store: NotificationStore, report: Report) -> None:
         report.note(
             "messages",
             f"{counts[NotificationState.SKIPPED]} messages were skipped: nothing was sent",
-            "'notify list --state skipped' says why",
+            "'notify list --state skipped' shows why",
         )
-    # Only a first attempt: a message that is tried again waits for its turn.
+    # Only a first attempt: a retry waits for its time.
     oldest = await _oldest_pending(store)
     if oldest is not None and time.time() - oldest > OLD_MESSAGE_SECONDS:
         report.warning(

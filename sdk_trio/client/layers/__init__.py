@@ -1,8 +1,8 @@
-"""The layers of a call, from the outermost to the attempt: what all of them share.
+"""The layers of a call, from the outermost to the attempt: their common parts.
 
-A layer is an object with one async method, :meth:`CallLayer.send`, over the next one; its policy
-stands beside it as a pure object or function. :meth:`~sdk_trio.client.pipeline.Pipeline.layers`
-lists them in their order, with its reasons.
+A layer is an object with one async method, :meth:`CallLayer.send`, wrapping the next one; its
+policy is a separate pure object or function. :meth:`~sdk_trio.client.pipeline.Pipeline.layers`
+lists them in order, with the reasons.
 """
 
 import enum
@@ -33,18 +33,18 @@ class AttemptResult(enum.StrEnum):
     ANSWERED = "answered"
     """With an answer of any status."""
     FAILED = "failed"
-    """Without a whole answer."""
+    """Without a complete answer."""
     CANCELLED = "cancelled"
-    """Given up by us: another attempt won, the call's deadline passed, or the caller cancelled."""
+    """Cancelled by us: another attempt won, the deadline passed, or the caller cancelled."""
 
 
 @attrs.frozen(kw_only=True)
 class CallAttempt:
-    """One attempt that has ended, as hooks see it; it holds no query, header or body.
+    """One finished attempt, as hooks get it; it has no query, header or body.
 
     ``number`` counts the attempts of its call from 1. ``started_at`` is on the client's clock,
-    ``duration`` in seconds. ``status`` is None without the head of an answer, ``error`` the name of
-    the exception's class without a whole one.
+    ``duration`` in seconds. ``status`` is None if no head of an answer arrived; ``error`` is the
+    exception's class name if no complete answer arrived.
     """
 
     method: str
@@ -63,11 +63,11 @@ class CallAttempt:
 
 @attrs.define
 class ClientCounters:
-    """Totals since the client was made.
+    """Totals since the client was created.
 
-    ``requests`` are finished calls by method and outcome: ``ok``, the name of the error's class
-    in words (``not_found``, ``circuit_open``), or ``cancelled``. ``attempts_per_call`` is a
-    histogram: how many calls took 0, 1, 2, ... attempts.
+    ``requests`` are finished calls by method and outcome: ``ok``, the error's class name in words
+    (``not_found``, ``circuit_open``), or ``cancelled``. ``attempts_per_call`` is a histogram: how
+    many calls took 0, 1, 2, ... attempts.
     """
 
     requests: Counter[tuple[str, str]] = attrs.field(factory=Counter)
@@ -78,43 +78,43 @@ class ClientCounters:
     circuits_opened: int = 0
 
 
-#: A function that is called with the record of every attempt, in the task of the call.
+#: A function called with the record of every attempt, in the task of the call.
 AttemptHook = Callable[[CallAttempt], None]
 
 
 class CallLayer:
-    """One layer of a call; ``next`` is the one inside, which :func:`chained` sets."""
+    """One layer of a call; ``next`` is the inner one, set by :func:`chained`."""
 
     next: "CallLayer"
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Pass ``call`` on and return the answer; ``kind`` is that of the attempt to be made."""
+        """Pass ``call`` on and return the answer; ``kind`` is the kind of the attempt."""
         return await self.next.send(call, kind)
 
 
 def chained(layers: Sequence[CallLayer]) -> CallLayer:
-    """Put each layer over the one that follows it, and return the outermost."""
-    # The layers are given as a list and know nobody but the next: their order stands in one place,
-    # and a test can leave one out.
+    """Connect each layer to the next, and return the outermost."""
+    # Layers come as a list and know only the next one: their order is in one place, and a test can
+    # omit one.
     for outer, inner in pairwise(layers):
         outer.next = inner
     return layers[0]
 
 
-# The deadline layer stands here because every layer that waits takes part in it: nothing of a call
-# lasts beyond its deadline, or the client itself.
+# The deadline layer is here because every waiting layer uses it: no part of a call outlasts its
+# deadline, or the client.
 
 
 class CallCut(Exception):  # noqa: N818 - it says what happens, and never leaves the pipeline
-    """The call's deadline has come, or the client is closed: what is under way is given up."""
+    """The call's deadline has passed, or the client is closed: its work is cancelled."""
 
 
-class CallsUnderWay:
-    """The waits of the calls that a client has under way, so that closing it can end them.
+class CallsInProgress:
+    """The waits of a client's calls in progress, so that closing the client can end them.
 
-    A call waits in one place at a time, or in two when it is hedged: for leave to send, and for an
-    answer. Each wait has one scope, which keeps the call's deadline too: a scope around the whole
-    call would cost each of them a twelfth more.
+    A call waits in one place at a time, or in two if hedged: to be sent, and for an answer. Each
+    wait has one scope, which also enforces the deadline: a scope around the whole call would make
+    each call a twelfth slower.
     """
 
     __slots__ = ("_scopes", "is_closed")
@@ -128,38 +128,38 @@ class CallsUnderWay:
         scope = trio.CancelScope(deadline=deadline)
         if self.is_closed:
             scope.cancel()
-        # A wait that begins after the closing ends at its first checkpoint, like all the others.
+        # A wait that starts after closing ends at its first checkpoint.
         self._scopes.add(scope)
         return scope
 
     def end(self, scope: trio.CancelScope) -> None:
-        """The wait of ``scope`` is over."""
+        """Remove the finished wait of ``scope``."""
         self._scopes.discard(scope)
 
     def close(self) -> None:
-        """End every wait, and those that begin from now on."""
+        """End every wait, and all later ones."""
         self.is_closed = True
         for scope in self._scopes:
             scope.cancel()
 
 
 class DeadlineLayer(CallLayer):
-    """The outermost layer: says when a call has to be over, and what it ends with when it is cut.
+    """The outermost layer: sets the call's deadline, and the error when it passes.
 
-    Each wait inside keeps to the deadline by itself, since a scope here as well would cost each
-    call a twelfth more; it raises ``CallCut`` when it cannot be waited to its end.
+    Each inner wait enforces the deadline itself, since another scope here would make each call a
+    twelfth slower; it raises ``CallCut`` if it has to stop.
 
     Args:
-        under_way: knows whether the client is closed.
+        in_progress: whether the client is closed.
         clock: returns the current time in seconds.
     """
 
-    def __init__(self, under_way: CallsUnderWay, *, clock: Callable[[], float]) -> None:
-        self._under_way = under_way
+    def __init__(self, in_progress: CallsInProgress, *, clock: Callable[[], float]) -> None:
+        self._under_way = in_progress
         self._clock = clock
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Make the call and end it at its deadline.
+        """Make the call, ending it at its deadline.
 
         Raises:
             DeadlineExceededError: the deadline came first.
@@ -171,8 +171,8 @@ class DeadlineLayer(CallLayer):
             return await self.next.send(call, kind)
         except CallCut:
             pass
-        # Outside of the handler, so that the error has no context: the frames of the cut wait hold
-        # the request.
+        # Outside the handler, so that the error has no context: the frames of the cancelled wait
+        # hold the request.
         error: CallError
         if self._under_way.is_closed:
             said = "the client was closed"
@@ -182,9 +182,9 @@ class DeadlineLayer(CallLayer):
         else:
             said = f"the total time of {call.total_timeout:g} s is over"
             error = DeadlineExceededError(said, method=call.method, path=call.shown_path)
-        # The head of a success has come: the write was executed, and only its body is missing.
+        # The head of a success has arrived: the write was executed, and only its body is missing.
         if call.head is not None and call.head.is_success and not call.idempotent:
-            raise unread(call.head, call, f"its body had not come when {said}")
+            raise unread(call.head, call, f"its body had not arrived when {said}")
         if call.is_unconfirmed:
             raise outcome_unknown(call) from error
         raise error

@@ -1,7 +1,7 @@
-"""The admission layer: the client's own rate, and the gate that a 429 shuts.
+"""The admission layer: the client's own rate limit, and the pause after a 429.
 
-:class:`RateLimiter` is pure: a token bucket and a gate that return times to wait. :class:`RateGate`
-waits for them, and bounds how long.
+:class:`RateLimiter` is pure: a token bucket and a pause, which return times to wait.
+:class:`RateGate` waits for them, up to a limit.
 """
 
 import math
@@ -16,17 +16,17 @@ from ...base.throttle import TokenBucket
 from ..answers import RETRYABLE_STATUSES, TOO_MANY_REQUESTS, retry_after_of
 from ..call import Call
 from ..errors import RateLimitedError
-from . import AttemptKind, CallCut, CallLayer, CallsUnderWay
+from . import AttemptKind, CallCut, CallLayer, CallsInProgress
 
 SECONDS_PER_MINUTE = 60.0
 
 
 @attrs.frozen
 class LimitPolicy:
-    """The client's own rate.
+    """The client's own rate limit.
 
-    ``per_minute`` attempts a minute are let through on average, ``burst`` at once; None: no limit
-    but the gate. None is the default, because the upstream knows its own limit better.
+    ``per_minute`` attempts per minute on average, ``burst`` at once; None: no limit except the
+    pause after a 429. None is the default, because the upstream knows its limit better.
     """
 
     per_minute: float | None = None
@@ -34,9 +34,9 @@ class LimitPolicy:
 
 
 class Reservation:
-    """A place in the order of departure: the attempt leaves at ``due``, or when that has passed.
+    """A reserved rate slot: the attempt is sent at ``due``, or at once if that has passed.
 
-    ``due`` changes with the rate while a call waits for the place.
+    ``due`` changes with the rate while a call waits.
     """
 
     __slots__ = ("due",)
@@ -55,74 +55,74 @@ class RateLimiter:
 
     def __init__(self, policy: LimitPolicy, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._shut_until = -math.inf
-        self._waited_for: set[Reservation] = set()
+        self._paused_until = -math.inf
+        self._waiting: set[Reservation] = set()
         self.policy: LimitPolicy = policy
         self._bucket = _bucket_of(policy)
 
     @property
-    def shut_until(self) -> float:
-        """Return the time until which the gate is shut; a time in the past when it is open."""
-        return self._shut_until
+    def paused_until(self) -> float:
+        """Return the end of the pause; a time in the past if there is none."""
+        return self._paused_until
 
     @property
     def backlog(self) -> float:
-        """Return how many attempts the bucket still has to make good for; 0 when it is full."""
+        """Return how many tokens the bucket lacks; 0 if it is full."""
         return 0.0 if self._bucket is None else self._bucket.missing(self._clock())
 
     @property
     def is_idle(self) -> bool:
-        """Return whether forgetting this limiter would change nothing."""
-        return self._shut_until <= self._clock() and not self.backlog
+        """Return whether dropping this limiter would change nothing."""
+        return self._paused_until <= self._clock() and not self.backlog
 
-    def shut(self, seconds: float) -> None:
-        """Let no attempt leave for ``seconds``, after a 429; this never shortens a longer wait."""
-        self._shut_until = max(self._shut_until, self._clock() + seconds)
+    def pause(self, seconds: float) -> None:
+        """Send no attempt for ``seconds``, after a 429; never shortens a longer pause."""
+        self._paused_until = max(self._paused_until, self._clock() + seconds)
 
     def change(self, policy: LimitPolicy) -> None:
-        """Go on at another rate.
+        """Change the rate.
 
-        No place is lost and none is given twice: the bucket lacks as many attempts as before, and
-        waiting calls leave in the same order, at the new rate from now on.
+        No slot is lost or assigned twice: the bucket lacks as many tokens as before, and waiting
+        calls keep their order, at the new rate from now on.
         """
         now = self._clock()
         before, bucket = self.policy, self._bucket
         self.policy = policy
         if bucket is None or policy.per_minute is None:
-            # Nobody waited before, or nobody has to wait any more.
+            # No call waited before, or none has to wait now.
             self._bucket = _bucket_of(policy)
-            for place in self._waited_for:
-                place.due = now
+            for slot in self._waiting:
+                slot.due = now
             return
         bucket.change(per_second=_per_second(policy), burst=_burst(policy), now=now)
-        for place in self._waited_for:
-            ahead = (place.due - now) * _per_second(before) + _burst(before)
-            place.due = max(now, now + (ahead - _burst(policy)) / _per_second(policy))
+        for slot in self._waiting:
+            ahead = (slot.due - now) * _per_second(before) + _burst(before)
+            slot.due = max(now, now + (ahead - _burst(policy)) / _per_second(policy))
 
     def book(self) -> Reservation:
-        """Take the next place in the order of departure; :meth:`leave` it when its time has come.
+        """Reserve the next rate slot; call :meth:`leave` when its time has come.
 
-        A place that is due at once need not be left.
+        Not needed for a slot that is due at once.
         """
         now = self._clock()
-        place = Reservation(now if self._bucket is None else self._bucket.book(now))
-        if place.due > now:
-            self._waited_for.add(place)
-        return place
+        slot = Reservation(now if self._bucket is None else self._bucket.book(now))
+        if slot.due > now:
+            self._waiting.add(slot)
+        return slot
 
-    def leave(self, place: Reservation) -> None:
-        """Stop waiting for ``place``, whether the attempt departs or not."""
-        self._waited_for.discard(place)
+    def leave(self, slot: Reservation) -> None:
+        """Stop waiting for ``slot``, whether the attempt departs or not."""
+        self._waiting.discard(slot)
 
     def book_now(self) -> bool:
-        """Take a place if an attempt may leave at once; return whether it may."""
+        """Reserve a slot if an attempt may be sent at once; return whether it may."""
         now = self._clock()
-        if self._shut_until > now:
+        if self._paused_until > now:
             return False
         return self._bucket is None or not self._bucket.admit(now)
 
     def give_back(self) -> None:
-        """Return a place that was booked and not used: all later ones move up."""
+        """Return a reserved and unused slot: all later ones move up."""
         if self._bucket is not None:
             self._bucket.give_back()
 
@@ -141,17 +141,17 @@ def _burst(policy: LimitPolicy) -> int:
     return max(policy.burst, 1)
 
 
-#: The longest time that one answer can shut the gate for, in seconds: a day. A mistaken header must
-#: not silence a process for good.
-LONGEST_GATE_SECONDS = 86_400.0
+#: The longest pause that one answer can cause, in seconds: a day. A mistaken header must not stop a
+#: process for good.
+LONGEST_PAUSE_SECONDS = 86_400.0
 
-#: Above this number idle limiters are forgotten: there may be as many tokens as customers.
+#: Above this number, idle limiters are dropped: there may be as many tokens as customers.
 _KEPT_LIMITERS = 256
 
 
 @attrs.frozen
 class WaitTooLong:
-    """A refusal: the attempt's turn comes after ``seconds``, later than the call may wait."""
+    """A refusal: the rate slot is in ``seconds``, later than the call may wait."""
 
     seconds: float
 
@@ -168,11 +168,11 @@ class Limiters:
         self._policy = policy
         self._clock = clock
         self._by_token: dict[tuple[str, str], RateLimiter] = {}
-        #: Rings at each :meth:`change`.
+        #: Rings on each :meth:`change`.
         self.changed: Bell = Bell()
 
     def change(self, policy: LimitPolicy) -> None:
-        """Go on at another rate; waiting calls keep their position and learn their new time."""
+        """Change the rate; waiting calls keep their order and get their new time."""
         if policy == self._policy:
             return
         self._policy = policy
@@ -185,7 +185,7 @@ class Limiters:
         key = (call.origin, call.token)
         found = self._by_token.get(key)
         if found is None:
-            # Tokens of tenants come and go; a limiter that is idle has nothing to remember.
+            # Tenants' tokens come and go; an idle limiter has no state to keep.
             if len(self._by_token) >= _KEPT_LIMITERS:
                 self._by_token = {k: v for k, v in self._by_token.items() if not v.is_idle}
             found = self._by_token[key] = RateLimiter(self._policy, clock=self._clock)
@@ -193,68 +193,68 @@ class Limiters:
 
 
 class RateGate:
-    """Holds attempts until the limiter lets them leave.
+    """Delays attempts until the limiter allows them.
 
     Args:
         limiters: the limiters of all tokens.
-        under_way: keeps each wait, so that closing the client ends it.
+        in_progress: registers each wait, so that closing the client ends it.
         clock: returns the current time in seconds.
-        wall_clock: returns Unix time, for dates of answers that have no ``Date``.
-        longest_wait: seconds; a call that would wait longer is ended instead.
+        wall_clock: returns Unix time, for dates in answers without ``Date``.
+        longest_wait: in seconds; a call that would wait longer is refused.
     """
 
     def __init__(
         self,
         limiters: Limiters,
         *,
-        under_way: CallsUnderWay,
+        in_progress: CallsInProgress,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         longest_wait: float,
     ) -> None:
         self._limiters = limiters
-        self._under_way = under_way
+        self._under_way = in_progress
         self._clock = clock
         self._wall_clock = wall_clock
         self._longest_wait = longest_wait
 
     async def admit(self, call: Call, *, not_before: float = -math.inf) -> WaitTooLong | None:
-        """Wait until an attempt of ``call`` may leave, and not before ``not_before``.
+        """Wait until an attempt of ``call`` may be sent, not before ``not_before``.
 
         Returns:
-            None when it may leave now; its place counts as used, unless it is given back.
-            WaitTooLong when its turn comes too late.
+            None if it may be sent now; its slot is used up unless it is given back. WaitTooLong if
+            the slot is too late.
 
         Raises:
-            CallCut: the client was closed meanwhile.
+            CallCut: the client was closed during the wait.
 
-        Returns at once, without a checkpoint, when it need not wait or will not.
-        Cancelling gives the place up.
+        Returns at once, without a checkpoint, if it need not wait or refuses. Cancellation gives
+        the slot back.
         """
         limiter = self._limiters.of(call)
-        place = limiter.book()
+        slot = limiter.book()
         admitted = False
         try:
             while True:
-                # The time is computed again after each wait: the gate may have been shut
-                # meanwhile, or the rate changed by a reload.
+                # Computed again after each wait: there may be a new pause, or a reload may have
+                # changed the rate.
                 now = self._clock()
-                leaves_at = max(not_before, place.due, limiter.shut_until)
+                leaves_at = max(not_before, slot.due, limiter.paused_until)
                 if leaves_at <= now:
                     admitted = True
                     return None
-                # Said at once: a caller that would only learn after a minute that its time was too
-                # short has waited for nothing.
+                # Refused at once: a caller should not wait a minute to learn that its time was too
+                # short.
                 if leaves_at - now > self._longest_wait or leaves_at >= call.deadline:
                     return WaitTooLong(leaves_at - now)
                 await self._wait(leaves_at)
         finally:
-            limiter.leave(place)
+            limiter.leave(slot)
             if not admitted:
                 limiter.give_back()
 
     async def _wait(self, leaves_at: float) -> None:
-        """Wait until then, or until the rate has changed."""
+        """Wait until ``leaves_at``, or until the rate changes."""
         scope = self._under_way.begin(leaves_at)
         try:
             with scope:
@@ -265,15 +265,15 @@ class RateGate:
             raise CallCut
 
     def admit_now(self, call: Call) -> bool:
-        """Take a place for an attempt of ``call`` if one may leave at once; say whether it may."""
+        """Reserve a slot if an attempt of ``call`` may be sent at once; return whether it may."""
         return self._clock() >= call.not_before and self._limiters.of(call).book_now()
 
     def give_back(self, call: Call) -> None:
-        """Return the place of an attempt that was not sent."""
+        """Return the slot of an attempt that was not sent."""
         self._limiters.of(call).give_back()
 
     def note(self, call: Call, response: httpx.Response) -> None:
-        """Apply Retry-After from this moment on: to the call, and a 429's to all of the token.
+        """Apply Retry-After from now on: to the call, and for a 429 to all calls of the token.
 
         Other calls with the same token would be answered 429 as well, and upstreams count these.
         """
@@ -284,33 +284,33 @@ class RateGate:
             return
         call.not_before = max(call.not_before, self._clock() + seconds)
         if response.status_code == TOO_MANY_REQUESTS:
-            # Bounded, since one wrong header must not stop every call with this token for a day.
-            self._limiters.of(call).shut(min(seconds, LONGEST_GATE_SECONDS))
+            # Bounded: one wrong header must not stop every call with this token for good.
+            self._limiters.of(call).pause(min(seconds, LONGEST_PAUSE_SECONDS))
 
 
 class AdmissionLayer(CallLayer):
-    """The layer that has the first attempt of each call wait for its turn.
+    """The layer that makes the first attempt of each call wait for a rate slot.
 
     Args:
-        gate: decides when it may leave.
+        gate: decides when it may be sent.
     """
 
     def __init__(self, gate: RateGate) -> None:
         self._gate = gate
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Wait for the call's turn, then hand the call on.
+        """Wait for a rate slot, then pass the call on.
 
         Raises:
-            RateLimitedError: its turn comes after the deadline or the longest wait; not sent.
+            RateLimitedError: the slot is after the deadline or the longest wait; not sent.
 
-        Cancelling gives the place up.
+        Cancellation gives the slot back.
         """
         refusal = await self._gate.admit(call)
         if refusal is not None:
             await trio.lowlevel.checkpoint()
             raise RateLimitedError(
-                f"not sent: this token is to pause for {refusal.seconds:.1f} s",
+                f"not sent: this token is paused for {refusal.seconds:.1f} s",
                 status=TOO_MANY_REQUESTS,
                 method=call.method,
                 path=call.shown_path,
@@ -319,7 +319,7 @@ class AdmissionLayer(CallLayer):
         try:
             return await self.next.send(call, kind)
         except BaseException:
-            # The upstream has not seen it, so its place in the rate belongs to the next call.
+            # The upstream has not seen it, so the next call gets its rate slot.
             if call.attempts == 0:
                 self._gate.give_back(call)
             raise

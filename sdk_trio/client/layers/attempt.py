@@ -1,4 +1,4 @@
-"""The innermost layer: one HTTP request and its whole answer, within the attempt's timeout."""
+"""The innermost layer: one HTTP request and its complete answer, within the attempt timeout."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from . import (
     CallAttempt,
     CallCut,
     CallLayer,
-    CallsUnderWay,
+    CallsInProgress,
     ClientCounters,
 )
 from .admission import RateGate
@@ -35,23 +35,23 @@ from .retry import RetryBudget
 
 logger = get_logger("client")
 
-# They speak of the compressed body, which is gone (RFC 9110, 8.4 and 8.6).
+# They describe the compressed body, which is gone (RFC 9110, 8.4 and 8.6).
 _OF_THE_BODY = frozenset({b"content-encoding", b"content-length"})
 
-#: The words for what an attempt was waiting for when its time was over.
+#: Words for the resource that an attempt was waiting for when it timed out.
 _WAITED_FOR = {
     FailureKind.NOT_SENT: "no connection",
     FailureKind.NO_CONNECTION_FREE: "none of our connections was free",
 }
 
-#: Bytes of the body of an unsuccessful answer that are kept: it holds an explanation, no data.
+#: Bytes that are kept of the body of an unsuccessful answer: it has an explanation, no data.
 MAX_ERROR_BYTES = 1_048_576
 
 
 class _Abandoned:
-    """The transport's account of an attempt that was cancelled while it waited.
+    """The transport's report about an attempt that was cancelled while it waited.
 
-    It says whether the request may have reached the upstream, and which incident it waited for.
+    It says whether the request may have reached the upstream, and its incident, if any.
     """
 
     __slots__ = ("_call", "incident", "kind")
@@ -62,7 +62,7 @@ class _Abandoned:
         self.incident: Incident | None = None
 
     def note(self, incident: Incident | None, was_sent: bool) -> None:
-        """Note the transport's account (the extension ``ABANDONED``)."""
+        """Record the transport's report (the extension ``ABANDONED``)."""
         self.incident = incident
         if not was_sent:
             waits = incident is not None
@@ -73,26 +73,26 @@ class _Abandoned:
 class AttemptLayer(CallLayer):
     """Sends one request and reads its answer.
 
-    A transport whose attribute ``tells_before_send`` is true calls the extension ``BEFORE_SEND``
-    of a request, without arguments, before anything of it can reach the upstream. So a write that
-    never got a connection is known not to have been executed. It calls ``ABANDONED`` when the
-    request is cancelled while it waits for a connection, with the incident that it waited for.
+    A transport whose attribute ``calls_before_send`` is true calls the request extension
+    ``BEFORE_SEND``, without arguments, before any of it can reach the upstream. So a write that
+    never got a connection certainly was not executed. It calls ``ABANDONED`` if the request is
+    cancelled while waiting for a connection, with the incident that it waited for.
 
     Args:
-        transport: sends it.
-        under_way: keeps each attempt, so that closing the client ends it.
+        transport: sends the request.
+        in_progress: registers each attempt, so that closing the client ends it.
         clock: returns the current time in seconds.
-        gate: is told of each answer before its body is read, for its Retry-After.
-        budget: is filled by first attempts.
+        gate: gets each answer before its body is read, for its Retry-After.
+        budget: gets the deposit of first attempts.
         counters: counts attempts.
-        hooks: called with the record of each attempt when it has ended.
+        hooks: called with the record of each finished attempt.
     """
 
     def __init__(
         self,
         transport: httpx.AsyncBaseTransport,
         *,
-        under_way: CallsUnderWay,
+        in_progress: CallsInProgress,
         clock: Callable[[], float],
         gate: RateGate,
         budget: RetryBudget,
@@ -100,8 +100,8 @@ class AttemptLayer(CallLayer):
         hooks: Sequence[AttemptHook],
     ) -> None:
         self._transport = transport
-        self._under_way = under_way
-        self._transport_tells = getattr(transport, "tells_before_send", False)
+        self._under_way = in_progress
+        self._transport_tells = getattr(transport, "calls_before_send", False)
         self._clock = clock
         self._gate = gate
         self._budget = budget
@@ -109,19 +109,19 @@ class AttemptLayer(CallLayer):
         self._hooks = hooks
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Make one attempt; return its answer, whatever the status, with the body read.
+        """Make one attempt; return its answer of any status, with the body read.
 
-        The body of a success of a streamed call is left unread. The body of an answer of another
-        status is empty if it breaks or takes too long, and cut if it is too large.
+        The body of a streamed call's success is left unread. The body of a failure is empty if it
+        breaks off or times out, and truncated if it is too large.
 
         Raises:
-            CallCut: the call's deadline has come, or the client is closed.
-            AttemptTimeoutError: there was no whole answer in time.
-            ConnectionFailedError: there will be no whole answer.
-            UnexpectedAnswerError: there is a success, and its body is too large; or, after a
-                write, the body broke: the head has said already that the write was executed.
+            CallCut: the call's deadline has passed, or the client is closed.
+            AttemptTimeoutError: there was no complete answer in time.
+            ConnectionFailedError: the connection failed.
+            UnexpectedAnswerError: a success with a too large body; or, for a write, one with a
+                broken body: its head already shows that the write was executed.
 
-        Cancelling abandons the request.
+        Cancellation abandons the request.
         """
         started_at = self._clock()
         if started_at >= call.deadline:
@@ -129,7 +129,7 @@ class AttemptLayer(CallLayer):
         call.attempts += 1
         number = call.attempts
         self._counters.attempts[kind] += 1
-        # Retries fill nothing: a budget that its own spending fills never runs dry.
+        # Retries add no deposit: a budget filled by its own spending never runs dry.
         if kind is AttemptKind.FIRST:
             self._budget.deposit()
         request = _request(call)
@@ -141,13 +141,12 @@ class AttemptLayer(CallLayer):
             response = await self._exchange(call, request, started_at, abandoned)
         except ConnectionFailedError as error:
             failure = error
-            # The upstream has not acted on this request, so the write's outcome is known: it has
-            # none.
+            # The upstream has not acted on this request, so the write's outcome is known.
             if error.kind is not FailureKind.UNCONFIRMED:
                 call.is_unconfirmed = False
             raise
         except CallCut:
-            raise  # the attempt has not failed, it was given up
+            raise  # the attempt did not fail, it was cancelled
         except Exception as error:
             failure = error
             raise
@@ -162,16 +161,16 @@ class AttemptLayer(CallLayer):
         for hook in self._hooks:
             try:
                 hook(record)
-            except Exception as error:  # it changes nothing about the call
+            except Exception as error:  # it does not affect the call
                 logger.warning("client.hook_failed", error=type(error).__name__, exc_info=error)
 
     def _expect_departure(self, call: Call, request: httpx.Request, abandoned: _Abandoned) -> None:
-        """Arrange that the call notes the moment from which the upstream may execute a write.
+        """Record the moment from which the upstream may execute a write.
 
-        That is when the request leaves, if the transport reports it, and otherwise now.
+        That is when the request is sent, if the transport reports it, and otherwise now.
         """
-        # A transport of the user's, such as a mock, may not report when a request leaves; then a
-        # write counts as sent from the start, which is the careful side.
+        # A user's transport, such as a mock, may not report when a request is sent; a write then
+        # counts as sent from the start, the safe assumption.
         if self._transport_tells:
             request.extensions[ABANDONED] = abandoned.note
             if not call.idempotent:
@@ -190,7 +189,7 @@ class AttemptLayer(CallLayer):
                 response = await self._transport.handle_async_request(request)
                 response.request = request
                 self._gate.note(call, response)
-                # A success in the head means that a write was executed, whatever happens to the
+                # The head of a success means that a write was executed, whatever happens to the
                 # body: the call is no longer unconfirmed.
                 call.head, call.is_unconfirmed = response, False
                 await _take_body(response, call)
@@ -205,7 +204,7 @@ class AttemptLayer(CallLayer):
                 return response
             finally:
                 self._under_way.end(scope)
-        # One scope keeps two times. Which of them has passed decides whether a further attempt can
+        # One scope has two deadlines. The one that passed decides whether another attempt can
         # follow.
         is_last = scope.deadline == call.deadline or self._under_way.is_closed
         if scope.cancelled_caught and is_last:
@@ -215,7 +214,7 @@ class AttemptLayer(CallLayer):
                 raise failed(failure, call) from failure
             raise _unanswered(call, abandoned)
         if not response.is_success:
-            # The status alone tells what happened, also to a write.
+            # The status is enough to know the outcome, even of a write.
             return _with_body(response, b"")
         ending = broken_off(failure, response, call)
         if failure is None and isinstance(ending, ConnectionFailedError):
@@ -224,8 +223,8 @@ class AttemptLayer(CallLayer):
 
 
 def _request(call: Call) -> httpx.Request:
-    # With a stream, httpx adds no headers of its own. Ours are complete, and this way of making a
-    # request costs a tenth of the usual one.
+    # With a stream, httpx adds no headers. Ours are complete, and a request built this way costs a
+    # tenth.
     request = _Request(
         call.method,
         parsed_url(call.url),
@@ -237,21 +236,21 @@ def _request(call: Call) -> httpx.Request:
 
 
 class _Request(httpx.Request):
-    """A request whose repr has no query, which may hold personal data."""
+    """A request whose repr omits the query, which may contain personal data."""
 
     def __repr__(self) -> str:
         return f"<request {self.method}>"
 
 
 async def _take_body(response: httpx.Response, call: Call) -> None:
-    """Read the body within the call's bound; bound a body that the caller reads itself."""
+    """Read the body within the call's limit; limit a body that the caller reads itself."""
     acceptable = is_acceptable(response, call)
     limit = call.max_answer_bytes if acceptable else MAX_ERROR_BYTES
     if not response.is_closed:
         bound(response, limit=limit, keeps_beginning=not acceptable)
     if not (call.is_stream and response.is_success):
         await _read(response)
-        # A transport in memory hands over a body that was read before it could be bounded.
+        # An in-memory transport returns a body that was read before it could be limited.
         if limit is not None and len(response.content) > limit:
             raise TooLargeError(limit, response.content[:limit])
 
@@ -271,7 +270,7 @@ def _unanswered(call: Call, abandoned: _Abandoned) -> AttemptTimeoutError:
 
 
 def _with_body(response: httpx.Response, content: bytes) -> httpx.Response:
-    """Return ``response`` with ``content``, which is not compressed, in place of its body."""
+    """Return ``response`` with the uncompressed ``content`` as its body."""
     headers = [pair for pair in response.headers.raw if pair[0].lower() not in _OF_THE_BODY]
     return httpx.Response(
         response.status_code,
@@ -286,8 +285,8 @@ async def _read(response: httpx.Response) -> None:
     try:
         await response.aread()
     except BaseException:
-        # The stream is closed, not the response: httpx counts a response as closed even if its
-        # closing was cancelled, and would then leave the connection open.
+        # Close the stream, not the response: httpx counts a response as closed even if its closing
+        # was cancelled, and would leave the connection open.
         stream = response.stream
         if isinstance(stream, httpx.AsyncByteStream):
             with trio.move_on_after(CLOSING_SECONDS, shield=True):

@@ -1,4 +1,4 @@
-"""The breaker layer: asks the circuit breaker of the call's origin before each attempt."""
+"""The breaker layer: checks the circuit breaker of the call's origin before each attempt."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from . import AttemptKind, CallLayer
 REQUEST_TIMEOUT = 408
 INTERNAL_SERVER_ERROR = 500
 
-#: Failures that say nothing about the upstream's health, so the breaker does not count them.
+#: Failures that are no evidence about the upstream's health; the breaker ignores them.
 _OUR_FAULTS = frozenset(
     {FailureKind.REFUSED, FailureKind.NO_CONNECTION_FREE, FailureKind.NOT_PROCESSED}
 )
@@ -48,7 +48,7 @@ class Breakers:
         self._by_origin: dict[str, CircuitBreaker] = {}
 
     def of(self, origin: str) -> CircuitBreaker:
-        """Return the breaker of ``origin``, made at the first call."""
+        """Return the breaker of ``origin``, created at the first call."""
         found = self._by_origin.get(origin)
         if found is None:
             found = self._by_origin[origin] = CircuitBreaker(
@@ -65,7 +65,7 @@ class Breakers:
 
 
 class BreakerLayer(CallLayer):
-    """Asks the breaker of the call's origin before each attempt, and reports the outcome to it.
+    """Checks the breaker of the call's origin before each attempt, and reports the outcome.
 
     Args:
         breakers: the breakers by origin.
@@ -75,12 +75,12 @@ class BreakerLayer(CallLayer):
         self._breakers = breakers
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Make the attempt if the circuit lets it through.
+        """Make the attempt if the circuit allows it.
 
         Raises:
             CircuitOpenError: the circuit is open; nothing is sent.
 
-        Cancelling counts neither for nor against the upstream, and frees a probe's place.
+        Cancellation counts neither for nor against the upstream, and ends a probe.
         """
         breaker = self._breakers.of(call.origin)
         permit = breaker.acquire()
@@ -91,7 +91,7 @@ class BreakerLayer(CallLayer):
         try:
             response = await self.next.send(call, kind)
             outcome = outcome_of_status(response.status_code)
-        # Any other exception, Cancelled included, is neutral: it says nothing about the upstream.
+        # Any other exception, including Cancelled, is neutral: no evidence about the upstream.
         except ConnectionFailedError as error:
             if error.kind not in _OUR_FAULTS:
                 outcome, incident = AttemptOutcome.FAILURE, error.incident
@@ -102,9 +102,9 @@ class BreakerLayer(CallLayer):
 
 
 def outcome_of_status(status: int) -> AttemptOutcome:
-    """Return the evidence of an answer about the upstream: only 408 and 5xx admit a fault."""
-    # A 429 is the answer of a healthy server that defends itself; the limiter obeys it, and an open
-    # circuit would only delay what it asks for.
+    """Return an answer's evidence about the upstream: only 408 and 5xx are failures."""
+    # A healthy server sends 429 to protect itself; the limiter applies it, and an open circuit
+    # would only add delay.
     if status == REQUEST_TIMEOUT or status >= INTERNAL_SERVER_ERROR:
         return AttemptOutcome.FAILURE
     return AttemptOutcome.SUCCESS
@@ -112,9 +112,9 @@ def outcome_of_status(status: int) -> AttemptOutcome:
 
 def _circuit_open(call: Call, refusal: CircuitRefusal) -> CircuitOpenError:
     if refusal.retry_after is None:
-        said = "the circuit was opened by hand"
+        said = "the circuit was opened manually"
     else:
-        said = f"the upstream has been failing; it is tried again in {refusal.retry_after:.1f} s"
+        said = f"the upstream has been failing; next attempt in {refusal.retry_after:.1f} s"
     return CircuitOpenError(
         f"not sent: {said}",
         method=call.method,

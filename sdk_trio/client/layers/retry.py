@@ -1,4 +1,4 @@
-"""The layers of further attempts: the retry after a failure, the hedge beside a slow attempt.
+"""The layers of further attempts: the retry after a failure, and the hedge for a slow attempt.
 
 One :class:`RetryBudget` pays for both, so that a slow upstream does not get a multiple of the load.
 """
@@ -26,9 +26,9 @@ logger = get_logger("client")
 class RetryPolicy:
     """The number of retries and the waits before them.
 
-    ``max_retries`` (0 to 10) come after the first attempt. Before the n-th one the wait is drawn
-    from ``U(0, min(cap_seconds, base_seconds * 2**(n-1)))`` (full jitter). When the upstream asks
-    for a longer wait than ``longest_wait_seconds``, there is no further attempt.
+    ``max_retries`` (0 to 10) follow the first attempt. The wait before the n-th is drawn from
+    ``U(0, min(cap_seconds, base_seconds * 2**(n-1)))`` (full jitter). If the upstream requests a
+    wait above ``longest_wait_seconds``, there is no further attempt.
     """
 
     max_retries: int = 3
@@ -40,7 +40,7 @@ class RetryPolicy:
 def may_retry_status(status: int, *, idempotent: bool) -> bool:
     """Return whether an answer of ``status`` may be followed by another attempt.
 
-    After a 429 every request may be repeated, because the upstream says that it did not execute it.
+    After a 429 every request may be repeated: the upstream states that it did not execute it.
     """
     return status in RETRYABLE_STATUSES and (idempotent or status == TOO_MANY_REQUESTS)
 
@@ -56,10 +56,10 @@ def may_retry_failure(kind: FailureKind, *, idempotent: bool) -> bool:
 class BudgetPolicy:
     """The rates at which the budget fills.
 
-    ``deposit_per_call`` is added by each first attempt; ``floor_per_second`` by time, up to
-    ``floor_seconds`` worth of it, which is also the balance at the start. ``maximum`` bounds what
-    a busy period can save up. One retry or hedge costs 1; all retries after one incident together
-    cost 1 as well, if there was no other such incident within ``incident_seconds``.
+    Each first attempt adds ``deposit_per_call``. Time adds ``floor_per_second``, up to
+    ``floor_seconds`` worth of it, which is also the initial balance. ``maximum`` limits the savings
+    of a busy period. One retry or hedge costs 1. All retries after one incident together cost 1 as
+    well, if there was no other such incident within ``incident_seconds``.
     """
 
     deposit_per_call: float = 0.2
@@ -70,7 +70,7 @@ class BudgetPolicy:
 
     @property
     def reserve(self) -> float:
-        """Return the balance that time alone can fill up to."""
+        """Return the balance up to which time fills the budget."""
         return min(self.maximum, self.floor_per_second * self.floor_seconds)
 
 
@@ -85,8 +85,8 @@ class RetryBudget:
     def __init__(self, policy: BudgetPolicy, *, clock: Callable[[], float]) -> None:
         self.policy = policy
         self._clock = clock
-        # The clock is not asked here, because Trio's has no time before the program runs. A full
-        # reserve does not grow, so nobody needs to know how old it is.
+        # The clock is not called here, because Trio's has no time before the program runs. A full
+        # reserve does not grow, so its age does not matter.
         self._balance = policy.reserve
         self._updated_at = -math.inf
         self._incident: object | None = None
@@ -94,12 +94,12 @@ class RetryBudget:
 
     @property
     def balance(self) -> float:
-        """Return the present balance."""
+        """Return the current balance."""
         self._accrue()
         return self._balance
 
     def deposit(self) -> None:
-        """Fill the budget for one first attempt."""
+        """Add the deposit of one first attempt."""
         self._accrue()
         self._balance = min(self.policy.maximum, self._balance + self.policy.deposit_per_call)
 
@@ -107,18 +107,18 @@ class RetryBudget:
         """Pay for one retry or hedge.
 
         Args:
-            incident: what the attempt before shares with others, known by its identity; None when
-                it failed by itself.
+            incident: the failure that the previous attempt shares with others, compared by
+                identity; None if it failed alone.
 
         Returns:
-            What was paid, 0 when the incident has been paid for; None when the budget is empty.
+            The price, 0 if the incident was paid for already; None if the budget is empty.
         """
         if incident is not None and incident is self._incident:
             return 0.0
         self._accrue()
         if self._balance < 1.0:
-            # No debts: an upstream that is down meets a fixed share of the normal load, not a
-            # queue of retries that were promised earlier.
+            # No debts: a failing upstream gets a fixed share of the normal load, not a queue of
+            # earlier retries.
             return None
         self._balance -= 1.0
         if incident is not None and self._updated_at >= self._next_incident_at:
@@ -127,14 +127,14 @@ class RetryBudget:
         return 1.0
 
     def refund(self, paid: float = 1.0) -> None:
-        """Give back what was paid for an attempt that was never sent."""
+        """Give back the price of an attempt that was never sent."""
         self._accrue()
         self._balance = min(self.policy.maximum, self._balance + paid)
 
     def _accrue(self) -> None:
         now = self._clock()
-        # Time fills the budget up to the reserve only. Deposits of calls may go beyond it, up to
-        # the maximum, so a quiet client does not save up a storm.
+        # Time fills the budget only up to the reserve. Deposits of calls may exceed it, up to the
+        # maximum, so an idle client cannot save up a retry storm.
         if self._balance < self.policy.reserve:
             earned = (now - self._updated_at) * self.policy.floor_per_second
             self._balance = min(self.policy.reserve, self._balance + earned)
@@ -145,12 +145,12 @@ class RetryLayer(CallLayer):
     """Makes attempts until one is final.
 
     Args:
-        policy: the waits; each call has its own number of retries.
+        policy: the waits; the number of retries is per call.
         budget: pays for retries.
-        gate: the limiter, asked before each retry.
+        gate: the rate limit, applied to each retry.
         clock: returns the current time in seconds.
         random: returns a number from 0 to 1.
-        counters: counts refusals of the budget.
+        counters: counts the budget's refusals.
     """
 
     def __init__(
@@ -171,24 +171,24 @@ class RetryLayer(CallLayer):
         self._counters = counters
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Return the first final answer, or the last one there was.
+        """Return the first final answer, or the last one.
 
-        A retry that the breaker refuses changes nothing about that, because the call's own last
-        answer explains more. The refusal is then in ``call.refusal``.
+        If the breaker refuses a retry, the result is still the call's last answer, which explains
+        more. ``call.refusal`` then has the refusal.
 
         Raises:
             OutcomeUnknownError: a write may have been executed, and may not be repeated.
-            ConnectionFailedError: the last attempt brought no answer.
+            ConnectionFailedError: the last attempt got no answer.
             CircuitOpenError: the breaker refused even the first attempt.
-            DeadlineExceededError: the call's deadline has come.
+            DeadlineExceededError: the call's deadline has passed.
 
-        Cancelling during a wait refunds the price of the attempt after it.
+        Cancellation during a wait refunds the price of the next attempt.
         """
         failures = 0
-        paid: float | None = None  # for the attempt that comes next; the first one is free
+        paid: float | None = None  # for the next attempt; the first one is free
         while True:
-            # Compared below: a hedge or the breaker may or may not have sent something, and only
-            # the count tells.
+            # Compared below: only the count shows whether a hedge or the breaker's layer sent a
+            # request.
             sent = call.attempts
             try:
                 last: httpx.Response | ConnectionFailedError = await self.next.send(call, kind)
@@ -206,7 +206,7 @@ class RetryLayer(CallLayer):
                 raise
             call.last = last
             failures += 1
-            # Asked in this order, as the budget is charged by asking it.
+            # In this order, because the budget charges when asked.
             if failures > call.max_retries or not _may_repeat(call, last):
                 break
             paid = self._budget.withdraw(_incident_of(last))
@@ -225,7 +225,7 @@ class RetryLayer(CallLayer):
         raise last
 
     def _give_back(self, call: Call, sent: int, paid: float) -> None:
-        """Give back what an attempt has cost that was never sent: it was refused or cancelled."""
+        """Refund the price of an attempt that was refused or cancelled before it was sent."""
         if call.attempts == sent:
             self._budget.refund(paid)
             self._gate.give_back(call)
@@ -237,7 +237,7 @@ class RetryLayer(CallLayer):
         last: httpx.Response | ConnectionFailedError,
         paid: float,
     ) -> bool:
-        """Wait for the next attempt's time; refund it and return False when that is too late."""
+        """Wait for the next attempt's time; refund it and return False if that is too late."""
         now = self._clock()
         wait = jittered_wait(
             failures,
@@ -278,13 +278,13 @@ def _reason(last: httpx.Response | ConnectionFailedError) -> str:
     return str(last.status_code) if isinstance(last, httpx.Response) else type(last).__name__
 
 
-# The hedge: a second GET when the first one is slow or has failed; the first answer wins. Only
-# reads are hedged, because both requests may be executed. A hedge counts for the limiter, too.
+# The hedge: a second GET if the first one is slow or failed; the first answer wins. Only reads are
+# hedged, because both requests may be executed. Hedges count towards the rate limit.
 
 
 @attrs.define(eq=False)
 class _Runner:
-    """One of the two attempts of a race, and how it ended."""
+    """One of the two attempts of a race, and its result."""
 
     kind: AttemptKind
     has_ended: bool = False
@@ -304,7 +304,7 @@ class _Runner:
 
 @attrs.define(eq=False)
 class _Race:
-    """The attempts of one race. ``decided`` is set when one has won, or all have ended."""
+    """The attempts of one race. ``decided`` is set once one has won or all have ended."""
 
     runners: list[_Runner]
     winner: _Runner | None = None
@@ -318,22 +318,22 @@ class _Race:
             self.decided.set()
 
     def admit(self, runner: _Runner) -> None:
-        """Add a runner; a race in which all runners so far have failed is undecided again."""
+        """Add a runner; if all earlier ones failed, the race is undecided again."""
         self.runners.append(runner)
         self.decided = trio.Event()
 
 
 class HedgeLayer(CallLayer):
-    """Races a second attempt against one that takes too long.
+    """Races a second attempt against a slow one.
 
-    The loser is cancelled and awaited, so no task outlives the call. When both fail, the first
-    one's failure counts.
+    The loser is cancelled and awaited, so no task outlives the call. If both fail, the first one's
+    failure is raised.
 
     Args:
-        budget: pays for hedges; empty, there are none.
-        gate: the limiter; when an attempt would have to wait for it, there is no hedge.
+        budget: pays for hedges; no hedges if it is empty.
+        gate: the rate limit; no hedge if it would have to wait.
         clock: returns the current time in seconds.
-        counters: counts the races that hedges have won.
+        counters: counts the races won by hedges.
     """
 
     def __init__(
@@ -350,15 +350,15 @@ class HedgeLayer(CallLayer):
         self._counters = counters
 
     def send(self, call: Call, kind: AttemptKind) -> Coroutine[Any, Any, httpx.Response]:
-        """Make one attempt and, where the call allows it, its hedge.
+        """Make one attempt and, if the call allows it, its hedge.
 
         Raises:
-            CallError: the first attempt's, when there is no acceptable answer.
+            CallError: that of the first attempt, if there is no acceptable answer.
 
-        Cancelling ends both attempts.
+        Cancellation ends both attempts.
         """
-        # No coroutine of its own for a call without a hedge, as nearly all are: each wait of a call
-        # passes all coroutines around it, twice.
+        # No separate coroutine for calls without a hedge, the common case: each wait of a call
+        # passes through all of its coroutines, twice.
         if call.hedge_after is None or not call.may_be_hedged:
             return self.next.send(call, kind)
         return self._race(call, kind, call.hedge_after)
@@ -378,21 +378,20 @@ class HedgeLayer(CallLayer):
             nursery.cancel_scope.cancel()
         if race.winner not in (None, first):
             self._counters.hedges_won += 1
-        # When both have failed, the first one's error counts: it says what a call without hedge
-        # would have met.
+        # If both failed, raise the first one's error: a call without a hedge would get the same.
         return (race.winner or first).outcome()
 
     def _may_hedge(self, call: Call, first: _Runner) -> bool:
-        """Decide whether a hedge leaves at once, and pay for it."""
-        # A first attempt that failed early is hedged at once, unless a second one would fail in the
+        """Decide whether to send a hedge now, and pay for it."""
+        # A first attempt that failed early is hedged at once, unless a second one would fail the
         # same way (an invalid request, an open circuit).
         if first.error is not None and not (
             isinstance(first.error, ConnectionFailedError)
             and first.error.kind is not FailureKind.REFUSED
         ):
             return False
-        # A hedge never waits for its turn: it would delay the calls behind it, for a request that
-        # may not be needed.
+        # A hedge never waits for a rate slot: it would delay later calls, for a request that may
+        # not be needed.
         if self._clock() >= call.deadline or not self._gate.admit_now(call):
             return False
         if self._budget.withdraw() is not None:
@@ -413,7 +412,7 @@ class HedgeLayer(CallLayer):
         try:
             await self._run(call, runner, race)
         finally:
-            # The breaker may have refused it: what was not sent is not paid.
+            # The breaker may have refused it: an unsent attempt costs nothing.
             if call.attempts == sent:
                 self._budget.refund()
                 self._gate.give_back(call)

@@ -1,7 +1,7 @@
-"""A span for each attempt of a call, by the stable conventions of HTTP clients.
+"""A span for each attempt of a call, by OpenTelemetry's conventions for HTTP clients.
 
-In the pipeline only when :func:`~sdk_trio.base.telemetry.find_tracer` finds one. No ``traceparent``
-is sent: the upstream is another company's.
+Used only if :func:`~sdk_trio.base.telemetry.find_tracer` finds a tracer. No ``traceparent`` is
+sent: the upstream belongs to another company.
 """
 
 from urllib.parse import urlsplit
@@ -18,19 +18,19 @@ _CLIENT_ERROR = 400
 
 
 class TracingLayer(CallLayer):
-    """Wraps each attempt into a CLIENT span.
+    """Wraps each attempt in a CLIENT span.
 
     Args:
-        tracer: makes the span.
+        tracer: creates the span.
     """
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
     async def send(self, call: Call, kind: AttemptKind) -> httpx.Response:
-        """Make the attempt; answer and errors are those of the layer inside.
+        """Make the attempt; answer and errors are those of the next layer.
 
-        Cancelled or cut, as when a hedge came first, the span says so and is no error.
+        A cancelled attempt, as when its hedge won, is marked in the span, and is not an error.
         """
         origin = urlsplit(call.origin)
         method = known_method(call.method)

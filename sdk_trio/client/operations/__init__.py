@@ -1,16 +1,16 @@
 """The table of the upstream API's operations, one row each.
 
-The rows are the attributes of the resource classes in this folder's files, by subject. A row names
-the form of the answer, then method and exact path below ``Sdk:BasePath``::
+The rows are attributes of the resource classes in this folder. A row names the form of the answer,
+then method and exact path below ``Sdk:BasePath``::
 
     class Orders(Resource[Mode], path="orders"):
         list = pages("GET /orders/")
         get = record("GET /orders/{id}")
 
-so that a type checker knows what ``await client.orders.get(id)`` gives. Names are those of the
-upstream's own Python client, and so are the names of path parameters: ``{id_path}`` stands where a
-body has a field ``id`` of its own. To add an operation, add its row; a test compares each with what
-the upstream's client sends.
+so that a type checker knows the result of ``await client.orders.get(id)``. Names, including path
+parameters, are those of the upstream's own Python client: ``{id_path}`` is used if a body has its
+own field ``id``. To add an operation, add its row; a test compares each with the requests of the
+upstream's client.
 """
 
 import difflib
@@ -55,7 +55,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class UnknownOperationError(SdkError, LookupError):
-    """No operation has this name; ``near`` lists those that may have been meant."""
+    """No operation has this name; ``near`` lists similar ones."""
 
     exit_code = EXIT_USAGE
 
@@ -65,9 +65,9 @@ class UnknownOperationError(SdkError, LookupError):
 
 
 def find_operation(words: str | Sequence[str]) -> Operation:
-    """Return the operation that people name: ``"orders list"``, ``"customer-portal.orders.get"``.
+    """Return the operation with a name like ``"orders list"`` or ``"customer-portal.orders.get"``.
 
-    Only letters and digits count, so spaces, dots, hyphens and underscores are all the same.
+    Only letters and digits count, so spaces, dots, hyphens and underscores are equivalent.
 
     Raises:
         UnknownOperationError: there is none; the message names similar ones.
@@ -81,18 +81,18 @@ def find_operation(words: str | Sequence[str]) -> Operation:
 
 def bound(resources: Resource[Any], operation: Operation) -> BoundOperation[..., Any]:
     """Return the method of ``resources`` (a client) that calls ``operation``."""
-    # Through the attributes, so that the command line calls what a program would call.
+    # Through the attributes, so that the command line calls the same method as a program.
     method = functools.reduce(getattr, operation.full_name.split("."), resources)
     assert isinstance(method, BoundOperation)
     return method
 
 
-#: The most operations that a message names when it cannot know which one was meant.
+#: The most operations in a message that suggests none in particular.
 _SHOWN = 12
 
 
 def _letters(name: str) -> str:
-    """Return the letters and digits of a name; people mix up dots, hyphens and underscores."""
+    """Return the letters and digits of a name; people confuse dots, hyphens and underscores."""
     return re.sub(r"[\s./_-]+", "", name.lower())
 
 
@@ -109,11 +109,10 @@ def _unknown(text: str) -> UnknownOperationError:
         )
     letters = _letters(text)
     below = [name for name in OPERATIONS if _letters(name).startswith(letters)]
-    # The portal has resources and no operation of its own, so no row names it.
+    # The portal has resources and no operations, so no row names it.
     if any(_letters(resource) == letters for resource in {*by_resource, "customer_portal"}):
         return UnknownOperationError(f"{text} is a resource; it has: {_listed(below)}", below)
-    # Somebody who types the beginning of a name wants to see how it goes on; only then comes a
-    # guess.
+    # For the beginning of a name, list its completions; only otherwise guess.
     near = below or _near(letters, by_resource)
     shown = _listed(near[:_SHOWN]) + (", ..." if len(near) > _SHOWN else "")
     hint = f"; did you mean {shown}?" if near else ""
@@ -130,7 +129,7 @@ def _near(letters: str, by_resource: Mapping[str, Sequence[str]]) -> list[str]:
     resource = _letters(longest)
     word = letters.removeprefix(resource)
     siblings = {_letters(name).removeprefix(resource): name for name in by_resource[longest]}
-    # The word within a longer name is the likeliest: "list" in "list_webhook_endpoints".
+    # A word within a longer name is the most likely match: "list" in "list_webhook_endpoints".
     holding = [name for rest, name in siblings.items() if word in rest]
     close = [siblings[match] for match in difflib.get_close_matches(word, siblings, n=3)]
     return holding or close or list(siblings.values())

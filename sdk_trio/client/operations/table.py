@@ -1,7 +1,7 @@
-"""The resources and their operations, a class for each resource and a row for each operation.
+"""The resources and their operations: a class per resource, a row per operation.
 
-First the catalogue and how it is sold, then sales and the money behind them, customers, the
-customer portal, which takes a customer session's token, and the seller's side of the upstream.
+In order: the catalogue, sales and payments, customers, the customer portal (which needs a customer
+session's token), and the seller's organization and account.
 """
 
 from ..operation import Body
@@ -31,7 +31,7 @@ class Products(Resource[Mode], path="products"):
 
 
 class Benefits(Resource[Mode], path="benefits"):
-    """Benefits that buying a product grants."""
+    """Benefits granted by buying a product."""
 
     list = pages("GET /benefits/")
     create = record("POST /benefits/")
@@ -43,7 +43,7 @@ class Benefits(Resource[Mode], path="benefits"):
 
 
 class BenefitGrants(Resource[Mode], path="benefit_grants"):
-    """Benefits as granted to customers."""
+    """Benefits granted to customers."""
 
     list = pages("GET /benefit-grants/")
 
@@ -69,7 +69,7 @@ class CustomFields(Resource[Mode], path="custom_fields"):
 
 
 class CheckoutLinks(Resource[Mode], path="checkout_links"):
-    """Lasting addresses that open a checkout."""
+    """Permanent addresses that open a checkout."""
 
     list = pages("GET /checkout-links/")
     create = record("POST /checkout-links/")
@@ -79,7 +79,7 @@ class CheckoutLinks(Resource[Mode], path="checkout_links"):
 
 
 class Checkouts(Resource[Mode], path="checkouts"):
-    """Checkouts, by the seller and (``client_...``) by who holds the client secret."""
+    """Checkouts, by the seller or (``client_...``) by the owner of the client secret."""
 
     list = pages("GET /checkouts/")
     create = record("POST /checkouts/")
@@ -91,7 +91,7 @@ class Checkouts(Resource[Mode], path="checkouts"):
 
 
 class Files(Resource[Mode], path="files"):
-    """Files that products and benefits hold."""
+    """Files of products and benefits."""
 
     list = pages("GET /files/")
     create = record("POST /files/")
@@ -114,7 +114,7 @@ class LicenseKeys(Resource[Mode], path="license_keys"):
 
 
 class Meters(Resource[Mode], path="meters"):
-    """Meters that add up events for billing by usage."""
+    """Meters that aggregate events for usage-based billing."""
 
     list = pages("GET /meters/")
     create = record("POST /meters/")
@@ -123,7 +123,7 @@ class Meters(Resource[Mode], path="meters"):
     quantities = record("GET /meters/{id}/quantities")
 
 
-# -- Sales: orders, subscriptions and the money behind them.
+# -- Sales: orders, subscriptions and payments.
 
 
 class Orders(Resource[Mode], path="orders"):
@@ -167,7 +167,7 @@ class Disputes(Resource[Mode], path="disputes"):
 
 
 class Payments(Resource[Mode], path="payments"):
-    """Attempts to pay, also those that failed."""
+    """Payment attempts, including failed ones."""
 
     list = pages("GET /payments/")
     get = record("GET /payments/{id}")
@@ -221,7 +221,7 @@ class CustomerMeters(Resource[Mode], path="customer_meters"):
 
 
 class CustomerSeats(Resource[Mode], path="customer_seats"):
-    """Seats of a subscription or order, and who holds them."""
+    """Seats of a subscription or order, and their holders."""
 
     list_seats = record("GET /customer-seats")
     assign_seat = record("POST /customer-seats")
@@ -232,7 +232,7 @@ class CustomerSeats(Resource[Mode], path="customer_seats"):
 
 
 class CustomerSessions(Resource[Mode], path="customer_sessions"):
-    """Sessions that let a customer into the customer portal."""
+    """Sessions that give a customer access to the customer portal."""
 
     create = record("POST /customer-sessions/")
 
@@ -370,7 +370,7 @@ class CustomerPortal(Resource[Mode], path="customer_portal"):
 
 
 class Organizations(Resource[Mode], path="organizations"):
-    """Organizations that the token reaches."""
+    """Organizations that the token can access."""
 
     list = pages("GET /organizations/")
     create = record("POST /organizations/")
@@ -379,7 +379,7 @@ class Organizations(Resource[Mode], path="organizations"):
 
 
 class Webhooks(Resource[Mode], path="webhooks"):
-    """Webhook endpoints, and what was delivered to them."""
+    """Webhook endpoints and their deliveries."""
 
     list_webhook_endpoints = pages("GET /webhooks/endpoints")
     create_webhook_endpoint = record("POST /webhooks/endpoints")
@@ -392,7 +392,7 @@ class Webhooks(Resource[Mode], path="webhooks"):
 
 
 class Events(Resource[Mode], path="events"):
-    """Events of usage and of the upstream itself."""
+    """Usage events and the upstream's own events."""
 
     list = cursor_pages("GET /events/")
     list_names = pages("GET /events/names")
@@ -408,7 +408,7 @@ class EventTypes(Resource[Mode], path="event_types"):
 
 
 class Metrics(Resource[Mode], path="metrics"):
-    """Figures over time, and dashboards of them."""
+    """Figures over time, and their dashboards."""
 
     get = record("GET /metrics/")
     export = csv("GET /metrics/export")
@@ -430,13 +430,13 @@ class OAuth2Registrations(Resource[Mode], path="oauth2.clients.oauth2"):
 
 
 class OAuth2Clients(Resource[Mode], path="oauth2.clients"):
-    """A level of the upstream's own naming."""
+    """A level of the upstream's naming."""
 
     oauth2 = Nested(OAuth2Registrations)
 
 
 class OAuth2(Resource[Mode], path="oauth2"):
-    """The upstream's OAuth 2 server; its tokens' operations take form fields."""
+    """The upstream's OAuth 2 server; its token operations take form fields."""
 
     clients = Nested(OAuth2Clients)
 
@@ -448,7 +448,7 @@ class OAuth2(Resource[Mode], path="oauth2"):
 
 
 class Resources(Resource[Mode], path=""):
-    """Every resource, as attributes; the client is a subclass."""
+    """Every resource, as an attribute; the client is a subclass."""
 
     products = Nested(Products)
     benefits = Nested(Benefits)

@@ -332,7 +332,7 @@ class Products(Resource[Mode], path="products"):
         """
 
 class Benefits(Resource[Mode], path="benefits"):
-    """Benefits that buying a product grants."""
+    """Benefits granted by buying a product."""
 
     @operation
     def list(
@@ -462,7 +462,7 @@ class Benefits(Resource[Mode], path="benefits"):
         """
 
 class BenefitGrants(Resource[Mode], path="benefit_grants"):
-    """Benefits as granted to customers."""
+    """Benefits granted to customers."""
 
     @operation
     def list(
@@ -685,7 +685,7 @@ class CustomFields(Resource[Mode], path="custom_fields"):
         """
 
 class CheckoutLinks(Resource[Mode], path="checkout_links"):
-    """Lasting addresses that open a checkout."""
+    """Permanent addresses that open a checkout."""
 
     @operation
     def list(
@@ -791,7 +791,7 @@ class CheckoutLinks(Resource[Mode], path="checkout_links"):
         """
 
 class Checkouts(Resource[Mode], path="checkouts"):
-    """Checkouts, by the seller and (``client_...``) by who holds the client secret."""
+    """Checkouts, by the seller or (``client_...``) by the owner of the client secret."""
 
     @operation
     def list(
@@ -992,7 +992,7 @@ class Checkouts(Resource[Mode], path="checkouts"):
         """
 
 class Files(Resource[Mode], path="files"):
-    """Files that products and benefits hold."""
+    """Files of products and benefits."""
 
     @operation
     def list(
@@ -1227,7 +1227,7 @@ class LicenseKeys(Resource[Mode], path="license_keys"):
         """
 
 class Meters(Resource[Mode], path="meters"):
-    """Meters that add up events for billing by usage."""
+    """Meters that aggregate events for usage-based billing."""
 
     @operation
     def list(
@@ -1727,7 +1727,7 @@ class Disputes(Resource[Mode], path="disputes"):
         """
 
 class Payments(Resource[Mode], path="payments"):
-    """Attempts to pay, also those that failed."""
+    """Payment attempts, including failed ones."""
 
     @operation
     def list(
@@ -2213,7 +2213,7 @@ class CustomerMeters(Resource[Mode], path="customer_meters"):
         """
 
 class CustomerSeats(Resource[Mode], path="customer_seats"):
-    """Seats of a subscription or order, and who holds them."""
+    """Seats of a subscription or order, and their holders."""
 
     @operation
     async def list_seats(
@@ -2310,7 +2310,7 @@ class CustomerSeats(Resource[Mode], path="customer_seats"):
         """
 
 class CustomerSessions(Resource[Mode], path="customer_sessions"):
-    """Sessions that let a customer into the customer portal."""
+    """Sessions that give a customer access to the customer portal."""
 
     @operation
     async def create(
@@ -3149,7 +3149,7 @@ class CustomerPortal(Resource[Mode], path="customer_portal"):
         """Prepaid balances of this customer."""
 
 class Organizations(Resource[Mode], path="organizations"):
-    """Organizations that the token reaches."""
+    """Organizations that the token can access."""
 
     @operation
     def list(
@@ -3244,7 +3244,7 @@ class Organizations(Resource[Mode], path="organizations"):
         """
 
 class Webhooks(Resource[Mode], path="webhooks"):
-    """Webhook endpoints, and what was delivered to them."""
+    """Webhook endpoints and their deliveries."""
 
     @operation
     def list_webhook_endpoints(
@@ -3385,7 +3385,7 @@ class Webhooks(Resource[Mode], path="webhooks"):
         """
 
 class Events(Resource[Mode], path="events"):
-    """Events of usage and of the upstream itself."""
+    """Usage events and the upstream's own events."""
 
     @operation
     def list(
@@ -3511,7 +3511,7 @@ class EventTypes(Resource[Mode], path="event_types"):
         """
 
 class Metrics(Resource[Mode], path="metrics"):
-    """Figures over time, and dashboards of them."""
+    """Figures over time, and their dashboards."""
 
     @operation
     async def get(
@@ -3726,18 +3726,18 @@ class OAuth2Registrations(Resource[Mode], path="oauth2.clients.oauth2"):
         """
 
 class OAuth2Clients(Resource[Mode], path="oauth2.clients"):
-    """A level of the upstream's own naming."""
+    """A level of the upstream's naming."""
 
     @property
     def oauth2(self) -> OAuth2Registrations[Mode]:
         """Clients of the upstream's OAuth 2 server."""
 
 class OAuth2(Resource[Mode], path="oauth2"):
-    """The upstream's OAuth 2 server; its tokens' operations take form fields."""
+    """The upstream's OAuth 2 server; its token operations take form fields."""
 
     @property
     def clients(self) -> OAuth2Clients[Mode]:
-        """A level of the upstream's own naming."""
+        """A level of the upstream's naming."""
 
     @operation
     async def authorize(
@@ -3809,7 +3809,7 @@ class OAuth2(Resource[Mode], path="oauth2"):
         """
 
 class Resources(Resource[Mode], path=""):
-    """Every resource, as attributes; the client is a subclass."""
+    """Every resource, as an attribute; the client is a subclass."""
 
     @property
     def products(self) -> Products[Mode]:
@@ -3817,11 +3817,11 @@ class Resources(Resource[Mode], path=""):
 
     @property
     def benefits(self) -> Benefits[Mode]:
-        """Benefits that buying a product grants."""
+        """Benefits granted by buying a product."""
 
     @property
     def benefit_grants(self) -> BenefitGrants[Mode]:
-        """Benefits as granted to customers."""
+        """Benefits granted to customers."""
 
     @property
     def discounts(self) -> Discounts[Mode]:
@@ -3833,15 +3833,15 @@ class Resources(Resource[Mode], path=""):
 
     @property
     def checkout_links(self) -> CheckoutLinks[Mode]:
-        """Lasting addresses that open a checkout."""
+        """Permanent addresses that open a checkout."""
 
     @property
     def checkouts(self) -> Checkouts[Mode]:
-        """Checkouts, by the seller and (``client_...``) by who holds the client secret."""
+        """Checkouts, by the seller or (``client_...``) by the owner of the client secret."""
 
     @property
     def files(self) -> Files[Mode]:
-        """Files that products and benefits hold."""
+        """Files of products and benefits."""
 
     @property
     def license_keys(self) -> LicenseKeys[Mode]:
@@ -3849,7 +3849,7 @@ class Resources(Resource[Mode], path=""):
 
     @property
     def meters(self) -> Meters[Mode]:
-        """Meters that add up events for billing by usage."""
+        """Meters that aggregate events for usage-based billing."""
 
     @property
     def orders(self) -> Orders[Mode]:
@@ -3869,7 +3869,7 @@ class Resources(Resource[Mode], path=""):
 
     @property
     def payments(self) -> Payments[Mode]:
-        """Attempts to pay, also those that failed."""
+        """Payment attempts, including failed ones."""
 
     @property
     def customers(self) -> Customers[Mode]:
@@ -3881,11 +3881,11 @@ class Resources(Resource[Mode], path=""):
 
     @property
     def customer_seats(self) -> CustomerSeats[Mode]:
-        """Seats of a subscription or order, and who holds them."""
+        """Seats of a subscription or order, and their holders."""
 
     @property
     def customer_sessions(self) -> CustomerSessions[Mode]:
-        """Sessions that let a customer into the customer portal."""
+        """Sessions that give a customer access to the customer portal."""
 
     @property
     def customer_portal(self) -> CustomerPortal[Mode]:
@@ -3893,15 +3893,15 @@ class Resources(Resource[Mode], path=""):
 
     @property
     def organizations(self) -> Organizations[Mode]:
-        """Organizations that the token reaches."""
+        """Organizations that the token can access."""
 
     @property
     def webhooks(self) -> Webhooks[Mode]:
-        """Webhook endpoints, and what was delivered to them."""
+        """Webhook endpoints and their deliveries."""
 
     @property
     def events(self) -> Events[Mode]:
-        """Events of usage and of the upstream itself."""
+        """Usage events and the upstream's own events."""
 
     @property
     def event_types(self) -> EventTypes[Mode]:
@@ -3909,8 +3909,8 @@ class Resources(Resource[Mode], path=""):
 
     @property
     def metrics(self) -> Metrics[Mode]:
-        """Figures over time, and dashboards of them."""
+        """Figures over time, and their dashboards."""
 
     @property
     def oauth2(self) -> OAuth2[Mode]:
-        """The upstream's OAuth 2 server; its tokens' operations take form fields."""
+        """The upstream's OAuth 2 server; its token operations take form fields."""

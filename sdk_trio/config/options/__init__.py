@@ -1,9 +1,9 @@
 """The settings as the program sees them: frozen records, section by section. Pure.
 
-The key of a field is its name in PascalCase, under the key of its class: ``webhooks.path`` is
-``Sdk:Webhooks:Path``. Everything else about a setting is the metadata beside it (``fields.py``);
-``table.py`` lists them all. A record made by hand is not validated: ``Settings.from_mapping`` and
-``load_settings`` do that.
+A field's key is its name in PascalCase, under the key of its class: ``webhooks.path`` is
+``Sdk:Webhooks:Path``. All other facts about a setting are its metadata (``fields.py``);
+``table.py`` lists them all. A record created by hand is not validated: ``Settings.from_mapping``
+and ``load_settings`` do that.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,8 +20,8 @@ from .webhooks import SimulatorOptions, WebhooksOptions
 #: The upstream API's schema version that this release was written against.
 BUNDLED_API_VERSION = "2026-04-01"
 
-#: Header names, in lower case, of upstreams that know versions by year and month only: any other
-#: value is answered 404 there, on every route.
+#: Header names, in lower case, of upstreams that version by year and month only. Any other value is
+#: answered 404 there, on every route.
 _VERSIONS_BY_MONTH = frozenset({"polar-version"})
 
 DEVELOPMENT = "Development"
@@ -36,12 +36,12 @@ _ENVIRONMENTS = {
 
 
 def environment_meant(name: str) -> str | None:
-    """Return ``Development`` or ``Production`` for their usual spellings, else None."""
+    """Return ``Development`` or ``Production`` for their usual spellings, otherwise None."""
     return _ENVIRONMENTS.get(name.casefold())
 
 
 def bundled_api_version(version_header: str) -> str:
-    """Return the bundled version in the form that the header of this name has it."""
+    """Return the bundled version in the form that this header requires."""
     by_month = version_header.lower() in _VERSIONS_BY_MONTH
     return BUNDLED_API_VERSION[: len("2026-04")] if by_month else BUNDLED_API_VERSION
 
@@ -49,7 +49,7 @@ def bundled_api_version(version_header: str) -> str:
 class Settings(Section, frozen=True, kw_only=True):
     """All settings, section by section; the root key is ``Sdk``."""
 
-    # The sandbox by default: a program that was started without a thought moves no money.
+    # The sandbox by default: a program started by mistake moves no money.
     mode: Annotated[
         Mode, about("Test is the sandbox, Live is production, Custom uses CustomBaseUrl.")
     ] = Mode.TEST
@@ -62,7 +62,7 @@ class Settings(Section, frozen=True, kw_only=True):
         ),
     ] = None
     custom_base_url: Annotated[
-        str | None, about("Base address of Mode Custom, and required by it.", form=Form.HTTPS_URL)
+        str | None, about("Base address of Mode Custom, which requires it.", form=Form.HTTPS_URL)
     ] = None
     base_path: Annotated[
         str, about("Path prefix of all requests.", form=Form.ROUTE, required=True)
@@ -77,7 +77,7 @@ class Settings(Section, frozen=True, kw_only=True):
     ] = None
     api_version_strictness: Annotated[
         ApiVersionStrictness,
-        about("What an ApiVersion other than the bundled one leads to; Strict fails startup."),
+        about("How an ApiVersion other than the bundled one is treated; Strict fails startup."),
     ] = ApiVersionStrictness.WARN
     timeout_ms: Annotated[
         int,
@@ -88,19 +88,19 @@ class Settings(Section, frozen=True, kw_only=True):
     max_retries: Annotated[
         int, about("Retries of one upstream call.", between=(0, 10), live=True)
     ] = 3
-    # Null, so that it follows from the others: a fixed time would cut the first attempt where
-    # TimeoutMs is at its maximum (ADR 29).
+    # Null, so that it follows from the other settings: a fixed deadline would cut the first attempt
+    # if TimeoutMs is at its maximum (ADR 29).
     total_timeout_ms: Annotated[
         int | None,
         about(
             "Deadline over all attempts and waits of one call.",
             minimum=1,
             unit="milliseconds",
-            default_note="two minutes, or what attempts and retries need if that is more",
+            default_note="two minutes, or the time that attempts and retries need if longer",
             live=True,
         ),
     ] = None
-    # Production for every other name: a slip in it must not show errors in full.
+    # Every other name is Production: a typing error must not show errors in full.
     environment: Annotated[
         str,
         about(
@@ -130,8 +130,8 @@ class Settings(Section, frozen=True, kw_only=True):
 
     @property
     def has_access_token(self) -> bool:
-        """Return whether there is an access token; one that is blank counts for none."""
-        # Orchestrators set an empty variable for a secret that they do not have.
+        """Return whether an access token is set; a blank one does not count."""
+        # Orchestrators set an empty variable for a missing secret.
         return self.access_token is not None and bool(self.access_token.reveal().strip())
 
     @property
@@ -150,7 +150,7 @@ class Settings(Section, frozen=True, kw_only=True):
     ) -> "Settings":
         """Validate a plain nested mapping, with or without the root key ``Sdk``.
 
-        Nothing but the mapping is read: no file, no environment variable.
+        Reads only the mapping: no file, no environment variable.
 
         Args:
             mapping: keys as in a file, in any case; ``Webhooks:Path`` may be one key.
@@ -158,13 +158,13 @@ class Settings(Section, frozen=True, kw_only=True):
             receiver: the receiver runs, so at least one webhook secret is needed.
 
         Raises:
-            OptionsValidationError: with every problem there is.
+            OptionsValidationError: lists every problem.
         """
         return _from_mapping(mapping, standalone=standalone, receiver=receiver)
 
 
-# Set by ``load.py``, which validates settings and therefore imports this module: an import of it
-# from here would close a circle. The package imports both, so it is always set.
+# Set by ``load.py``, which imports this module: importing it here would be circular. The package
+# imports both, so it is always set.
 _from_mapping: Callable[..., Settings]
 
 

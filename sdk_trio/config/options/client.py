@@ -26,22 +26,22 @@ class UpstreamOptions(Section, frozen=True, kw_only=True):
             required=True,
         ),
     ] = "Polar-Organization"
-    # False until the upstream says so: repeating a write that it has executed charges a customer
+    # False until the upstream says so: repeating a write that was executed charges a customer
     # twice.
     honours_idempotency_keys: Annotated[
         bool,
         about(
-            "The upstream executes one write only for each idempotency key, so writes whose answer "
+            "The upstream executes one write per idempotency key, so writes whose answer "
             "was lost are repeated like reads."
         ),
     ] = False
     requests_per_minute: Annotated[
         int | None,
         about(
-            "Rate that the client holds its attempts to.",
+            "Rate limit of the client's attempts.",
             minimum=1,
             unit="per minute",
-            default_note="only what the upstream's answers ask for",
+            default_note="only the limits that the upstream's answers request",
             live=True,
         ),
     ] = None
@@ -50,7 +50,7 @@ class UpstreamOptions(Section, frozen=True, kw_only=True):
 class ResilienceOptions(Section, frozen=True, kw_only=True):
     """Circuit breaker and hedging of the client."""
 
-    # In a row, so that a few failures among many successes do not stop every call.
+    # Consecutive, so that a few failures among many successes do not stop every call.
     circuit_breaker_failure_threshold: Annotated[
         int, about("Consecutive failures before the circuit opens.", minimum=1)
     ] = 5
@@ -65,11 +65,11 @@ class ResilienceOptions(Section, frozen=True, kw_only=True):
             unit="seconds",
         ),
     ] = 15
-    # Reads alone: a duplicate of a write would be executed twice.
+    # Reads only: a duplicated write would be executed twice.
     hedge_after_ms: Annotated[
         int | None,
         about(
-            "A duplicate GET or HEAD is sent after this time; never for other methods.",
+            "Send a duplicate GET or HEAD after this time; other methods are never duplicated.",
             minimum=1,
             unit="milliseconds",
             default_note="disabled",
@@ -84,7 +84,7 @@ class ConnectionOptions(Section, frozen=True, kw_only=True):
     max_connections_per_server: Annotated[
         int, about("Cap on simultaneous TCP connections per host.", minimum=1)
     ] = 100
-    # A connection that is kept for ever never sees a change of the name's addresses.
+    # A connection kept forever never sees a change of the name's addresses.
     pooled_connection_lifetime_minutes: Annotated[
         int, about("Forced reconnection interval.", minimum=1, unit="minutes")
     ] = 15
@@ -96,7 +96,7 @@ class ConnectionOptions(Section, frozen=True, kw_only=True):
     enable_multiple_http2_connections: Annotated[
         bool, about("Allow several simultaneous HTTP/2 connections.")
     ] = True
-    # Whoever may set a variable would else choose the way of the access token (ADR 28).
+    # Otherwise anyone who may set a variable could redirect the access token (ADR 28).
     proxy_url: Annotated[
         str | None,
         about(
@@ -110,16 +110,16 @@ class ConnectionOptions(Section, frozen=True, kw_only=True):
     proxy_credentials_env_var: Annotated[
         str,
         about(
-            "Variable with user:password for the proxy, if it wants any.",
+            "Variable with user:password for the proxy, if it requires them.",
             form=Form.ENV_VAR,
             required=True,
         ),
     ] = "SDK_PROXY_CREDENTIALS"
-    # In place of the public authorities and not beside them: whoever names one trusts no other.
+    # Replaces the public authorities: a user who names one trusts no other.
     ca_file: Annotated[
         str | None,
         about(
-            "PEM file with the authorities whose certificates the upstream may have, and no "
+            "PEM file with the only certificate authorities that are trusted for the upstream."
             "others.",
             default_note="the public ones, or those of SSL_CERT_FILE",
         ),
@@ -139,7 +139,7 @@ class ConnectionOptions(Section, frozen=True, kw_only=True):
     max_answer_bytes: Annotated[
         int,
         about(
-            "Largest body of an answer that is taken into memory, decompressed.",
+            "Largest body of an answer, decompressed; it is read into memory.",
             minimum=1024,
             unit="bytes",
         ),

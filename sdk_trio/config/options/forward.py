@@ -1,4 +1,4 @@
-"""The settings of forwarding: applications of any language that events are posted to. Pure."""
+"""The settings of forwarding: posting events to applications in any language. Pure."""
 
 from typing import Annotated
 
@@ -12,12 +12,12 @@ URL_ROUTE = "forward-to"
 
 
 class RouteOptions(Section, frozen=True, kw_only=True):
-    """One route: which events it takes, where they go, and how."""
+    """One route: the events it takes, where it posts them, and how."""
 
     name: Annotated[
         str,
         about(
-            "Name in commands, logs and metrics; when empty, route-N with the number of its place "
+            "Name in commands, logs and metrics; when empty, route-N with its number "
             "in the list, from 1.",
             form=Form.SLUG,
         ),
@@ -25,7 +25,7 @@ class RouteOptions(Section, frozen=True, kw_only=True):
     types: Annotated[
         tuple[str, ...],
         about(
-            "Event types that it takes, as globs: order.*, subscription.c*; unknown types as well.",
+            "Event types to forward, as globs: order.*, subscription.c*; unknown types as well.",
             form=Form.HEADER_TEXT,
             required=True,
         ),
@@ -46,13 +46,13 @@ class RouteOptions(Section, frozen=True, kw_only=True):
             required=True,
         ),
     ] = ""
-    # Without it, a route that somebody else may write would make this process a proxy to anywhere;
-    # an application behind a gateway stands on this machine or in its network.
+    # Otherwise a route written by someone else would make this process a proxy to any address. An
+    # application behind a gateway runs on this machine or in its network.
     allow_public_addresses: Annotated[
         bool,
         about(
-            "Whether it may post to addresses of the public internet; without it, to this machine "
-            "and private networks alone."
+            "Allow posting to public addresses; otherwise only to this machine "
+            "and private networks."
         ),
     ] = False
     secret_env_var: Annotated[
@@ -61,7 +61,7 @@ class RouteOptions(Section, frozen=True, kw_only=True):
             "Variable with the local whsec_ secret that signs the posts; two with a space "
             "between them while it is rotated.",
             form=Form.ENV_VAR,
-            default_note="that of Forward:SecretEnvVar",
+            default_note="the value of Forward:SecretEnvVar",
         ),
     ] = None
     headers: Annotated[tuple[Secret, ...], about("Headers to add, each as Name: value.")] = ()
@@ -74,12 +74,12 @@ class RouteOptions(Section, frozen=True, kw_only=True):
         ),
     ] = 15.0
     ordered: Annotated[
-        bool, about("Events of one data.id are posted one at a time, in order of arrival.")
+        bool, about("Post events of one data.id one at a time, in order of arrival.")
     ] = False
     concurrency: Annotated[
         int | None,
         about(
-            "Events that are posted at once; others wait in the store.",
+            "Concurrent posts; other events wait in the store.",
             between=(1, 1024),
             default_note="Webhooks:Queue:Workers",
         ),
@@ -87,12 +87,12 @@ class RouteOptions(Section, frozen=True, kw_only=True):
 
 
 class ForwardOptions(Section, frozen=True, kw_only=True):
-    """Events that are posted to applications instead of run by handlers."""
+    """Events posted to applications instead of run by handlers."""
 
     url: Annotated[
         str,
         about(
-            "Address of one application for all events that no handler and no route takes; "
+            "Address of one application for all events without a handler or route; "
             "the same as --forward-to.",
             form=Form.FORWARD_URL,
         ),
@@ -106,12 +106,12 @@ class ForwardOptions(Section, frozen=True, kw_only=True):
         ),
     ] = "SDK_FORWARD_SECRET"
     routes: Annotated[
-        tuple[RouteOptions, ...], about("Routes, the first that matches an event takes it.")
+        tuple[RouteOptions, ...], about("Routes; the first that matches an event forwards it.")
     ] = ()
 
     @property
     def all_routes(self) -> tuple[RouteOptions, ...]:
-        """Return the routes in their order, each with its name and variable; last that of Url."""
+        """Return the routes in order, each with its name and variable; the route of Url last."""
         routes = [
             structs.replace(
                 route,

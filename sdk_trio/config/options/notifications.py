@@ -1,15 +1,16 @@
 """The settings of messages to site managers: channels, templates and their default texts. Pure.
 
-The default texts are English, short, and in the 7-bit alphabet of SMS. They say what happened, why,
-and what it means; nothing is asked for that a message could be imitated to get, such as a click or
-a password.
+The default texts are English, short, and in the 7-bit alphabet of SMS. They state what happened,
+why, and what it means. They never ask for a click or a password, so an imitated message gains
+nothing.
 
-A template is text with holes such as ``{TenantName}``, and no format string: ``str.format`` would
-reach into objects (``{TenantName.__init__}``) and eat memory (``{TenantName:>100000000}``).
+A template is text with placeholders such as ``{TenantName}``, not a format string: ``str.format``
+could access attributes (``{TenantName.__init__}``) and exhaust memory
+(``{TenantName:>100000000}``).
 
-Each segment of an SMS is billed. A text of the GSM 03.38 alphabet takes 7 bits a character (14 for
-the characters of its extension table), any other text 16 bits a unit of UTF-16. Several segments
-lose the room of 7 and 3 characters in each to the header that joins them.
+Each SMS segment is billed. Text in the GSM 03.38 alphabet takes 7 bits per character (14 for its
+extension table), any other text 16 bits per UTF-16 unit. In a message of several segments, each
+loses 7 or 3 characters to the header that joins them.
 """
 
 import re
@@ -41,24 +42,24 @@ _BASIC = frozenset(
 )
 _EXTENSION = frozenset("\f^{}\\[~]|€")
 
-# 140 octets a message (GSM 03.40): 160 characters of 7 bits, or 70 units of 16. The header that
-# joins segments takes 6 octets of each.
+# 140 octets per message (GSM 03.40): 160 characters of 7 bits, or 70 units of 16. The joining
+# header takes 6 octets of each.
 _GSM7_ALONE, _GSM7_JOINED = 160, 153
 _UCS2_ALONE, _UCS2_JOINED = 70, 67
 
 
 def substitute(template: str, values: Mapping[str, str]) -> str:
-    """Return ``template`` with each ``{Word}`` of ``values`` replaced; other text stays as it is.
+    """Return ``template`` with each ``{Word}`` of ``values`` replaced; other text is unchanged.
 
-    One pass: a value that holds a placeholder is not looked into.
+    One pass: placeholders inside a value are not replaced.
     """
     return _WORD.sub(lambda found: values.get(found[1], found[0]), template)
 
 
 def unknown_placeholders(template: str) -> tuple[str, ...]:
-    """Return what stands between braces in a template and no value replaces, each text once.
+    """Return the unknown placeholders of a template, each once.
 
-    Also what other kinds of templates take for a placeholder: ``{0}``, ``{TenantName:>9}``.
+    Includes other template syntaxes: ``{0}``, ``{TenantName:>9}``.
     """
     found = dict.fromkeys(match[1] for match in _BRACES.finditer(template))
     return tuple(word for word in found if word not in PLACEHOLDERS)
@@ -67,7 +68,7 @@ def unknown_placeholders(template: str) -> tuple[str, ...]:
 class SmsSize(msgspec.Struct, frozen=True):
     """The size of one SMS: ``encoding`` is ``GSM-7`` or ``UCS-2``.
 
-    ``units`` counts 7-bit or 16-bit units, ``segments`` what they fill; an empty text fills none.
+    ``units`` counts 7-bit or 16-bit units, ``segments`` the segments they need; 0 for empty text.
     """
 
     encoding: str
@@ -90,17 +91,16 @@ def _size(encoding: str, costs: list[int], alone: int, joined: int) -> SmsSize:
         return SmsSize(encoding, units, 1 if units else 0)
     segments, room = 0, 0
     for cost in costs:
-        if cost > room:  # the two halves of a character never lie in different segments
+        if cost > room:  # a character is never split across segments
             segments, room = segments + 1, joined
         room -= cost
     return SmsSize(encoding, units, segments)
 
 
 def cut_sms(text: str, segments: int) -> str:
-    """Return ``text``, or the longest beginning of it that fits with ``...`` into ``segments``.
+    """Return ``text``, or its longest prefix that fits with ``...`` into ``segments``.
 
-    The dots are three, because the one character that shows them would take the whole message out
-    of the 7-bit alphabet.
+    Three dots, because the single ellipsis character is not in the 7-bit alphabet.
     """
     text = text[: segments * _GSM7_ALONE + 1]
     if measure_sms(text).segments <= segments:
@@ -121,9 +121,9 @@ def cut_sms(text: str, segments: int) -> str:
 class EnabledChannelsOptions(Section, frozen=True, kw_only=True):
     """The channels that send messages."""
 
-    email: Annotated[bool, about("Email channel dispatches.")] = True
-    sms: Annotated[bool, about("SMS channel dispatches.")] = False
-    webhook: Annotated[bool, about("Webhook channel dispatches.")] = False
+    email: Annotated[bool, about("Send by the email channel.")] = True
+    sms: Annotated[bool, about("Send by the SMS channel.")] = False
+    webhook: Annotated[bool, about("Send by the webhook channel.")] = False
 
 
 class EmailProviderAOptions(Section, frozen=True, kw_only=True):
@@ -195,7 +195,7 @@ class WebhookChannelOptions(Section, frozen=True, kw_only=True):
     timeout_seconds: Annotated[
         int, about("Timeout of one POST.", between=(1, 300), unit="seconds")
     ] = 10
-    # A customer may have chosen the URL, and must not reach the operator's network through us (ADR
+    # A customer may have chosen the URL; it must not give access to the operator's network (ADR
     # 14).
     allow_private_addresses: Annotated[
         bool,
@@ -213,7 +213,8 @@ class TemplateOptions(Section, frozen=True, kw_only=True):
         str, about("Subject of the email.", form=Form.HEADER_TEXT, required=True, live=True)
     ]
     email_body: Annotated[
-        str, about("Text of the email; its HTML form is made of it.", required=True, live=True)
+        str,
+        about("Text of the email; its HTML form is generated from it.", required=True, live=True),
     ]
     sms_body: Annotated[str, about("Text of the SMS.", required=True, live=True)]
 
@@ -266,8 +267,7 @@ class NotificationsOptions(Section, frozen=True, kw_only=True):
 
     enabled: Annotated[bool, about("Master toggle; when false the section is ignored.")] = False
     enabled_channels: EnabledChannelsOptions = EnabledChannelsOptions()
-    # An address that was mistyped belongs to somebody else, who would learn of a tenant's
-    # suspension.
+    # A mistyped address belongs to someone else, who would learn of a tenant's suspension.
     send_to_unverified_email: Annotated[
         bool, about("When false, the email channel skips recipients whose email is not verified.")
     ] = False
@@ -284,7 +284,7 @@ class NotificationsOptions(Section, frozen=True, kw_only=True):
     retry_cap_seconds: Annotated[
         float,
         about(
-            "The wait between two attempts grows no longer than this.",
+            "Longest wait between two attempts.",
             between=(0, 86_400),
             unit="seconds",
             at_least="retry_base_seconds",
@@ -297,6 +297,6 @@ class NotificationsOptions(Section, frozen=True, kw_only=True):
 
 
 def enabled_channels(options: NotificationsOptions) -> tuple[str, ...]:
-    """Return the names of the channels that dispatch, such as ``email``."""
+    """Return the names of the enabled channels, such as ``email``."""
     chosen = options.enabled_channels
     return tuple(name for name in CHANNELS if getattr(chosen, name))

@@ -1,4 +1,4 @@
-"""The settings of tenants, of the upgrade, and the sections below ``MultiTenant``. Pure."""
+"""The settings of tenants, of the upgrade, and other sections of ``MultiTenant``. Pure."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -22,8 +22,8 @@ class ObjectStoreOptions(Section, frozen=True, kw_only=True):
     endpoint_url: Annotated[str | None, about("Address of a compatible store.", form=Form.URL)] = (
         None
     )
-    # Else the bucket's name is put before the host's, and a bare name such as localhost has none
-    # below it.
+    # Otherwise the bucket's name becomes a subdomain of the host, and a bare name such as localhost
+    # has none.
     force_path_style: Annotated[bool, about("Needed by some compatible stores.")] = False
 
 
@@ -69,10 +69,8 @@ class SftpOptions(Section, frozen=True, kw_only=True):
             "Path of the SSH private key, which must exist.", form=Form.ABSOLUTE_PATH, required=True
         ),
     ] = ""
-    # Without it any host that answers is trusted; that is a warning at the start.
-    host_key: Annotated[
-        str | None, about("Public key that the host must have.", default_note="any")
-    ] = None
+    # Without it every host that answers is trusted; a warning at startup reports that.
+    host_key: Annotated[str | None, about("The host's public key.", default_note="any")] = None
 
 
 class LocalDiskOptions(Section, frozen=True, kw_only=True):
@@ -86,32 +84,32 @@ class LocalDiskOptions(Section, frozen=True, kw_only=True):
 class ReplicationOptions(Section, frozen=True, kw_only=True):
     """File-database replication, gated by UseReplication."""
 
-    use_replication: Annotated[bool, about("Master toggle; when false the section is ignored.")] = (
+    use_replication: Annotated[bool, about("Master switch; when false the section is ignored.")] = (
         False
     )
     replica_target_type: Annotated[
-        ReplicaTargetType, about("Where to; the matching sub-options must be set.")
+        ReplicaTargetType, about("The replica's target; its section must be set.")
     ] = ReplicaTargetType.OBJECT_STORE
     sync_interval_seconds: Annotated[
         int,
         about("How often write-ahead-log changes are flushed.", between=(1, 3600), unit="seconds"),
     ] = 1
-    # RetentionDays divided by this is the number of full copies of each database: 720 by default.
+    # RetentionDays divided by this is the number of full copies per database: 720 by default.
     snapshot_interval_minutes: Annotated[
         int, about("Time between snapshots.", between=(1, 1440), unit="minutes")
     ] = 60
     retention_days: Annotated[
         int, about("Point-in-time restore window.", between=(1, 365), unit="days")
     ] = 30
-    # The replicator serves it on 127.0.0.1 without a password, and Go's profiler as well: every
-    # user of the machine can ask it.
+    # The replicator serves it on 127.0.0.1 without a password, with Go's profiler: every user of
+    # the machine can query it.
     metrics_port: Annotated[
         int, about("Port of the replicator's metrics endpoint.", between=(1024, 65_535))
     ] = 9090
     health_check_enabled: Annotated[
         bool, about("Query the metrics endpoint and report the lag.")
     ] = True
-    # Counted from when a sync is due, so up to SyncIntervalSeconds more may be missing.
+    # Counted from the time a sync is due, so up to SyncIntervalSeconds more may be missing.
     health_check_max_lag_seconds: Annotated[
         int, about("Threshold between Degraded and Healthy.", between=(1, 3600), unit="seconds")
     ] = 30
@@ -129,29 +127,29 @@ class ReplicationOptions(Section, frozen=True, kw_only=True):
         str,
         about("Pid file of the replicator. Required when AutoRegenerateOnTenantChange is true."),
     ] = "/var/run/replicator.pid"
-    # Tenants often come in bursts, and a change may restart the replicator for all of them.
+    # Changes of tenants often come in bursts, and each could restart the replicator for all.
     auto_regenerate_debounce_window: Annotated[
         timedelta,
         about("Collapses bursts of events into one regeneration; 00:00:00: one for each event."),
     ] = timedelta(seconds=2)
-    # Less work than a process of its own, which goes on replicating while the daemon is restarted.
+    # Off by default: an independent process keeps replicating while the daemon restarts.
     supervise: Annotated[
-        bool, about("Run the replicator as our own child instead of signalling another's.")
+        bool, about("Run the replicator as a child process instead of signalling an external one.")
     ] = False
     replicator_path: Annotated[
         str | None,
         about(
             "The replicator's binary.",
             form=Form.ABSOLUTE_PATH,
-            default_note="beside the interpreter, then PATH",
+            default_note="next to the interpreter, then PATH",
         ),
     ] = None
-    # Off by default: all of every replica is downloaded, and object stores bill that.
+    # Off by default: every replica is downloaded in full, and object stores bill that.
     verify_interval_hours: Annotated[
         int | None,
         about(
-            "How often the runtime restores every active tenant's replica and compares it: all of "
-            "it is downloaded each time.",
+            "How often the runtime restores and compares every active tenant's replica, which "
+            "is downloaded in full each time.",
             between=(1, 8760),
             unit="hours",
             default_note="never; 'replication verify' does it once",
@@ -189,23 +187,23 @@ class SingleTenantUpgradeOptions(Section, frozen=True, kw_only=True):
             required=True,
         ),
     ] = "Default Tenant"
-    # An organization is one tenant's: deliveries that name several cannot say which.
+    # An organization belongs to one tenant: deliveries of several are ambiguous.
     literal_default_tenant_organization_id: Annotated[
         str | None,
         about(
-            "Organization of the default tenant, for strategy LiteralDefault; null: the one that "
-            "the stored deliveries name, if it is one."
+            "Organization of the default tenant, for strategy LiteralDefault; null: the only one "
+            "in the stored deliveries, if there is exactly one."
         ),
     ] = None
-    # A host that goes on writing to the old database would write to what is no tenant's any more.
+    # A host that keeps writing to the old database would write data of no tenant.
     require_graceful_quiescence: Annotated[
         bool, about("Refuse to run unless the host has signalled quiescence.")
     ] = True
-    # The steps go on from where they were, but a copy of the database begins anew: it has to fit.
+    # Steps continue where they stopped, but a copy of the database restarts: it must fit.
     max_run_duration: Annotated[
         timedelta, about("Hard wall-clock cap of the upgrade.", minimum=1, unit="seconds")
     ] = timedelta(minutes=30)
-    # Copied and never removed: the operator does that when nobody needs it any more.
+    # Copied and never removed: the operator removes it when no one needs it.
     source_database: Annotated[
         str | None,
         about(
@@ -234,11 +232,11 @@ class TenantStatusOptions(Section, frozen=True, kw_only=True):
     require_verified_email_for_suspension: Annotated[
         bool, about("Refuse to suspend a tenant whose site manager's email is not verified.")
     ] = True
-    # The setting allows it, each call has to ask for it, and the audit trail names the setting.
+    # The setting allows it, each call must request it, and the audit trail names the setting.
     suspend_unverified_tenants_anyway: Annotated[
         bool, about("Allow the per-call bypass of the requirement above.")
     ] = False
-    # Until then a deleted tenant can be made active again.
+    # Until then a deleted tenant can be reactivated.
     deleted_tenant_retention_days: Annotated[
         int,
         about(
@@ -253,10 +251,10 @@ class TenantStatusOptions(Section, frozen=True, kw_only=True):
 class MultiTenantOptions(Section, frozen=True, kw_only=True):
     """Tenants, their databases, the upgrade and notifications."""
 
-    enabled: Annotated[bool, about("Turns on tenants, their databases and the upgrade.")] = False
-    # False by default: hosts rely on their one secret proving every tenant's events (ADR 36).
+    enabled: Annotated[bool, about("Enable tenants, their databases and the upgrade.")] = False
+    # False by default: existing hosts rely on their one secret for every tenant's events (ADR 36).
     own_secrets_only: Annotated[
-        bool, about("A tenant that has webhook secrets of its own is not signed for by the host's.")
+        bool, about("Reject host-signed deliveries of tenants that have their own webhook secrets.")
     ] = False
     single_tenant_upgrade: SingleTenantUpgradeOptions = SingleTenantUpgradeOptions()
     file_db: FileDbOptions = FileDbOptions()

@@ -10,28 +10,25 @@ class QueueOptions(Section, frozen=True, kw_only=True):
     """The background queue."""
 
     capacity: Annotated[
-        int, about("Events that wait in memory; a full queue answers 503.", minimum=1)
+        int, about("Queue slots for events in memory; a full queue answers 503.", minimum=1)
     ] = 1000
-    # While as many runs hang as there are workers, no other queued event runs: tenants share them,
-    # too.
+    # If as many runs hang as there are workers, no other queued event runs: all tenants share them.
     workers: Annotated[int, about("Worker tasks.", between=(1, 1024))] = 8
-    # As many as the workers of the queue and as many again for inline deliveries, so that neither
-    # waits for the other; each may hold a connection of a database, of which there are 100 in a
-    # PostgreSQL as it is installed.
+    # Twice the number of queue workers, so that queued and inline runs do not wait for each other.
+    # Each may hold a database connection; PostgreSQL allows 100 by default.
     threads: Annotated[
         int,
         about(
-            "Handlers written as plain functions that run at once, each in a thread.",
+            "Concurrent runs of handlers written as plain functions, each in a thread.",
             between=(1, 1024),
         ),
     ] = 16
-    # A run that hangs holds a worker, and so many as there are workers stop the queue. Longer than
-    # any call of a service should take, and as long as the longest wait for a retry.
+    # A hanging run blocks a worker, and hanging runs on all workers stop the queue. Longer than any
+    # service call should take, and as long as the longest wait for a retry.
     handler_timeout_seconds: Annotated[
         float | None,
         about(
-            "A run of the queue is cancelled after this time, which is a failed attempt; null: "
-            "never.",
+            "Cancel a queued run after this time, as a failed attempt; null: never.",
             between=(0.01, 604_800),
             unit="seconds",
         ),
@@ -65,21 +62,21 @@ class ReconciliationOptions(Section, frozen=True, kw_only=True):
     interval_minutes: Annotated[
         int, about("Time between passes.", between=(1, 1440), unit="minutes")
     ] = 15
-    # Further back the inbox has forgotten what it has handled, and would handle it again.
+    # Events further back are forgotten by the inbox, and would be handled again.
     max_lookback_hours: Annotated[
         int,
         about(
-            "How far back a pass looks; at most DedupRetentionHours and PayloadRetentionDays.",
+            "How far back a pass fetches; at most DedupRetentionHours and PayloadRetentionDays.",
             between=(1, 8760),
             unit="hours",
         ),
     ] = 24
-    # An organization may have further endpoints, whose deliveries are not this receiver's.
+    # An organization may have other endpoints, whose deliveries belong to other receivers.
     endpoint_ids: Annotated[
         tuple[str, ...],
         about(
-            "The upstream's ids of the webhook endpoints that lead here; when empty, the only "
-            "endpoint there is, or the only one whose URL ends in Path."
+            "The upstream's ids of this receiver's webhook endpoints; when empty, the only "
+            "endpoint, or the only one whose URL ends in Path."
         ),
     ] = ()
 
@@ -107,9 +104,9 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
     path: Annotated[
         str, about("Route that receives deliveries.", form=Form.ROUTE, required=True)
     ] = "/hooks/sdk"
-    # The scheme of the sender counts, not that of the hop behind the proxy.
+    # The sender's scheme counts, not that of the connection behind the proxy.
     require_https: Annotated[
-        bool, about("Requests that are not HTTPS are rejected with 400, not redirected.")
+        bool, about("Reject plain HTTP requests with 400; they are not redirected.")
     ] = True
     tolerance_seconds: Annotated[
         int,
@@ -127,7 +124,7 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
             "Startup fails if any known event type has no handler; otherwise each one is a warning."
         ),
     ] = False
-    # Senders do both: some sign with the decoded key, some with the text, and Auto accepts either.
+    # Some senders sign with the decoded key, some with the text; Auto accepts either.
     key_derivation: Annotated[
         KeyDerivation,
         about(
@@ -144,11 +141,11 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
             unit="bytes",
         ),
     ] = 1_048_576
-    # Below the 10 s after which a sender gives up: the answer and the commit need the rest.
+    # Below the 10 s after which a sender gives up: answer and commit need the rest.
     inline_timeout_seconds: Annotated[
         float,
         about(
-            "An inline handler is cancelled after this time; the sender waits 10 s.",
+            "Cancel an inline handler after this time; the sender waits 10 s.",
             between=(0.01, 3600),
             unit="seconds",
         ),
@@ -158,11 +155,11 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
         about("Time that a shutdown gives the queue to drain.", between=(0, 3600), unit="seconds"),
     ] = 30.0
     queue: QueueOptions = QueueOptions()
-    # Answered 200 then, because senders disable an endpoint that goes on failing.
+    # The answer is then 200, because senders disable an endpoint that keeps failing.
     inline_max_attempts: Annotated[
         int,
         about(
-            "Deliveries of one event whose inline handler failed, before it is a dead letter "
+            "Failed inline deliveries of one event before it becomes a dead letter "
             "and answered 200.",
             minimum=1,
         ),
@@ -173,11 +170,11 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
     payload_retention_days: Annotated[
         int, about("How long bodies are kept.", minimum=1, unit="days")
     ] = 30
-    # By the sender's address: without TrustedProxies everybody behind a proxy has the proxy's.
+    # By the sender's address: without TrustedProxies, everyone behind a proxy has its address.
     allowed_source_ip_ranges: Annotated[
         tuple[str, ...],
         about(
-            "When not empty, other addresses get 403 before the body is read.",
+            "If not empty, other addresses get 403 before the body is read.",
             form=Form.CIDR,
             live=True,
         ),
@@ -196,21 +193,21 @@ class WebhooksOptions(Section, frozen=True, kw_only=True):
 
     @property
     def all_secrets(self) -> tuple[Secret, ...]:
-        """Return Secret (if set) and then Secrets: the list that verification goes through."""
+        """Return Secret (if set), then Secrets: the list used for verification."""
         return (*(() if self.secret is None else (self.secret,)), *self.secrets)
 
 
 class SimulatorOptions(Section, frozen=True, kw_only=True):
-    """The simulator, which Development alone maps."""
+    """The simulator, available in Development only."""
 
-    # A variable of its own, because whoever reaches the simulator has it sign anything: with a
-    # secret that another installation verifies with, that could be sent on (ADR 27).
+    # A separate variable: anyone who can reach the simulator can have anything signed. If another
+    # installation verified with that secret, it could be sent there (ADR 27).
     secret_env_var: Annotated[
         str | None,
         about(
-            "Variable with the secret that the simulator signs with, and that the receiver "
-            "accepts beside its own in Development. No other installation may verify with it.",
+            "Variable with the simulator's signing secret, which the receiver also "
+            "accepts in Development. No other installation may verify with it.",
             form=Form.ENV_VAR,
-            default_note="one that dev or this process generates",
+            default_note="generated by dev or this process",
         ),
     ] = None

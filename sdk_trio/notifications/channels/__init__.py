@@ -1,1 +1,1 @@
-"""The channels: one file for each way to reach a site manager."""
+"""The channels for notifying site managers, one file each."""

@@ -25,7 +25,7 @@ from ..send import (
 )
 from ..templates import Message, cut, lines, render, template_of
 
-#: A longer reason is cut: receivers bound what they read, commonly at 64 KiB to 1 MiB.
+#: A longer reason is truncated: receivers limit bodies, commonly to 64 KiB to 1 MiB.
 MAX_REASON_CHARACTERS = 10_000
 
 SIGNATURE_HEADER = "x-sdk-signature"
@@ -39,9 +39,8 @@ def notification_type(record: OutboxRecord) -> str:
 def payload(record: OutboxRecord, message: Message) -> bytes:
     """Return the body: the same bytes for the same record and message.
 
-    Beside the flat members, which docs/how-to/receive-notifications.md shows, stand the three
-    of the Standard Webhooks envelope, which receivers of that scheme ask for (ADR 0013): ``type``,
-    ``timestamp``, ``data.id``.
+    In addition to the flat members shown in docs/how-to/receive-notifications.md, it has those of
+    the Standard Webhooks envelope (ADR 0013): ``type``, ``timestamp``, ``data.id``.
     """
     occurred_at = rfc3339(record.occurred_at, timespec="milliseconds")
     reason = None if record.reason is None else cut(lines(record.reason), MAX_REASON_CHARACTERS)
@@ -68,7 +67,7 @@ def payload(record: OutboxRecord, message: Message) -> bytes:
 def body_signature(secret: str, body: bytes) -> str:
     """Return the value of ``X-Sdk-Signature``: ``sha256=`` and hex HMAC-SHA256 over ``body``.
 
-    The key is the UTF-8 form of the secret as it is configured, ``whsec_`` included.
+    The key is the UTF-8 form of the configured secret, including ``whsec_``.
     """
     return f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
 
@@ -91,11 +90,11 @@ class WebhookSender(ProviderChannel):
     """Posts one notification to the operator's URL.
 
     Args:
-        options: as of :class:`ProviderChannel`.
+        options: as in :class:`ProviderChannel`.
         poster: as well.
         sign: makes the three headers of Standard Webhooks, with the delivery's id.
         read_variable: as well.
-        clock: as well; each attempt is signed anew with its own time.
+        clock: as above; each attempt is signed with its own time.
     """
 
     repeatable = True
@@ -142,7 +141,7 @@ class WebhookSender(ProviderChannel):
         )
 
     def _judge(self, answer: PostAnswer) -> Outcome:
-        # The receiver's words are not kept: they may hold anything, also secrets.
+        # The receiver's words are not stored: they may contain secrets.
         if 200 <= answer.status < 300:
             return accepted(answer)
         return classify_response(
