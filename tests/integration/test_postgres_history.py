@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from support.postgres import open_inbox, running_server
 from support.waiting import until
 
@@ -273,15 +274,22 @@ async def test_a_statement_that_began_before_the_partition_was_made(
             second.execute(hold, ("b",))
             async with trio.open_nursery() as nursery:
                 for key in "abc":
-                    nursery.start_soon(inbox.park, delivery(key, DAY), "no handler")
+                    nursery.start_soon(_accept, inbox, key)
                     # The others come while the first is in progress, and go together.
                     await until(lambda: store.execute(blocked))
+                    await trio.testing.wait_all_tasks_blocked()
                 first.rollback()
-                await until(lambda: store.execute(f"{blocked} AND xact_start < now()"))
+                known = "SELECT 1 FROM sdk_trio.arrival_key WHERE delivery_key = 'a'"
+                await until(lambda: store.execute(known))
+                await until(lambda: store.execute(blocked))
                 await two.purge(now=DAY)
                 second.rollback()
         assert await days_of(inbox, "c") == [1]
         assert sorted(await keys_in(inbox)) == ["a", "b", "c"]
+
+
+async def _accept(inbox: Any, key: str) -> None:
+    await inbox.accept(delivery(key, DAY), leased=False)
 
 
 async def test_a_user_who_owns_nothing_keeps_one_day(store: Store) -> None:
