@@ -25,7 +25,7 @@ T = TypeVar("T")
 #: Deliveries whose keys one transaction removes.
 FORGET_CHUNK = 2_000
 
-#: How often a drop is tried whose tables others use, and the pause between, in seconds. The next
+#: The most tries of a drop whose tables others use, and the pause between, in seconds. The next
 #: pass tries again.
 DROP_TRIES = 3
 PAUSE_SECONDS = 1.0
@@ -43,7 +43,7 @@ _log = get_logger("storage")
 
 
 class Kept(NamedTuple):
-    """How many done deliveries went with their days, and the days that lose their rows singly."""
+    """The number of done deliveries that went with their days, and the other days with old rows."""
 
     dropped: int
     by_rows: Sequence[Day]

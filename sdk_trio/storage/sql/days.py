@@ -53,8 +53,8 @@ class Day(NamedTuple):
         return self.number << DAY_BITS, self.until << DAY_BITS
 
 
-class Plan(NamedTuple):
-    """What the retention does with the days: close them, or delete their old rows one by one."""
+class OldDays(NamedTuple):
+    """The days that the retention closes, and those whose old rows it deletes one by one."""
 
     close: Sequence[Day]
     by_rows: Sequence[Day]
@@ -68,7 +68,7 @@ def read(tx: SqlTransaction) -> list[Day]:
     return [Day(*row) for row in tx.all(_READ.format(which=""))]
 
 
-def plan(days: Sequence[Day], before: float) -> Plan:
+def plan(days: Sequence[Day], before: float) -> OldDays:
     """Decide about days of which everything that was done before ``before`` may go.
 
     A day of usual length waits until all of it may go. One that was open for longer, because
@@ -83,7 +83,7 @@ def plan(days: Sequence[Day], before: float) -> Plan:
             close.append(day)
         elif end - day.opened_at > 2 * DAY_SECONDS:
             by_rows.append(day)
-    return Plan(close, by_rows)
+    return OldDays(close, by_rows)
 
 
 # -- opening -----------------------------------------------------------------------------------

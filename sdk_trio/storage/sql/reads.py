@@ -133,7 +133,8 @@ arrival.sequence IN (SELECT sequence FROM work
 _IN_ENDED = "ended.sequence IS NOT NULL"
 _NOT_IN_WORK = "NOT EXISTS (SELECT 1 FROM work WHERE work.sequence = arrival.sequence)"
 
-# What leads to the rows of a state by an index. Most of what is received will be on the first page.
+# The conditions that lead to the rows of a state by an index. Those that were received are most of
+# the table as a rule.
 _BY_INDEX = {
     DeliveryState.RECEIVED: "true",
     DeliveryState.RUNNING: "lease_owner IS NOT NULL",
