@@ -4,6 +4,7 @@
     python tests/postgres_proof.py cancel [--seconds 60]
     python tests/postgres_proof.py bloat [--seconds 20]
     python tests/postgres_proof.py rates [--events 4000] [--rounds 4]
+    python tests/postgres_proof.py history [--finished 20000000] [--days 20] [--directory PATH]
     python tests/postgres_proof.py wal [--finished 400000] [--events 4000]
 
 Each starts servers of its own (Debian's package ``postgresql``), prints what it measured, stops by
@@ -17,20 +18,21 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 import trio
 from support.postgres import PostgresServer, remove_server, running_server
-from support.postgres_work import add_finished, blocks, forget_blocks, work
+from support.postgres_work import add_days, add_finished, blocks, forget_blocks, work
 
-from sdk_trio.records.deliveries import Done, NewDelivery, Retry
+from sdk_trio.records.deliveries import DeliveryState, Done, NewDelivery, Retry
 from sdk_trio.storage.engines.postgres_address import PostgresAddress
 from sdk_trio.storage.ports import Inbox
-from sdk_trio.storage.postgres import PostgresInbox
+from sdk_trio.storage.postgres import PostgresInbox, migrate
 from sdk_trio.storage.sqlite import SqliteInbox
 
 TERMS = {"lease_seconds": 75.0, "dedup_seconds": 1e9, "payload_seconds": 1e9}
@@ -42,6 +44,17 @@ MORE_BLOCKS = 200.0
 #: The server tells the text of a statement that was prepared before it began to count as it was
 #: sent, and that of any other with numbers in the place of its constants.
 _CONSTANT = re.compile(r"\$\d+|'[^']*'|\b\d+(?:\.\d+)?\b")
+
+DONE = DeliveryState.DONE
+
+#: The listings whose cost with a long history is measured.
+LISTINGS: dict[str, dict[str, Any]] = {
+    "newest": {},
+    "of a rare type": {"type": "rare"},
+    "of a type that none has": {"type": "none"},
+    "of a subject": {"subject": "subject-7"},
+    "that wait for a retry": {"state": DeliveryState.RETRYING},
+}
 
 #: Finished deliveries that are added by one statement.
 CHUNK = 100_000
@@ -327,18 +340,97 @@ WAYS = {
 }
 
 
+def cpu_of(server: PostgresServer) -> dict[int, int]:
+    """The processor time of each process of the server, in nanoseconds."""
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    found = {}
+    for pid in map(int, children):
+        with suppress(OSError):
+            found[pid] = int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+    return found
+
+
+def history(finished: int, days: int, directory: str | None) -> bool:
+    """Measure what a long history costs: with none, a twentieth of ``finished``, and all."""
+    tempfile.tempdir = directory
+    server = PostgresServer(running_server().programs)
+    server.start(
+        fsync="on",
+        full_page_writes="on",
+        shared_buffers="1GB",
+        max_wal_size="4GB",
+        wal_level="minimal",
+        max_wal_senders="0",
+    )
+    retention = (days - 1.5) * 86_400.0
+    terms = {"lease_seconds": 75.0, "dedup_seconds": retention, "payload_seconds": retention}
+    kept_all = True
+
+    async def cost(name: str, count: int, work: Callable[[], Awaitable[Any]]) -> Any:
+        used, process, begun = cpu_of(server), time.process_time(), time.perf_counter()
+        found = await work()
+        seconds, process = time.perf_counter() - begun, time.process_time() - process
+        spent = sum(at - used.get(pid, 0) for pid, at in cpu_of(server).items()) / 1e9
+        each = 1e6 / max(count, 1)
+        figures = [f"{each * used:.1f} us" for used in (process, spent, seconds)]
+        print(f"| {' | '.join([name, *figures])} |", flush=True)
+        return found
+
+    async def measure(dsn: str, rows: int) -> None:
+        nonlocal kept_all
+        inbox = await PostgresInbox.open(PostgresAddress(dsn=dsn), owner="history", **terms)
+        print(f"\n| {rows} rows | CPU, process | CPU, server | latency |\n|---|---|---|---|")
+        try:
+            for way, tasks in (("accept", 1), ("accept", 50), ("accept, end", 50)):
+                count = 2000 if tasks > 1 else 300
+                await _each(inbox, count // 4, tasks, WAYS[way])  # warm
+                for _ in range(3):
+                    name = f"{way}, {tasks} tasks"
+                    await cost(name, count, partial(_each, inbox, count, tasks, WAYS[way]))
+            for _ in range(2):
+                await _each(inbox, 2000, 50, _wait_for_others)
+                await cost("take, start, end, 50 tasks", 2000, partial(_take, inbox, 50))
+            for name, given in LISTINGS.items():
+
+                async def listed(given: dict[str, Any] = given) -> None:
+                    for _ in range(50):
+                        await inbox.find(limit=50, **given)
+
+                await listed()
+                await cost(f"listing, {name}", 50, listed)
+            done = await inbox.counts()
+            due = partial(inbox.purge, now=time.time())
+            purged = await cost("retention, a day is due (each row)", rows // days, due)
+            await cost("retention, nothing is due", 1, due)
+            after = await inbox.counts()
+            kept_all = kept_all and purged.finished == rows // days
+            kept_all = kept_all and done[DONE] - after[DONE] == rows // days
+            print(f"purged: {purged}", flush=True)
+        finally:
+            await inbox.close()
+
+    try:
+        for rows in (0, finished // 20, finished):
+            dsn = server.empty()
+            database = dsn.rpartition("=")[2]
+            migrate(PostgresAddress(dsn=dsn))
+            begun = time.monotonic()
+            if rows:
+                add_days(server, database, days, rows // days, time.time())
+            server.execute("ANALYZE", database)
+            ((size,),) = server.execute(f"SELECT pg_database_size('{database}') / 1000000")
+            print(f"\n{rows} rows, {size} MB, filled in {time.monotonic() - begun:.0f} s")
+            trio.run(measure, dsn, rows)
+            server.execute(f"DROP DATABASE {database}")
+    finally:
+        server.remove()
+    return kept_all
+
+
 def rates(events: int, rounds: int) -> bool:
     """Measure what an event costs the process and the server, on each way, beside SQLite."""
     server = PostgresServer(running_server().programs)
     server.start(fsync="on", full_page_writes="on", shared_buffers="256MB")
-
-    def server_seconds() -> dict[int, int]:
-        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-        found = {}
-        for pid in map(int, children):
-            with suppress(OSError):
-                found[pid] = int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
-        return found
 
     async def measure(inbox: Inbox, way: str, tasks: int) -> Cost:
         taken = WAYS[way] is _wait_for_others
@@ -347,10 +439,10 @@ def rates(events: int, rounds: int) -> bool:
             await _each(inbox, count, 50, WAYS[way])
         server.execute("CHECKPOINT")
         forget_blocks(server)
-        used, process, begun = server_seconds(), time.process_time(), time.perf_counter()
+        used, process, begun = cpu_of(server), time.process_time(), time.perf_counter()
         await (_take(inbox, tasks) if taken else _each(inbox, count, tasks, WAYS[way]))
         seconds, process = time.perf_counter() - begun, time.process_time() - process
-        spent = sum(at - used.get(pid, 0) for pid, at in server_seconds().items())
+        spent = sum(at - used.get(pid, 0) for pid, at in cpu_of(server).items())
         ((calls,),) = server.execute(
             "SELECT sum(calls) FROM pg_stat_statements JOIN pg_database ON oid = dbid "
             "WHERE datname <> 'postgres'"
@@ -396,6 +488,10 @@ def main() -> int:
     costs = commands.add_parser("rates")
     costs.add_argument("--events", type=int, default=4000)
     costs.add_argument("--rounds", type=int, default=4)
+    long = commands.add_parser("history")
+    long.add_argument("--finished", type=int, default=20_000_000)
+    long.add_argument("--days", type=int, default=20)
+    long.add_argument("--directory", help="for the server's data, 1 KB for each row")
     log = commands.add_parser("wal")
     log.add_argument("--finished", type=int, default=400_000)
     log.add_argument("--events", type=int, default=4000)
@@ -404,6 +500,7 @@ def main() -> int:
         "plans": plans,
         "cancel": cancel,
         "bloat": bloat,
+        "history": history,
         "rates": rates,
         "wal": wal,
     }

@@ -36,6 +36,7 @@ from ..records.deliveries import (
     listed,
 )
 from ..storage.ports import Inbox
+from ..storage.sql.schema import DAY_BITS
 from .access import FEED_PROTOCOL
 from .console import ConsoleSource, MissingPartError
 from .query import LARGEST_SEQUENCE, BadQueryError, parameters, parse_number
@@ -472,7 +473,9 @@ class Feed:
         most = max(1, int(query.most * BUSY_SECONDS))
         newest = await find(after_sequence=listener.position, oldest_first=False, limit=most)
         if len(newest) == most and newest[-1].sequence > listener.position + 1:
-            listener.dropped += newest[-1].sequence - listener.position - 1
+            # On PostgreSQL each day begins with a number of its own: the last one counts then.
+            begin = max(listener.position, newest[-1].sequence >> DAY_BITS << DAY_BITS)
+            listener.dropped += newest[-1].sequence - begin - 1
         return newest[::-1]
 
     async def _event(self, record: DeliveryRecord, listener: _Listener) -> dict[str, Any]:

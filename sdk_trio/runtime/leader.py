@@ -47,6 +47,7 @@ class LeaderParts:
 
     async def start_before_serving(self, parts: trio.Nursery) -> None:
         """Start replication, unless a leader must be elected first."""
+        await trio.lowlevel.checkpoint()
         if self._replicates and not self._elects:
             await self._start_replication(parts)
 
@@ -55,6 +56,7 @@ class LeaderParts:
 
         The server must accept deliveries: the first pass of reconciliation asks for redeliveries.
         """
+        await trio.lowlevel.checkpoint()
         if self._elects and (self._replicates or self._reconciles):
             await self.start(parts, "leadership", self._lead)
         elif self._reconciles:

@@ -252,8 +252,9 @@ class GroupCommit(trio.abc.Instrument):
 
         Args:
             patient: wait without the limit of :data:`ANSWER_SECONDS`, as for a new schema.
-            single: run it in a transaction without other units, because it runs code that is not
-                ours: whatever that does, no other unit has to run again.
+            single: run it in a transaction without other units: it runs code that is not ours, and
+                whatever that does, no other unit has to run again; or it gives numbers, which a
+                rollback for another unit would lose.
             durable: the change must survive a power cut, not only the end of this process.
             name: of a ``single`` unit: the key of the event whose effects it applies. Messages
                 about a store that does not answer name it.

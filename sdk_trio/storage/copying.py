@@ -19,9 +19,17 @@ from ..base.opener import open_file, sync_path
 from ..errors import StorageError
 from .engines import sqlite_connection
 from .engines.sqlite_connection import MARK_AS_WIPED, PAGE_BYTES, SqliteTransaction
-from .sql import arrivals
-from .sql.dialect import Row, SqlTransaction
-from .sql.schema import FILLING, MOVED, TABLES, Table, prepare_sqlite, version_of_file
+from .sql import arrivals, tenants
+from .sql.dialect import SERVER_TIME, Row, SqlTransaction
+from .sql.schema import (
+    DAY_BITS,
+    FILLING,
+    MOVED,
+    TABLES,
+    Table,
+    prepare_sqlite,
+    version_of_file,
+)
 
 #: Rows between two calls of the report.
 REPORT_ROWS = 1_000
@@ -30,8 +38,11 @@ REPORT_ROWS = 1_000
 # of failovers (storage.engines.postgres_failover).
 _LEFT_OUT = {"checkpoint": "WHERE name NOT IN ('storage.wiped', 'storage.timeline')"}
 
+#: Tables whose numbers are never given twice.
+_NUMBERED = ("audit", "outbox")
+
 #: Tables whose rows do not make a store one that is in use: each start writes them.
-_WRITTEN_BY_STARTS = frozenset({"checkpoint", "lease", "counter", "purging"})
+_WRITTEN_BY_STARTS = frozenset({"checkpoint", "lease", "purging"})
 
 #: Takes the step in words, and the number of rows of the present table that are done.
 Report = Callable[[str, int], None]
@@ -65,6 +76,10 @@ class Side(Protocol):
         """Return the rows of ``table`` in the order of its primary key; flags are ``bool``."""
         ...
 
+    def prepare(self, numbers: Iterable[int]) -> None:
+        """Make room for arrivals of the days with these numbers (``DAY_BITS``)."""
+        ...
+
     def add(self, table: Table, rows: Iterable[Row]) -> None:
         """Add rows to ``table``, which has none of their keys."""
         ...
@@ -95,6 +110,9 @@ class SqliteSide:
                 values[number] = None if values[number] is None else bool(values[number])
             yield tuple(values)
 
+    def prepare(self, numbers: Iterable[int]) -> None:
+        """See :meth:`Side.prepare`: a file has one table for all."""
+
     def add(self, table: Table, rows: Iterable[Row]) -> None:
         """See :meth:`Side.add`."""
         marks = ", ".join("?" * len(table.columns))
@@ -122,12 +140,26 @@ def copy(source: Side, target: Side, report: Report) -> dict[str, Copied]:
         The rows and digests of the source, by table.
     """
     copied = {}
+    last = arrivals.last_sequence(source.tx)
+    target.prepare([*_days(source.tx), last >> DAY_BITS])
     for table in TABLES:
         tally = _Tally(f"copy {table.name}", report)
         target.add(table, tally.count(source.rows(table)))
         copied[table.name] = tally.result()
-    _derive(target.tx, arrivals.last_sequence(source.tx))
+    _derive(target.tx, last, {name: tenants.last_number(source.tx, name) for name in _NUMBERED})
     return copied
+
+
+_FIRST_FROM = "SELECT min(sequence) FROM arrival WHERE sequence >= :first"
+
+
+def _days(tx: SqlTransaction) -> Iterator[int]:
+    """Return the days that have arrivals; each is one step in an index."""
+    number = 0
+    while (found := (tx.one(_FIRST_FROM, first=number << DAY_BITS) or (None,))[0]) is not None:
+        number = found >> DAY_BITS
+        yield number
+        number += 1
 
 
 def digests(side: Side, report: Report) -> dict[str, Copied]:
@@ -189,22 +221,47 @@ FROM (SELECT greatest(:last, (SELECT coalesce(max({column}), 0) FROM {table})) A
 """
 
 
-def _derive(tx: SqlTransaction, last: int) -> None:
-    """Make what the engine derives from the rows; ``last`` is the highest sequence ever given."""
+# A day ends with its last arrival, as far as it can be told. Of two rows with one key, which is
+# known to a day that is about to be dropped, the newer one has it.
+_DERIVED = (
+    """
+INSERT INTO arrival_key (delivery_key, sequence)
+SELECT delivery_key, sequence FROM arrival ORDER BY sequence DESC
+ON CONFLICT (delivery_key) DO NOTHING
+""",
+    f"""
+UPDATE day SET opened_at = coalesce(
+    (SELECT max(received_at) FROM arrival WHERE sequence < number << {DAY_BITS}),
+    (SELECT min(received_at) FROM arrival), {SERVER_TIME})
+""",
+    # Of stores that have ended without closing.
+    "DELETE FROM node WHERE id <> ''",
+    "UPDATE node SET done = (SELECT count(*) FROM ended) WHERE id = ''",
+)
+
+
+def _derive(tx: SqlTransaction, last: int, numbers: Mapping[str, int]) -> None:
+    """Make what the engine derives from the rows.
+
+    Args:
+        tx: the transaction of the target.
+        last: the highest sequence of an arrival that was ever given.
+        numbers: the highest number that each of the tables :data:`_NUMBERED` has given.
+    """
     if tx.dialect.is_sqlite:
         arrivals.index(tx, last)
         tx.run(_TALLY, last=last)
+        for name, number in numbers.items():
+            tx.run("DELETE FROM sqlite_sequence WHERE name = :name", name=name)
+            tx.run("INSERT INTO sqlite_sequence VALUES (:name, :number)", name=name, number=number)
         tx.run(MARK_AS_WIPED)
         return
-    for table, column, least in (
-        ("arrival", "sequence", last),
-        ("attempt", "id", 0),
-        ("evidence", "id", 0),
-    ):
+    for statement in _DERIVED:
+        tx.run(statement)
+    given = {name: ("sequence", number) for name, number in numbers.items()}
+    given |= {"arrival_key": ("sequence", last), "attempt": ("id", 0), "evidence": ("id", 0)}
+    for table, (column, least) in given.items():
         tx.one(_LAST_NUMBER.format(table=table, column=column), last=least)
-    # Of stores that have ended without closing.
-    tx.run("DELETE FROM node WHERE id <> ''")
-    tx.run("UPDATE node SET done = (SELECT count(*) FROM ended) WHERE id = ''")
 
 
 def filled_table(tx: SqlTransaction) -> str | None:

@@ -23,6 +23,7 @@ from .sql.dialect import SqlTransaction
 from .sql.reads import expired_leases
 from .sql.schema import (
     APPLICATION_ID,
+    IN_KEPT,
     MOVED,
     UNFINISHED,
     VERSION,
@@ -135,9 +136,9 @@ def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | Non
     return True, None if answer == "ok" else answer
 
 
-_PARKED = """
+_PARKED = f"""
 SELECT type, work.last_error, count(*) FROM work JOIN arrival ON arrival.sequence = work.sequence
-WHERE work.state IN ('dead', 'parked') AND work.state = 'parked'
+WHERE {IN_KEPT} AND work.state = 'parked'
 GROUP BY 1, 2 ORDER BY 3 DESC LIMIT 20
 """
 
@@ -289,15 +290,16 @@ WHERE (work.sequence IS NULL) = (ended.sequence IS NULL)
     "what has ended has arrived": _orphans("ended", "arrival"),
     "each attempt belongs to a delivery": _orphans("attempt", "arrival"),
     "each other body belongs to a delivery": _orphans("evidence", "arrival"),
-    "numbers of audit and outbox lie ahead": """
-SELECT count(*) FROM counter WHERE value < CASE name
-    WHEN 'audit' THEN (SELECT coalesce(max(sequence), 0) FROM audit)
-    WHEN 'outbox' THEN (SELECT coalesce(max(sequence), 0) FROM outbox) END
-""",
     "each message belongs to a transition": _orphans("notification", "outbox"),
 }
 
 _SQLITE_RULES = {
+    "numbers of audit and outbox lie ahead": """
+SELECT count(*) FROM (SELECT 'audit' AS name, max(sequence) AS highest FROM audit
+    UNION ALL SELECT 'outbox', max(sequence) FROM outbox) AS given
+WHERE highest > coalesce(
+    (SELECT seq FROM sqlite_sequence WHERE sqlite_sequence.name = given.name), 0)
+""",
     "each delivery is found by its key": f"""
 SELECT count(*) FROM arrival WHERE sequence <= {INDEXED} AND NOT EXISTS (
     SELECT 1 FROM segment CROSS JOIN lookup
@@ -312,6 +314,26 @@ SELECT abs(max(coalesce((SELECT max(sequence) FROM arrival), 0),
 }
 
 _POSTGRESQL_RULES = {
+    "numbers of audit and outbox lie ahead": """
+SELECT count(*) FROM (SELECT max(sequence) AS highest,
+        (SELECT last_value FROM audit_sequence_seq) AS given FROM audit
+    UNION ALL SELECT max(sequence), (SELECT last_value FROM outbox_sequence_seq) FROM outbox
+    UNION ALL SELECT max(sequence), (SELECT last_value FROM arrival_key_sequence_seq) FROM arrival
+) AS numbers WHERE highest > given
+""",
+    "each key leads to a delivery": _orphans("arrival_key", "arrival"),
+    # The keys of a day that is about to be dropped are gone already.
+    "each open delivery is found by its key": """
+SELECT count(*) FROM work JOIN arrival ON arrival.sequence = work.sequence
+    LEFT JOIN arrival_key ON arrival_key.delivery_key = arrival.delivery_key
+        AND arrival_key.sequence = arrival.sequence
+WHERE arrival_key.sequence IS NULL
+""",
+    "each partition is known": """
+SELECT count(*) FROM pg_inherits LEFT JOIN day
+    ON inhrelid = to_regclass(quote_ident(CAST(inhparent::regclass AS text) || '_' || number))
+WHERE inhparent IN (to_regclass('arrival'), to_regclass('ended')) AND number IS NULL
+""",
     "the count of done deliveries is right": """
 SELECT abs((SELECT count(*) FROM ended) - (SELECT sum(done) FROM node))
 """,

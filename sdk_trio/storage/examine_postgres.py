@@ -52,12 +52,16 @@ WHERE waiting.datname = current_database() AND waiting.wait_event_type = 'Lock'
 ORDER BY holding.state_change LIMIT 1
 """
 
+# A partitioned table is the sum of its partitions.
 _TABLES = """
-SELECT pg_class.relname, CASE WHEN reltuples < 0 THEN n_live_tup ELSE reltuples END::bigint,
-    coalesce(n_dead_tup, 0), pg_total_relation_size(pg_class.oid)
+SELECT coalesce(parent.relname, pg_class.relname),
+    sum(CASE WHEN pg_class.reltuples < 0 THEN n_live_tup ELSE pg_class.reltuples END)::bigint,
+    sum(coalesce(n_dead_tup, 0))::bigint, sum(pg_total_relation_size(pg_class.oid))::bigint
 FROM pg_class LEFT JOIN pg_stat_user_tables ON relid = pg_class.oid
-WHERE relkind = 'r' AND relnamespace = to_regnamespace(quote_ident(%s))
-ORDER BY pg_class.relname
+    LEFT JOIN pg_inherits ON inhrelid = pg_class.oid
+    LEFT JOIN pg_class AS parent ON parent.oid = inhparent
+WHERE pg_class.relkind = 'r' AND pg_class.relnamespace = to_regnamespace(quote_ident(%s))
+GROUP BY 1 ORDER BY 1
 """
 
 

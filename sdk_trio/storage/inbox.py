@@ -22,7 +22,6 @@ from ..errors import StoreUnavailableError
 from ..records.deliveries import (
     Admitted,
     DeliveryRecord,
-    DeliveryState,
     Done,
     Due,
     NewDelivery,
@@ -36,7 +35,7 @@ from .effects import Effects
 from .readers import ReaderPool
 from .sql import arrivals, deliveries, leases, reads
 from .sql.deliveries import Arriving, Lease, RunEnd, RunStart
-from .sql.dialect import SqlTransaction
+from .sql.dialect import Row, SqlTransaction
 from .sql.leases import Claimed, Place, new_token
 from .sql.methods import SqlPart, committed, committed_by_owner, on_reader
 
@@ -363,40 +362,38 @@ class SqlInbox(SqlPart, ABC):
         old_body = now - terms.payload_seconds
         # A row goes when neither its body nor its id is needed any more.
         forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
-        done, parked = DeliveryState.DONE, DeliveryState.PARKED
+        with_body = partial(reads.find_old_done, with_body=True)
         return Purged(
-            bodies=await self._delete(done, old_body, deliveries.delete_bodies, with_body=True),
-            finished=await self._delete(done, forgotten, deliveries.delete_done),
-            parked=await self._delete(parked, old_body, deliveries.delete_parked),
+            bodies=await self._delete(with_body, deliveries.delete_bodies, old_body),
+            finished=await self._delete(reads.find_old_done, deliveries.delete_done, forgotten),
+            parked=await self._delete(reads.find_old_parked, deliveries.delete_parked, old_body),
         )
 
     async def _delete(
         self,
-        state: DeliveryState,
+        find: Callable[..., list[Row]],
+        delete: Callable[..., int],
         before: float,
-        delete: Callable[[SqlTransaction, Sequence[int], float], int],
-        *,
-        with_body: bool = False,
     ) -> int:
-        """Delete what a reader finds, in many short transactions; return how much it was."""
-        deleted = after = 0
+        """Delete what a reader finds, in many short transactions; return how much it was.
+
+        Args:
+            find: a function of a transaction and the last row that it has returned, None at first;
+                rows begin with a sequence.
+            delete: a function of a transaction that deletes those which have not changed since.
+            before: the time that both are called with.
+        """
+        deleted = 0
+        after: Row | None = None
         while True:
-            found = await self._read(
-                partial(
-                    reads.find_old,
-                    state=state,
-                    before=before,
-                    with_body=with_body,
-                    after=after,
-                    limit=PURGE_CHUNK,
-                )
-            )
+            found = await self._read(partial(find, after=after, before=before, limit=PURGE_CHUNK))
             if not found:
                 return deleted
             after = found[-1]
+            sequences = [row[0] for row in found]
             # No one is told of it: what a power cut brings back goes with the next pass.
             deleted += await self._commits.submit(
-                partial(_with, delete, found, before), durable=False
+                partial(delete, sequences=sequences, before=before), durable=False
             )
 
     async def erase(self, tenant_id: str) -> int:
@@ -427,12 +424,3 @@ class SqlInbox(SqlPart, ABC):
             # It has a limit of its own, which is shorter.
             with trio.move_on_after(2 * CLOSE_SECONDS, shield=True):
                 await self._commits.close()
-
-
-def _with(
-    delete: Callable[[SqlTransaction, Sequence[int], float], int],
-    sequences: Sequence[int],
-    before: float,
-    tx: SqlTransaction,
-) -> int:
-    return delete(tx, sequences, before)

@@ -48,12 +48,17 @@ from .engines.postgres import (
 from .engines.postgres_address import PostgresAddress
 from .engines.postgres_connection import StoreConnection
 from .engines.postgres_migration import migrate_postgres
+from .history import History
 from .inbox import SqlInbox
 from .readers import ReaderPool
-from .sql import deliveries, reads
+from .sql import days, deliveries, reads
 from .sql.deliveries import Lease
 from .sql.dialect import Dialect, SqlTransaction
 from .sql.schema import LATER_POSTGRESQL, statements
+
+#: The checkpoint with the Unix time up to which done deliveries have lost their bodies, where ids
+#: are remembered for longer.
+_BODIES_DELETED = "storage.bodies_deleted"
 
 #: The most queries at once, each on a connection of its own.
 READERS = 4
@@ -83,6 +88,7 @@ class PostgresInbox(SqlInbox):
         readers = ReaderPool(connect, place=address.place, limit=READERS)
         super().__init__(terms, commits, readers)
         self._effects = EffectTransactions(address, engine, terms)
+        self._history = History(address, dialect)
         self._seen: tuple[int, int] | None = None
 
     @classmethod
@@ -175,9 +181,33 @@ class PostgresInbox(SqlInbox):
         return []
 
     async def purge(self, *, now: float) -> Purged:
-        """See :meth:`Inbox.purge`."""
+        """See :meth:`Inbox.purge`.
+
+        A delivery that is done goes together with its day, so its row and its body may stay for a
+        day longer than on SQLite. Only what closed days have left, and what an open day has for
+        too long, goes one by one.
+        """
+        terms = self._terms
         await self._commits.submit(_forget_nodes)
-        return await super().purge(now=now)
+        old_body = now - terms.payload_seconds
+        forgotten = now - max(terms.payload_seconds, terms.dedup_seconds)
+        found = await run_in_thread(self._history.keep, now, forgotten)
+        bodies = await self._delete_bodies(old_body) if forgotten < old_body else None
+        finished = found.dropped
+        for day in found.by_rows:
+            old = partial(days.find_old, days=[day], since=0.0)
+            finished += await self._delete(old, deliveries.delete_done, forgotten)
+        parked = await self._delete(reads.find_old_parked, deliveries.delete_parked, old_body)
+        return Purged(finished if bodies is None else bodies, finished, parked)
+
+    async def _delete_bodies(self, before: float) -> int:
+        """Delete the bodies of what was done since the last pass looked; return how many."""
+        looked = float(await self.read_checkpoint(_BODIES_DELETED) or 0.0)
+        every = await self._read(days.read)
+        old = partial(days.find_old, days=every, since=looked - days.SLACK_SECONDS)
+        deleted = await self._delete(old, deliveries.delete_bodies, before)
+        await self.write_checkpoint(_BODIES_DELETED, str(max(before, looked)))
+        return deleted
 
     async def wipe(self) -> bool:
         """See :meth:`Inbox.wipe`: pages and log files are the server's, and no client's."""

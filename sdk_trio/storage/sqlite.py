@@ -295,7 +295,10 @@ class SqliteInbox(SqlInbox):
                 run = Ran(claimed.delivery, claimed.token, now)
                 await commits.gather(self._recording, key, (run, claimed.version))
             elif plain and lease is not None:
-                await commits.gather(self._ending, key, RunEnd(lease.sequence, lease.token, now))
+                end = RunEnd(lease.sequence, lease.token, now)
+                if not await commits.gather(self._ending, key, end):
+                    # The lease was read while its claim was being committed, and the commit failed.
+                    await commits.submit(partial(self._end_unawaited, claimed, outcome, now))
             else:
                 await commits.submit(partial(self._end_unawaited, claimed, outcome, now))
         finally:

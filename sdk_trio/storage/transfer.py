@@ -41,9 +41,10 @@ from .engines.postgres_connection import StoreConnection
 from .engines.postgres_migration import find_version, read_version
 from .engines.sqlite_connection import connect_writer, describe_failure
 from .postgres import migrate
+from .sql import days
 from .sql.dialect import Dialect, Row, SqlTransaction
 from .sql.reads import other_tables
-from .sql.schema import APPLICATION_ID, FILLING, MOVED, TABLES, VERSION, Table
+from .sql.schema import APPLICATION_ID, FILLING, MOVED, TABLES, VERSION, Table, make_day
 
 #: Time that connections of a program that has ended may still be listed, in seconds.
 ENDING_SECONDS = 1.0
@@ -81,7 +82,8 @@ class PostgresSide:
         order = (
             f'{key} COLLATE "C"' if table.columns[key] == "text" else key for key in table.keys
         )
-        kinds = ["bigint" if kind == "identity" else kind for kind in table.columns.values()]
+        numbers = ("identity", "number")
+        kinds = ["bigint" if kind in numbers else kind for kind in table.columns.values()]
         statement = f"COPY ({select(table, order)}) TO STDOUT".encode()
         with self._connection.cursor() as cursor, cursor.copy(statement) as rows:
             rows.set_types(kinds)
@@ -110,7 +112,7 @@ class PostgresSide:
         Raises:
             StoreLockedError: a program works on it.
         """
-        names = ", ".join(table.name for table in TABLES)
+        names = ", ".join(("arrival_key", *(table.name for table in TABLES)))
         # Each start reads the version first.
         self._connection.execute(b"LOCK TABLE store IN ACCESS EXCLUSIVE MODE")
         self.require_alone()
@@ -135,12 +137,24 @@ class PostgresSide:
             # Within a transaction the server would show the same list once more.
             self._connection.execute("SELECT pg_stat_clear_snapshot()")
 
+    def prepare(self, numbers: Iterable[int]) -> None:
+        """See :meth:`storage.copying.Side.prepare`."""
+        known = {day.number for day in days.read(self.tx)}
+        for number in sorted(set(numbers) - known):
+            for statement in make_day(number):
+                self.tx.run(statement)
+            self.tx.run(
+                "INSERT INTO day (number, until) VALUES (:number, :until)",
+                number=number,
+                until=number + 1,
+            )
+
     def empty(self) -> None:
         """Remove all rows: those of starts, and those that an earlier copy has brought."""
         # The audit trail is append-only, but for tenants that are purged.
         self._connection.execute("INSERT INTO purging SELECT DISTINCT tenant_id FROM audit")
-        for table in TABLES:
-            self._connection.execute(f"DELETE FROM {table.name}".encode())
+        for name in ("arrival_key", *(table.name for table in TABLES)):
+            self._connection.execute(f"DELETE FROM {name}".encode())
 
     def analyze(self) -> None:
         """Have the server count its tables: the first queries would be planned for empty ones."""

@@ -91,7 +91,7 @@ async def _recovered_contents(inbox) -> dict[str, object]:
 
 
 def _rows(rows: dict[str, int]) -> dict[str, int]:
-    own = ("checkpoint", "lease", "counter", "purging")
+    own = ("checkpoint", "lease", "purging")
     return {name: count for name, count in rows.items() if name not in own}
 
 

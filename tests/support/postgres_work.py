@@ -1,5 +1,6 @@
 """The daily work of a store on PostgreSQL, and the blocks that each of its statements reads."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sdk_trio.records.deliveries import (
@@ -11,6 +12,7 @@ from sdk_trio.records.deliveries import (
     Released,
     Retry,
 )
+from sdk_trio.storage.sql.schema import DAY_BITS, attach_day
 
 from .postgres import PostgresServer
 
@@ -22,13 +24,18 @@ _FINISHED = """
 WITH numbers AS (
     SELECT n, 'd' || md5(n::text) AS id, {begin} + n AS at
     FROM generate_series({first}, {last}) AS n
+), fresh AS (
+    INSERT INTO sdk_trio.arrival_key (delivery_key) SELECT id FROM numbers ORDER BY n
+    RETURNING delivery_key, sequence
 ), arrived AS (
     INSERT INTO sdk_trio.arrival
-        (delivery_key, signer, type, received_at, signed_at, subject, ordered, tenant_id, raw)
-    SELECT id, '', CASE WHEN n % 1000 = 7 THEN 'rare' ELSE 'order.paid' END, at, at::bigint,
+        (sequence, delivery_key, signer, type, received_at, signed_at, subject, ordered,
+        tenant_id, raw)
+    SELECT sequence, id, '', CASE WHEN n % 1000 = 7 THEN 'rare' ELSE 'order.paid' END, at,
+        at::bigint,
         'subject-' || n, false, CASE WHEN n % 1000 = 9 THEN 'tenant' END,
         convert_to(repeat(md5(n::text), {words}), 'UTF8')
-    FROM numbers ORDER BY n RETURNING sequence, received_at
+    FROM numbers JOIN fresh ON delivery_key = id ORDER BY n RETURNING sequence, received_at
 )
 INSERT INTO sdk_trio.ended (sequence, queued, attempts, started_at, finished_at)
 SELECT sequence, true, 1, received_at, received_at FROM arrived
@@ -43,6 +50,62 @@ def add_finished(
         _FINISHED.format(first=first, last=last, begin=BEGIN, words=words).strip(), database
     )
     server.execute("VACUUM ANALYZE", database)
+
+
+# Rows first, then the indexes, and nothing of it in the log: all in one transaction, with wal_level
+# minimal.
+_DAY = """
+CREATE TABLE arrival_{number} (LIKE arrival INCLUDING DEFAULTS);
+INSERT INTO arrival_{number}
+SELECT {first} + n, 'd' || md5(({first} + n)::text), '',
+    CASE WHEN n % 1000 = 7 THEN 'rare' ELSE 'order.paid' END, {at} + n / 1000000.0, 0,
+    'subject-' || md5(n::text), false, NULL, convert_to(repeat(md5(n::text), {words}), 'UTF8')
+FROM generate_series(1, {rows}) AS n;
+CREATE TABLE ended_{number} (LIKE ended INCLUDING DEFAULTS);
+INSERT INTO ended_{number} (sequence, queued, attempts, started_at, finished_at)
+SELECT sequence, true, 1, received_at, received_at FROM arrival_{number};
+INSERT INTO arrival_key SELECT delivery_key, sequence FROM arrival_{number};
+{attach_arrival}; {attach_ended};
+INSERT INTO day VALUES ({number}, {number} + 1, {at})
+"""
+
+_AFTER_DAYS = """
+ALTER TABLE arrival_key ADD PRIMARY KEY (delivery_key);
+UPDATE node SET done = {days} * {rows} WHERE id = '';
+SELECT setval('arrival_key_sequence_seq', {last})
+"""
+
+
+def add_days(
+    server: PostgresServer, database: str, days: int, rows: int, now: float, words: int = 4
+) -> None:
+    """Add that many days, each with so many done deliveries, and one that begins ``now``.
+
+    The first day of the store stays empty.
+    """
+
+    def add(number: int) -> None:
+        statement = _DAY.format(
+            number=number,
+            first=number << DAY_BITS,
+            at=now - (days + 1 - number) * 86_400.0,
+            rows=rows if number <= days else 0,
+            words=words,
+            attach_arrival=attach_day("arrival", number, number + 1),
+            attach_ended=attach_day("ended", number, number + 1),
+        )
+        server.execute(f"BEGIN; {path}; {statement}; COMMIT", database)
+
+    path = "SET search_path TO sdk_trio; SET maintenance_work_mem TO '256MB'"
+    server.execute(f"{path}; ALTER TABLE arrival_key DROP CONSTRAINT arrival_key_pkey", database)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(add, range(1, days + 2)))
+    last = (days + 1) << DAY_BITS
+    server.execute(f"{path}; {_AFTER_DAYS.format(days=days, rows=rows, last=last)}", database)
+    server.execute(
+        f"UPDATE sdk_trio.day SET opened_at = {now - (days + 1) * 86_400} WHERE number = 0",
+        database,
+    )
 
 
 async def work(inbox: Any, name: str, rounds: int, last: int) -> None:

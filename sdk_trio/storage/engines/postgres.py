@@ -40,8 +40,9 @@ CANCEL_SECONDS = 2.0
 # SQLSTATEs of a transaction that only has to run again: serialization failure and deadlock.
 _CONFLICTS = frozenset({"40001", "40P01"})
 
-# Two hosts have claimed two deliveries of one lane at the same moment.
-_LANE_LEASED = "work_lane_leased"
+# Two hosts have claimed two deliveries of one lane at the same moment, or taken one name for two
+# tenants. The second looks again, and finds the first.
+_TAKEN = ("work_lane_leased", "tenant_identifier_key", "tenant_organization_id_key", "tenant_pkey")
 
 _HURRIED = f"SET LOCAL lock_timeout TO {HURRIED_SECONDS * 1000:.0f}"
 
@@ -70,7 +71,11 @@ _log = get_logger("storage")
 def is_conflict(error: psycopg.Error) -> bool:
     """Say whether a transaction only has to run again, as another one got in its way."""
     if isinstance(error, psycopg.errors.UniqueViolation):
-        return error.diag.constraint_name == _LANE_LEASED
+        return error.diag.constraint_name in _TAKEN
+    if isinstance(error, psycopg.errors.CheckViolation):
+        # Without a constraint, it is the first row of a day whose partition was made after the
+        # statement had begun.
+        return error.diag.constraint_name is None
     return error.sqlstate in _CONFLICTS
 
 

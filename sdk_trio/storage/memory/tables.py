@@ -37,7 +37,7 @@ class MemoryTables:
         self._transaction = SqliteTransaction(self._connection)
         self._closed = False
 
-    async def submit(self, work: Callable[[SqlTransaction], T], /) -> T:
+    async def submit(self, work: Callable[[SqlTransaction], T], /, *, single: bool = False) -> T:
         """Run ``work`` in a transaction and return its result."""
         await self._begin()
         self._connection.execute("BEGIN")

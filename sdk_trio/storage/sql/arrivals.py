@@ -1,20 +1,22 @@
 """Arrivals: how a delivery is added, found by its key, and removed.
 
-On PostgreSQL a unique index of the keys does all of it. On SQLite each page that a transaction
-changes is written whole, so an index of random keys would cost every delivery a page. There
-the newest arrivals are searched row by row, and every :data:`INDEX_EVERY` arrivals all of these are
-added to ``lookup`` at once, in order: first the segment, which only the newest arrivals share, then
-the term. The price is one step in each segment for a key that is not among the newest.
+On PostgreSQL the table ``arrival_key`` does all of it: ``arrival`` is partitioned
+(:mod:`storage.sql.days`), and a unique index of keys would hold within a partition only. On SQLite
+each page that a transaction changes is written whole, so an index of random keys would cost every
+delivery a page. There the newest arrivals are searched row by row, and every :data:`INDEX_EVERY`
+arrivals all of these are added to ``lookup`` at once, in order: first the segment, which only the
+newest arrivals share, then the term. The price is one step in each segment for a key that is not
+among the newest.
 
 A term is a letter and a text: ``k`` the key, ``s`` the beginning of the subject, ``t`` the type,
 ``n`` the tenant. All functions run in a transaction, which on SQLite is the only one that writes.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...records.deliveries import NewDelivery
-from .dialect import Insert, SqlTransaction
+from .dialect import SERVER_TIME, Insert, SqlTransaction
 
 #: Arrivals of one segment, as a power of two.
 SEGMENT_BITS = 14
@@ -38,11 +40,22 @@ _COLUMNS = {
 }
 
 _ADD_WITH_SEQUENCE = Insert("arrival", {"sequence": "bigint", **_COLUMNS})
-_ADD = Insert(
-    "arrival",
-    _COLUMNS,
-    "ON CONFLICT (delivery_key) DO NOTHING RETURNING delivery_key, sequence",
+
+# The sequence is given in the order of the rows.
+_ADD = f"""
+fresh AS (
+    INSERT INTO arrival_key (delivery_key) SELECT delivery_key FROM brought ORDER BY number
+    ON CONFLICT (delivery_key) DO NOTHING RETURNING delivery_key, sequence
+), arrived AS (
+    INSERT INTO arrival (sequence, {", ".join(_COLUMNS)})
+    SELECT fresh.sequence, {", ".join(f"brought.{name}" for name in _COLUMNS)}
+    FROM fresh JOIN brought ON brought.delivery_key = fresh.delivery_key
+), beside AS (
+    INSERT INTO {{table}} (sequence, {{names}}) SELECT fresh.sequence, {{values}}
+    FROM fresh JOIN brought ON brought.delivery_key = fresh.delivery_key ORDER BY number
 )
+SELECT delivery_key, sequence FROM fresh
+"""
 
 #: SQL of the highest sequence that is in ``lookup``, on SQLite.
 INDEXED = "(SELECT number FROM tally WHERE name = 'indexed')"
@@ -62,31 +75,70 @@ def _values_of(delivery: NewDelivery) -> tuple[Any, ...]:
     )
 
 
+class Beside:
+    """The table that a delivery's state goes to when it is added: ``work`` or ``ended``.
+
+    Args:
+        table: its name.
+        columns: the types of its columns by name, without ``sequence``. A ``lease_until`` is in
+            seconds from now where the store has a clock of its own, else a Unix time.
+    """
+
+    __slots__ = ("by_callers", "by_server", "on_sqlite")
+
+    def __init__(self, table: str, columns: Mapping[str, str]) -> None:
+        self.on_sqlite: Insert = Insert(table, {"sequence": "bigint", **columns})
+        names, values = ", ".join(columns), [f"brought.{name}" for name in columns]
+        at = [f"{SERVER_TIME} + {name}" if "lease_until" in name else name for name in values]
+        self.by_callers, self.by_server = (
+            Insert(
+                "arrival",
+                {**_COLUMNS, **columns},
+                instead=_ADD.format(table=table, names=names, values=", ".join(each)),
+            )
+            for each in (values, at)
+        )
+
+
 def add(
-    tx: SqlTransaction, deliveries: Sequence[NewDelivery], *, surely_new: bool = False
+    tx: SqlTransaction,
+    deliveries: Sequence[NewDelivery],
+    beside: Beside,
+    states: Sequence[Sequence[Any]],
+    *,
+    surely_new: bool = False,
+    complete: bool = False,
 ) -> list[int | None]:
     """Add those deliveries whose keys are not known; return their sequences, None for the others.
 
     Args:
         tx: the transaction.
         deliveries: of different keys.
+        beside: the table of their state.
+        states: the values of its columns, for each delivery.
         surely_new: the caller knows that none of the keys is known.
+        complete: nothing else is done if one is added; see :meth:`SqlTransaction.complete`.
     """
     if not tx.dialect.is_sqlite:
-        added: dict[str, int] = dict(tx.insert(_ADD, [_values_of(each) for each in deliveries]))
+        insert = beside.by_server if tx.dialect.server_clock else beside.by_callers
+        brought = zip(deliveries, states, strict=True)
+        rows = [(*_values_of(each), *state) for each, state in brought]
+        added: dict[str, int] = dict(tx.insert(insert, rows, complete=complete))
         return [added.get(each.key) for each in deliveries]
     known = () if surely_new else find(tx, [each.key for each in deliveries])
     before = last = last_sequence(tx)
     sequences: list[int | None] = []
-    rows = []
-    for each in deliveries:
+    arrived, opened = [], []
+    for each, state in zip(deliveries, states, strict=True):
         if known and each.key in known:
             sequences.append(None)
             continue
         last += 1
         sequences.append(last)
-        rows.append((last, *_values_of(each)))
-    tx.insert(_ADD_WITH_SEQUENCE, rows)
+        arrived.append((last, *_values_of(each)))
+        opened.append((last, *state))
+    tx.insert(_ADD_WITH_SEQUENCE, arrived)
+    tx.insert(beside.on_sqlite, opened)
     if last // INDEX_EVERY > before // INDEX_EVERY:
         index(tx, last)
     return sequences
@@ -94,7 +146,7 @@ def add(
 
 # -- finding -----------------------------------------------------------------------------------
 
-_FIND = "SELECT delivery_key, sequence FROM arrival WHERE delivery_key IN texts(:keys)"
+_FIND = "SELECT delivery_key, sequence FROM arrival_key WHERE delivery_key IN texts(:keys)"
 
 _FIND_NEWEST = f"""
 SELECT delivery_key, sequence FROM arrival
@@ -136,7 +188,7 @@ def terms_of(letter: str, texts: Collection[str]) -> str:
 # The keys of one id are the id itself and those that begin with the id and a dot, as no id has one.
 # "/" is the character after the dot.
 _OF_ID = """
-SELECT sequence FROM arrival WHERE {newest} (delivery_key = :id
+SELECT sequence FROM {source} (delivery_key = :id
     OR (delivery_key > :id || '.' AND delivery_key < :id || '/'))
 """
 _OF_ID_INDEXED = """
@@ -149,9 +201,10 @@ WHERE lookup.segment = segment.number AND (lookup.term = 'k' || :id
 def of_id(tx: SqlTransaction, webhook_id: str) -> list[int]:
     """Return the sequences of the deliveries of one id, whoever signed them."""
     if not tx.dialect.is_sqlite:
-        rows = tx.all(_OF_ID.format(newest=""), id=webhook_id)
+        rows = tx.all(_OF_ID.format(source="arrival_key WHERE"), id=webhook_id)
     else:
-        rows = tx.all(_OF_ID.format(newest=f"sequence > {INDEXED} AND"), id=webhook_id)
+        source = f"arrival WHERE sequence > {INDEXED} AND"
+        rows = tx.all(_OF_ID.format(source=source), id=webhook_id)
         rows += tx.all(_OF_ID_INDEXED, id=webhook_id)
     return [sequence for (sequence,) in rows]
 
@@ -164,7 +217,7 @@ SELECT max(coalesce((SELECT max(sequence) FROM arrival), 0),
 """
 
 # The name is PostgreSQL's own, of the table and the column.
-_LAST = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM arrival_sequence_seq"
+_LAST = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM arrival_key_sequence_seq"
 
 
 def last_sequence(tx: SqlTransaction) -> int:
@@ -252,20 +305,35 @@ DELETE FROM segment WHERE number IN ints(:segments)
 """
 
 
+_REMOVE_KEYS = """
+DELETE FROM arrival_key WHERE sequence IN ints(:sequences) AND delivery_key IN (
+    SELECT delivery_key FROM arrival WHERE sequence IN ints(:sequences))
+"""
+
+
+def remove_keys(tx: SqlTransaction, sequences: Sequence[int]) -> None:
+    """Remove what leads from a key to these deliveries."""
+    tx.run(_REMOVE_TERMS if tx.dialect.is_sqlite else _REMOVE_KEYS, sequences=list(sequences))
+
+
+def remove_attached(tx: SqlTransaction, sequences: Sequence[int]) -> None:
+    """Remove evidence and attempts of deliveries."""
+    for table in ("evidence", "attempt"):
+        tx.run(f"DELETE FROM {table} WHERE sequence IN ints(:sequences)", sequences=list(sequences))
+
+
 def remove(tx: SqlTransaction, sequences: Sequence[int]) -> int:
     """Remove deliveries with all that belongs to them; return how many there were."""
     if not sequences:
         return 0
     numbers = list(sequences)
-    if tx.dialect.is_sqlite:
-        tx.run(_REMOVE_TERMS, sequences=numbers)
+    remove_keys(tx, numbers)
     # Another process adds evidence and attempts behind a lock of a row of these: the statements
     # after them see what it has added.
     tx.run("DELETE FROM work WHERE sequence IN ints(:sequences)", sequences=numbers)
     done = tx.run("DELETE FROM ended WHERE sequence IN ints(:sequences)", sequences=numbers)
     removed = tx.run("DELETE FROM arrival WHERE sequence IN ints(:sequences)", sequences=numbers)
-    for table in ("evidence", "attempt"):
-        tx.run(f"DELETE FROM {table} WHERE sequence IN ints(:sequences)", sequences=numbers)
+    remove_attached(tx, numbers)
     if tx.dialect.is_sqlite and removed:
         tx.run(_COUNT_REMOVED, last=max(numbers), removed=removed)
         segments = sorted({sequence >> SEGMENT_BITS for sequence in numbers})

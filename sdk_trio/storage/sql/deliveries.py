@@ -77,10 +77,9 @@ def lane_of(delivery_ordered: bool, tenant_id: str | None, subject: str | None) 
 
 # -- admission ---------------------------------------------------------------------------------
 
-_ADD_WORK = Insert(
+_WORK = arrivals.Beside(
     "work",
     {
-        "sequence": "bigint",
         "state": "text",
         "queued": "boolean",
         "lane": "bytea",
@@ -168,9 +167,7 @@ def _admit_all(
     *,
     reason: str | None = None,
 ) -> list[Answer]:
-    sequences = arrivals.add(tx, [each.delivery for each in arriving], surely_new=surely_new)
-    if any(sequences):
-        _open(tx, terms, arriving, sequences, state, reason)
+    sequences = _open(tx, terms, arriving, state, reason, surely_new=surely_new)
     return [
         _admit_known(tx, terms, each, rules, state, reason)
         if sequence is None
@@ -183,25 +180,22 @@ def _open(
     tx: SqlTransaction,
     terms: LeaseTerms,
     arriving: Sequence[Arriving],
-    sequences: Sequence[int | None],
     state: DeliveryState,
     reason: str | None,
-) -> None:
-    """Give those deliveries that have a sequence, because they are new, their rows in ``work``."""
+    *,
+    surely_new: bool = False,
+) -> list[int | None]:
+    """Add those deliveries that are new, with their rows in ``work``; return their sequences."""
     running = state is DeliveryState.RUNNING
     queued = state is DeliveryState.RECEIVED
     text = state.value
+    by_server = tx.dialect.server_clock
     rows = []
-    now = _clock(tx, arriving[0].delivery.received_at)
-    unleased = False
-    for each, sequence in zip(arriving, sequences, strict=True):
-        if sequence is None:
-            continue
+    for each in arriving:
         delivery, token = each.delivery, each.token
-        unleased = unleased or token is None
+        since = 0.0 if by_server else delivery.received_at
         rows.append(
             (
-                sequence,
                 text,
                 queued,
                 lane_of(delivery.ordered, delivery.tenant_id, delivery.subject),
@@ -210,20 +204,16 @@ def _open(
                 reason,
                 None if token is None else terms.owner,
                 token,
-                None if token is None else (now or delivery.received_at) + terms.lease_seconds,
+                None if token is None else since + terms.lease_seconds,
             )
         )
-    tx.insert(_ADD_WORK, rows)
-    if unleased:
+    new = [each.delivery for each in arriving]
+    leased = all(each.token is not None for each in arriving)
+    sequences = arrivals.add(tx, new, _WORK, rows, surely_new=surely_new, complete=leased)
+    pairs = zip(arriving, sequences, strict=True)
+    if any(sequence is not None and each.token is None for each, sequence in pairs):
         tx.note_change()
-
-
-def _clock(tx: SqlTransaction, now: float) -> float | None:
-    """Return the server's time; None: the store goes by the time of each delivery."""
-    if not tx.dialect.server_clock:
-        return None
-    row = tx.one("SELECT clock()", now=now)
-    return now if row is None else float(row[0])
+    return sequences
 
 
 def _admit_known(
@@ -247,9 +237,8 @@ def _admit_known(
         row = tx.one(_KNOWN, sequence=sequence, owner=terms.owner, now=now)
         if row is None:
             # It was removed after the insert had met it.
-            (added,) = arrivals.add(tx, [delivery])
+            (added,) = _open(tx, terms, [arriving], state, reason)
             if added is not None:
-                _open(tx, terms, [arriving], [added], state, reason)
                 return _NEW, added
             continue
         known, raw, attempts, earlier, generation, *stored = _read_known(terms, row)
@@ -263,8 +252,7 @@ def _admit_known(
         raise AssertionError("a locked row does not change")
     if rule.change is Change.REPLACE:
         arrivals.remove(tx, [sequence])
-        (added,) = arrivals.add(tx, [delivery])
-        _open(tx, terms, [arriving], [added], state, reason)
+        (added,) = _open(tx, terms, [arriving], state, reason)
         return _NEW, added
     # After the payload retention there is nothing to compare with, and no reason to suspect the
     # sender.
@@ -471,10 +459,9 @@ _ADD_ENDED = Insert(
     },
 )
 
-_ADD_FIRST_END = Insert(
+_FIRST_END = arrivals.Beside(
     "ended",
     {
-        "sequence": "bigint",
         "queued": "boolean",
         "attempts": "integer",
         "started_at": "float8",
@@ -546,15 +533,11 @@ def add_done(
     Should one be known after all, because another process has just kept it, the run ends that
     record, unless another owner holds it.
     """
-    sequences = arrivals.add(tx, [run.delivery for run in runs], surely_new=surely_new)
-    rows = [
-        (sequence, False, 1, float(run.delivery.received_at), run.finished_at)
-        for run, sequence in zip(runs, sequences, strict=True)
-        if sequence is not None
-    ]
-    if rows:
-        tx.insert(_ADD_FIRST_END, rows)
-        tx.note_change(done=len(rows))
+    new = [run.delivery for run in runs]
+    rows = [(False, 1, float(run.delivery.received_at), run.finished_at) for run in runs]
+    sequences = arrivals.add(tx, new, _FIRST_END, rows, surely_new=surely_new)
+    if added := sum(sequence is not None for sequence in sequences):
+        tx.note_change(done=added)
     for run, sequence in zip(runs, sequences, strict=True):
         if sequence is None:
             record_run(tx, terms, run.delivery, run.token, Done(), run.finished_at)
@@ -832,7 +815,7 @@ def delete_done(tx: SqlTransaction, sequences: Sequence[int], before: float) -> 
 
 
 def delete_parked(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
-    """Delete those that are still parked; count them."""
+    """Delete those that are still parked; count them. ``before`` was asked by the reader."""
     return arrivals.remove(tx, [row[0] for row in tx.all(_STILL_PARKED, sequences=list(sequences))])
 
 

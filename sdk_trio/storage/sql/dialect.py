@@ -52,14 +52,19 @@ class Insert:
         table: the table.
         columns: the types of its columns by name, as PostgreSQL calls them.
         end: what follows the rows, such as ``ON CONFLICT DO NOTHING RETURNING sequence``.
+        instead: on PostgreSQL, the rest of a statement that begins with ``WITH brought AS (the
+            rows and their number),`` and takes the place of the insert.
     """
 
-    __slots__ = ("columns", "end", "table")
+    __slots__ = ("columns", "end", "instead", "table")
 
-    def __init__(self, table: str, columns: Mapping[str, str], end: str = "") -> None:
+    def __init__(
+        self, table: str, columns: Mapping[str, str], end: str = "", *, instead: str = ""
+    ) -> None:
         self.table: str = table
         self.columns: Mapping[str, str] = columns
         self.end: str = end
+        self.instead: str = instead
 
 
 class SqlTransaction(Protocol):
@@ -126,8 +131,11 @@ class Writes(Protocol):
     #: Runs before the work of each call, and raises if it must not be done.
     fence: Callable[[SqlTransaction], None] | None
 
-    async def submit(self, work: Callable[[SqlTransaction], T], /) -> T:
-        """Run ``work`` in a transaction and return its result when that is committed."""
+    async def submit(self, work: Callable[[SqlTransaction], T], /, *, single: bool = False) -> T:
+        """Run ``work`` in a transaction and return its result when that is committed.
+
+        ``single``: no other work is in it, so that it does not run again because that has failed.
+        """
         ...
 
 
@@ -156,7 +164,8 @@ _COUNT = r""", counted AS (
 
 _ARRAYS = {"ints": "bigint[]", "texts": "text[]"}
 
-_SERVER_TIME = "CAST(extract(epoch FROM statement_timestamp()) AS float8)"
+#: SQL of the time of PostgreSQL's server, in Unix seconds.
+SERVER_TIME = "CAST(extract(epoch FROM statement_timestamp()) AS float8)"
 _CALLER_TIME = "CAST(:now AS float8)"
 
 
@@ -192,10 +201,10 @@ class Dialect:
 
     def _with_times(self, statement: str) -> str:
         if self.server_clock:
-            shifted = rf"({_SERVER_TIME} + (CAST(\1 AS float8) - {_CALLER_TIME}))"
+            shifted = rf"({SERVER_TIME} + (CAST(\1 AS float8) - {_CALLER_TIME}))"
             statement = _DUE.sub(shifted, statement)
-            statement = _LOCAL.sub(rf"({_CALLER_TIME} + (\1 - {_SERVER_TIME}))", statement)
-            return _CLOCK.sub(_SERVER_TIME, statement)
+            statement = _LOCAL.sub(rf"({_CALLER_TIME} + (\1 - {SERVER_TIME}))", statement)
+            return _CLOCK.sub(SERVER_TIME, statement)
         statement = _LOCAL.sub(r"\1", _DUE.sub(r"CAST(\1 AS float8)", statement))
         return _CLOCK.sub(_CALLER_TIME, statement)
 
@@ -225,7 +234,10 @@ class Dialect:
             f"CAST(%({name}){'b' if kind == 'bytea' else 's'} AS {kind}[])"
             for name, kind in insert.columns.items()
         )
+        brought = f"FROM unnest({arrays}) WITH ORDINALITY AS brought ({names}, number)"
+        if insert.instead:
+            return f"WITH brought AS (SELECT * {brought}), {insert.instead}"
         return (
-            f"INSERT INTO {insert.table} ({names}) SELECT {names} FROM unnest({arrays}) "
-            f"WITH ORDINALITY AS brought ({names}, number) ORDER BY number {insert.end}"
+            f"INSERT INTO {insert.table} ({names}) SELECT {names} {brought} "
+            f"ORDER BY number {insert.end}"
         )

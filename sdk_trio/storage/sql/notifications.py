@@ -28,7 +28,7 @@ from .deliveries import write_checkpoint
 from .dialect import Insert, SqlTransaction
 from .methods import SqlPart, committed, committed_by_owner, on_reader
 from .schema import NOTIFICATION_OPEN
-from .tenants import TRANSITION_COLUMNS, transition_of
+from .tenants import TRANSITION_COLUMNS, settled, transition_of
 
 #: Messages that one transaction of the retention removes.
 PURGE_CHUNK = 500
@@ -141,7 +141,8 @@ def _record_of(row: tuple[Any, ...]) -> NotificationRecord:
 # -- new messages ------------------------------------------------------------------------------
 
 _NEXT_TRANSITIONS = """
-SELECT sequence, occurred_at FROM outbox WHERE sequence > :after ORDER BY sequence LIMIT :limit
+SELECT sequence, clock() - written_at, occurred_at FROM outbox
+WHERE sequence > :after ORDER BY sequence LIMIT :limit
 """
 
 _ADD = Insert(
@@ -183,10 +184,11 @@ def enlist(
     if reached is None:
         write_checkpoint(tx, POSITION, str(_newest(tx)))
         return Enlisted(0, skipped, more=False)
-    transitions = tx.all(_NEXT_TRANSITIONS, after=reached, limit=limit)
+    found = tx.all(_NEXT_TRANSITIONS, after=reached, limit=limit, now=now)
+    transitions = settled(tx, found, reached)
     rows: list[tuple[Any, ...]] = []
     pending = 0
-    for sequence, occurred_at in transitions:
+    for sequence, _, occurred_at in transitions:
         reached = sequence
         is_recent = occurred_at >= oldest
         state, end = ("pending", None) if is_recent else ("skipped", now)

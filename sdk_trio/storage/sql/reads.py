@@ -8,7 +8,7 @@ from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, 
 from . import arrivals
 from .arrivals import INDEXED, INDEXED_CHARACTERS, SEGMENT_BITS
 from .dialect import Row, SqlTransaction
-from .schema import OWN_TABLES, UNFINISHED
+from .schema import IN_KEPT, OWN_TABLES, UNFINISHED
 
 # The columns of a record, with the body or without.
 _RECORD = """
@@ -28,9 +28,16 @@ LEFT JOIN work ON work.sequence = arrival.sequence
 LEFT JOIN ended ON ended.sequence = arrival.sequence
 """
 
-_WHOLE = f"SELECT {_RECORD.format(raw='arrival.raw')} FROM arrival {_STATE}"
-
-_BY_SEQUENCE = f"{_WHOLE} WHERE arrival.sequence IN ints(:sequences) ORDER BY arrival.sequence"
+# The first and the last tell PostgreSQL which partitions it may leave alone.
+_BY_SEQUENCE = f"""
+SELECT {_RECORD}
+FROM arrival LEFT JOIN work ON work.sequence = arrival.sequence
+    LEFT JOIN ended ON ended.sequence = arrival.sequence
+        AND ended.sequence >= :first AND ended.sequence <= :last
+WHERE arrival.sequence IN ints(:sequences)
+    AND arrival.sequence >= :first AND arrival.sequence <= :last
+ORDER BY arrival.sequence
+"""
 
 
 def _record_of(row: Row) -> DeliveryRecord:
@@ -42,9 +49,16 @@ def _record_of(row: Row) -> DeliveryRecord:
     return DeliveryRecord(*values)
 
 
-def by_sequence(tx: SqlTransaction, sequences: Iterable[int]) -> list[DeliveryRecord]:
-    """Return the deliveries with these numbers with their bodies, oldest first."""
-    return [_record_of(row) for row in tx.all(_BY_SEQUENCE, sequences=list(sequences))]
+def by_sequence(
+    tx: SqlTransaction, sequences: Iterable[int], *, with_body: bool = True
+) -> list[DeliveryRecord]:
+    """Return the deliveries with these numbers, oldest first."""
+    numbers = list(sequences)
+    if not numbers:
+        return []
+    statement = _BY_SEQUENCE.format(raw="arrival.raw" if with_body else "NULL")
+    rows = tx.all(statement, sequences=numbers, first=min(numbers), last=max(numbers))
+    return [_record_of(row) for row in rows]
 
 
 def get(tx: SqlTransaction, key: str) -> DeliveryRecord | None:
@@ -111,17 +125,30 @@ _INDEXED_CONDITIONS = {
     for name in ("type", "subject")
 }
 
-_IN_WORK = "arrival.sequence IN (SELECT sequence FROM work WHERE state = :state)"
-_IN_KEPT = (
-    "arrival.sequence IN (SELECT sequence FROM work "
-    "WHERE state IN ('dead', 'parked') AND state = :state)"
-)
+# Without a condition on arrivals, the first rows of `work` are those of the page.
+_IN_WORK = """
+arrival.sequence IN (SELECT sequence FROM work
+    WHERE {which} AND state = :state AND sequence > :after AND sequence < :before {page})
+"""
 _IN_ENDED = "ended.sequence IS NOT NULL"
+_NOT_IN_WORK = "NOT EXISTS (SELECT 1 FROM work WHERE work.sequence = arrival.sequence)"
 
-_KEPT = (DeliveryState.DEAD, DeliveryState.PARKED)
+# The conditions that lead to the rows of a state by an index. Those that were received are most of
+# the table as a rule.
+_BY_INDEX = {
+    DeliveryState.RECEIVED: "true",
+    DeliveryState.RUNNING: "lease_owner IS NOT NULL",
+    DeliveryState.RETRYING: IN_KEPT,
+    DeliveryState.DEAD: IN_KEPT,
+    DeliveryState.PARKED: IN_KEPT,
+}
 
 # The letter of each condition's term in `lookup`, the most selective first.
 _LETTERS = {"subject": "s", "tenant": "n", "type": "t"}
+
+# On PostgreSQL, the rows of a page are read by their numbers: a join of all days is planned for
+# longer than it runs.
+_NUMBERS = "SELECT arrival.sequence FROM arrival WHERE {conditions}"
 
 _LISTED = f"SELECT {_RECORD.format(raw='NULL')} FROM {{source}} {_STATE} WHERE {{conditions}}"
 
@@ -176,22 +203,25 @@ def find(
             # SQLite's substr() ends at a NUL.
             text = text[:INDEXED_CHARACTERS].partition("\0")[0]
         given["term"] = _LETTERS[letter] + text
+    direction = "ASC" if oldest_first else "DESC"
+    listed = _LISTED
     if state is DeliveryState.DONE:
-        conditions.append(_IN_ENDED)
+        conditions.append(_IN_ENDED if tx.dialect.is_sqlite else _NOT_IN_WORK)
     elif state is not None:
-        conditions.append(_IN_KEPT if state in _KEPT else _IN_WORK)
+        page = "" if given else f"ORDER BY sequence {direction} LIMIT :limit"
+        conditions.append(_IN_WORK.format(which=_BY_INDEX[state], page=page))
         given["state"] = state.value
     if not tx.dialect.is_sqlite:
         conditions += [text for name, text in _INDEXED_CONDITIONS.items() if name in given]
         parts = [_Part(*_sequences_between(tx, since, until))]
+        listed = _NUMBERS
     elif "state" in given:
         parts = [_Part(0, _HIGHEST)]  # the rows of `work` lead to them
     else:
         parts = _parts_on_sqlite(tx, since, until, by_term=letter is not None)
-    direction = "ASC" if oldest_first else "DESC"
     rows: list[Row] = []
     for part in parts if oldest_first else reversed(parts):
-        statement = _LISTED.format(source=part.source, conditions=" AND ".join(conditions))
+        statement = listed.format(source=part.source, conditions=" AND ".join(conditions))
         order = ", ".join(f"{place} {direction}" for place in part.places)
         rows += tx.all(
             f"{statement} ORDER BY {order} LIMIT :limit",
@@ -202,7 +232,10 @@ def find(
         )
         if len(rows) >= limit:
             break
-    return [_record_of(row) for row in rows]
+    if tx.dialect.is_sqlite:
+        return [_record_of(row) for row in rows]
+    records = by_sequence(tx, [sequence for (sequence,) in rows], with_body=False)
+    return records if oldest_first else records[::-1]
 
 
 _FIRST_SEGMENT = "SELECT min(number) FROM segment WHERE last_at >= :since"
@@ -339,53 +372,43 @@ def changes_of_others(
 
 # -- retention and tenants -----------------------------------------------------------------------
 
-# Rows are in order of arrival, and nothing is done before it has arrived.
+# Of SQLite (PostgreSQL: storage.sql.days). Rows are in order of arrival, and nothing is done before
+# it has arrived.
 _OLD_DONE = """
 SELECT ended.sequence FROM arrival JOIN ended ON ended.sequence = arrival.sequence
 WHERE arrival.sequence > :after AND arrival.sequence < :last AND finished_at < :before {which}
 ORDER BY arrival.sequence LIMIT :limit
 """
 
-_OLD_PARKED = """
+_OLD_PARKED = f"""
 SELECT work.sequence FROM work JOIN arrival ON arrival.sequence = work.sequence
-WHERE work.state IN ('dead', 'parked') AND work.state = 'parked' AND work.sequence > :after
+WHERE {IN_KEPT} AND state = 'parked' AND work.sequence > :after
     AND received_at < :before
 ORDER BY work.sequence LIMIT :limit
 """
 
 
-def find_old(
-    tx: SqlTransaction,
-    state: DeliveryState,
-    before: float,
-    *,
-    with_body: bool = False,
-    after: int,
-    limit: int,
-) -> list[int]:
-    """Return sequences above ``after``: done before that time, or parked and arrived before."""
-    if state is DeliveryState.PARKED:
-        rows = tx.all(_OLD_PARKED, before=before, after=after, limit=limit)
-    else:
-        which = "AND arrival.raw IS NOT NULL" if with_body else ""
-        rows = tx.all(
-            _OLD_DONE.format(which=which),
-            before=before,
-            after=after,
-            last=_first_arrival_after(tx, before),
-            limit=limit,
-        )
-    return [sequence for (sequence,) in rows]
-
-
-def _first_arrival_after(tx: SqlTransaction, at: float) -> int:
-    if tx.dialect.is_sqlite:
-        ((segment,),) = tx.all(_LAST_SEGMENT, until=at)
-        ((last,),) = tx.all("SELECT max(number) FROM segment")
+def find_old_done(
+    tx: SqlTransaction, after: Row | None, before: float, *, with_body: bool = False, limit: int
+) -> list[Row]:
+    """Return sequences of deliveries that were done before that time, behind the row ``after``."""
+    ((segment,),) = tx.all(_LAST_SEGMENT, until=before)
+    ((last,),) = tx.all("SELECT max(number) FROM segment")
+    return tx.all(
+        _OLD_DONE.format(which="AND arrival.raw IS NOT NULL" if with_body else ""),
+        before=before,
+        after=0 if after is None else after[0],
         # The newest arrivals, and those of a segment that is not full, are looked at.
-        return _HIGHEST if segment == last else ((segment or 0) + 1) << SEGMENT_BITS
-    row = tx.one(_FIRST_AFTER, at=at + _SKEW_SECONDS)
-    return _HIGHEST if row is None else int(row[0])
+        last=_HIGHEST if segment == last else ((segment or 0) + 1) << SEGMENT_BITS,
+        limit=limit,
+    )
+
+
+def find_old_parked(
+    tx: SqlTransaction, after: Row | None, before: float, *, limit: int
+) -> list[Row]:
+    """Return sequences of parked deliveries that came before that time, behind ``after``."""
+    return tx.all(_OLD_PARKED, before=before, after=0 if after is None else after[0], limit=limit)
 
 
 _OF_TENANT = """

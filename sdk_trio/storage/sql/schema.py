@@ -7,6 +7,8 @@ A delivery is in at most two of three tables:
 - ``work``: the state of what is not done: small, whatever the history.
 - ``ended``: the outcome of what is done.
 
+On PostgreSQL, ``arrival`` and ``ended`` are partitioned by day (:mod:`storage.sql.days`).
+
 Columns have PostgreSQL's types; :func:`statements` gives those of SQLite.
 """
 
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import StoreVersionError
-from .dialect import Dialect
+from .dialect import SERVER_TIME, Dialect
 
 #: The version of the schema that this package reads and writes.
 VERSION = 1
@@ -40,8 +42,42 @@ DATABASE_NAME = "inbox.db"
 #: SQL of the states in which the runtime itself will still do something.
 UNFINISHED = "state IN ('received', 'running', 'retrying')"
 
+#: SQL of the states that the index ``work_kept`` lists.
+IN_KEPT = "state IN ('dead', 'parked', 'retrying')"
+
 #: SQL of the states in which a message will still be sent by itself.
 NOTIFICATION_OPEN = "state IN ('pending', 'sending', 'retrying')"
+
+#: The sequences of a day, as a power of two. A day has more of them than it ever needs, and all
+#: sequences of 89 years are below 2**53, as JSON needs them.
+DAY_BITS = 38
+
+#: The tables that are partitioned by day on PostgreSQL.
+PARTITIONED = ("arrival", "ended")
+
+
+def make_day(number: int, until: int | None = None) -> Sequence[str]:
+    """Return PostgreSQL's statements that make the partitions of the days up to ``until``.
+
+    A table is made apart and attached then, so that no delivery waits.
+    """
+    return [
+        statement
+        for table in PARTITIONED
+        for statement in (
+            f"CREATE TABLE {table}_{number} (LIKE {table} INCLUDING ALL)",
+            attach_day(table, number, number + 1 if until is None else until),
+        )
+    ]
+
+
+def attach_day(table: str, number: int, until: int) -> str:
+    """Return PostgreSQL's statement that attaches a partition that was made."""
+    return (
+        f"ALTER TABLE {table} ATTACH PARTITION {table}_{number} "
+        f"FOR VALUES FROM ({number << DAY_BITS}) TO ({until << DAY_BITS})"
+    )
+
 
 # `subject` and `ordered` decide the lane: unfinished events of one lane run one after the other.
 _ARRIVAL = """
@@ -107,7 +143,7 @@ WHERE queued AND state = 'retrying' AND lease_owner IS NULL
 """,
     "CREATE INDEX work_leased ON work (lease_owner) WHERE lease_owner IS NOT NULL",
     f"CREATE INDEX work_lane ON work (lane, sequence) WHERE lane IS NOT NULL AND {UNFINISHED}",
-    "CREATE INDEX work_kept ON work (state, sequence) WHERE state IN ('dead', 'parked')",
+    f"CREATE INDEX work_kept ON work (state, sequence) WHERE {IN_KEPT}",
     "CREATE INDEX work_suspect ON work (sequence) WHERE process_ends > 0 AND state = 'received'",
 )
 
@@ -181,13 +217,6 @@ CREATE TABLE lease (
 )
 """
 
-# Numbers that are given in the order of the commits: whoever takes one holds its row until the
-# commit.
-_COUNTER = (
-    "CREATE TABLE counter (name text PRIMARY KEY, value bigint NOT NULL)",
-    "INSERT INTO counter (name, value) VALUES ('audit', 0), ('outbox', 0)",
-)
-
 _TENANT = (
     """
 CREATE TABLE tenant (
@@ -220,7 +249,7 @@ CREATE TABLE source (
 _AUDIT = (
     """
 CREATE TABLE audit (
-    sequence bigint PRIMARY KEY,
+    sequence number,
     tenant_id text NOT NULL,
     tenant_identifier text NOT NULL,
     action text NOT NULL,
@@ -281,10 +310,13 @@ BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END
 """,
 )
 
+# written_at: by the clock of the store. On PostgreSQL a number may appear after higher ones
+# (storage.sql.tenants.settled).
 _OUTBOX = (
     """
 CREATE TABLE outbox (
-    sequence bigint PRIMARY KEY,
+    sequence number,
+    written_at float8 NOT NULL,
     delivery_id text NOT NULL UNIQUE,
     tenant_id text NOT NULL,
     tenant_identifier text NOT NULL,
@@ -352,7 +384,6 @@ _COMMON = (
     *_EVIDENCE,
     _CHECKPOINT,
     _LEASE,
-    *_COUNTER,
     *_TENANT,
     *_AUDIT,
     *_OUTBOX,
@@ -360,6 +391,12 @@ _COMMON = (
     *_NOTIFICATION,
 )
 
+# arrival_key: the keys that are known, which are unique across all partitions.
+#
+# day: a row for each partition of `arrival` and `ended`, which has the sequences of the days from
+# `number` up to `until`, excluded. opened_at: when the first sequence of it may have been given.
+# rest: it has the few rows that were left of the days that were dropped.
+#
 # node: a row for each open store: the number of its transactions that changed something, by which
 # the others notice them, and how many deliveries it has ended more than removed. The sum is the
 # count of done deliveries, which no query could count without reading them all.
@@ -368,12 +405,28 @@ _COMMON = (
 _POSTGRESQL = (
     _WORK_STORAGE,
     _ONE_OF_A_LANE,
-    "CREATE UNIQUE INDEX arrival_key ON arrival (delivery_key)",
+    """
+CREATE TABLE arrival_key (
+    delivery_key text COLLATE "C" PRIMARY KEY,
+    sequence bigint NOT NULL GENERATED BY DEFAULT AS IDENTITY
+)
+""",
+    """
+CREATE TABLE day (
+    number bigint PRIMARY KEY,
+    until bigint NOT NULL,
+    opened_at float8,
+    rest boolean NOT NULL DEFAULT false
+)
+""",
     "CREATE INDEX arrival_at ON arrival (received_at)",
     "CREATE INDEX arrival_type ON arrival (left(type, 60), sequence)",
     "CREATE INDEX arrival_subject ON arrival (left(subject, 60), sequence) "
     "WHERE subject IS NOT NULL",
     "CREATE INDEX arrival_of ON arrival (tenant_id, sequence) WHERE tenant_id IS NOT NULL",
+    "CREATE INDEX ended_at ON ended (finished_at)",
+    *make_day(0),
+    f"INSERT INTO day (number, until, opened_at) VALUES (0, 1, {SERVER_TIME})",
     """
 CREATE TABLE node (
     id text PRIMARY KEY,
@@ -433,6 +486,8 @@ def _tables() -> Iterator[Table]:
 #: SQLite's types of columns, by those of the statements above.
 _SQLITE_TYPES = {
     "identity": "INTEGER PRIMARY KEY",
+    # No number is given twice, also after the removal of the highest.
+    "number": "INTEGER PRIMARY KEY AUTOINCREMENT",
     "bigint": "INTEGER",
     "integer": "INTEGER",
     "boolean": "INTEGER",
@@ -460,9 +515,16 @@ def statements(dialect: Dialect) -> Sequence[str]:
     """Return the statements that make version 1 of the schema in an empty database."""
     if dialect.is_sqlite:
         return [_for_sqlite(statement) for statement in (*_COMMON, *_SQLITE)]
-    return [
-        statement.replace(" identity,", f" {_IDENTITY},") for statement in (*_COMMON, *_POSTGRESQL)
-    ]
+    return [_for_postgresql(statement) for statement in (*_COMMON, *_POSTGRESQL)]
+
+
+def _for_postgresql(statement: str) -> str:
+    made = _MAKES_TABLE.match(statement)
+    if made is not None and made[1] in PARTITIONED:
+        # The identity is that of `arrival_key`.
+        statement = statement.replace(" identity,", " bigint PRIMARY KEY,")
+        return f"{statement.rstrip()} PARTITION BY RANGE (sequence)"
+    return statement.replace(" identity,", f" {_IDENTITY},").replace(" number,", f" {_IDENTITY},")
 
 
 def _for_sqlite(statement: str) -> str:

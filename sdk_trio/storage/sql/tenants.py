@@ -1,9 +1,10 @@
 """Tenants, audit and outbox, and the upgrade from a single tenant.
 
 Functions of a transaction, of which :class:`SqlTenants` is made. A tenant's row, its audit row and
-its outbox row are committed together or not at all. Every change
-takes its audit number first, and holds the row of that counter until the commit: changes of tenants
-by any number of processes come one after the other.
+its outbox row are committed together or not at all. Every change locks the tenant's row first:
+changes of one tenant by any number of processes come one after the other, and those of two tenants
+do not wait for each other. So on PostgreSQL a transition may be committed after one with a higher
+number, and readers wait for it (:func:`settled`).
 """
 
 import json
@@ -50,15 +51,22 @@ def _insert(table: str, columns: Sequence[str]) -> str:
 
 
 _INSERT_TENANT = _insert("tenant", _TENANT)
-_INSERT_AUDIT = _insert("audit", _AUDIT)
-_INSERT_TRANSITION = _insert("outbox", TRANSITION_COLUMNS)
+_INSERT_AUDIT = _insert("audit", [name for name in _AUDIT if name != "sequence"])
+_INSERT_TRANSITION = (
+    _insert("outbox", [name for name in TRANSITION_COLUMNS if name != "sequence"])
+    .replace("(delivery_id", "(written_at, delivery_id")
+    .replace("(:", "(clock(), :")
+)
 _UPDATE_TENANT = (
     f"UPDATE tenant SET {', '.join(f'{name} = :{name}' for name in _TENANT[1:])} "
     "WHERE id = :id AND version = :version - 1"
 )
 _SELECT_TENANT = f"SELECT {', '.join(_TENANT)} FROM tenant"
 _SELECT_AUDIT = f"SELECT {', '.join(_AUDIT)} FROM audit"
-_SELECT_TRANSITION = f"SELECT {', '.join(TRANSITION_COLUMNS)} FROM outbox"
+_NEXT_TRANSITIONS = f"""
+SELECT sequence, clock() - written_at, {", ".join(TRANSITION_COLUMNS)} FROM outbox
+WHERE sequence > :after ORDER BY sequence LIMIT :limit
+"""
 
 #: Time for a query for whose result a sender may wait, in seconds.
 ANSWER_SECONDS = 5.0
@@ -68,7 +76,9 @@ _ALL = 2**31
 
 _ADD_SOURCE = "INSERT INTO source (tenant_id, text) VALUES (:tenant_id, :text)"
 
-_NEXT = "UPDATE counter SET value = value + 1 WHERE name = :name RETURNING value"
+#: Time after which a missing number below a transition was given up, in seconds. It is longer than
+#: any transaction of the store lasts.
+SETTLE_SECONDS = 60.0
 
 # Sets the position to just before the first announced transition, unless it is set already or
 # notifications are switched off.
@@ -93,12 +103,11 @@ WHERE source.text = :text AND source.tenant_id <> :but ORDER BY identifier
 
 def add(tx: SqlTransaction, tenant: Tenant, audit: AuditRecord) -> None:
     """Insert a tenant and its first audit row."""
-    number = _next(tx, "audit")
     # Looked up before the insert: the message names the holder, which the server's does not.
     _refuse_taken(tx, tenant, but="")
     tx.run(_INSERT_TENANT, **_values_of(tenant))
     _keep_sources(tx, tenant)
-    _keep_audit(tx, audit, number)
+    _keep_audit(tx, audit)
 
 
 def change(
@@ -110,29 +119,26 @@ def change(
     announced: bool = False,
 ) -> None:
     """Update a tenant from the version before its own, with its audit and outbox rows."""
-    number = _next(tx, "audit")
     require_version(_version_of(tx, tenant.id), tenant, expected=tenant.version - 1)
     _refuse_taken(tx, tenant, but=tenant.id)
     tx.run(_UPDATE_TENANT, **_values_of(tenant))
     _keep_sources(tx, tenant)
-    _keep_audit(tx, audit, number)
+    _keep_audit(tx, audit)
     if outbox is not None:
         if announced:
             tx.run(_DRAW_LINE, name=POSITION)
-        values = {**attrs.asdict(outbox), "sequence": _next(tx, "outbox")}
-        tx.run(_INSERT_TRANSITION, **values)
+        tx.run(_INSERT_TRANSITION, **attrs.asdict(outbox), now=outbox.occurred_at)
 
 
 def note(tx: SqlTransaction, audit: AuditRecord) -> None:
     """Insert an audit row alone."""
-    _keep_audit(tx, audit, _next(tx, "audit"))
+    _keep_audit(tx, audit)
 
 
 def purge(
     tx: SqlTransaction, tenant: Tenant, audit: AuditRecord, *, forget_audit: bool = False
 ) -> TenantPurged:
     """Delete all records of a tenant, and write that into the audit trail."""
-    number = _next(tx, "audit")
     require_version(_version_of(tx, tenant.id), tenant, expected=tenant.version)
     # Few as a rule: Inbox.erase has removed the others in short transactions before.
     left = reads.of_tenant(tx, tenant.id, after=0, limit=_ALL)
@@ -150,17 +156,12 @@ def purge(
     tx.run("DELETE FROM tenant WHERE id = :tenant_id", tenant_id=tenant.id)
     if tenant.organization_id is not None:
         deliveries.write_checkpoint(tx, erasure_mark(tenant.organization_id), tenant.id)
-    _keep_audit(tx, audit, number)
+    _keep_audit(tx, audit)
     return TenantPurged(removed, audits)
 
 
-def _next(tx: SqlTransaction, name: str) -> int:
-    (value,) = tx.one(_NEXT, name=name) or (0,)
-    return int(value)
-
-
-def _keep_audit(tx: SqlTransaction, audit: AuditRecord, number: int) -> None:
-    tx.run(_INSERT_AUDIT, **{**attrs.asdict(audit), "sequence": number})
+def _keep_audit(tx: SqlTransaction, audit: AuditRecord) -> None:
+    tx.run(_INSERT_AUDIT, **attrs.asdict(audit))
 
 
 def _keep_sources(tx: SqlTransaction, tenant: Tenant) -> None:
@@ -171,7 +172,7 @@ def _keep_sources(tx: SqlTransaction, tenant: Tenant) -> None:
 
 
 def _version_of(tx: SqlTransaction, tenant_id: str) -> int | None:
-    row = tx.one("SELECT version FROM tenant WHERE id = :id", id=tenant_id)
+    row = tx.one("SELECT version FROM tenant WHERE id = :id FOR UPDATE", id=tenant_id)
     return None if row is None else int(row[0])
 
 
@@ -252,13 +253,53 @@ def transitions(
     tx: SqlTransaction, *, after_sequence: int = 0, limit: int = 100
 ) -> Sequence[OutboxRecord]:
     """List transitions, oldest first."""
-    rows = _after(tx, _SELECT_TRANSITION, "sequence", after_sequence, limit)
-    return [transition_of(row) for row in rows]
+    rows = tx.all(_NEXT_TRANSITIONS, after=after_sequence, limit=limit, now=clock.wall())
+    return [transition_of(row[2:]) for row in settled(tx, rows, after_sequence)]
+
+
+def settled(tx: SqlTransaction, rows: Sequence[Row], after: int) -> Sequence[Row]:
+    """Return those of the next rows of the outbox below which no further one can appear.
+
+    On PostgreSQL the transaction of a missing number may be in progress, until
+    :data:`SETTLE_SECONDS` after the next number was written. Numbers are missing only where
+    transitions are being written, where one was rolled back and where a tenant was purged.
+
+    Args:
+        tx: the transaction that has read them.
+        rows: they begin with the number and with the seconds since it was written, ascending.
+        after: the number of the last one before them.
+    """
+    if tx.dialect.is_sqlite:
+        return rows
+    for number, (sequence, age, *_) in enumerate(rows):
+        if sequence != after + 1 and age < SETTLE_SECONDS:
+            return rows[:number]
+        after = sequence
+    return rows
+
+
+# A transaction that is committed late may write a lower number than the highest: the number of the
+# last rows tells it.
+_REVISION = """
+SELECT 1024 * coalesce(max(sequence), 0)
+    + (SELECT count(*) FROM audit WHERE sequence > (SELECT max(sequence) FROM audit) - 1000)
+FROM audit
+"""
 
 
 def revision(tx: SqlTransaction) -> int:
-    """Return the number of the last audit row: every change writes one."""
-    row = tx.one("SELECT value FROM counter WHERE name = 'audit'")
+    """Return a number that changes with the audit trail: every change writes to it."""
+    row = tx.one(_REVISION)
+    return 0 if row is None else int(row[0])
+
+
+_LAST_ON_SQLITE = "SELECT seq FROM sqlite_sequence WHERE name = '{table}'"
+_LAST = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {table}_sequence_seq"
+
+
+def last_number(tx: SqlTransaction, table: str) -> int:
+    """Return the highest number that ``audit`` or ``outbox`` has ever given, 0 before the first."""
+    row = tx.one((_LAST_ON_SQLITE if tx.dialect.is_sqlite else _LAST).format(table=table))
     return 0 if row is None else int(row[0])
 
 
@@ -301,7 +342,6 @@ class SqlTenants(SqlPart):
     """:class:`TenantStore` in a SQL store."""
 
     add = committed(add)
-    change = committed(change)
     note = committed(note)
     purge = committed(purge)
     holders = on_reader(holders)
@@ -310,6 +350,21 @@ class SqlTenants(SqlPart):
     audit = on_reader(audit_rows)
     outbox = on_reader(transitions)
     revision = on_reader(revision)
+
+    async def change(
+        self,
+        tenant: Tenant,
+        audit: AuditRecord,
+        outbox: OutboxRecord | None = None,
+        *,
+        announced: bool = False,
+    ) -> None:
+        """See :meth:`TenantStore.change`."""
+        # Alone in its transaction: a neighbour that fails would use up a number of the outbox.
+        await self._commits.submit(
+            lambda tx: change(tx, tenant, audit, outbox, announced=announced),
+            single=outbox is not None,
+        )
 
     async def get(self, tenant_id: str) -> Tenant | None:
         """See :meth:`TenantStore.get`."""

@@ -1,0 +1,305 @@
+"""Days: the partitions of ``arrival`` and ``ended`` on PostgreSQL, which are dropped, not deleted.
+
+A day is a range of sequences, ``number << DAY_BITS`` and up. The next day is opened in two
+transactions: the first makes its partitions, and the second moves the numbering into its range.
+Until then arrivals go into the current day, however long that takes. So an order of sequences
+needs no clock, and a host that writes during the change meets a partition for either number.
+
+A day whose last delivery is past its retention is closed: the keys of its deliveries are removed in
+batches, and its partitions are replaced by the few rows that have to stay. These rows of all such
+days share one partition. A delivery without a key cannot be changed any more, so a close that
+was cut short goes on with the next pass.
+
+Functions of a transaction.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from . import arrivals
+from .dialect import Row, SqlTransaction
+from .schema import DAY_BITS, PARTITIONED, attach_day, make_day
+
+DAY_SECONDS = 86_400.0
+
+#: The most rows that a day may leave behind when it is dropped. With more of them, its rows are
+#: deleted one by one.
+MOST_LEFT = 10_000
+
+#: Time after the opening of the next day by which the last arrivals of a day are committed, and by
+#: which the clocks of two hosts differ at most, in seconds.
+SLACK_SECONDS = 3600.0
+
+#: Time that a drop waits for the transactions in progress, while others wait behind it, in
+#: milliseconds.
+DROP_MILLISECONDS = 200
+
+
+class Day(NamedTuple):
+    """A pair of partitions: the days from ``number`` up to ``until``, excluded.
+
+    ``opened_at`` is by the store's clock; None: no sequence of it was given yet. ``rest``: it has
+    the rows that earlier days have left.
+    """
+
+    number: int
+    until: int
+    opened_at: float | None
+    rest: bool
+
+    @property
+    def sequences(self) -> tuple[int, int]:
+        """The first sequence, and the one after the last."""
+        return self.number << DAY_BITS, self.until << DAY_BITS
+
+
+class OldDays(NamedTuple):
+    """The days that the retention closes, and those whose old rows it deletes one by one."""
+
+    close: Sequence[Day]
+    by_rows: Sequence[Day]
+
+
+_READ = "SELECT number, until, opened_at, rest FROM day {which} ORDER BY number"
+
+
+def read(tx: SqlTransaction) -> list[Day]:
+    """Return all days, oldest first."""
+    return [Day(*row) for row in tx.all(_READ.format(which=""))]
+
+
+def plan(days: Sequence[Day], before: float) -> OldDays:
+    """Decide about days of which everything that was done before ``before`` may go.
+
+    A day of usual length waits until all of it may go. One that was open for longer, because
+    no process has opened the next one, must not keep its rows for so long.
+    """
+    close, by_rows = [], []
+    for day, later in zip(days, [*days[1:], None], strict=True):
+        end = None if later is None else later.opened_at
+        if day.rest or day.opened_at is None or end is None:
+            by_rows.append(day)
+        elif end + SLACK_SECONDS <= before:
+            close.append(day)
+        elif end - day.opened_at > 2 * DAY_SECONDS:
+            by_rows.append(day)
+    return OldDays(close, by_rows)
+
+
+# -- opening -----------------------------------------------------------------------------------
+
+_IS_OVER = f"""
+SELECT number, floor(opened_at / {DAY_SECONDS}) < floor(clock() / {DAY_SECONDS})
+FROM day ORDER BY number DESC LIMIT 1
+"""
+
+# Of two hosts, the second waits here for the first, and then makes nothing.
+_ADD = """
+INSERT INTO day (number, until) VALUES (:number, :number + 1)
+ON CONFLICT (number) DO NOTHING RETURNING number
+"""
+
+
+def make_next(tx: SqlTransaction, now: float) -> None:
+    """Make the partitions of the next day if the current one began on an earlier date (UTC)."""
+    number, is_over = tx.one(_IS_OVER, now=now) or (0, False)
+    if is_over and tx.one(_ADD, number=number + 1) is not None:
+        for statement in make_day(number + 1):
+            tx.run(statement)
+
+
+_UNOPENED = "SELECT number FROM day WHERE opened_at IS NULL ORDER BY number LIMIT 1 FOR UPDATE"
+_OPEN = "UPDATE day SET opened_at = clock() WHERE number = :number"
+_MOVE = "SELECT setval('arrival_key_sequence_seq', :last)"
+
+
+def open_next(tx: SqlTransaction, now: float) -> None:
+    """Give the next arrivals sequences of a day whose partitions are committed.
+
+    The numbering is moved behind the lock of the day's row, and only upwards: it must never give a
+    number twice. A rollback does not move it back.
+    """
+    row = tx.one(_UNOPENED)
+    if row is None:
+        return
+    (number,) = row
+    tx.run(_OPEN, number=number, now=now)
+    if arrivals.last_sequence(tx) < number << DAY_BITS:
+        tx.one(_MOVE, last=number << DAY_BITS)
+
+
+# -- closing -----------------------------------------------------------------------------------
+
+_COUNT_LEFT = f"""
+SELECT (SELECT count(*) FROM (SELECT 1 FROM work
+        WHERE sequence >= :first AND sequence < :end LIMIT {MOST_LEFT + 1}) AS unfinished)
+    + (SELECT count(*) FROM (SELECT 1 FROM ended
+        WHERE sequence >= :first AND sequence < :end AND finished_at >= :before
+        LIMIT {MOST_LEFT + 1}) AS recent)
+"""
+
+
+def count_left(tx: SqlTransaction, day: Day, before: float) -> int:
+    """Return how many deliveries a close leaves; any number above :data:`MOST_LEFT` means more."""
+    first, end = day.sequences
+    (count,) = tx.one(_COUNT_LEFT, first=first, end=end, before=before) or (0,)
+    return int(count)
+
+
+_REST_BEFORE = """
+SELECT number, until, opened_at, rest FROM day WHERE number < :number
+ORDER BY number DESC LIMIT 1
+"""
+
+
+def rest_before(tx: SqlTransaction, day: Day, left: int) -> Day | None:
+    """Return the rest just before a day if it has room for what the day leaves."""
+    row = tx.one(_REST_BEFORE, number=day.number)
+    if row is None or not (rest := Day(*row)).rest:
+        return None
+    return rest if count_left(tx, rest, float("-inf")) + left <= MOST_LEFT else None
+
+
+# Locked, as one that is put back just now must keep its key.
+_DONE_OF_DAY = """
+SELECT sequence FROM ended
+WHERE sequence > :after AND sequence < :end AND finished_at < :before
+ORDER BY sequence LIMIT :limit FOR UPDATE
+"""
+
+
+def forget_keys(
+    tx: SqlTransaction, day: Day, before: float, *, after: int | None, limit: int
+) -> int | None:
+    """Remove the keys of the next deliveries of a day that may go, with attempts and evidence.
+
+    Args:
+        tx: the transaction.
+        day: the day.
+        before: deliveries that were done before this Unix time go.
+        after: the sequence that the last call has returned; None at first.
+        limit: the most deliveries.
+
+    Returns:
+        The last sequence; None: there are no more.
+    """
+    first, end = day.sequences
+    begin = first - 1 if after is None else after
+    rows = tx.all(_DONE_OF_DAY, after=begin, end=end, before=before, limit=limit)
+    if not rows:
+        return None
+    sequences = [sequence for (sequence,) in rows]
+    arrivals.remove_keys(tx, sequences)
+    arrivals.remove_attached(tx, sequences)
+    return int(sequences[-1])
+
+
+_KEEP_DONE = """
+INSERT INTO {left} SELECT * FROM {table} WHERE finished_at >= :before
+"""
+
+_KEEP_ARRIVALS = """
+INSERT INTO {left} SELECT {table}.* FROM (
+    SELECT sequence FROM work WHERE sequence >= :first AND sequence < :end
+    UNION SELECT sequence FROM {ended}
+) AS kept JOIN {table} ON {table}.sequence = kept.sequence
+"""
+
+_COUNT_DONE = "UPDATE node SET done = done - :dropped, changes = changes + 1 WHERE id = ''"
+
+_FORGET = "DELETE FROM day WHERE number IN ints(:numbers)"
+_ADD_REST = "INSERT INTO day VALUES (:number, :until, :opened_at, true)"
+
+
+def drop(tx: SqlTransaction, day: Day, rest: Day | None, before: float) -> int:
+    """Replace the partitions of a day by the rows that have to stay; return how many done go.
+
+    Nothing is written to these partitions meanwhile, but they can be read. In the end the whole
+    tables are locked, for as long as it takes to change the catalog.
+
+    Args:
+        tx: the transaction.
+        day: a day whose keys are removed.
+        rest: the days just before it whose rows are to share its partition. None: there are none.
+        before: deliveries that were done before this Unix time go.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: the tables are in use for longer than
+            :data:`DROP_MILLISECONDS`; nothing has changed.
+    """
+    old = [day] if rest is None else [rest, day]
+    numbers = [each.number for each in old]
+    tx.all("SELECT 1 FROM day WHERE number IN ints(:numbers) FOR UPDATE", numbers=numbers)
+    found = tx.all(_READ.format(which="WHERE number IN ints(:numbers)"), numbers=numbers)
+    if [Day(*row) for row in found] != old:
+        return 0  # another host was faster
+    tables = [f"{table}_{number}" for table in PARTITIONED for number in numbers]
+    tx.run(f"LOCK TABLE {', '.join(tables)} IN SHARE MODE")
+    ended, kept, arrived = _copy_what_stays(tx, old, before)
+    tx.run(f"SET LOCAL lock_timeout TO {DROP_MILLISECONDS}")
+    tx.run(f"LOCK TABLE {', '.join(PARTITIONED)} IN ACCESS EXCLUSIVE MODE")
+    for table in PARTITIONED:
+        for number in numbers:
+            tx.run(f"ALTER TABLE {table} DETACH PARTITION {table}_{number}")
+            tx.run(f"DROP TABLE {table}_{number}")
+        if arrived:
+            tx.run(f"ALTER TABLE {_left(table, old)} RENAME TO {table}_{numbers[0]}")
+            tx.run(attach_day(table, numbers[0], day.until))
+        else:
+            tx.run(f"DROP TABLE {_left(table, old)}")
+    tx.run(_FORGET, numbers=numbers)
+    if arrived:
+        opened_at = old[0].opened_at
+        tx.run(_ADD_REST, number=numbers[0], until=day.until, opened_at=opened_at)
+    tx.run(_COUNT_DONE, dropped=ended - kept)
+    return ended - kept
+
+
+def _left(table: str, old: Sequence[Day]) -> str:
+    return f"{table}_{old[0].number}_left"
+
+
+def _copy_what_stays(tx: SqlTransaction, old: Sequence[Day], before: float) -> tuple[int, int, int]:
+    """Return how many deliveries had ended, and how many rows of ``ended`` and ``arrival`` stay."""
+    for table in PARTITIONED:
+        tx.run(f"CREATE TABLE {_left(table, old)} (LIKE {table} INCLUDING ALL)")
+    ended = kept = arrived = 0
+    left = _left("ended", old)
+    for each in old:
+        table = f"ended_{each.number}"
+        (count,) = tx.one(f"SELECT count(*) FROM {table}") or (0,)
+        ended += count
+        # The rest has no key-less rows: its old ones are deleted one by one.
+        since = float("-inf") if each.rest else before
+        kept += tx.run(_KEEP_DONE.format(left=left, table=table), before=since)
+    for each in old:
+        first, end = each.sequences
+        keep = _KEEP_ARRIVALS.format(
+            left=_left("arrival", old), table=f"arrival_{each.number}", ended=left
+        )
+        arrived += tx.run(keep, first=first, end=end)
+    return ended, kept, arrived
+
+
+# -- what is old ---------------------------------------------------------------------------------
+
+# In the order of an index. What was found and deleted, or could not be, is not found again.
+_OLD = """
+SELECT sequence, finished_at FROM ended
+WHERE sequence >= :first AND sequence < :end AND finished_at < :before AND finished_at >= :at
+    AND (finished_at > :at OR sequence > :after)
+ORDER BY finished_at, sequence LIMIT :limit
+"""
+
+
+def find_old(
+    tx: SqlTransaction, after: Row | None, *, days: Sequence[Day], before: float, since: float,
+    limit: int,
+) -> list[Row]:  # fmt: skip
+    """Return sequences and ends of deliveries that were done from ``since`` to ``before``.
+
+    ``after`` is the last row that the last call has returned, ``days`` are neighbors.
+    """
+    sequence, at = after or (-1, since)
+    values: dict[str, Any] = {"first": days[0].sequences[0], "end": days[-1].sequences[1]}
+    return tx.all(_OLD, **values, before=before, at=at, after=sequence, limit=limit)
