@@ -339,7 +339,7 @@ def test_half_a_move_is_no_store(
         assert command_line(*TO_POSTGRES).status == 1
     half = command_line("events", "list", *ON_POSTGRES)
     assert (half.status, "storage migrate" in half.err) == (78, True)
-    assert "has not come to its end" in command_line(*TO_POSTGRES, "--dry-run").err
+    assert "was interrupted" in command_line(*TO_POSTGRES, "--dry-run").err
 
     # The source is free again, and a command writes to it.
     assert command_line("events", "replay", "dead-0").status == 0
@@ -427,7 +427,7 @@ def test_a_program_that_has_just_ended_is_not_in_the_way(
 
 def test_both_engines_differ(command_line: CommandLine) -> None:
     answer = command_line("storage", "migrate", "--from", "sqlite", "--to", "sqlite")
-    assert answer.status == 2, answer.err
+    assert (answer.status, "or the reverse" in answer.err) == (2, True)
 
 
 # -- status and check ----------------------------------------------------------------------------
