@@ -198,7 +198,8 @@ class _Unit:
 class GroupCommit(trio.abc.Instrument):
     """Commits the work of all tasks of this process through one :class:`Engine`.
 
-    Make it in the event loop's thread. Units are committed in the order of their arrival.
+    Make it in the event loop's thread. Batches are committed in the order of arrival. Within a
+    batch, gathered items are done kind by kind, and those of one key in the order of arrival.
 
     Args:
         engine: belongs to the thread from now on.
@@ -264,8 +265,7 @@ class GroupCommit(trio.abc.Instrument):
             StoreLostError: the same, until a restart.
             Exception: what ``work`` has raised; its changes are rolled back.
 
-        If it is cancelled before the unit is handed over, nothing happens; see the module's
-        docstring for the time after that.
+        A cancellation does not take the unit back: it is committed, or fails, on its own.
         """
         unit = _Unit()
         unit.work, unit.single, unit.durable, unit.name = work, single, durable, name

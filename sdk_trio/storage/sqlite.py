@@ -351,8 +351,13 @@ class SqliteInbox(SqlInbox):
             # that of every caller: storage.commit.ANSWER_SECONDS, in real time.
             with trio.CancelScope(shield=True):
                 value = await self._commits.submit(work, single=True, name=key)
-        except EffectsFailedError as failed:
-            raise failed.error from None
+        except BaseException as error:
+            # Nothing was changed, and the next outcome has to bring the start again.
+            if begun is not None:
+                self._begun[key] = begun
+            if isinstance(error, EffectsFailedError):
+                raise error.error from None
+            raise
         self._leases.pop(key, None)
         if (claimed := self._claimed.pop(key, None)) is not None:
             self._give_back(claimed)

@@ -724,6 +724,8 @@ SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) ORDER BY sequenc
 FOR NO KEY UPDATE
 """
 
+_LOCK_ENDED = "SELECT sequence FROM ended WHERE sequence IN ints(:sequences) FOR UPDATE"
+
 _REPEAT = """
 DELETE FROM ended WHERE sequence IN ints(:sequences)
     AND EXISTS (SELECT 1 FROM arrival WHERE arrival.sequence = ended.sequence AND raw IS NOT NULL)
@@ -762,7 +764,10 @@ def repeat(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
     keys = list(dict.fromkeys(keys))
     sequences = arrivals.find(tx, keys)
     locked = [row[0] for row in tx.all(_LOCK_ALL, sequences=list(sequences.values()))]
-    gone = tx.all(_REPEAT, sequences=locked)
+    locked = [row[0] for row in tx.all(_LOCK_ENDED, sequences=locked)]
+    # Again, behind the locks: the retention removes the keys of a day before its rows.
+    sequences = arrivals.find(tx, keys)
+    gone = tx.all(_REPEAT, sequences=list(set(locked).intersection(sequences.values())))
     numbers = [row[0] for row in gone]
     lanes = {
         sequence: lane_of(True, tenant_id, subject)

@@ -13,7 +13,7 @@ unique index of PostgreSQL holds that.
 
 import os
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -195,7 +195,7 @@ def claim_due(
     # one that ended the process.
     running = [sequence for sequence, state in found[:limit] if state == "running"]
     running += [sequence for sequence, state, _ in blocking if state == "running"]
-    _cut_short(tx, terms, running, sole=False, now=now)
+    _cut_short(tx, terms, running, sole=False)
     if blocking:
         tx.run(_FREE, sequences=[row[0] for row in blocking])
         tx.note_change()
@@ -361,9 +361,7 @@ WHERE sequence IN ints(:sequences)
 """
 
 
-def _cut_short(
-    tx: SqlTransaction, terms: LeaseTerms, sequences: list[int], *, sole: bool, now: float
-) -> None:
+def _cut_short(tx: SqlTransaction, terms: LeaseTerms, sequences: list[int], *, sole: bool) -> None:
     """Put runs of other owners back to ``received``, because their processes have ended."""
     if sequences:
         tx.run(_RECORD_ENDS, sequences=sequences, error=PROCESS_ENDED, seconds=terms.lease_seconds)
@@ -386,7 +384,7 @@ def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None) -
     running = [sequence for sequence, state in held if state == "running"]
     # If the dead process held nothing else, this run has ended it, and needs no quarantine to prove
     # that (ADR 23).
-    _cut_short(tx, terms, running, sole=len(held) == 1, now=0.0)
+    _cut_short(tx, terms, running, sole=len(held) == 1)
     if held:
         tx.run(_FREE, sequences=[sequence for sequence, _ in held])
         tx.note_change()
@@ -397,7 +395,7 @@ def take_over(tx: SqlTransaction, terms: LeaseTerms, owner: str, *, heir: str, n
     """Take away the leases of ``owner``; its runs are left to ``heir``. Return how many."""
     held = tx.all(_OF_OWNER, owner=owner)
     running = [sequence for sequence, state, _ in held if state == "running"]
-    _cut_short(tx, terms, running, sole=len(held) == 1, now=now)
+    _cut_short(tx, terms, running, sole=len(held) == 1)
     # One that the dead owner was left itself, and has not tried yet, goes on to its heir.
     suspects = [row[0] for row in held if row[1] == "running" or row[2]]
     others = [row[0] for row in held if row[0] not in suspects]
@@ -463,7 +461,3 @@ def require_term(tx: SqlTransaction, owner: str, term: int, *, name: str = LEADE
         raise TermEndedError(
             f"this host {did} in term {term}, which is over: another one may go on"
         )
-
-
-#: Refuses the transaction that it runs in, or does nothing.
-Fence = Callable[[SqlTransaction], None]

@@ -160,6 +160,8 @@ _ADD = Insert(
     "ON CONFLICT (sequence, channel) DO NOTHING",
 )
 
+_SWITCH_ON = "UPDATE checkpoint SET value = :newest WHERE name = :name AND value = :silent"
+
 _SKIP_OTHERS = f"""
 UPDATE notification SET state = 'skipped', reason = :reason, finished_at = :now,
     next_attempt_at = NULL
@@ -182,7 +184,7 @@ def enlist(
     reached = position(tx, lock=True)
     # First run: start at the newest transition; older ones are not announced (ADR 13).
     if reached is None:
-        write_checkpoint(tx, POSITION, str(_newest(tx)))
+        _set_first_position(tx)
         return Enlisted(0, skipped, more=False)
     found = tx.all(_NEXT_TRANSITIONS, after=reached, limit=limit, now=now)
     transitions = settled(tx, found, reached)
@@ -203,6 +205,14 @@ def enlist(
         write_checkpoint(tx, POSITION, str(reached))
         tx.note_change()
     return Enlisted(pending, skipped, more=len(transitions) == limit)
+
+
+def _set_first_position(tx: SqlTransaction) -> None:
+    newest = str(_newest(tx))
+    # A position that another process has set since this one found none is kept: transitions after
+    # it are announced.
+    write_checkpoint(tx, POSITION, newest, once=True)
+    tx.run(_SWITCH_ON, name=POSITION, silent=SILENT, newest=newest)
 
 
 def switch_off(tx: SqlTransaction) -> None:
