@@ -1,0 +1,139 @@
+"""The auditor: what was promised, what happened, and whether the second keeps the first.
+
+It believes nothing that the runtime says of itself, except that an outcome was recorded
+(``webhook.handled``) and what the store holds at the end.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from ...records.deliveries import DeliveryRecord, DeliveryState
+
+#: States in which nothing is left to do.
+FINAL = {DeliveryState.DONE, DeliveryState.DEAD, DeliveryState.PARKED}
+
+
+class Run(msgspec.Struct, eq=False):
+    """One run of a handler: ``result`` is None while it runs, ``done``, ``failed`` or ``cut``."""
+
+    key: str
+    machine: str
+    begun: float
+    place: int
+    ended: float | None = None
+    result: str | None = None
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A broken promise: its kind, when it was found, in virtual seconds, and in words."""
+
+    kind: str
+    at: float
+    text: str
+
+
+class Auditor:
+    """Keeps the promises and runs of one simulation.
+
+    Args:
+        now: returns the virtual seconds.
+        disturbed: returns whether a crash, a stall or a fault of the disk happened since a time,
+            so that an outcome may not have been recorded.
+    """
+
+    def __init__(self, now: Callable[[], float], disturbed: Callable[[float], bool]) -> None:
+        self._now = now
+        self._disturbed = disturbed
+        self.violations: list[Violation] = []
+        #: When each event was first acknowledged.
+        self.acknowledged: dict[str, float] = {}
+        self.runs: dict[str, list[Run]] = {}
+        self._recorded: dict[str, float] = {}
+        self._down: set[str] = set()
+        self._begun = 0
+
+    def find(self, kind: str, text: str) -> None:
+        """Note a violation."""
+        self.violations.append(Violation(kind, self._now(), text))
+
+    def acknowledge(self, webhook_id: str) -> None:
+        """Note that a delivery was answered 200."""
+        self.acknowledged.setdefault(webhook_id, self._now())
+
+    def crash(self, machine: str) -> None:
+        """Note that a host has crashed: its runs have no end."""
+        self._down.add(machine)
+        for runs in self.runs.values():
+            for run in runs:
+                if run.machine == machine and run.ended is None:
+                    run.ended, run.result = self._now(), "cut"
+
+    def begin(self, key: str, machine: str) -> Run:
+        """Note that a handler is called, and judge whether it may be."""
+        runs = self.runs.setdefault(key, [])
+        self._begun += 1
+        run = Run(key, machine, self._now(), self._begun)
+        if (recorded := self._recorded.get(key)) is not None:
+            self.find(
+                "ran_again", f"{key} runs again, although it was recorded as done at {recorded:.3f}"
+            )
+        for earlier in runs:
+            if earlier.ended is None:
+                self.find("two_runs", f"{key} runs twice at once, since {earlier.begun:.3f}")
+            elif earlier.result == "done" and not self._disturbed(earlier.ended):
+                self.find(
+                    "ran_again",
+                    f"{key} runs again, although it had succeeded at {earlier.ended:.3f} and "
+                    "nothing went wrong since",
+                )
+        runs.append(run)
+        return run
+
+    def end(self, run: Run, result: str) -> None:
+        """Note how a run has ended."""
+        if run.machine not in self._down:
+            run.ended, run.result = self._now(), result
+
+    def handled(self, key: str) -> None:
+        """Note that the runtime has recorded an event as done."""
+        self._recorded.setdefault(key, self._now())
+
+    # -- at rest -----------------------------------------------------------------------------
+
+    def judge(self, records: Iterable[DeliveryRecord], *, dead_is_failure: bool) -> None:
+        """Judge what the store holds when everything has ended."""
+        held = {record.key: record for record in records}
+        for key in self.acknowledged:
+            if key not in held:
+                self.find("lost", f"{key} was acknowledged, and the store does not have it")
+        for key, record in held.items():
+            if record.state not in FINAL:
+                self.find("unfinished", f"{key} is {record.state.value} for ever")
+            elif record.state is DeliveryState.DONE and not self._has_succeeded(key):
+                self.find("not_run", f"{key} is done, and no run of it has succeeded")
+            elif record.state is DeliveryState.DEAD and dead_is_failure:
+                self.find("dead", f"{key} ended dead: {record.last_error}")
+        lanes: dict[str, list[DeliveryRecord]] = {}
+        for record in sorted(held.values(), key=lambda each: each.sequence):
+            if record.ordered and record.subject is not None:
+                lanes.setdefault(record.subject, []).append(record)
+        for lane in lanes.values():
+            self._judge_order(lane)
+
+    def _has_succeeded(self, key: str) -> bool:
+        # One that was cut by a crash may have concluded its event before.
+        return any(run.result in ("done", "cut") for run in self.runs.get(key, ()))
+
+    def _judge_order(self, lane: Sequence[DeliveryRecord]) -> None:
+        last: Run | None = None
+        for record in lane:
+            runs = self.runs.get(record.key, [])
+            if runs and last is not None and runs[0].place < last.place:
+                self.find(
+                    "order",
+                    f"{record.key} ran at {runs[0].begun:.3f}, before {last.key} of the same "
+                    f"subject had ended, which arrived earlier and ran at {last.begun:.3f}",
+                )
+            if runs and (last is None or runs[-1].place > last.place):
+                last = runs[-1]

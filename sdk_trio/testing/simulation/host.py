@@ -1,0 +1,259 @@
+"""A simulated host: the real runtime with the handlers under test, restarted when it has ended."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from ...config import Settings
+from ...errors import only_member
+from ...events import Event
+from ...runtime import Runtime
+from ...webhooks import HandlerRegistry, Services, WebhookHandlerBase
+from ...webhooks.registry import BoundHandler, BoundHandlers
+from .audit import Auditor
+from .machine import Machine
+from .plan import Trouble
+from .scheduler import Hosts
+
+if TYPE_CHECKING:
+    from .world import Simulation
+
+#: The seconds that a handler of the dice hangs: longer than an inline handler may take.
+HANG_SECONDS = 25.0
+
+#: The seconds before a runtime that has failed is started again, as a service manager does it.
+RESTART_SECONDS = 2.0
+
+
+class SimulatedFailure(Exception):  # noqa: N818 - it is what a handler raises
+    """What the dice have raised in a handler."""
+
+
+class _Handler(WebhookHandlerBase[Any]):
+    """A handler under test, with the troubles of the plan, and the auditor beside it."""
+
+    def __init__(self, inner: WebhookHandlerBase[Any], machine: Machine, world: "Simulation"):
+        self._inner = inner
+        self._machine = machine
+        self._world = world
+
+    async def handle_core(self, event: Event[Any]) -> None:
+        auditor: Auditor = self._world.auditor
+        run = auditor.begin(event.key, self._machine.name)
+        number = len(auditor.runs[event.key]) - 1
+        trouble = self._world.trouble(event.webhook_id, number)
+        self._world.tell("handler.begins", id=event.webhook_id, type=event.type, run=number + 1)
+        result = "cut"
+        try:
+            await self._handle(event, trouble)
+            result = "done"
+        except Exception as error:
+            result = "failed"
+            if isinstance(error, AssertionError) and not self._machine.down:
+                auditor.find("assertion", f"the handler of {event.webhook_id} raised {error!r}")
+            raise
+        finally:
+            auditor.end(run, result)
+            if not self._machine.down:
+                self._world.tell("handler.ends", id=event.webhook_id, result=result)
+
+    async def _handle(self, event: Event[Any], trouble: Trouble | None) -> None:
+        kind = None if trouble is None else trouble.kind
+        if trouble is not None and kind == "slow":
+            await trio.sleep(trouble.seconds)
+        elif kind == "hang":
+            await trio.sleep(HANG_SECONDS)
+        elif kind == "cancel":
+            nursery = trio.lowlevel.current_task().parent_nursery
+            assert nursery is not None
+            nursery.cancel_scope.cancel()
+            await trio.lowlevel.checkpoint()
+        elif kind == "fail":
+            raise SimulatedFailure("the dice have raised this before the handler began")
+        await self._inner.handle_core(event)
+        if kind == "fail_after":
+            raise SimulatedFailure("the dice have raised this after the handler had ended")
+
+    async def on_error(self, event: Event[Any], error: Exception) -> None:
+        await self._inner.on_error(event, error)
+
+
+class _Handlers(HandlerRegistry):
+    """The handlers of ``registry``, each with :class:`_Handler` around it."""
+
+    def __init__(self, registry: HandlerRegistry, wrap: Callable[[BoundHandler], BoundHandler]):
+        super().__init__(catalog=registry.catalog)
+        vars(self).update(vars(registry))
+        self.warns_of_missing = False
+        self._bind = registry.bind
+        self._wrap = wrap
+
+    def bind(self, services: Services[Any]) -> BoundHandlers:
+        bound = self._bind(services)
+        return msgspec.structs.replace(
+            bound,
+            by_type={name: self._wrap(handler) for name, handler in bound.by_type.items()},
+            fallback=bound.fallback and self._wrap(bound.fallback),
+        )
+
+
+class Host:
+    """One host of a simulation.
+
+    Args:
+        world: has the handlers, the settings and the disk.
+        name: of the host.
+    """
+
+    def __init__(self, world: "Simulation", name: str) -> None:
+        self._world = world
+        self._hosts: Hosts = world.hosts
+        self._name = name
+        self._number = 0
+        self.machine: Machine | None = None
+        self.runtime: Runtime | None = None
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+        self._restart_after = RESTART_SECONDS
+        self._dead: list[tuple[Machine, trio.CancelScope]] = []
+        self.stopped = False
+        self.started = trio.Event()
+        self.stop_began = 0.0
+
+    @property
+    def serves(self) -> bool:
+        """Whether senders can connect."""
+        return (
+            self.machine is not None
+            and not self.machine.down
+            and not self._hosts.is_frozen(self.machine)
+            and self.runtime is not None
+            and self.runtime.started is not None
+        )
+
+    def socket(self, machine: Machine) -> str:
+        """Return the path of the socket that an incarnation listens on."""
+        return os.path.join(self._world.root, f"{machine.name}.sock")
+
+    async def run(self) -> None:
+        """Keep the runtime running until :meth:`stop`."""
+        while not self.stopped:
+            self._number += 1
+            self.machine = machine = Machine(f"{self._name}.{self._number}")
+            machine.on_crash = lambda: self.crash(power=self._world.power_fails)
+            self._ended, self._scope = trio.Event(), trio.CancelScope()
+            self._restart_after = RESTART_SECONDS
+            self._world.nursery.start_soon(self._live, machine, self._ended, self._scope)
+            await self._ended.wait()
+            self.runtime = None
+            if not self.stopped:
+                await trio.sleep(self._restart_after)
+
+    async def _live(self, machine: Machine, ended: trio.Event, scope: trio.CancelScope) -> None:
+        self._hosts.enter(machine)
+        try:
+            with scope:
+                runtime = Runtime(
+                    self._settings(machine), _Handlers(self._world.handlers(), self._wrap(machine))
+                )
+                self.runtime = runtime
+                self._world.nursery.start_soon(self._note_start, runtime, machine)
+                await runtime.run()
+        except trio.Cancelled:
+            raise
+        except BaseException as group:  # whatever ends a process
+            error = only_member(group) if isinstance(group, BaseExceptionGroup) else group
+            if not machine.down:
+                self._world.tell("host.failed", error=f"{type(error).__name__}: {error}")
+        finally:
+            if not machine.down:
+                machine.down = True
+                machine.let_go()
+                ended.set()
+
+    async def _note_start(self, runtime: Runtime, machine: Machine) -> None:
+        while runtime.started is None and not machine.down:
+            await trio.sleep(0.01)
+        if not machine.down:
+            self.started.set()
+
+    def _settings(self, machine: Machine) -> Settings:
+        world = self._world
+        return Settings.from_mapping(
+            {
+                "Environment": "Development",
+                "Admin:Enabled": False,
+                "Storage:Backend": "Sqlite",
+                "Webhooks:RequireHttps": False,
+                "Webhooks:Path": world.path,
+                "Webhooks:Secret": world.secret,
+                **world.world.settings,
+                "Storage:Path": world.data,
+                "Server:Bind": [f"unix:{self.socket(machine)}"],
+            },
+            standalone=True,
+        )
+
+    def _wrap(self, machine: Machine) -> Callable[[BoundHandler], BoundHandler]:
+        return lambda bound: msgspec.structs.replace(
+            bound, handler=_Handler(bound.handler, machine, self._world)
+        )
+
+    # -- what happens to it ------------------------------------------------------------------
+
+    def crash(self, *, power: bool, restart_after: float | None = None) -> None:
+        """End the process without any warning; with ``power``, the disk loses what it had not."""
+        machine = self.machine
+        if machine is None or machine.down:
+            return
+        machine.down = True
+        if restart_after is not None:
+            self._restart_after = restart_after
+        ended, scope = self._ended, self._scope
+        self._world.tell("host.crashes", power=power)
+        self._world.auditor.crash(machine.name)
+        self._dead.append((machine, scope))
+
+        def finish() -> None:
+            machine.let_go()
+            if power:
+                self._world.tell("disk.lost", blocks=self._world.disk.cut_power())
+            ended.set()
+
+        self._hosts.freeze(machine, finish)
+
+    async def stall(self, seconds: float) -> None:
+        """Let the process stand still."""
+        machine = self.machine
+        if machine is None or machine.down:
+            return
+        self._hosts.freeze(machine, lambda: None)
+        await trio.sleep(seconds)
+        if not machine.down:
+            self._hosts.thaw(machine)
+
+    def shut_down(self, *, restart_after: float | None = None) -> None:
+        """Stop the process in order; None: for good."""
+        if restart_after is None:
+            self.stopped = True
+        else:
+            self._restart_after = restart_after
+        self.stop_began = trio.current_time()
+        if self.runtime is not None:
+            self.runtime.shut_down("a deploy")
+
+    @property
+    def ended(self) -> trio.Event:
+        """Set when the current incarnation has ended."""
+        return self._ended
+
+    def bury(self) -> None:
+        """End the tasks of crashed incarnations, whose effects go nowhere."""
+        for machine, scope in self._dead:
+            scope.cancel()
+            machine.buried.set()
+            self._hosts.thaw(machine)
+        self._dead.clear()

@@ -1,0 +1,376 @@
+"""One seed: a world in one ``trio.run``, its plan carried out, and the auditor's verdict."""
+
+import hashlib
+import logging
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import msgspec
+import trio
+
+from ...base.logs import Outage, get_logger
+from ...config import Secret
+from ...records.deliveries import DeliveryRecord
+from ...storage.ports import Inbox
+from ...webhooks import HandlerRegistry
+from .audit import FINAL, Auditor, Violation
+from .disk import Disk, SimulatedFiles
+from .host import Host
+from .machine import Machine, SimulatedOpener
+from .plan import Fault, Plan, Trouble, World
+from .scheduler import Hosts, deterministic
+from .sender import Sender
+from .threads import InlineExecutor
+from .virtual import VirtualTime, seeded
+
+#: The virtual seconds without any progress after which what is not finished never will be: longer
+#: than a lease lasts, and than the queue takes to poll.
+STUCK_SECONDS = 110.0
+
+#: The virtual seconds after the last fault after which a world that goes on is ended.
+LONGEST_REST_SECONDS = 4 * 3600.0
+
+#: The virtual seconds beside the drain timeout within which a stop has to end.
+STOP_SECONDS = 5.0
+
+_PATH = "/hooks/sdk"
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of the story: when, in virtual seconds, at which host, what."""
+
+    at: float
+    host: str
+    event: str
+    fields: str
+    #: False: the runtime's own log.
+    own: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.at:12.6f}  {self.host:<8} {self.event} {self.fields}".rstrip()
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What one seed has shown; ``seconds`` are virtual ones."""
+
+    plan: Plan
+    violations: tuple[Violation, ...]
+    story: tuple[Line, ...]
+    seconds: float
+    acknowledged: int
+    runs: int
+
+    @property
+    def digest(self) -> str:
+        """A hash of the whole story: equal for equal simulations."""
+        text = "\n".join(map(str, self.story))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Simulation:
+    """The world of one seed.
+
+    Args:
+        plan: what happens.
+        world: how the world is.
+        handlers: makes the handlers of each incarnation of a host.
+        check: is called at the end, and raises AssertionError.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        world: World,
+        handlers: Callable[[], HandlerRegistry],
+        check: Callable[[], object] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.world = world
+        self.handlers = handlers
+        self._check = check
+        self.hosts = Hosts()
+        self.time = VirtualTime(self._clock_offset)
+        self.auditor = Auditor(self.time.now, self._disturbed)
+        self.story: list[Line] = []
+        self.secret = Secret("whsec_c2ltdWxhdGVkIHNlY3JldCBvZiAzMiBieXRlcyEhISE=")
+        self.power_fails = False
+        self.nursery: trio.Nursery
+        self._troubles = {each.webhook_id: each.troubles for each in plan.arrivals}
+        self._dice = random.Random(f"{plan.seed}/threads")  # noqa: S311 - no secret
+        self._hang_until = 0.0
+        self._network_until = 0.0
+        self._last_disturbance = -1.0
+
+    def run(self) -> Result:
+        """Run the world to its end, and return what it has shown."""
+        with ExitStack() as stack:
+            directory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 - a new one in it
+            self.root = tempfile.mkdtemp(prefix="sdk-", dir=directory)
+            stack.callback(shutil.rmtree, self.root, ignore_errors=True)
+            self.data = os.path.join(self.root, "data")
+            stack.enter_context(seeded(self.plan.seed))
+            stack.enter_context(deterministic(self.plan.seed, self.hosts))
+            stack.enter_context(self.time.in_use())
+            stack.enter_context(self._recorded())
+            dice = random.Random(f"{self.plan.seed}/disk")  # noqa: S311 - no secret
+            self.disk = Disk(dice, self.data, self.time.now)
+            files = SimulatedFiles(self.disk, self._machine, self._touch)
+            stack.callback(files.unregister)
+            opener = SimulatedOpener(self.disk, self._machine, self._refuse)
+            stack.enter_context(opener.in_use())
+            executor = InlineExecutor(self._delay, self._machine)
+            stack.enter_context(executor.in_use())
+            trio.run(
+                self._main,
+                clock=self.time.trio_clock,
+                instruments=[self.hosts],
+                strict_exception_groups=True,
+            )
+        return Result(
+            self.plan,
+            tuple(self.auditor.violations),
+            tuple(self.story),
+            self.time.now(),
+            len(self.auditor.acknowledged),
+            sum(map(len, self.auditor.runs.values())),
+        )
+
+    # -- what the seams ask ------------------------------------------------------------------
+
+    def _machine(self) -> Machine | None:
+        machine = self.hosts.current()
+        return machine if isinstance(machine, Machine) else None
+
+    def _touch(self, machine: object, what: str) -> None:
+        if isinstance(machine, Machine):
+            machine.touch(what)
+
+    def _clock_offset(self) -> float:
+        machine = self._machine()
+        return 0.0 if machine is None else machine.clock_offset
+
+    def _delay(self, _thread: str | None) -> tuple[float, float]:
+        left = self._hang_until - self.time.now()
+        if left > 0:
+            # The disk answers before it hangs, or afterwards.
+            return (left, 0.0) if self._dice.random() < 0.5 else (0.0, left)
+        roll = self._dice.random()
+        if roll < 0.9:
+            return 0.0, 0.0
+        return (0.0, roll / 50) if roll < 0.95 else (roll / 50, 0.0)
+
+    def _refuse(self, _host: str, _port: int, stream: trio.SocketStream) -> None:
+        self.nursery.start_soon(stream.aclose)
+
+    def _disturbed(self, since: float) -> bool:
+        return self._last_disturbance >= since - 0.001
+
+    def trouble(self, webhook_id: str, run: int) -> Trouble | None:
+        """Return what goes wrong in a run of an event's handler, counted from 0."""
+        troubles = self._troubles.get(webhook_id, ())
+        return troubles[run] if run < len(troubles) else None
+
+    # -- the story ---------------------------------------------------------------------------
+
+    def tell(self, event: str, **fields: object) -> None:
+        """Add a line to the story."""
+        self._add(event, fields, own=True)
+
+    def _add(self, event: str, fields: dict[str, Any], *, own: bool) -> None:
+        machine = self._machine()
+        text = " ".join(f"{name}={value}" for name, value in fields.items() if name != "hint")
+        text = text.replace(self.root, "").replace("\n", " | ")
+        name = "" if machine is None else machine.name
+        self.story.append(Line(self.time.now(), name, event, text, own))
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Make the runtime's log a part of the story, and forget what earlier seeds have logged."""
+        root = logging.getLogger("sdk_trio")
+        handler = _Recorder(self)
+        before = root.level, root.propagate, root.handlers[:]
+        root.handlers[:] = [handler]
+        root.propagate = False
+        root.setLevel(logging.INFO)
+        for name in list(logging.root.manager.loggerDict):
+            if name.startswith("sdk_trio."):
+                get_logger(name.removeprefix("sdk_trio."))._again._kinds.clear()
+        Outage.ended = 0
+        try:
+            yield
+        finally:
+            root.handlers[:] = before[2]
+            root.propagate = before[1]
+            root.setLevel(before[0])
+
+    def logged(self, event: str, fields: dict[str, Any]) -> None:
+        """Note an event of the runtime's log."""
+        machine = self._machine()
+        if machine is not None and machine.down:
+            return
+        if event == "webhook.handled":
+            self.auditor.handled(str(fields["webhook_id"]))
+        self._add(event, fields, own=False)
+
+    # -- the course of the world -------------------------------------------------------------
+
+    async def _main(self) -> None:
+        self.host = Host(self, "host")
+        self.path = _PATH
+        self.sender = Sender(
+            self.plan.seed, self.secret, _PATH, self._dial, self.tell, self.auditor.acknowledge
+        )
+        async with trio.open_nursery() as self.nursery:
+            self.nursery.start_soon(self.host.run)
+            with trio.move_on_after(LONGEST_REST_SECONDS + self.plan.end) as limit:
+                await self._unfold()
+                await self._rest()
+                await self._judge()
+                await self._stop()
+            if limit.cancelled_caught:
+                self.auditor.find("endless", "the world does not come to rest")
+            self.host.bury()
+            if limit.cancelled_caught:
+                self.nursery.cancel_scope.cancel()
+        if self._check is not None:
+            try:
+                self._check()
+            except AssertionError as error:
+                self.auditor.find("check", str(error) or repr(error))
+
+    async def _unfold(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for arrival in self.plan.arrivals:
+                nursery.start_soon(self._at, arrival.at, self.sender.deliver, arrival)
+            async with trio.open_nursery() as faults:
+                for fault in self.plan.faults:
+                    faults.start_soon(self._at, fault.at, self._happen, fault)
+            await trio.sleep_until(self.plan.end)
+            self.sender.calm = True
+            self.tell("world.calm")
+
+    async def _at(self, at: float, function: Any, argument: Any) -> None:
+        await trio.sleep_until(at)
+        await function(argument)
+
+    async def _dial(self) -> trio.SocketStream:
+        machine = self.host.machine
+        if machine is None or not self.host.serves or self.time.now() < self._network_until:
+            raise OSError("connection refused")
+        return await trio.open_unix_socket(self.host.socket(machine))
+
+    async def _happen(self, fault: Fault) -> None:
+        self.tell("fault", what=str(fault))
+        host = self.host
+        match fault.kind:
+            case "kill" | "power":
+                await self._crash(fault)
+            case "stall":
+                self._last_disturbance = fault.end
+                await host.stall(fault.seconds)
+            case "deploy":
+                self._last_disturbance = self.time.now() + 40
+                host.shut_down(restart_after=fault.seconds)
+            case "hang":
+                self._hang_until = max(self._hang_until, fault.end)
+            case "network":
+                self._network_until = max(self._network_until, fault.end)
+            case "clock" if host.machine is not None:
+                machine = host.machine
+                machine.clock_offset += fault.value
+                await trio.sleep(fault.seconds)
+                machine.clock_offset -= fault.value
+            case "full" | "sync" | "read":
+                self.disk.ends[fault.kind] = max(fault.end, self.disk.ends.get(fault.kind, 0.0))
+                await trio.sleep_until(fault.end)
+        self._last_disturbance = max(self._last_disturbance, self.time.now(), fault.end)
+
+    async def _crash(self, fault: Fault) -> None:
+        host = self.host
+        self.power_fails = fault.kind == "power"
+        machine = host.machine
+        if machine is not None and fault.value:
+            machine.crash_in = int(fault.value)
+            with trio.move_on_after(3):
+                await host.ended.wait()
+        if machine is not None and not machine.down:
+            host.crash(power=self.power_fails, restart_after=fault.seconds)
+        self._last_disturbance = self.time.now()
+
+    # -- at rest -----------------------------------------------------------------------------
+
+    async def _rest(self) -> None:
+        """Wait until nothing is left to do; whoever makes no progress never will."""
+        progress: object = None
+        since = self.time.now()
+        due = 0.0
+        while True:
+            await trio.sleep(2)
+            records = await self._records()
+            open_ = [] if records is None else [one for one in records if one.state not in FINAL]
+            if records is not None and not open_:
+                return
+            seen = records is not None and [(one.key, one.state, one.attempts) for one in open_]
+            if seen != progress:
+                progress, since = seen, self.time.now()
+                due = min((one.next_attempt_at or 0.0 for one in open_), default=0.0)
+            waits = max(0.0, due - self.time.wall())
+            if self.time.now() - since > STUCK_SECONDS + waits:
+                return
+
+    async def _records(self) -> list[DeliveryRecord] | None:
+        """Return all that the store has; None while it does not answer."""
+        runtime = self.host.runtime
+        if runtime is None or not self.host.serves:
+            return None
+        try:
+            return await records_of(runtime.receiver.store)
+        except Exception:  # it tells the same as a host that is away
+            return None
+
+    async def _judge(self) -> None:
+        runtime = self.host.runtime
+        records = await self._records()
+        if records is None or runtime is None:
+            self.auditor.find("unready", "the host does not serve although nothing is wrong")
+            return
+        self.auditor.judge(records, dead_is_failure=self.world.dead_is_failure)
+        if runtime.unfinished or runtime.queue_depth:
+            self.auditor.find("leak", f"{runtime.unfinished} events stay in memory at rest")
+
+    async def _stop(self) -> None:
+        runtime = self.host.runtime
+        self.host.shut_down()
+        if runtime is None:
+            return
+        limit = runtime.settings.webhooks.graceful_drain_timeout_seconds + STOP_SECONDS
+        with trio.move_on_after(limit) as patience:
+            await self.host.ended.wait()
+        if patience.cancelled_caught:
+            self.auditor.find("drain", f"the stop takes longer than {limit:g} s")
+            runtime.force()
+
+
+class _Recorder(logging.Handler):
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__()
+        self._simulation = simulation
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event, fields = record.__dict__.get("sdk", (record.getMessage(), {}))
+        self._simulation.logged(event, fields)
+
+
+async def records_of(store: Inbox) -> list[DeliveryRecord]:
+    """Return all records of a store, without bodies."""
+    records: list[DeliveryRecord] = []
+    after = 0
+    while page := await store.find(after_sequence=after, limit=500):
+        records += page
+        after = page[-1].sequence
+    return records
