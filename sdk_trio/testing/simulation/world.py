@@ -4,9 +4,10 @@ import hashlib
 import logging
 import os
 import random
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -39,6 +40,12 @@ LONGEST_REST_SECONDS = 4 * 3600.0
 STOP_SECONDS = 5.0
 
 _PATH = "/hooks/sdk"
+
+#: Fields of the log that the story leaves out.
+_LEFT_OUT = {"hint", "traceback"}
+
+#: Where an object is in memory differs from process to process.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -79,7 +86,7 @@ class Simulation:
         plan: what happens.
         world: how the world is.
         handlers: makes the handlers of each incarnation of a host.
-        check: is called at the end, and raises AssertionError.
+        check: is called at the end with all records, and raises AssertionError.
     """
 
     def __init__(
@@ -87,7 +94,7 @@ class Simulation:
         plan: Plan,
         world: World,
         handlers: Callable[[], HandlerRegistry],
-        check: Callable[[], object] | None = None,
+        check: Callable[[Sequence[DeliveryRecord]], object] | None = None,
     ) -> None:
         self.plan = plan
         self.world = world
@@ -99,6 +106,7 @@ class Simulation:
         self.story: list[Line] = []
         self.secret = Secret("whsec_c2ltdWxhdGVkIHNlY3JldCBvZiAzMiBieXRlcyEhISE=")
         self.power_fails = False
+        self._found: Sequence[DeliveryRecord] = ()
         self.nursery: trio.Nursery
         self._troubles = {each.webhook_id: each.troubles for each in plan.arrivals}
         self._dice = random.Random(f"{plan.seed}/threads")  # noqa: S311 - no secret
@@ -183,8 +191,8 @@ class Simulation:
 
     def _add(self, event: str, fields: dict[str, Any], *, own: bool) -> None:
         machine = self._machine()
-        text = " ".join(f"{name}={value}" for name, value in fields.items() if name != "hint")
-        text = text.replace(self.root, "").replace("\n", " | ")
+        shown = (f"{name}={value}" for name, value in fields.items() if name not in _LEFT_OUT)
+        text = _ADDRESS.sub("", " ".join(shown).replace(self.root, "").replace("\n", " | "))
         name = "" if machine is None else machine.name
         self.story.append(Line(self.time.now(), name, event, text, own))
 
@@ -239,7 +247,7 @@ class Simulation:
                 self.nursery.cancel_scope.cancel()
         if self._check is not None:
             try:
-                self._check()
+                self._check(self._found)
             except AssertionError as error:
                 self.auditor.find("check", str(error) or repr(error))
 
@@ -339,6 +347,7 @@ class Simulation:
         if records is None or runtime is None:
             self.auditor.find("unready", "the host does not serve although nothing is wrong")
             return
+        self._found = records
         self.auditor.judge(records, dead_is_failure=self.world.dead_is_failure)
         if runtime.unfinished or runtime.queue_depth:
             self.auditor.find("leak", f"{runtime.unfinished} events stay in memory at rest")

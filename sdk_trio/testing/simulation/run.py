@@ -1,0 +1,225 @@
+"""Simulations of many seeds, and the story of the first that fails."""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+import trio
+
+from ...errors import NotSupportedError
+from ...events.samples import sample_types
+from ...records.deliveries import DeliveryRecord
+from ...webhooks import HandlerRegistry
+from .plan import Plan, World, make_plan
+from .shrink import shrink
+from .world import Line, Result, Simulation
+
+#: Handlers, or a function that makes them anew for each seed.
+Handlers = HandlerRegistry | Callable[[], HandlerRegistry]
+
+#: Called at the end of each seed, with the records of the store if it takes an argument.
+Check = Callable[..., object]
+
+#: Lines of the runtime's log that say no more than the world's own.
+_QUIET = {"webhook.received", "webhook.handled", "runtime.draining", "runtime.stopped"}
+
+
+class SimulationFailedError(AssertionError):
+    """A seed has failed; the message is its story.
+
+    ``result`` is that of the shrunk plan, and ``seed`` the number that replays it.
+    """
+
+    def __init__(self, result: Result, story: str) -> None:
+        super().__init__(story)
+        self.result = result
+        self.seed: int = result.plan.seed
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """What clean seeds have shown, in sum; ``hours`` are virtual ones."""
+
+    seeds: int
+    hours: float
+    acknowledged: int
+    runs: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seeds} seeds, none failed: {self.acknowledged} events acknowledged, "
+            f"{self.runs} runs of handlers, {self.hours:.2f} virtual hours"
+        )
+
+
+def simulate(
+    handlers: Handlers,
+    *,
+    seeds: int | Iterable[int] = 100,
+    world: World | None = None,
+    check: Check | None = None,
+    plan: str | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Report:
+    """Run the real runtime with these handlers in virtual worlds full of faults.
+
+    Each seed is one ``trio.run``; call it outside of any event loop. Randomness, time, threads,
+    sockets and SQLite's disk are replaced in the whole process meanwhile.
+
+    Args:
+        handlers: those under test, or a function that makes them for each seed.
+        seeds: how many, beginning at 0, or which ones.
+        world: what the worlds are like.
+        check: is called after each seed and raises AssertionError; if it takes an argument, that is
+            the sequence of the store's :class:`~sdk_trio.records.deliveries.DeliveryRecord`.
+        plan: a plan in JSON, as a test that was written for a failure has it; ``seeds`` is ignored.
+        progress: is called with each seed before it runs.
+
+    Returns:
+        what was simulated, if no seed failed.
+
+    Raises:
+        SimulationFailedError: a seed failed: an event was lost, ran twice or ended dead, an
+            assertion of a handler or of ``check`` failed, or the runtime broke another promise.
+        NotSupportedError: this release of Trio cannot be simulated, a loop is running, or the
+            application handles no type that there is a sample of.
+    """
+    _require_no_loop()
+    world = World() if world is None else world
+    if plan is not None:
+        result = _run(msgspec.json.decode(plan, type=Plan), world, handlers, check)
+        _require_clean(result, None)
+        return _summed([result])
+    types = handled_types(_made(handlers))
+    results = []
+    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+        if progress is not None:
+            progress(seed)
+        result = _run(make_plan(seed, world, types), world, handlers, check)
+        if result.violations:
+            short = shrink(result, lambda plan: _run(plan, world, handlers, check))
+            _require_clean(short, result)
+        results.append(msgspec.structs.replace(result, story=()))
+    return _summed(results)
+
+
+def handled_types(handlers: HandlerRegistry) -> Sequence[str]:
+    """Return the types with a handler of which there is a sample, else some of each kind.
+
+    Raises:
+        NotSupportedError: there is none.
+    """
+    samples = sample_types()
+    types = [name for name in samples if name in set(handlers)]
+    if not types and handlers._fallback is not None:
+        types = [name for name in samples if name.startswith("order.")]
+    if not types:
+        raise NotSupportedError(
+            "there is nothing to simulate: register a handler of an event type that 'events types' "
+            "lists, or a fallback"
+        )
+    return types
+
+
+def _require_no_loop() -> None:
+    if trio.lowlevel.in_trio_run():
+        raise NotSupportedError(
+            "a simulation is a run of its own: call simulate() from a plain function, outside of "
+            "trio.run"
+        )
+
+
+def _made(handlers: Handlers) -> HandlerRegistry:
+    return handlers if isinstance(handlers, HandlerRegistry) else handlers()
+
+
+def _run(plan: Plan, world: World, handlers: Handlers, check: Check | None) -> Result:
+    made = _made(handlers)
+    called: Callable[[Sequence[DeliveryRecord]], object] | None = None
+    if check is not None:
+        takes = bool(inspect.signature(check).parameters)
+        called = check if takes else lambda _records: check()
+    return Simulation(plan, world, lambda: made, called).run()
+
+
+def _summed(results: Sequence[Result]) -> Report:
+    return Report(
+        seeds=len(results),
+        hours=sum(result.seconds for result in results) / 3600,
+        acknowledged=sum(result.acknowledged for result in results),
+        runs=sum(result.runs for result in results),
+    )
+
+
+def _require_clean(result: Result, whole: Result | None) -> None:
+    if result.violations:
+        raise SimulationFailedError(result, describe(result, whole))
+
+
+def describe(result: Result, whole: Result | None) -> str:
+    """Return the story of a failure as text.
+
+    Args:
+        result: that of the shrunk plan.
+        whole: that of the plan before it was shrunk, if it was.
+    """
+    plan = result.plan
+    lines = [f"seed {plan.seed} failed:"]
+    lines += [f"  {found.at:10.3f} s  {found.kind}: {found.text}" for found in result.violations]
+    if whole is not None:
+        lines += [
+            "",
+            f"the shortest story that fails so: {len(plan.arrivals)} of "
+            f"{len(whole.plan.arrivals)} events, {len(plan.faults)} of "
+            f"{len(whole.plan.faults)} faults",
+        ]
+    lines.append("")
+    end = max((found.at for found in result.violations), default=0.0)
+    lines += [_shown(line) for line in result.story if line.at <= end and line.event not in _QUIET]
+    return "\n".join(lines)
+
+
+def _shown(line: Line) -> str:
+    return f"  {line.at:10.3f} s  {line.host:<8} {line.event} {line.fields}".rstrip()
+
+
+def written_test(failure: SimulationFailedError, app: str, check: str | None, world: World) -> str:
+    """Return a module for pytest that runs the plan of a failure.
+
+    Args:
+        app: the handlers, as ``module:attribute``.
+        check: the check, in the same form, if there was one.
+        world: the world of the failure.
+    """
+    imports, names = [], []
+    for reference in (app, check):
+        if reference is not None:
+            module, _, attribute = reference.partition(":")
+            root = attribute.partition(".")[0]
+            imports.append(f"from {module} import {root}")
+            names.append(attribute)
+    arguments = f"{names[0]}, world=WORLD, plan=PLAN"
+    if check is not None:
+        arguments += f", check={names[1]}"
+    plan = msgspec.json.format(msgspec.json.encode(failure.result.plan), indent=1).decode()
+    first = failure.result.violations[0]
+    sections = [
+        f'"""Seed {failure.seed} of a simulation: {first.kind}."""',
+        "\n".join([*sorted(set(imports)), "", "from sdk_trio.testing import World, simulate"]),
+        f"WORLD = {_source(world)}",
+        f'PLAN = """\n{plan}\n"""',
+        f"\ndef test_seed_{failure.seed}():\n    simulate({arguments})",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _source(world: World) -> str:
+    default = World()
+    changed: dict[str, Any] = {
+        name: value
+        for name, value in attrs.asdict(world, recurse=False).items()
+        if value != getattr(default, name)
+    }
+    return f"World({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
