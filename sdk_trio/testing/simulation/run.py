@@ -24,6 +24,7 @@ Check = Callable[..., object]
 
 #: Lines of the runtime's log that say no more than the world's own.
 _QUIET = {"webhook.received", "webhook.handled", "runtime.draining", "runtime.stopped"}
+_QUIET |= {"config.warning", "runtime.started"}
 
 
 class SimulationFailedError(AssertionError):
@@ -193,12 +194,12 @@ def written_test(failure: SimulationFailedError, app: str, check: str | None, wo
         check: the check, in the same form, if there was one.
         world: the world of the failure.
     """
-    imports, names = [], []
+    imports: dict[str, dict[str, None]] = {}
+    names = []
     for reference in (app, check):
         if reference is not None:
             module, _, attribute = reference.partition(":")
-            root = attribute.partition(".")[0]
-            imports.append(f"from {module} import {root}")
+            imports.setdefault(module, {})[attribute.partition(".")[0]] = None
             names.append(attribute)
     arguments = f"{names[0]}, world=WORLD, plan=PLAN"
     if check is not None:
@@ -207,7 +208,13 @@ def written_test(failure: SimulationFailedError, app: str, check: str | None, wo
     first = failure.result.violations[0]
     sections = [
         f'"""Seed {failure.seed} of a simulation: {first.kind}."""',
-        "\n".join([*sorted(set(imports)), "", "from sdk_trio.testing import World, simulate"]),
+        "\n".join(
+            [
+                *(f"from {module} import {', '.join(roots)}" for module, roots in imports.items()),
+                "",
+                "from sdk_trio.testing import World, simulate",
+            ]
+        ),
         f"WORLD = {_source(world)}",
         f'PLAN = """\n{plan}\n"""',
         f"\ndef test_seed_{failure.seed}():\n    simulate({arguments})",
