@@ -70,7 +70,7 @@ def simulate_app(arguments: Namespace) -> int:
             f"--app {arguments.app}: it is of type {type(handlers).__name__}; name a "
             "HandlerRegistry, or a function that returns one"
         )
-    check = None
+    check: Any = None
     if arguments.check is not None:
         check = import_part("--check", arguments.check, object, example="app:check")
         if not callable(check):

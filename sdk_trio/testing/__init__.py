@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         settings_for_tests,
     )
     from .notifications import verify_notification
+    from .signing import SignedDelivery, sample, sample_body, sample_types, sign_delivery
     from .simulation.plan import World
     from .simulation.run import SimulationFailedError, simulate
-    from .signing import SignedDelivery, sample, sample_body, sample_types, sign_delivery
     from .upstream import MockedCall, MockedRoute, MockUpstream
 
 __all__ = [

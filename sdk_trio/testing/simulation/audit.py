@@ -4,6 +4,7 @@ It believes nothing that the runtime says of itself, except that an outcome was 
 (``webhook.handled``) and what the store holds at the end.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -38,13 +39,13 @@ class Auditor:
 
     Args:
         now: returns the virtual seconds.
-        disturbed: returns whether a crash, a stall or a fault of the disk happened since a time,
-            so that an outcome may not have been recorded.
     """
 
-    def __init__(self, now: Callable[[], float], disturbed: Callable[[float], bool]) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._disturbed = disturbed
+        # When the last thing happened that may have kept an outcome from being recorded: for
+        # queued events a crash or a long stall, for inline ones a fault of the disk as well.
+        self._crashed_at = self._faulty_until = -math.inf
         self.violations: list[Violation] = []
         #: When each event was first acknowledged.
         self.acknowledged: dict[str, float] = {}
@@ -64,12 +65,26 @@ class Auditor:
     def crash(self, machine: str) -> None:
         """Note that a host has crashed: its runs have no end."""
         self._down.add(machine)
+        self._crashed_at = self._now()
         for runs in self.runs.values():
             for run in runs:
                 if run.machine == machine and run.ended is None:
                     run.ended, run.result = self._now(), "cut"
 
-    def begin(self, key: str, machine: str) -> Run:
+    def stall(self) -> None:
+        """Note that a host stood still for longer than a lease may last."""
+        self._crashed_at = self._now()
+
+    def fault(self, until: float) -> None:
+        """Note that the disk fails until then."""
+        self._faulty_until = max(self._faulty_until, until)
+
+    def _may_repeat(self, ended: float, queued: bool) -> bool:
+        """Say whether an event may run again that has succeeded at ``ended``."""
+        disturbed = self._crashed_at if queued else max(self._crashed_at, self._faulty_until)
+        return disturbed >= ended
+
+    def begin(self, key: str, machine: str, *, queued: bool) -> Run:
         """Note that a handler is called, and judge whether it may be."""
         runs = self.runs.setdefault(key, [])
         self._begun += 1
@@ -81,7 +96,7 @@ class Auditor:
         for earlier in runs:
             if earlier.ended is None:
                 self.find("two_runs", f"{key} runs twice at once, since {earlier.begun:.3f}")
-            elif earlier.result == "done" and not self._disturbed(earlier.ended):
+            elif earlier.result == "done" and not self._may_repeat(earlier.ended, queued):
                 self.find(
                     "ran_again",
                     f"{key} runs again, although it had succeeded at {earlier.ended:.3f} and "

@@ -232,6 +232,4 @@ class _SimulatedFile(apsw.VFSFile):
         try:
             self._disk.sync(self._path, super().xFileSize())
         except OSError as error:
-            failed = apsw.IOError(str(error))
-            failed.extendedresult = apsw.SQLITE_IOERR_FSYNC
-            raise failed from error
+            raise apsw.IOError(str(error)) from error

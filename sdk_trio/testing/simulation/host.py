@@ -11,7 +11,9 @@ from ...config import Settings
 from ...errors import only_member
 from ...events import Event
 from ...runtime import Runtime
+from ...runtime.worker import WorkerPlace
 from ...webhooks import HandlerRegistry, Services, WebhookHandlerBase
+from ...webhooks.receiver import Share
 from ...webhooks.registry import BoundHandler, BoundHandlers
 from .audit import Auditor
 from .machine import Machine
@@ -35,14 +37,15 @@ class SimulatedFailure(Exception):  # noqa: N818 - it is what a handler raises
 class _Handler(WebhookHandlerBase[Any]):
     """A handler under test, with the troubles of the plan, and the auditor beside it."""
 
-    def __init__(self, inner: WebhookHandlerBase[Any], machine: Machine, world: "Simulation"):
-        self._inner = inner
+    def __init__(self, bound: BoundHandler, machine: Machine, world: "Simulation"):
+        self._inner = bound.handler
+        self._queued = bound.enqueue
         self._machine = machine
         self._world = world
 
     async def handle_core(self, event: Event[Any]) -> None:
         auditor: Auditor = self._world.auditor
-        run = auditor.begin(event.key, self._machine.name)
+        run = auditor.begin(event.key, self._machine.name, queued=self._queued)
         number = len(auditor.runs[event.key]) - 1
         trouble = self._world.trouble(event.webhook_id, number)
         self._world.tell("handler.begins", id=event.webhook_id, type=event.type, run=number + 1)
@@ -106,22 +109,22 @@ class Host:
     Args:
         world: has the handlers, the settings and the disk.
         name: of the host.
+        place: which one it is of the processes that share the store, counted from 1.
     """
 
-    def __init__(self, world: "Simulation", name: str) -> None:
+    def __init__(self, world: "Simulation", name: str, place: int) -> None:
         self._world = world
+        self._place = place
+        self._after_crash = False
         self._hosts: Hosts = world.hosts
         self._name = name
         self._number = 0
         self.machine: Machine | None = None
         self.runtime: Runtime | None = None
         self._scope = trio.CancelScope()
-        self._ended = trio.Event()
         self._restart_after = RESTART_SECONDS
         self._dead: list[tuple[Machine, trio.CancelScope]] = []
         self.stopped = False
-        self.started = trio.Event()
-        self.stop_began = 0.0
 
     @property
     def serves(self) -> bool:
@@ -134,6 +137,15 @@ class Host:
             and self.runtime.started is not None
         )
 
+    async def dial(self) -> trio.SocketStream:
+        """Connect to the process.
+
+        Raises:
+            OSError: it does not listen.
+        """
+        assert self.machine is not None
+        return await trio.open_unix_socket(self.socket(self.machine))
+
     def socket(self, machine: Machine) -> str:
         """Return the path of the socket that an incarnation listens on."""
         return os.path.join(self._world.root, f"{machine.name}.sock")
@@ -143,25 +155,26 @@ class Host:
         while not self.stopped:
             self._number += 1
             self.machine = machine = Machine(f"{self._name}.{self._number}")
-            machine.on_crash = lambda: self.crash(power=self._world.power_fails)
-            self._ended, self._scope = trio.Event(), trio.CancelScope()
+            machine.on_crash = lambda: self._world.crash([self])
+            self._scope = trio.CancelScope()
             self._restart_after = RESTART_SECONDS
-            self._world.nursery.start_soon(self._live, machine, self._ended, self._scope)
-            await self._ended.wait()
+            self._world.nursery.start_soon(self._live, machine, self._scope)
+            await machine.gone.wait()
             self.runtime = None
+            heir = f"{self._name}.{self._number + 1}"
+            self._after_crash = await self._world.take_over(machine.name, heir)
             if not self.stopped:
                 await trio.sleep(self._restart_after)
 
-    async def _live(self, machine: Machine, ended: trio.Event, scope: trio.CancelScope) -> None:
+    async def _live(self, machine: Machine, scope: trio.CancelScope) -> None:
         self._hosts.enter(machine)
         try:
             with scope:
-                runtime = Runtime(
-                    self._settings(machine), _Handlers(self._world.handlers(), self._wrap(machine))
-                )
-                self.runtime = runtime
-                self._world.nursery.start_soon(self._note_start, runtime, machine)
-                await runtime.run()
+                settings = self._settings(machine)
+                handlers = _Handlers(self._world.handlers(), self._wrap(machine))
+                worker = self._worker(machine, settings)
+                self.runtime = Runtime(settings, handlers, worker=worker)
+                await self.runtime.run()
         except trio.Cancelled:
             raise
         except BaseException as group:  # whatever ends a process
@@ -172,13 +185,25 @@ class Host:
             if not machine.down:
                 machine.down = True
                 machine.let_go()
-                ended.set()
+                machine.gone.set()
 
-    async def _note_start(self, runtime: Runtime, machine: Machine) -> None:
-        while runtime.started is None and not machine.down:
-            await trio.sleep(0.01)
-        if not machine.down:
-            self.started.set()
+    def _worker(self, machine: Machine, settings: Settings) -> WorkerPlace | None:
+        """Return its place among the processes of one store; None: it is the only one."""
+        if self._world.world.processes == 1:
+            return None
+        share = Share(
+            singletons=False,
+            owner=machine.name,
+            after_crash=self._after_crash,
+            first=self._place == 1,
+        )
+        return WorkerPlace(
+            number=self._place,
+            settings=settings,
+            share=share,
+            bind=settings.server.bind,
+            supervisor=0,
+        )
 
     def _settings(self, machine: Machine) -> Settings:
         world = self._world
@@ -199,38 +224,30 @@ class Host:
 
     def _wrap(self, machine: Machine) -> Callable[[BoundHandler], BoundHandler]:
         return lambda bound: msgspec.structs.replace(
-            bound, handler=_Handler(bound.handler, machine, self._world)
+            bound, handler=_Handler(bound, machine, self._world)
         )
 
     # -- what happens to it ------------------------------------------------------------------
 
-    def crash(self, *, power: bool, restart_after: float | None = None) -> None:
-        """End the process without any warning; with ``power``, the disk loses what it had not."""
+    def crash(self, restart_after: float | None) -> Machine | None:
+        """Take the process down; return its machine, which is to be frozen, if it was up."""
         machine = self.machine
         if machine is None or machine.down:
-            return
+            return None
         machine.down = True
         if restart_after is not None:
             self._restart_after = restart_after
-        ended, scope = self._ended, self._scope
-        self._world.tell("host.crashes", power=power)
+        self._world.tell("host.crashes", name=machine.name)
         self._world.auditor.crash(machine.name)
-        self._dead.append((machine, scope))
-
-        def finish() -> None:
-            machine.let_go()
-            if power:
-                self._world.tell("disk.lost", blocks=self._world.disk.cut_power())
-            ended.set()
-
-        self._hosts.freeze(machine, finish)
+        self._dead.append((machine, self._scope))
+        return machine
 
     async def stall(self, seconds: float) -> None:
         """Let the process stand still."""
         machine = self.machine
         if machine is None or machine.down:
             return
-        self._hosts.freeze(machine, lambda: None)
+        self._hosts.freeze([machine], lambda: None)
         await trio.sleep(seconds)
         if not machine.down:
             self._hosts.thaw(machine)
@@ -241,14 +258,14 @@ class Host:
             self.stopped = True
         else:
             self._restart_after = restart_after
-        self.stop_began = trio.current_time()
         if self.runtime is not None:
             self.runtime.shut_down("a deploy")
 
     @property
     def ended(self) -> trio.Event:
         """Set when the current incarnation has ended."""
-        return self._ended
+        assert self.machine is not None
+        return self.machine.gone
 
     def bury(self) -> None:
         """End the tasks of crashed incarnations, whose effects go nowhere."""

@@ -34,8 +34,8 @@ class Machine:
         self.down = False
         #: Its tasks may end, because the simulation is over.
         self.buried = trio.Event()
-        #: Seconds by which its wall clock is wrong.
-        self.clock_offset = 0.0
+        #: It has ended, whether it has crashed or not.
+        self.gone = trio.Event()
         self.crash_in: int | None = None
         #: Called at the moment of such a crash.
         self.on_crash: Callable[[], None] = lambda: None

@@ -50,6 +50,7 @@ class World:
         faults: the kinds of faults that may happen, keys of :data:`FAULTS`; empty: none.
         most_faults: how many of them there are at most.
         troubles: handlers may be slow, hang, fail and be cancelled.
+        processes: how many receive and run events on one store, as ``Server:Processes`` says.
         settings: overrides of the settings, as ``{"Webhooks:Queue:Workers": 2}``.
         dead_is_failure: an event that ends dead is a failure.
     """
@@ -63,6 +64,7 @@ class World:
     )
     most_faults: int = attrs.field(default=5, validator=attrs.validators.ge(0))
     troubles: bool = True
+    processes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     dead_is_failure: bool = True
 

@@ -4,7 +4,7 @@ Trio has no public interface for either. Everything that a simulation needs of T
 is in this file; :func:`require_trio` says so when a release of Trio has changed them.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +41,7 @@ class Hosts(trio.abc.Instrument):
     def __init__(self) -> None:
         self._host_of: dict[trio.lowlevel.Task, Hashable] = {}
         self._frozen: dict[Hashable, list[tuple[trio.lowlevel.Task, Any]]] = {}
-        self._to_freeze: list[tuple[Hashable, Any]] = []
+        self._to_freeze: list[tuple[tuple[Hashable, ...], Callable[[], object]]] = []
 
     def current(self) -> Hashable:
         """Return the host of the task that runs now; None: the world itself."""
@@ -56,9 +56,9 @@ class Hosts(trio.abc.Instrument):
         """Return whether the tasks of ``host`` are frozen."""
         return host in self._frozen
 
-    def freeze(self, host: Hashable, then: Any) -> None:
-        """Freeze ``host`` before the next round of the scheduler, then call ``then()``."""
-        self._to_freeze.append((host, then))
+    def freeze(self, hosts: Iterable[Hashable], then: Callable[[], object]) -> None:
+        """Freeze ``hosts`` before the next round of the scheduler, then call ``then()``."""
+        self._to_freeze.append((tuple(hosts), then))
 
     def thaw(self, host: Hashable) -> None:
         """Let the tasks of ``host`` go on."""
@@ -79,15 +79,19 @@ class Hosts(trio.abc.Instrument):
         if not self._to_freeze:
             return
         asked, self._to_freeze = self._to_freeze, []
-        queue = _run.GLOBAL_RUN_CONTEXT.runner.runq
-        for host, then in asked:
-            if host not in self._frozen:
-                held = self._frozen[host] = []
-                for task in [task for task in queue if self._host_of.get(task) == host]:
-                    queue.remove(task)
-                    held.append((task, task._next_send))
-                    task._next_send_fn = task._next_send = None
+        for hosts, then in asked:
+            for host in hosts:
+                if host not in self._frozen:
+                    self._hold(host)
             then()
+
+    def _hold(self, host: Hashable) -> None:
+        held = self._frozen[host] = []
+        queue = _run.GLOBAL_RUN_CONTEXT.runner.runq
+        for task in [task for task in queue if self._host_of.get(task) == host]:
+            queue.remove(task)
+            held.append((task, task._next_send))
+            task._next_send_fn = task._next_send = None
 
     def hold_back(self, task: trio.lowlevel.Task, value: Any) -> bool:
         """Keep the wake-up of a frozen host's task until the host is thawed."""

@@ -16,7 +16,9 @@ import trio
 
 from ...base.logs import Outage, get_logger
 from ...config import Secret
+from ...errors import SdkError
 from ...records.deliveries import DeliveryRecord
+from ...runtime import Runtime
 from ...storage.ports import Inbox
 from ...webhooks import HandlerRegistry
 from .audit import FINAL, Auditor, Violation
@@ -35,6 +37,12 @@ STUCK_SECONDS = 110.0
 
 #: The virtual seconds after the last fault after which a world that goes on is ended.
 LONGEST_REST_SECONDS = 4 * 3600.0
+
+#: Stalls of so many seconds may cost a host its leases.
+LONG_STALL_SECONDS = 60.0
+
+#: How far ahead of now, beyond the longest backoff, a retry may be planned, in seconds.
+RETRY_SLACK_SECONDS = 60.0
 
 #: The virtual seconds beside the drain timeout within which a stop has to end.
 STOP_SECONDS = 5.0
@@ -102,17 +110,20 @@ class Simulation:
         self._check = check
         self.hosts = Hosts()
         self.time = VirtualTime(self._clock_offset)
-        self.auditor = Auditor(self.time.now, self._disturbed)
+        self.auditor = Auditor(self.time.now)
         self.story: list[Line] = []
         self.secret = Secret("whsec_c2ltdWxhdGVkIHNlY3JldCBvZiAzMiBieXRlcyEhISE=")
-        self.power_fails = False
+        self._power_fails = False
+        #: Seconds by which the wall clock of the hosts is wrong.
+        self.clock_step = 0.0
         self._found: Sequence[DeliveryRecord] = ()
         self.nursery: trio.Nursery
         self._troubles = {each.webhook_id: each.troubles for each in plan.arrivals}
         self._dice = random.Random(f"{plan.seed}/threads")  # noqa: S311 - no secret
+        self._network_dice = random.Random(f"{plan.seed}/network")  # noqa: S311 - no secret
+        self._orphans: dict[str, str] = {}
         self._hang_until = 0.0
         self._network_until = 0.0
-        self._last_disturbance = -1.0
 
     def run(self) -> Result:
         """Run the world to its end, and return what it has shown."""
@@ -160,7 +171,7 @@ class Simulation:
 
     def _clock_offset(self) -> float:
         machine = self._machine()
-        return 0.0 if machine is None else machine.clock_offset
+        return 0.0 if machine is None else self.clock_step
 
     def _delay(self, _thread: str | None) -> tuple[float, float]:
         left = self._hang_until - self.time.now()
@@ -174,9 +185,6 @@ class Simulation:
 
     def _refuse(self, _host: str, _port: int, stream: trio.SocketStream) -> None:
         self.nursery.start_soon(stream.aclose)
-
-    def _disturbed(self, since: float) -> bool:
-        return self._last_disturbance >= since - 0.001
 
     def trouble(self, webhook_id: str, run: int) -> Trouble | None:
         """Return what goes wrong in a run of an event's handler, counted from 0."""
@@ -228,13 +236,16 @@ class Simulation:
     # -- the course of the world -------------------------------------------------------------
 
     async def _main(self) -> None:
-        self.host = Host(self, "host")
+        count = self.world.processes
+        names = ["host"] if count == 1 else [f"host{place + 1}" for place in range(count)]
+        self.members = [Host(self, name, place) for place, name in enumerate(names, 1)]
         self.path = _PATH
         self.sender = Sender(
             self.plan.seed, self.secret, _PATH, self._dial, self.tell, self.auditor.acknowledge
         )
         async with trio.open_nursery() as self.nursery:
-            self.nursery.start_soon(self.host.run)
+            for member in self.members:
+                self.nursery.start_soon(member.run)
             with trio.move_on_after(LONGEST_REST_SECONDS + self.plan.end) as limit:
                 await self._unfold()
                 await self._rest()
@@ -242,7 +253,8 @@ class Simulation:
                 await self._stop()
             if limit.cancelled_caught:
                 self.auditor.find("endless", "the world does not come to rest")
-            self.host.bury()
+            for member in self.members:
+                member.bury()
             if limit.cancelled_caught:
                 self.nursery.cancel_scope.cancel()
         if self._check is not None:
@@ -267,48 +279,89 @@ class Simulation:
         await function(argument)
 
     async def _dial(self) -> trio.SocketStream:
-        machine = self.host.machine
-        if machine is None or not self.host.serves or self.time.now() < self._network_until:
-            raise OSError("connection refused")
-        return await trio.open_unix_socket(self.host.socket(machine))
+        serving = [member for member in self.members if member.serves]
+        if not serving or self.time.now() < self._network_until:
+            raise ConnectionRefusedError
+        return await self._network_dice.choice(serving).dial()
+
+    async def take_over(self, dead: str, heir: str) -> bool:
+        """Take away the leases of a process that has ended, as the supervisor of several does.
+
+        Returns:
+            Whether its successor has to be careful.
+        """
+        self._orphans[dead] = heir
+        for member in self.members if len(self.members) > 1 else ():
+            runtime = member.runtime
+            if runtime is not None and member.serves:
+                for owner, successor in list(self._orphans.items()):
+                    try:
+                        held = await runtime.receiver.take_over(owner, successor)
+                    except SdkError:
+                        return True
+                    self._orphans.pop(owner, None)
+                    if owner == dead:
+                        return held > 0
+        await trio.lowlevel.checkpoint()
+        return True
 
     async def _happen(self, fault: Fault) -> None:
         self.tell("fault", what=str(fault))
-        host = self.host
+        # By the fault alone, so that the victim stays the same when others are left out.
+        dice = random.Random(f"{self.plan.seed}/{fault.at}")  # noqa: S311 - no secret
+        victim = dice.choice(self.members)
         match fault.kind:
-            case "kill" | "power":
-                await self._crash(fault)
+            case "kill":
+                await self._crash(fault, [victim])
+            case "power":
+                await self._crash(fault, self.members)
             case "stall":
-                self._last_disturbance = fault.end
-                await host.stall(fault.seconds)
+                await victim.stall(fault.seconds)
+                if fault.seconds >= LONG_STALL_SECONDS:
+                    self.auditor.stall()
             case "deploy":
-                self._last_disturbance = self.time.now() + 40
-                host.shut_down(restart_after=fault.seconds)
+                victim.shut_down(restart_after=fault.seconds)
             case "hang":
                 self._hang_until = max(self._hang_until, fault.end)
+                self.auditor.fault(fault.end)
             case "network":
                 self._network_until = max(self._network_until, fault.end)
-            case "clock" if host.machine is not None:
-                machine = host.machine
-                machine.clock_offset += fault.value
+            case "clock":
+                self.clock_step += fault.value
                 await trio.sleep(fault.seconds)
-                machine.clock_offset -= fault.value
+                self.clock_step -= fault.value
             case "full" | "sync" | "read":
+                self.auditor.fault(fault.end)
                 self.disk.ends[fault.kind] = max(fault.end, self.disk.ends.get(fault.kind, 0.0))
                 await trio.sleep_until(fault.end)
-        self._last_disturbance = max(self._last_disturbance, self.time.now(), fault.end)
 
-    async def _crash(self, fault: Fault) -> None:
-        host = self.host
-        self.power_fails = fault.kind == "power"
-        machine = host.machine
+    async def _crash(self, fault: Fault, victims: Sequence[Host]) -> None:
+        self._power_fails = fault.kind == "power"
+        machine = victims[0].machine
         if machine is not None and fault.value:
             machine.crash_in = int(fault.value)
             with trio.move_on_after(3):
-                await host.ended.wait()
-        if machine is not None and not machine.down:
-            host.crash(power=self.power_fails, restart_after=fault.seconds)
-        self._last_disturbance = self.time.now()
+                await victims[0].ended.wait()
+        self.crash(victims, restart_after=fault.seconds)
+
+    def crash(self, victims: Sequence[Host], *, restart_after: float | None = None) -> None:
+        """Crash processes; a power cut takes all of them, and what the disk has not yet."""
+        if self._power_fails:
+            victims = self.members
+        machines = [
+            machine for member in victims if (machine := member.crash(restart_after)) is not None
+        ]
+
+        def finish() -> None:
+            for machine in machines:
+                machine.let_go()
+            if self._power_fails:
+                self.tell("disk.lost", blocks=self.disk.cut_power())
+            for machine in machines:
+                machine.gone.set()
+
+        if machines:
+            self.hosts.freeze(machines, finish)
 
     # -- at rest -----------------------------------------------------------------------------
 
@@ -328,41 +381,62 @@ class Simulation:
                 progress, since = seen, self.time.now()
                 due = min((one.next_attempt_at or 0.0 for one in open_), default=0.0)
             waits = max(0.0, due - self.time.wall())
+            if waits > self._longest_wait():
+                self.auditor.find("late_retry", f"a retry is planned {waits:.0f} s ahead")
+                return
             if self.time.now() - since > STUCK_SECONDS + waits:
                 return
 
+    def _runtimes(self) -> list[Runtime]:
+        """Return the runtimes that serve."""
+        return [
+            member.runtime
+            for member in self.members
+            if member.serves and member.runtime is not None
+        ]
+
+    def _longest_wait(self) -> float:
+        caps = [each.settings.webhooks.queue.retry_cap_seconds for each in self._runtimes()]
+        return max(caps, default=0.0) + RETRY_SLACK_SECONDS
+
     async def _records(self) -> list[DeliveryRecord] | None:
         """Return all that the store has; None while it does not answer."""
-        runtime = self.host.runtime
-        if runtime is None or not self.host.serves:
-            return None
-        try:
-            return await records_of(runtime.receiver.store)
-        except Exception:  # it tells the same as a host that is away
-            return None
+        for runtime in self._runtimes():
+            try:
+                return await records_of(runtime.receiver.store)
+            except SdkError:  # it tells the same as a host that is away
+                break
+        await trio.lowlevel.checkpoint()
+        return None
 
     async def _judge(self) -> None:
-        runtime = self.host.runtime
         records = await self._records()
-        if records is None or runtime is None:
+        if records is None:
             self.auditor.find("unready", "the host does not serve although nothing is wrong")
             return
         self._found = records
         self.auditor.judge(records, dead_is_failure=self.world.dead_is_failure)
-        if runtime.unfinished or runtime.queue_depth:
-            self.auditor.find("leak", f"{runtime.unfinished} events stay in memory at rest")
+        for runtime in self._runtimes():
+            if runtime.unfinished or runtime.queue_depth:
+                self.auditor.find("leak", f"{runtime.unfinished} events stay in memory at rest")
+            if held := held_in_memory(runtime):
+                self.auditor.find("leak", f"the lease of {held[0]} is held although nothing runs")
 
     async def _stop(self) -> None:
-        runtime = self.host.runtime
-        self.host.shut_down()
-        if runtime is None:
-            return
-        limit = runtime.settings.webhooks.graceful_drain_timeout_seconds + STOP_SECONDS
+        limit = STOP_SECONDS
+        for runtime in self._runtimes():
+            drain = runtime.settings.webhooks.graceful_drain_timeout_seconds
+            limit = max(limit, drain + STOP_SECONDS)
+        for member in self.members:
+            member.shut_down()
         with trio.move_on_after(limit) as patience:
-            await self.host.ended.wait()
+            for member in self.members:
+                await member.ended.wait()
         if patience.cancelled_caught:
             self.auditor.find("drain", f"the stop takes longer than {limit:g} s")
-            runtime.force()
+            for member in self.members:
+                if member.runtime is not None:
+                    member.runtime.force()
 
 
 class _Recorder(logging.Handler):
@@ -383,3 +457,9 @@ async def records_of(store: Inbox) -> list[DeliveryRecord]:
         records += page
         after = page[-1].sequence
     return records
+
+
+def held_in_memory(runtime: Runtime) -> list[str]:
+    """Return the keys of the leases that the queue of a runtime holds."""
+    running = runtime.receiver._running
+    return [] if running is None else list(running.runner.leases)
