@@ -43,15 +43,16 @@ class Auditor:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        # When the last thing happened that may have kept an outcome from being recorded: for
-        # queued events a crash or a long stall, for inline ones a fault of the disk as well.
-        self._crashed_at = self._faulty_until = -math.inf
+        # What may have kept an outcome from being recorded: a crash or a long stall, or a fault of
+        # the disk if the process has stopped before it was over.
+        self._crashed_at = self._stopped_at = self._faulty_until = -math.inf
         self.violations: list[Violation] = []
         #: When each event was first acknowledged.
         self.acknowledged: dict[str, float] = {}
         self.runs: dict[str, list[Run]] = {}
         self._recorded: dict[str, float] = {}
         self._down: set[str] = set()
+        self._stalled: set[str] = set()
         self._begun = 0
 
     def find(self, kind: str, text: str) -> None:
@@ -71,20 +72,30 @@ class Auditor:
                 if run.machine == machine and run.ended is None:
                     run.ended, run.result = self._now(), "cut"
 
-    def stall(self) -> None:
-        """Note that a host stood still for longer than a lease may last."""
+    def stall(self, machine: str) -> None:
+        """Note that a host begins to stand still for longer than a lease may last.
+
+        Another one may run its events then, and its own runs go on when it wakes up.
+        """
+        self._stalled.add(machine)
+
+    def wake(self) -> None:
+        """Note that a host goes on after a long stall; outcomes of its runs may not count."""
         self._crashed_at = self._now()
 
     def fault(self, until: float) -> None:
         """Note that the disk fails until then."""
         self._faulty_until = max(self._faulty_until, until)
 
-    def _may_repeat(self, ended: float, queued: bool) -> bool:
-        """Say whether an event may run again that has succeeded at ``ended``."""
-        disturbed = self._crashed_at if queued else max(self._crashed_at, self._faulty_until)
-        return disturbed >= ended
+    def stop(self) -> None:
+        """Note that a process is stopped in order."""
+        self._stopped_at = self._now()
 
-    def begin(self, key: str, machine: str, *, queued: bool) -> Run:
+    def _may_repeat(self, ended: float) -> bool:
+        """Say whether an event may run again that has succeeded at ``ended``."""
+        return max(self._crashed_at, min(self._stopped_at, self._faulty_until)) >= ended
+
+    def begin(self, key: str, machine: str) -> Run:
         """Note that a handler is called, and judge whether it may be."""
         runs = self.runs.setdefault(key, [])
         self._begun += 1
@@ -94,9 +105,11 @@ class Auditor:
                 "ran_again", f"{key} runs again, although it was recorded as done at {recorded:.3f}"
             )
         for earlier in runs:
+            if earlier.ended is None and earlier.machine in self._stalled:
+                continue
             if earlier.ended is None:
                 self.find("two_runs", f"{key} runs twice at once, since {earlier.begun:.3f}")
-            elif earlier.result == "done" and not self._may_repeat(earlier.ended, queued):
+            elif earlier.result == "done" and not self._may_repeat(earlier.ended):
                 self.find(
                     "ran_again",
                     f"{key} runs again, although it had succeeded at {earlier.ended:.3f} and "

@@ -39,13 +39,12 @@ class _Handler(WebhookHandlerBase[Any]):
 
     def __init__(self, bound: BoundHandler, machine: Machine, world: "Simulation"):
         self._inner = bound.handler
-        self._queued = bound.enqueue
         self._machine = machine
         self._world = world
 
     async def handle_core(self, event: Event[Any]) -> None:
         auditor: Auditor = self._world.auditor
-        run = auditor.begin(event.key, self._machine.name, queued=self._queued)
+        run = auditor.begin(event.key, self._machine.name)
         number = len(auditor.runs[event.key]) - 1
         trouble = self._world.trouble(event.webhook_id, number)
         self._world.tell("handler.begins", id=event.webhook_id, type=event.type, run=number + 1)
@@ -127,15 +126,19 @@ class Host:
         self.stopped = False
 
     @property
-    def serves(self) -> bool:
-        """Whether senders can connect."""
+    def listens(self) -> bool:
+        """Whether senders can connect; one that stands still has a kernel that accepts for it."""
         return (
             self.machine is not None
             and not self.machine.down
-            and not self._hosts.is_frozen(self.machine)
             and self.runtime is not None
             and self.runtime.started is not None
         )
+
+    @property
+    def serves(self) -> bool:
+        """Whether it listens and does not stand still."""
+        return self.listens and not self._hosts.is_frozen(self.machine)
 
     async def dial(self) -> trio.SocketStream:
         """Connect to the process.

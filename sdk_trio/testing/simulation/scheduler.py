@@ -21,6 +21,10 @@ _PRIVATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
 )
 
 
+#: The rounds of the scheduler at one moment of the virtual time after which tasks run in circles.
+MOST_ROUNDS = 20_000
+
+
 def require_trio() -> None:
     """Raise :class:`NotSupportedError` if this release of Trio cannot be simulated."""
     missing = [name for owner, names in _PRIVATE for name in names if not hasattr(owner, name)]
@@ -36,9 +40,17 @@ class Hosts(trio.abc.Instrument):
 
     A task belongs to the host of the task that has started it, system tasks included. A frozen
     host does not notice anything: it runs no ``finally``, as after ``kill -9`` or ``SIGSTOP``.
+
+    Args:
+        now: returns the virtual time.
+        livelocked: is called when tasks run on and on while the virtual time stands.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float], livelocked: Callable[[], object]) -> None:
+        self._now = now
+        self._livelocked = livelocked
+        self._instant = 0.0
+        self._rounds = 0
         self._host_of: dict[trio.lowlevel.Task, Hashable] = {}
         self._frozen: dict[Hashable, list[tuple[trio.lowlevel.Task, Any]]] = {}
         self._to_freeze: list[tuple[tuple[Hashable, ...], Callable[[], object]]] = []
@@ -76,6 +88,11 @@ class Hosts(trio.abc.Instrument):
 
     def before_io_wait(self, timeout: float) -> None:
         """Freeze hosts between two rounds, when no task is in the middle of one."""
+        self._rounds += 1
+        if (now := self._now()) != self._instant:
+            self._instant, self._rounds = now, 0
+        elif self._rounds == MOST_ROUNDS:
+            self._livelocked()
         if not self._to_freeze:
             return
         asked, self._to_freeze = self._to_freeze, []

@@ -19,6 +19,9 @@ from ...storage.sql import leases
 #: The wall clock at the beginning of each simulation, in Unix seconds: 2026-01-01, midnight UTC.
 BEGIN = 1_767_225_600.0
 
+#: The process id in each simulation.
+PROCESS_ID = 1000
+
 
 class VirtualTime:
     """The time of one simulation. It moves only while every task waits.
@@ -67,8 +70,8 @@ class VirtualTime:
 def seeded(seed: int) -> Iterator[None]:
     """Draw all randomness of the process from ``seed`` within the block.
 
-    That is ``random``, ``secrets``, ``os.urandom``, ``uuid.uuid4`` and the tokens of leases. The
-    garbage collector is off meanwhile: it would run finalizers at moments of its own choice.
+    That is ``random``, ``secrets``, ``os.urandom``, ``uuid.uuid4``, the tokens of leases, and the
+    process id. The garbage collector is off meanwhile: it would run finalizers at moments of its own choice.
     """
     source = random.Random(f"{seed}/urandom")  # noqa: S311 - a simulation keeps no secret
 
@@ -83,6 +86,7 @@ def seeded(seed: int) -> Iterator[None]:
         stack.enter_context(
             patch.object(uuid, "uuid4", lambda: uuid.UUID(bytes=urandom(16), version=4))
         )
+        stack.enter_context(patch.object(os, "getpid", lambda: PROCESS_ID))
         random.seed(f"{seed}/random")
         leases._tokens.seed(f"{seed}/tokens")
         gc.disable()

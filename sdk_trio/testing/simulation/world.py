@@ -108,8 +108,8 @@ class Simulation:
         self.world = world
         self.handlers = handlers
         self._check = check
-        self.hosts = Hosts()
         self.time = VirtualTime(self._clock_offset)
+        self.hosts = Hosts(self.time.now, self._end_livelock)
         self.auditor = Auditor(self.time.now)
         self.story: list[Line] = []
         self.secret = Secret("whsec_c2ltdWxhdGVkIHNlY3JldCBvZiAzMiBieXRlcyEhISE=")
@@ -246,22 +246,28 @@ class Simulation:
         async with trio.open_nursery() as self.nursery:
             for member in self.members:
                 self.nursery.start_soon(member.run)
-            with trio.move_on_after(LONGEST_REST_SECONDS + self.plan.end) as limit:
+            with trio.move_on_after(LONGEST_REST_SECONDS + self.plan.end) as self._limit:
                 await self._unfold()
                 await self._rest()
                 await self._judge()
                 await self._stop()
-            if limit.cancelled_caught:
+            if self._limit.cancelled_caught and not self.auditor.violations:
                 self.auditor.find("endless", "the world does not come to rest")
             for member in self.members:
                 member.bury()
-            if limit.cancelled_caught:
+            if self._limit.cancelled_caught:
                 self.nursery.cancel_scope.cancel()
         if self._check is not None:
             try:
                 self._check(self._found)
             except AssertionError as error:
                 self.auditor.find("check", str(error) or repr(error))
+
+    def _end_livelock(self) -> None:
+        self.auditor.find("livelock", "tasks run in circles while no time passes")
+        self._power_fails = False
+        self.crash(self.members)
+        self._limit.cancel()
 
     async def _unfold(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -279,10 +285,10 @@ class Simulation:
         await function(argument)
 
     async def _dial(self) -> trio.SocketStream:
-        serving = [member for member in self.members if member.serves]
-        if not serving or self.time.now() < self._network_until:
+        listening = [member for member in self.members if member.listens]
+        if not listening or self.time.now() < self._network_until:
             raise ConnectionRefusedError
-        return await self._network_dice.choice(serving).dial()
+        return await self._network_dice.choice(listening).dial()
 
     async def take_over(self, dead: str, heir: str) -> bool:
         """Take away the leases of a process that has ended, as the supervisor of several does.
@@ -316,11 +322,15 @@ class Simulation:
             case "power":
                 await self._crash(fault, self.members)
             case "stall":
+                long = fault.seconds >= LONG_STALL_SECONDS
+                if long and victim.machine is not None:
+                    self.auditor.stall(victim.machine.name)
                 await victim.stall(fault.seconds)
-                if fault.seconds >= LONG_STALL_SECONDS:
-                    self.auditor.stall()
+                if long:
+                    self.auditor.wake()
             case "deploy":
                 victim.shut_down(restart_after=fault.seconds)
+                self.auditor.stop()
             case "hang":
                 self._hang_until = max(self._hang_until, fault.end)
                 self.auditor.fault(fault.end)
