@@ -44,7 +44,9 @@ POWER = World(faults=("power",), events=16, troubles=False)
 HANGS = World(faults=("hang",), events=16)
 FULL = World(faults=("full", "sync"), events=16)
 SYNCS = World(faults=("sync", "power"), most_faults=8, events=40, hours=0.01, troubles=False)
-CLOCKS = World(faults=("clock",), most_faults=8, events=40, hours=0.02)
+CLOCKS = World(
+    faults=("clock",), most_faults=8, events=40, settings={"Webhooks:ToleranceSeconds": 7200}
+)
 TWO = World(faults=("stall", "kill"), events=16, processes=2)
 
 

@@ -54,8 +54,8 @@ def test_a_seed_is_the_same_in_every_process_after_whatever_seeds(processes):
         ).stdout
         return dict(line.split() for line in output.splitlines())
 
-    one = digests("1", 5, 7, 9, 10)
-    other = digests("2", 10, 9, 7, 5)
+    one = digests("1", 9, 10)
+    other = digests("2", 10, 9)
     assert one == other
     assert len(set(one.values())) == len(one)
 
@@ -65,10 +65,10 @@ def test_a_seed_is_the_same_in_every_process_after_whatever_seeds(processes):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_clean_seeds_are_clean_and_something_happens_in_them(processes):
-    report = simulate(handlers, seeds=40, world=World(processes=processes))
+    report = simulate(handlers, seeds=20, world=World(processes=processes))
     assert report.acknowledged == report.seeds * World().events
     assert report.runs > report.acknowledged
-    assert report.hours > 0.5
+    assert report.hours > 0.25
 
 
 QUICK = {

@@ -15,6 +15,10 @@ from ...records.deliveries import DeliveryRecord, DeliveryState
 FINAL = {DeliveryState.DONE, DeliveryState.DEAD, DeliveryState.PARKED}
 
 
+#: The seconds beyond its limit that a handler may take, since limits are checked now and then.
+LIMIT_SLACK_SECONDS = 2.0
+
+
 class Run(msgspec.Struct, eq=False):
     """One run of a handler: ``result`` is None while it runs, ``done``, ``failed`` or ``cut``."""
 
@@ -24,6 +28,8 @@ class Run(msgspec.Struct, eq=False):
     place: int
     ended: float | None = None
     result: str | None = None
+    #: The seconds that it may take.
+    limit: float = math.inf
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -95,11 +101,11 @@ class Auditor:
         """Say whether an event may run again that has succeeded at ``ended``."""
         return max(self._crashed_at, min(self._stopped_at, self._faulty_until)) >= ended
 
-    def begin(self, key: str, machine: str) -> Run:
-        """Note that a handler is called, and judge whether it may be."""
+    def begin(self, key: str, machine: str, limit: float) -> Run:
+        """Note that a handler is called, which may take ``limit`` seconds; judge whether it may."""
         runs = self.runs.setdefault(key, [])
         self._begun += 1
-        run = Run(key, machine, self._now(), self._begun)
+        run = Run(key, machine, self._now(), self._begun, limit=limit)
         if (recorded := self._recorded.get(key)) is not None:
             self.find(
                 "ran_again", f"{key} runs again, although it was recorded as done at {recorded:.3f}"
@@ -120,8 +126,14 @@ class Auditor:
 
     def end(self, run: Run, result: str) -> None:
         """Note how a run has ended."""
-        if run.machine not in self._down:
-            run.ended, run.result = self._now(), result
+        if run.machine in self._down:
+            return
+        now = self._now()
+        run.ended, run.result = now, result
+        took = now - run.begun
+        disturbed = max(self._crashed_at, self._faulty_until) >= run.begun or self._stalled
+        if took > run.limit + LIMIT_SLACK_SECONDS and not disturbed:
+            self.find("too_long", f"the handler of {run.key} took {took:.1f} s")
 
     def handled(self, key: str) -> None:
         """Note that the runtime has recorded an event as done."""

@@ -1,5 +1,6 @@
 """A simulated host: the real runtime with the handlers under test, restarted when it has ended."""
 
+import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -37,14 +38,17 @@ class SimulatedFailure(Exception):  # noqa: N818 - it is what a handler raises
 class _Handler(WebhookHandlerBase[Any]):
     """A handler under test, with the troubles of the plan, and the auditor beside it."""
 
-    def __init__(self, bound: BoundHandler, machine: Machine, world: "Simulation"):
+    def __init__(
+        self, bound: BoundHandler, machine: Machine, world: "Simulation", inline_seconds: float
+    ) -> None:
         self._inner = bound.handler
+        self._limit = math.inf if bound.enqueue or bound.threads else inline_seconds
         self._machine = machine
         self._world = world
 
     async def handle_core(self, event: Event[Any]) -> None:
         auditor: Auditor = self._world.auditor
-        run = auditor.begin(event.key, self._machine.name)
+        run = auditor.begin(event.key, self._machine.name, self._limit)
         number = len(auditor.runs[event.key]) - 1
         trouble = self._world.trouble(event.webhook_id, number)
         self._world.tell("handler.begins", id=event.webhook_id, type=event.type, run=number + 1)
@@ -174,7 +178,7 @@ class Host:
         try:
             with scope:
                 settings = self._settings(machine)
-                handlers = _Handlers(self._world.handlers(), self._wrap(machine))
+                handlers = _Handlers(self._world.handlers(), self._wrap(machine, settings))
                 worker = self._worker(machine, settings)
                 self.runtime = Runtime(settings, handlers, worker=worker)
                 await self.runtime.run()
@@ -225,9 +229,10 @@ class Host:
             standalone=True,
         )
 
-    def _wrap(self, machine: Machine) -> Callable[[BoundHandler], BoundHandler]:
+    def _wrap(self, machine: Machine, settings: Settings) -> Callable[[BoundHandler], BoundHandler]:
+        seconds = settings.webhooks.inline_timeout_seconds
         return lambda bound: msgspec.structs.replace(
-            bound, handler=_Handler(bound, machine, self._world)
+            bound, handler=_Handler(bound, machine, self._world, seconds)
         )
 
     # -- what happens to it ------------------------------------------------------------------

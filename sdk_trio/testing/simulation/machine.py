@@ -84,23 +84,20 @@ class Machine:
 
 
 class SimulatedOpener(opener.Opener):
-    """Opens files on the simulated disk, and connections to the simulated upstream.
+    """Opens files on the simulated disk; nothing outside of the world can be reached.
 
     Args:
         disk: the disk.
         machine: returns the current host's; None: code of the world.
-        answer: serves a connection to a host and port.
     """
 
     def __init__(
         self,
         disk: Disk,
         machine: Callable[[], Machine | None],
-        answer: Callable[[str, int, trio.SocketStream], None],
     ) -> None:
         self._disk = disk
         self._machine = machine
-        self._answer = answer
         self._paths: dict[int, str] = {}
 
     def _touch(self, what: str) -> Machine | None:
@@ -154,16 +151,14 @@ class SimulatedOpener(opener.Opener):
         return connection
 
     async def resolve(self, host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
-        """See :func:`sdk_trio.base.opener.resolve`: every name leads to the upstream."""
+        """See :func:`sdk_trio.base.opener.resolve`."""
         await trio.lowlevel.checkpoint()
-        return [(socket.AF_INET, kind, 0, "", ("192.0.2.1", port))]
+        raise socket.gaierror(socket.EAI_NONAME, f"a simulation has no host {host}")
 
     async def dial_tcp(self, host: str, port: int, next_address: float) -> trio.SocketStream:
         """See :func:`sdk_trio.base.opener.dial_tcp`."""
-        await trio.lowlevel.checkpoint()
-        ours, theirs = socket.socketpair()
-        self._answer(host, port, trio.SocketStream(trio.socket.from_stdlib_socket(theirs)))
-        return trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        await self.resolve(host, port, socket.SOCK_STREAM)
+        raise AssertionError("resolve raises")
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

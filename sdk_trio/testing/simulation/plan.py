@@ -21,7 +21,6 @@ FAULTS = {
     "read": "reads of the disk fail",
     "clock": "the wall clock is set, and set right later",
     "network": "the receiver cannot be reached",
-    "upstream": "the upstream API is away",
 }
 
 #: The order of the events of one object, by the last word of their type.

@@ -71,7 +71,8 @@ def seeded(seed: int) -> Iterator[None]:
     """Draw all randomness of the process from ``seed`` within the block.
 
     That is ``random``, ``secrets``, ``os.urandom``, ``uuid.uuid4``, the tokens of leases, and the
-    process id. The garbage collector is off meanwhile: it would run finalizers at moments of its own choice.
+    process id. The garbage collector is off meanwhile: it would run finalizers at moments of its
+    own choice.
     """
     source = random.Random(f"{seed}/urandom")  # noqa: S311 - a simulation keeps no secret
 

@@ -140,7 +140,7 @@ class Simulation:
             self.disk = Disk(dice, self.data, self.time.now)
             files = SimulatedFiles(self.disk, self._machine, self._touch)
             stack.callback(files.unregister)
-            opener = SimulatedOpener(self.disk, self._machine, self._refuse)
+            opener = SimulatedOpener(self.disk, self._machine)
             stack.enter_context(opener.in_use())
             executor = InlineExecutor(self._delay, self._machine)
             stack.enter_context(executor.in_use())
@@ -182,9 +182,6 @@ class Simulation:
         if roll < 0.9:
             return 0.0, 0.0
         return (0.0, roll / 50) if roll < 0.95 else (roll / 50, 0.0)
-
-    def _refuse(self, _host: str, _port: int, stream: trio.SocketStream) -> None:
-        self.nursery.start_soon(stream.aclose)
 
     def trouble(self, webhook_id: str, run: int) -> Trouble | None:
         """Return what goes wrong in a run of an event's handler, counted from 0."""
