@@ -31,7 +31,7 @@ from sdk_trio.storage.engines import sqlite as engine
 from sdk_trio.storage.sql import deliveries, leases
 from sdk_trio.storage.sqlite import SqliteInbox
 from sdk_trio.testing import World
-from sdk_trio.testing.simulation.plan import make_plan
+from sdk_trio.testing.simulation.plan import Arrival, Fault, Plan, Trouble, make_plan
 from sdk_trio.testing.simulation.run import handled_types
 from sdk_trio.testing.simulation.world import Result, Simulation
 from sdk_trio.webhooks import answers, inline, invocation, queue, queued, recording
@@ -48,6 +48,8 @@ CLOCKS = World(
     faults=("clock",), most_faults=8, events=40, settings={"Webhooks:ToleranceSeconds": 7200}
 )
 TWO = World(faults=("stall", "kill"), events=16, processes=2)
+ONE_WORKER = World(faults=(), events=16, settings={"Webhooks:Queue:Workers": 1})
+ONE_WORKER_EACH = World(processes=2, settings={"Webhooks:Queue:Workers": 1})
 
 
 def handlers() -> HandlerRegistry:
@@ -431,6 +433,34 @@ class Bug(NamedTuple):
 
     plant: Callable[[], Any]
     world: World
+    #: Makes the plan of a seed; None: dice do.
+    plan: Callable[[int], Plan] | None = None
+
+
+def slow_events(seed: int, *troubles: Trouble, faults: tuple[Fault, ...] = ()) -> Plan:
+    """Return a plan of six events that come at once, and whose runs go as ``troubles`` say."""
+    arrivals = tuple(
+        Arrival(number, 1.0 + number / 100, "order.created", f"sub_{number}", troubles)
+        for number in range(6)
+    )
+    return Plan(seed, arrivals, faults)
+
+
+def stalled_runs(seed: int) -> Plan:
+    """Return a plan in which a process stands still, and its runs fail when it wakes up."""
+    stall = Fault(2.0 + seed / 1000, "stall", 100.0)
+    return slow_events(seed, Trouble("fail", 5.0), Trouble("slow", 40.0), faults=(stall,))
+
+
+def stalled_queue(seed: int) -> Plan:
+    """Return a plan in which a process stands still while events wait in its memory."""
+    stall = Fault(2.0 + seed / 1000, "stall", 100.0)
+    return slow_events(seed, *[Trouble("slow", 30.0)] * 3, faults=(stall,))
+
+
+def long_runs(seed: int) -> Plan:
+    """Return a plan of runs that last longer than a lease."""
+    return slow_events(seed, Trouble("slow", 100.0))
 
 
 BUGS = (
@@ -443,8 +473,8 @@ BUGS = (
     Bug(failed_batch_succeeds, FULL),
     Bug(no_poll, CALM),
     Bug(lost_wake_up, CALM),
-    Bug(fence_missing, TWO),
-    Bug(start_not_fenced, TWO),
+    Bug(fence_missing, TWO, stalled_runs),
+    Bug(start_not_fenced, ONE_WORKER_EACH, stalled_queue),
     Bug(deduplication_forgets, CALM),
     Bug(deduplication_lost_at_restart, CRASHES),
     Bug(lanes_ignored, CALM),
@@ -464,8 +494,8 @@ BUGS = (
     Bug(clock_step_ignored, CLOCKS),
     Bug(timeout_missing, CALM),
     Bug(claim_taken_twice, CALM),
-    Bug(worker_dies, CALM),
-    Bug(renewal_missing, TWO),
+    Bug(worker_dies, ONE_WORKER),
+    Bug(renewal_missing, TWO, long_runs),
     Bug(drain_never_ends, CALM),
 )
 
@@ -476,11 +506,9 @@ def look_for(bug: Bug, seeds: int, seconds: float = math.inf) -> Result | None:
     types = handled_types(handlers())
     for seed in range(seeds):
         registry = handlers()
+        plan = make_plan(seed, bug.world, types) if bug.plan is None else bug.plan(seed)
         with bug.plant():
-            simulation = Simulation(
-                make_plan(seed, bug.world, types), bug.world, lambda made=registry: made
-            )
-            result = simulation.run()
+            result = Simulation(plan, bug.world, lambda made=registry: made).run()
         if result.violations:
             return result
         if time.process_time() > until:

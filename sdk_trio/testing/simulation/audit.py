@@ -59,6 +59,7 @@ class Auditor:
         self._recorded: dict[str, float] = {}
         self._down: set[str] = set()
         self._stalled: set[str] = set()
+        self._ordered: set[str] = set()
         self._begun = 0
 
     def find(self, kind: str, text: str) -> None:
@@ -101,8 +102,17 @@ class Auditor:
         """Say whether an event may run again that has succeeded at ``ended``."""
         return max(self._crashed_at, min(self._stopped_at, self._faulty_until)) >= ended
 
-    def begin(self, key: str, machine: str, limit: float) -> Run:
-        """Note that a handler is called, which may take ``limit`` seconds; judge whether it may."""
+    def begin(self, key: str, machine: str, limit: float, *, ordered: bool) -> Run:
+        """Note that a handler is called, and judge whether it may be.
+
+        Args:
+            key: the event's.
+            machine: the host that calls it.
+            limit: the seconds that it may take.
+            ordered: it was registered with ``ordered=True``.
+        """
+        if ordered:
+            self._ordered.add(key)
         runs = self.runs.setdefault(key, [])
         self._begun += 1
         run = Run(key, machine, self._now(), self._begun, limit=limit)
@@ -135,9 +145,16 @@ class Auditor:
         if took > run.limit + LIMIT_SLACK_SECONDS and not disturbed:
             self.find("too_long", f"the handler of {run.key} took {took:.1f} s")
 
-    def handled(self, key: str) -> None:
+    @property
+    def is_running(self) -> bool:
+        """Whether a handler is at work."""
+        return any(run.ended is None for runs in self.runs.values() for run in runs)
+
+    def handled(self, key: str, machine: str) -> None:
         """Note that the runtime has recorded an event as done."""
-        self._recorded.setdefault(key, self._now())
+        # One that has lost its leases says so, too, and nothing is recorded.
+        if machine not in self._stalled:
+            self._recorded.setdefault(key, self._now())
 
     # -- at rest -----------------------------------------------------------------------------
 
@@ -156,7 +173,7 @@ class Auditor:
                 self.find("dead", f"{key} ended dead: {record.last_error}")
         lanes: dict[str, list[DeliveryRecord]] = {}
         for record in sorted(held.values(), key=lambda each: each.sequence):
-            if record.ordered and record.subject is not None:
+            if record.key in self._ordered and record.subject is not None:
                 lanes.setdefault(record.subject, []).append(record)
         for lane in lanes.values():
             self._judge_order(lane)

@@ -42,13 +42,14 @@ class _Handler(WebhookHandlerBase[Any]):
         self, bound: BoundHandler, machine: Machine, world: "Simulation", inline_seconds: float
     ) -> None:
         self._inner = bound.handler
+        self._ordered = bound.ordered
         self._limit = math.inf if bound.enqueue or bound.threads else inline_seconds
         self._machine = machine
         self._world = world
 
     async def handle_core(self, event: Event[Any]) -> None:
         auditor: Auditor = self._world.auditor
-        run = auditor.begin(event.key, self._machine.name, self._limit)
+        run = auditor.begin(event.key, self._machine.name, self._limit, ordered=self._ordered)
         number = len(auditor.runs[event.key]) - 1
         trouble = self._world.trouble(event.webhook_id, number)
         self._world.tell("handler.begins", id=event.webhook_id, type=event.type, run=number + 1)
@@ -77,7 +78,8 @@ class _Handler(WebhookHandlerBase[Any]):
             assert nursery is not None
             nursery.cancel_scope.cancel()
             await trio.lowlevel.checkpoint()
-        elif kind == "fail":
+        elif trouble is not None and kind == "fail":
+            await trio.sleep(trouble.seconds)
             raise SimulatedFailure("the dice have raised this before the handler began")
         await self._inner.handle_core(event)
         if kind == "fail_after":

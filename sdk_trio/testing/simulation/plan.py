@@ -70,7 +70,7 @@ class World:
 
 class Trouble(msgspec.Struct, frozen=True):
     """What goes wrong in one run of a handler: ``slow``, ``fail``, ``fail_after`` (the handler has
-    done its work by then), ``hang`` or ``cancel``; ``seconds`` is how long it takes.
+    done its work by then), ``hang`` or ``cancel``; ``seconds`` is how long the first two take.
     """
 
     kind: str

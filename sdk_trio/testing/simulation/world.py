@@ -227,7 +227,7 @@ class Simulation:
         if machine is not None and machine.down:
             return
         if event == "webhook.handled":
-            self.auditor.handled(str(fields["webhook_id"]))
+            self.auditor.handled(str(fields["webhook_id"]), "" if machine is None else machine.name)
         self._add(event, fields, own=False)
 
     # -- the course of the world -------------------------------------------------------------
@@ -384,7 +384,7 @@ class Simulation:
             if records is not None and not open_:
                 return
             seen = records is not None and [(one.key, one.state, one.attempts) for one in open_]
-            if seen != progress:
+            if seen != progress or self.auditor.is_running:
                 progress, since = seen, self.time.now()
                 due = min((one.next_attempt_at or 0.0 for one in open_), default=0.0)
             waits = max(0.0, due - self.time.wall())
