@@ -49,7 +49,6 @@ CLOCKS = World(
 )
 TWO = World(faults=("stall", "kill"), events=16, processes=2)
 ONE_WORKER = World(faults=(), events=16, settings={"Webhooks:Queue:Workers": 1})
-ONE_WORKER_EACH = World(processes=2, settings={"Webhooks:Queue:Workers": 1})
 
 
 def handlers() -> HandlerRegistry:
@@ -181,15 +180,6 @@ def fence_missing() -> Any:
             )
             for name in names
         ),
-    )
-
-
-def start_not_fenced() -> Any:
-    """A run begins whoever holds the lease by now."""
-    return patch.object(
-        deliveries,
-        "_START",
-        deliveries._START.replace("lease_token = :token OR", "1 = 1 OR lease_token = :token OR"),
     )
 
 
@@ -452,12 +442,6 @@ def stalled_runs(seed: int) -> Plan:
     return slow_events(seed, Trouble("fail", 5.0), Trouble("slow", 40.0), faults=(stall,))
 
 
-def stalled_queue(seed: int) -> Plan:
-    """Return a plan in which a process stands still while events wait in its memory."""
-    stall = Fault(2.0 + seed / 1000, "stall", 100.0)
-    return slow_events(seed, *[Trouble("slow", 30.0)] * 3, faults=(stall,))
-
-
 def long_runs(seed: int) -> Plan:
     """Return a plan of runs that last longer than a lease."""
     return slow_events(seed, Trouble("slow", 100.0))
@@ -474,7 +458,6 @@ BUGS = (
     Bug(no_poll, CALM),
     Bug(lost_wake_up, CALM),
     Bug(fence_missing, TWO, stalled_runs),
-    Bug(start_not_fenced, ONE_WORKER_EACH, stalled_queue),
     Bug(deduplication_forgets, CALM),
     Bug(deduplication_lost_at_restart, CRASHES),
     Bug(lanes_ignored, CALM),

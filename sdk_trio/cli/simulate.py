@@ -13,7 +13,8 @@ from .parse import UsageError, add_number, describing
 
 if not describing():
     from ..testing.simulation.plan import World
-    from ..testing.simulation.run import SimulationFailedError, simulate, written_test
+    from ..testing.simulation.run import SimulationFailedError, simulate
+    from ..testing.simulation.stories import written_test
     from ..webhooks import HandlerRegistry
     from .application import AppNotFoundError, import_part
     from .terminal import Progress, print_text, say
@@ -86,7 +87,7 @@ def simulate_app(arguments: Namespace) -> int:
     except SimulationFailedError as failure:
         print_text(f"{failure}\n\n{_replay(arguments, failure.seed)}")
         if arguments.write_test is not None:
-            test = written_test(failure, arguments.app, arguments.check, world)
+            test = written_test(failure.result, arguments.app, arguments.check, world)
             Path(arguments.write_test).write_text(test, encoding="utf-8")
             say(f"wrote {arguments.write_test}")
         return EXIT_FAILURE

@@ -2,5 +2,5 @@
 
 :func:`simulate` is the entrance. ``plan`` decides what happens; ``world`` carries it out with
 ``host``, ``sender``, ``disk``, ``machine``, ``threads``, ``virtual`` and ``scheduler``; ``audit``
-judges; ``shrink`` makes a failure short.
+judges; ``stories`` shrinks and tells a failure.
 """

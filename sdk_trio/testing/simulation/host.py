@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
+from ...base.opener import dial_unix
 from ...config import Settings
 from ...errors import only_member
 from ...events import Event
@@ -153,7 +154,7 @@ class Host:
             OSError: it does not listen.
         """
         assert self.machine is not None
-        return await trio.open_unix_socket(self.socket(self.machine))
+        return await dial_unix(self.socket(self.machine))
 
     def socket(self, machine: Machine) -> str:
         """Return the path of the socket that an incarnation listens on."""

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import attrs
 import msgspec
@@ -13,18 +12,14 @@ from ...events.samples import sample_types
 from ...records.deliveries import DeliveryRecord
 from ...webhooks import HandlerRegistry
 from .plan import Plan, World, make_plan
-from .shrink import shrink
-from .world import Line, Result, Simulation
+from .stories import describe, shrink
+from .world import Result, Simulation
 
 #: Handlers, or a function that makes them anew for each seed.
 Handlers = HandlerRegistry | Callable[[], HandlerRegistry]
 
 #: Called at the end of each seed, with the records of the store if it takes an argument.
 Check = Callable[..., object]
-
-#: Lines of the runtime's log that say no more than the world's own.
-_QUIET = {"webhook.received", "webhook.handled", "runtime.draining", "runtime.stopped"}
-_QUIET |= {"config.warning", "runtime.started"}
 
 
 class SimulationFailedError(AssertionError):
@@ -157,76 +152,3 @@ def _summed(results: Sequence[Result]) -> Report:
 def _require_clean(result: Result, whole: Result | None) -> None:
     if result.violations:
         raise SimulationFailedError(result, describe(result, whole))
-
-
-def describe(result: Result, whole: Result | None) -> str:
-    """Return the story of a failure as text.
-
-    Args:
-        result: that of the shrunk plan.
-        whole: that of the plan before it was shrunk, if it was.
-    """
-    plan = result.plan
-    lines = [f"seed {plan.seed} failed:"]
-    lines += [f"  {found.at:10.3f} s  {found.kind}: {found.text}" for found in result.violations]
-    if whole is not None:
-        lines += [
-            "",
-            f"the shortest story that fails so: {len(plan.arrivals)} of "
-            f"{len(whole.plan.arrivals)} events, {len(plan.faults)} of "
-            f"{len(whole.plan.faults)} faults",
-        ]
-    lines.append("")
-    end = max((found.at for found in result.violations), default=0.0)
-    lines += [_shown(line) for line in result.story if line.at <= end and line.event not in _QUIET]
-    return "\n".join(lines)
-
-
-def _shown(line: Line) -> str:
-    return f"  {line.at:10.3f} s  {line.host:<8} {line.event} {line.fields}".rstrip()
-
-
-def written_test(failure: SimulationFailedError, app: str, check: str | None, world: World) -> str:
-    """Return a module for pytest that runs the plan of a failure.
-
-    Args:
-        app: the handlers, as ``module:attribute``.
-        check: the check, in the same form, if there was one.
-        world: the world of the failure.
-    """
-    imports: dict[str, dict[str, None]] = {}
-    names = []
-    for reference in (app, check):
-        if reference is not None:
-            module, _, attribute = reference.partition(":")
-            imports.setdefault(module, {})[attribute.partition(".")[0]] = None
-            names.append(attribute)
-    arguments = f"{names[0]}, world=WORLD, plan=PLAN"
-    if check is not None:
-        arguments += f", check={names[1]}"
-    plan = msgspec.json.format(msgspec.json.encode(failure.result.plan), indent=1).decode()
-    first = failure.result.violations[0]
-    sections = [
-        f'"""Seed {failure.seed} of a simulation: {first.kind}."""',
-        "\n".join(
-            [
-                *(f"from {module} import {', '.join(roots)}" for module, roots in imports.items()),
-                "",
-                "from sdk_trio.testing import World, simulate",
-            ]
-        ),
-        f"WORLD = {_source(world)}",
-        f'PLAN = """\n{plan}\n"""',
-        f"\ndef test_seed_{failure.seed}():\n    simulate({arguments})",
-    ]
-    return "\n\n".join(sections) + "\n"
-
-
-def _source(world: World) -> str:
-    default = World()
-    changed: dict[str, Any] = {
-        name: value
-        for name, value in attrs.asdict(world, recurse=False).items()
-        if value != getattr(default, name)
-    }
-    return f"World({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
