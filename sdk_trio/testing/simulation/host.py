@@ -12,8 +12,10 @@ from ...base.opener import dial_unix
 from ...config import Settings
 from ...errors import only_member
 from ...events import Event
+from ...records.deliveries import DeliveryRecord
 from ...runtime import Runtime
 from ...runtime.worker import WorkerPlace
+from ...storage.ports import Inbox
 from ...webhooks import HandlerRegistry, Services, WebhookHandlerBase
 from ...webhooks.receiver import Share
 from ...webhooks.registry import BoundHandler, BoundHandlers
@@ -285,3 +287,19 @@ class Host:
             machine.buried.set()
             self._hosts.thaw(machine)
         self._dead.clear()
+
+
+async def records_of(store: Inbox) -> list[DeliveryRecord]:
+    """Return all records of a store, without bodies."""
+    records: list[DeliveryRecord] = []
+    after = 0
+    while page := await store.find(after_sequence=after, limit=500):
+        records += page
+        after = page[-1].sequence
+    return records
+
+
+def held_in_memory(runtime: Runtime) -> list[str]:
+    """Return the keys of the leases that the queue of a runtime holds."""
+    running = runtime.receiver._running
+    return [] if running is None else list(running.runner.leases)

@@ -6,8 +6,9 @@ from typing import Any
 import attrs
 import msgspec
 
+from .journal import Line
 from .plan import Plan, World
-from .world import Line, Result
+from .world import Result
 
 #: The most simulations that a shrinking runs.
 MOST_RUNS = 120

@@ -1,29 +1,26 @@
 """One seed: a world in one ``trio.run``, its plan carried out, and the auditor's verdict."""
 
 import hashlib
-import logging
 import os
 import random
-import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 import trio
 
-from ...base.logs import Outage, get_logger
 from ...config import Secret
 from ...errors import SdkError
 from ...records.deliveries import DeliveryRecord
 from ...runtime import Runtime
-from ...storage.ports import Inbox
 from ...webhooks import HandlerRegistry
 from .audit import FINAL, Auditor, Violation
 from .disk import Disk, SimulatedFiles
-from .host import Host
+from .host import Host, held_in_memory, records_of
+from .journal import Journal, Line
 from .machine import Machine, SimulatedOpener
 from .plan import Fault, Plan, Trouble, World
 from .scheduler import Hosts, deterministic
@@ -48,26 +45,6 @@ RETRY_SLACK_SECONDS = 60.0
 STOP_SECONDS = 5.0
 
 _PATH = "/hooks/sdk"
-
-#: Fields of the log that the story leaves out.
-_LEFT_OUT = {"hint", "traceback"}
-
-#: Where an object is in memory differs from process to process.
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
-class Line(msgspec.Struct, frozen=True):
-    """One line of the story: when, in virtual seconds, at which host, what."""
-
-    at: float
-    host: str
-    event: str
-    fields: str
-    #: False: the runtime's own log.
-    own: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.at:12.6f}  {self.host:<8} {self.event} {self.fields}".rstrip()
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -111,7 +88,9 @@ class Simulation:
         self.time = VirtualTime(self._clock_offset)
         self.hosts = Hosts(self.time.now, self._end_livelock)
         self.auditor = Auditor(self.time.now)
-        self.story: list[Line] = []
+        self.journal = Journal(self.time.now, self._machine, self._note)
+        #: Writes a line of the story.
+        self.tell: Callable[..., None] = self.journal.tell
         self.secret = Secret("whsec_c2ltdWxhdGVkIHNlY3JldCBvZiAzMiBieXRlcyEhISE=")
         self._power_fails = False
         #: Seconds by which the wall clock of the hosts is wrong.
@@ -131,11 +110,12 @@ class Simulation:
             directory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 - a new one in it
             self.root = tempfile.mkdtemp(prefix="sdk-", dir=directory)
             stack.callback(shutil.rmtree, self.root, ignore_errors=True)
+            self.journal.root = self.root
             self.data = os.path.join(self.root, "data")
             stack.enter_context(seeded(self.plan.seed))
             stack.enter_context(deterministic(self.plan.seed, self.hosts))
             stack.enter_context(self.time.in_use())
-            stack.enter_context(self._recorded())
+            stack.enter_context(self.journal.in_use())
             dice = random.Random(f"{self.plan.seed}/disk")  # noqa: S311 - no secret
             self.disk = Disk(dice, self.data, self.time.now)
             files = SimulatedFiles(self.disk, self._machine, self._touch)
@@ -153,7 +133,7 @@ class Simulation:
         return Result(
             self.plan,
             tuple(self.auditor.violations),
-            tuple(self.story),
+            tuple(self.journal.lines),
             self.time.now(),
             len(self.auditor.acknowledged),
             sum(map(len, self.auditor.runs.values())),
@@ -188,47 +168,10 @@ class Simulation:
         troubles = self._troubles.get(webhook_id, ())
         return troubles[run] if run < len(troubles) else None
 
-    # -- the story ---------------------------------------------------------------------------
-
-    def tell(self, event: str, **fields: object) -> None:
-        """Add a line to the story."""
-        self._add(event, fields, own=True)
-
-    def _add(self, event: str, fields: dict[str, Any], *, own: bool) -> None:
-        machine = self._machine()
-        shown = (f"{name}={value}" for name, value in fields.items() if name not in _LEFT_OUT)
-        text = _ADDRESS.sub("", " ".join(shown).replace(self.root, "").replace("\n", " | "))
-        name = "" if machine is None else machine.name
-        self.story.append(Line(self.time.now(), name, event, text, own))
-
-    @contextmanager
-    def _recorded(self) -> Iterator[None]:
-        """Make the runtime's log a part of the story, and forget what earlier seeds have logged."""
-        root = logging.getLogger("sdk_trio")
-        handler = _Recorder(self)
-        before = root.level, root.propagate, root.handlers[:]
-        root.handlers[:] = [handler]
-        root.propagate = False
-        root.setLevel(logging.INFO)
-        for name in list(logging.root.manager.loggerDict):
-            if name.startswith("sdk_trio."):
-                get_logger(name.removeprefix("sdk_trio."))._again._kinds.clear()
-        Outage.ended = 0
-        try:
-            yield
-        finally:
-            root.handlers[:] = before[2]
-            root.propagate = before[1]
-            root.setLevel(before[0])
-
-    def logged(self, event: str, fields: dict[str, Any]) -> None:
+    def _note(self, event: str, fields: dict[str, Any], host: str) -> None:
         """Note an event of the runtime's log."""
-        machine = self._machine()
-        if machine is not None and machine.down:
-            return
         if event == "webhook.handled":
-            self.auditor.handled(str(fields["webhook_id"]), "" if machine is None else machine.name)
-        self._add(event, fields, own=False)
+            self.auditor.handled(str(fields["webhook_id"]), host)
 
     # -- the course of the world -------------------------------------------------------------
 
@@ -444,29 +387,3 @@ class Simulation:
             for member in self.members:
                 if member.runtime is not None:
                     member.runtime.force()
-
-
-class _Recorder(logging.Handler):
-    def __init__(self, simulation: Simulation) -> None:
-        super().__init__()
-        self._simulation = simulation
-
-    def emit(self, record: logging.LogRecord) -> None:
-        event, fields = record.__dict__.get("sdk", (record.getMessage(), {}))
-        self._simulation.logged(event, fields)
-
-
-async def records_of(store: Inbox) -> list[DeliveryRecord]:
-    """Return all records of a store, without bodies."""
-    records: list[DeliveryRecord] = []
-    after = 0
-    while page := await store.find(after_sequence=after, limit=500):
-        records += page
-        after = page[-1].sequence
-    return records
-
-
-def held_in_memory(runtime: Runtime) -> list[str]:
-    """Return the keys of the leases that the queue of a runtime holds."""
-    running = runtime.receiver._running
-    return [] if running is None else list(running.runner.leases)
