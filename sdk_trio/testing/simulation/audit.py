@@ -52,6 +52,8 @@ class Auditor:
         # What may have kept an outcome from being recorded: a crash or a long stall, or a fault of
         # the disk if the process has stopped before it was over.
         self._crashed_at = self._stopped_at = self._faulty_until = -math.inf
+        # When a host began or ceased to stand still.
+        self._paused_at = -math.inf
         self.violations: list[Violation] = []
         #: When each event was first acknowledged.
         self.acknowledged: dict[str, float] = {}
@@ -79,16 +81,20 @@ class Auditor:
                 if run.machine == machine and run.ended is None:
                     run.ended, run.result = self._now(), "cut"
 
-    def stall(self, machine: str) -> None:
-        """Note that a host begins to stand still for longer than a lease may last.
+    def stall(self, machine: str, *, long: bool) -> None:
+        """Note that a host begins to stand still; ``long``: longer than a lease may last.
 
         Another one may run its events then, and its own runs go on when it wakes up.
         """
-        self._stalled.add(machine)
+        self._paused_at = self._now()
+        if long:
+            self._stalled.add(machine)
 
-    def wake(self) -> None:
-        """Note that a host goes on after a long stall; outcomes of its runs may not count."""
-        self._crashed_at = self._now()
+    def wake(self, machine: str) -> None:
+        """Note that a host goes on; after a long stall, outcomes of its runs may not count."""
+        self._paused_at = self._now()
+        if machine in self._stalled:
+            self._crashed_at = self._now()
 
     def fault(self, until: float) -> None:
         """Note that the disk fails until then."""
@@ -98,8 +104,11 @@ class Auditor:
         """Note that a process is stopped in order."""
         self._stopped_at = self._now()
 
-    def _may_repeat(self, ended: float) -> bool:
-        """Say whether an event may run again that has succeeded at ``ended``."""
+    def _may_repeat(self, run: Run, ended: float, machine: str) -> bool:
+        """Say whether another run may begin on ``machine`` after one that has succeeded."""
+        if run.limit < math.inf and run.machine != machine and self._faulty_until >= ended:
+            # An inline outcome that the store did not take is remembered by its own process.
+            return True
         return max(self._crashed_at, min(self._stopped_at, self._faulty_until)) >= ended
 
     def begin(self, key: str, machine: str, limit: float, *, ordered: bool) -> Run:
@@ -125,7 +134,7 @@ class Auditor:
                 continue
             if earlier.ended is None:
                 self.find("two_runs", f"{key} runs twice at once, since {earlier.begun:.3f}")
-            elif earlier.result == "done" and not self._may_repeat(earlier.ended):
+            elif earlier.result == "done" and not self._may_repeat(earlier, earlier.ended, machine):
                 self.find(
                     "ran_again",
                     f"{key} runs again, although it had succeeded at {earlier.ended:.3f} and "
@@ -141,8 +150,8 @@ class Auditor:
         now = self._now()
         run.ended, run.result = now, result
         took = now - run.begun
-        disturbed = max(self._crashed_at, self._faulty_until) >= run.begun or self._stalled
-        if took > run.limit + LIMIT_SLACK_SECONDS and not disturbed:
+        disturbed_at = max(self._crashed_at, self._faulty_until, self._paused_at)
+        if took > run.limit + LIMIT_SLACK_SECONDS and disturbed_at < run.begun:
             self.find("too_long", f"the handler of {run.key} took {took:.1f} s")
 
     @property

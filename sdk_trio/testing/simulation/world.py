@@ -262,12 +262,10 @@ class Simulation:
             case "power":
                 await self._crash(fault, self.members)
             case "stall":
-                long = fault.seconds >= LONG_STALL_SECONDS
-                if long and victim.machine is not None:
-                    self.auditor.stall(victim.machine.name)
+                name = "" if victim.machine is None else victim.machine.name
+                self.auditor.stall(name, long=fault.seconds >= LONG_STALL_SECONDS)
                 await victim.stall(fault.seconds)
-                if long:
-                    self.auditor.wake()
+                self.auditor.wake(name)
             case "deploy":
                 victim.shut_down(restart_after=fault.seconds)
                 self.auditor.stop()
