@@ -50,7 +50,7 @@ class Auditor:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         # What may have kept an outcome from being recorded: a crash or a long stall, or a fault of
-        # the disk if the process has stopped before it was over.
+        # the disk if the process has ended before the outcome was recorded.
         self._crashed_at = self._stopped_at = self._faulty_until = -math.inf
         # When a host began or ceased to stand still.
         self._paused_at = -math.inf
@@ -101,7 +101,7 @@ class Auditor:
         self._faulty_until = max(self._faulty_until, until)
 
     def stop(self) -> None:
-        """Note that a process is stopped in order."""
+        """Note that a process has ended in order."""
         self._stopped_at = self._now()
 
     def _may_repeat(self, run: Run, ended: float, machine: str) -> bool:

@@ -196,6 +196,7 @@ class Host:
         finally:
             if not machine.down:
                 machine.down = True
+                self._world.auditor.stop()
                 machine.let_go()
                 machine.gone.set()
 

@@ -268,7 +268,6 @@ class Simulation:
                 self.auditor.wake(name)
             case "deploy":
                 victim.shut_down(restart_after=fault.seconds)
-                self.auditor.stop()
             case "hang":
                 self._hang_until = max(self._hang_until, fault.end)
                 self.auditor.fault(fault.end)
