@@ -388,11 +388,6 @@ def renewal_missing() -> Any:
     )
 
 
-def drain_never_ends() -> Any:
-    """A stop waits for the queue's background tasks."""
-    return patch.object(queue.WorkerPool, "close", lambda self: setattr(self, "_closed", True))
-
-
 async def _nothing(*_: Any) -> None:
     await trio.lowlevel.checkpoint()
 
@@ -479,7 +474,6 @@ BUGS = (
     Bug(claim_taken_twice, CALM),
     Bug(worker_dies, ONE_WORKER),
     Bug(renewal_missing, TWO, long_runs),
-    Bug(drain_never_ends, CALM),
 )
 
 

@@ -18,6 +18,9 @@ FINAL = {DeliveryState.DONE, DeliveryState.DEAD, DeliveryState.PARKED}
 #: The seconds beyond its limit that a handler may take, since limits are checked now and then.
 LIMIT_SLACK_SECONDS = 2.0
 
+#: The seconds after a fault of the disk within which a process may still end because of it.
+AFTERMATH_SECONDS = 30.0
+
 
 class Run(msgspec.Struct, eq=False):
     """One run of a handler: ``result`` is None while it runs, ``done``, ``failed`` or ``cut``."""
@@ -103,6 +106,11 @@ class Auditor:
     def stop(self) -> None:
         """Note that a process has ended in order."""
         self._stopped_at = self._now()
+
+    def fail(self, error: str) -> None:
+        """Note that a process has ended by an error, which only a disk that fails explains."""
+        if self._faulty_until + AFTERMATH_SECONDS < self._now():
+            self.find("failed", f"a process has ended: {error}")
 
     def _may_repeat(self, run: Run, ended: float, machine: str) -> bool:
         """Say whether another run may begin on ``machine`` after one that has succeeded."""

@@ -192,7 +192,9 @@ class Host:
         except BaseException as group:  # whatever ends a process
             error = only_member(group) if isinstance(group, BaseExceptionGroup) else group
             if not machine.down:
-                self._world.tell("host.failed", error=f"{type(error).__name__}: {error}")
+                text = f"{type(error).__name__}: {error}"
+                self._world.tell("host.failed", error=text)
+                self._world.auditor.fail(text)
         finally:
             if not machine.down:
                 machine.down = True
