@@ -31,7 +31,7 @@ from sdk_trio.storage.engines import sqlite as engine
 from sdk_trio.storage.sql import deliveries, leases
 from sdk_trio.storage.sqlite import SqliteInbox
 from sdk_trio.testing import World
-from sdk_trio.testing.simulation.plan import Arrival, Fault, Plan, Trouble, make_plan
+from sdk_trio.testing.simulation.plan import Arrival, Fault, SimulationPlan, Trouble, make_plan
 from sdk_trio.testing.simulation.run import handled_types
 from sdk_trio.testing.simulation.world import Result, Simulation
 from sdk_trio.webhooks import answers, inline, invocation, queue, queued, recording
@@ -419,25 +419,25 @@ class Bug(NamedTuple):
     plant: Callable[[], Any]
     world: World
     #: Makes the plan of a seed; None: dice do.
-    plan: Callable[[int], Plan] | None = None
+    plan: Callable[[int], SimulationPlan] | None = None
 
 
-def slow_events(seed: int, *troubles: Trouble, faults: tuple[Fault, ...] = ()) -> Plan:
+def slow_events(seed: int, *troubles: Trouble, faults: tuple[Fault, ...] = ()) -> SimulationPlan:
     """Return a plan of six events that come at once, and whose runs go as ``troubles`` say."""
     arrivals = tuple(
         Arrival(number, 1.0 + number / 100, "order.created", f"sub_{number}", troubles)
         for number in range(6)
     )
-    return Plan(seed, arrivals, faults)
+    return SimulationPlan(seed, arrivals, faults)
 
 
-def stalled_runs(seed: int) -> Plan:
+def stalled_runs(seed: int) -> SimulationPlan:
     """Return a plan in which a process stands still, and its runs fail when it wakes up."""
     stall = Fault(2.0 + seed / 1000, "stall", 100.0)
     return slow_events(seed, Trouble("fail", 5.0), Trouble("slow", 40.0), faults=(stall,))
 
 
-def long_runs(seed: int) -> Plan:
+def long_runs(seed: int) -> SimulationPlan:
     """Return a plan of runs that last longer than a lease."""
     return slow_events(seed, Trouble("slow", 100.0))
 

@@ -14,7 +14,7 @@ from sdk_trio.errors import NotSupportedError
 from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
 from sdk_trio.testing import SimulationFailedError, World, simulate
 from sdk_trio.testing.simulation import scheduler
-from sdk_trio.testing.simulation.plan import Fault, Plan, make_plan
+from sdk_trio.testing.simulation.plan import Fault, SimulationPlan, make_plan
 from sdk_trio.testing.simulation.run import handled_types
 from sdk_trio.testing.simulation.world import Simulation
 
@@ -233,7 +233,7 @@ def test_a_power_cut_in_the_middle_of_a_commit_happens_and_is_survived():
     lost = 0
     for changes in (1, 2, 3, 5):
         at = base.arrivals[4].at
-        plan = Plan(3, base.arrivals, (Fault(at, "power", 1.0, float(changes)),))
+        plan = SimulationPlan(3, base.arrivals, (Fault(at, "power", 1.0, float(changes)),))
         result = run(plan, world)
         assert not result.violations
         story = "\n".join(map(str, result.story))
@@ -244,7 +244,7 @@ def test_a_power_cut_in_the_middle_of_a_commit_happens_and_is_survived():
 def test_a_stalled_process_serves_after_it_wakes_up():
     world = World(faults=(), events=6, troubles=False)
     base = make_plan(1, world, TYPES)
-    plan = Plan(1, base.arrivals, (Fault(base.arrivals[0].at, "stall", 12.0),))
+    plan = SimulationPlan(1, base.arrivals, (Fault(base.arrivals[0].at, "stall", 12.0),))
     result = run(plan, world)
     assert not result.violations
     assert result.acknowledged == 6

@@ -22,7 +22,7 @@ LIMIT_SLACK_SECONDS = 2.0
 AFTERMATH_SECONDS = 30.0
 
 
-class Run(msgspec.Struct, eq=False):
+class HandlerRun(msgspec.Struct, eq=False):
     """One run of a handler: ``result`` is None while it runs, ``done``, ``failed`` or ``cut``."""
 
     key: str
@@ -52,15 +52,15 @@ class Auditor:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        # What may have kept an outcome from being recorded: a crash or a long stall, or a fault of
-        # the disk if the process has ended before the outcome was recorded.
+        # A crash or a long stall keeps outcomes from being recorded. So does a fault of the disk,
+        # if the process ends before it is over.
         self._crashed_at = self._stopped_at = self._faulty_until = -math.inf
         # When a host began or ceased to stand still.
         self._paused_at = -math.inf
         self.violations: list[Violation] = []
         #: When each event was first acknowledged.
         self.acknowledged: dict[str, float] = {}
-        self.runs: dict[str, list[Run]] = {}
+        self.runs: dict[str, list[HandlerRun]] = {}
         self._recorded: dict[str, float] = {}
         self._down: set[str] = set()
         self._stalled: set[str] = set()
@@ -112,14 +112,14 @@ class Auditor:
         if self._faulty_until + AFTERMATH_SECONDS < self._now():
             self.find("failed", f"a process has ended: {error}")
 
-    def _may_repeat(self, run: Run, ended: float, machine: str) -> bool:
+    def _may_repeat(self, run: HandlerRun, ended: float, machine: str) -> bool:
         """Say whether another run may begin on ``machine`` after one that has succeeded."""
         if run.limit < math.inf and run.machine != machine and self._faulty_until >= ended:
             # An inline outcome that the store did not take is remembered by its own process.
             return True
         return max(self._crashed_at, min(self._stopped_at, self._faulty_until)) >= ended
 
-    def begin(self, key: str, machine: str, limit: float, *, ordered: bool) -> Run:
+    def begin(self, key: str, machine: str, limit: float, *, ordered: bool) -> HandlerRun:
         """Note that a handler is called, and judge whether it may be.
 
         Args:
@@ -132,7 +132,7 @@ class Auditor:
             self._ordered.add(key)
         runs = self.runs.setdefault(key, [])
         self._begun += 1
-        run = Run(key, machine, self._now(), self._begun, limit=limit)
+        run = HandlerRun(key, machine, self._now(), self._begun, limit=limit)
         if (recorded := self._recorded.get(key)) is not None:
             self.find(
                 "ran_again", f"{key} runs again, although it was recorded as done at {recorded:.3f}"
@@ -151,7 +151,7 @@ class Auditor:
         runs.append(run)
         return run
 
-    def end(self, run: Run, result: str) -> None:
+    def end(self, run: HandlerRun, result: str) -> None:
         """Note how a run has ended."""
         if run.machine in self._down:
             return
@@ -200,7 +200,7 @@ class Auditor:
         return any(run.result in ("done", "cut") for run in self.runs.get(key, ()))
 
     def _judge_order(self, lane: Sequence[DeliveryRecord]) -> None:
-        last: Run | None = None
+        last: HandlerRun | None = None
         for record in lane:
             runs = self.runs.get(record.key, [])
             if runs and last is not None and runs[0].place < last.place:

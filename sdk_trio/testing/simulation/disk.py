@@ -28,7 +28,7 @@ class HostDownError(BaseException):
 
 
 class _File(msgspec.Struct):
-    """What is not on the platter: old contents by block, and the size at the last sync."""
+    """The state of the platter where it is older: blocks, and the size at the last sync."""
 
     size: int
     dirty: dict[int, bytes] = {}
@@ -180,9 +180,7 @@ class SimulatedFiles(apsw.VFS):
         # The default one, so that all of SQLite in this process goes through it.
         super().__init__(self.NAME, self.base, makedefault=True)
 
-    def xOpen(  # noqa: N802 - SQLite's name
-        self, name: str | apsw.URIFilename | None, flags: list[int]
-    ) -> apsw.VFSFile:
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
         """Open a file."""
         path = name if name is None or isinstance(name, str) else name.filename()
         if not self.disk.holds(path):
@@ -190,7 +188,7 @@ class SimulatedFiles(apsw.VFS):
         assert path is not None
         return _SimulatedFile(self, path, name, flags)
 
-    def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
+    def xDelete(self, filename: str, syncdir: bool) -> None:
         """Delete a file."""
         if self.disk.holds(filename):
             self.touch(self.host(), "delete")
@@ -208,13 +206,13 @@ class _SimulatedFile(apsw.VFSFile):
         self._host = vfs.host()
         super().__init__(vfs.base, name, flags)
 
-    def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
+    def xRead(self, amount: int, offset: int) -> bytes:
         if self._disk.has("read"):
             self._vfs.touch(self._host, "read")
             raise apsw.IOError("the simulated disk does not read")
         return super().xRead(amount, offset)
 
-    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
+    def xWrite(self, data: bytes, offset: int) -> None:
         self._vfs.touch(self._host, "write")
         try:
             self._disk.will_write(self._path, offset, len(data), super().xFileSize(), super().xRead)
@@ -222,12 +220,12 @@ class _SimulatedFile(apsw.VFSFile):
             raise apsw.FullError(str(error)) from error
         super().xWrite(data, offset)
 
-    def xTruncate(self, newsize: int) -> None:  # noqa: N802
+    def xTruncate(self, newsize: int) -> None:
         self._vfs.touch(self._host, "truncate")
         self._disk.will_truncate(self._path, newsize, super().xFileSize(), super().xRead)
         super().xTruncate(newsize)
 
-    def xSync(self, flags: int) -> None:  # noqa: N802
+    def xSync(self, flags: int) -> None:
         self._vfs.touch(self._host, "sync")
         try:
             self._disk.sync(self._path, super().xFileSize())

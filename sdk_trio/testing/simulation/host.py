@@ -2,14 +2,14 @@
 
 import math
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import trio
 
 from ...base.opener import dial_unix
-from ...config import Settings
+from ...config import Secret, Settings
 from ...errors import only_member
 from ...events import Event
 from ...records.deliveries import DeliveryRecord
@@ -21,11 +21,8 @@ from ...webhooks.receiver import Share
 from ...webhooks.registry import BoundHandler, BoundHandlers
 from .audit import Auditor
 from .machine import Machine
-from .plan import Trouble
+from .plan import Trouble, World
 from .scheduler import Hosts
-
-if TYPE_CHECKING:
-    from .world import Simulation
 
 #: The seconds that a handler of the dice hangs: longer than an inline handler may take.
 HANG_SECONDS = 25.0
@@ -34,15 +31,43 @@ HANG_SECONDS = 25.0
 RESTART_SECONDS = 2.0
 
 
+class HostWorld(Protocol):
+    """The world of a host, as far as the host has to do with it."""
+
+    #: Its description, the directories of sockets and of the store, the receiver's path and secret.
+    world: World
+    root: str
+    data: str
+    path: str
+    secret: Secret
+    hosts: Hosts
+    auditor: Auditor
+    handlers: Callable[[], HandlerRegistry]
+    nursery: trio.Nursery
+    tell: Callable[..., None]
+
+    def trouble(self, webhook_id: str, run: int) -> Trouble | None:
+        """Return what goes wrong in a run of an event's handler, counted from 0."""
+        ...
+
+    async def take_over(self, dead: str, heir: str) -> bool:
+        """Take away the leases of a process that has ended."""
+        ...
+
+    def crash(self, victims: "Sequence[Host]") -> None:
+        """Crash processes."""
+        ...
+
+
 class SimulatedFailure(Exception):  # noqa: N818 - it is what a handler raises
-    """What the dice have raised in a handler."""
+    """An error that the dice have raised in a handler."""
 
 
 class _Handler(WebhookHandlerBase[Any]):
     """A handler under test, with the troubles of the plan, and the auditor beside it."""
 
     def __init__(
-        self, bound: BoundHandler, machine: Machine, world: "Simulation", inline_seconds: float
+        self, bound: BoundHandler, machine: Machine, world: HostWorld, inline_seconds: float
     ) -> None:
         self._inner = bound.handler
         self._ordered = bound.ordered
@@ -120,7 +145,7 @@ class Host:
         place: which one it is of the processes that share the store, counted from 1.
     """
 
-    def __init__(self, world: "Simulation", name: str, place: int) -> None:
+    def __init__(self, world: HostWorld, name: str, place: int) -> None:
         self._world = world
         self._place = place
         self._after_crash = False

@@ -14,7 +14,7 @@ from .machine import Machine
 #: Fields of the log that the story leaves out.
 _LEFT_OUT = {"hint", "traceback"}
 
-#: Where an object is in memory differs from process to process.
+#: The place of an object in memory, which differs from process to process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 

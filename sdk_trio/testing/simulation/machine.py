@@ -1,4 +1,4 @@
-"""What a simulated host opens: files of its data directory, and connections.
+"""The files of a simulated host's data directory, and its connections.
 
 Hosts listen on unix sockets of the temporary directory, which the kernel serves at once and in
 order. The delays and cuts of a network are those of the world's senders.
@@ -21,7 +21,7 @@ from .disk import Disk, HostDownError
 
 
 class Machine:
-    """What one incarnation of a host has open, so that a crash can take it away.
+    """The open files and connections of one incarnation of a host, which a crash takes away.
 
     Args:
         name: ``host#number``.

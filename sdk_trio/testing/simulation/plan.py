@@ -1,5 +1,6 @@
-"""What happens in a simulation, decided before it begins: the events, the faults, the handlers' bad
-days. A failure is shrunk by leaving parts of the plan out. Pure.
+"""The plan of a simulation: the events, the faults, and what goes wrong in handlers.
+
+It is made before the simulation begins. A failure is shrunk by leaving parts out. Pure.
 """
 
 import random
@@ -29,7 +30,7 @@ _LIFECYCLE = (
     "canceled", "refunded", "revoked", "expired", "deleted",
 )  # fmt: skip
 
-#: What may go wrong in a handler, by chance: see :class:`Trouble`.
+#: The kinds of :class:`Trouble` that the dice choose from.
 _TROUBLES = ("slow", "slow", "fail", "fail_after", "hang", "cancel")
 
 #: The most crashes and stalls of one simulation. An event that ran in each of them must not run
@@ -69,7 +70,7 @@ class World:
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """What goes wrong in one run of a handler: ``slow``, ``fail``, ``fail_after`` (the handler has
+    """A trouble in one run of a handler: ``slow``, ``fail``, ``fail_after`` (the handler has
     done its work by then), ``hang`` or ``cancel``; ``seconds`` is how long the first two take.
     """
 
@@ -117,7 +118,7 @@ class Fault(msgspec.Struct, frozen=True):
         return f"{FAULTS[self.kind]}, for {self.seconds:.1f} s{detail}"
 
 
-class Plan(msgspec.Struct, frozen=True):
+class SimulationPlan(msgspec.Struct, frozen=True):
     """The whole plan of one seed; times in virtual seconds."""
 
     seed: int
@@ -131,15 +132,17 @@ class Plan(msgspec.Struct, frozen=True):
         return max(ends, default=0.0)
 
 
-def make_plan(seed: int, world: World, types: Sequence[str]) -> Plan:
+def make_plan(seed: int, world: World, types: Sequence[str]) -> SimulationPlan:
     """Return the plan of a seed.
 
     Args:
         types: the event types that the application handles; not empty.
     """
-    dice = random.Random(f"{seed}/plan")  # noqa: S311 - no secret
+    dice = random.Random(f"{seed}/plan")
     seconds = world.hours * 3600
-    return Plan(seed, _arrivals(dice, world, types, seconds), _faults(dice, world, seconds))
+    return SimulationPlan(
+        seed, _arrivals(dice, world, types, seconds), _faults(dice, world, seconds)
+    )
 
 
 def _arrivals(

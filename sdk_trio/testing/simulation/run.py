@@ -11,7 +11,7 @@ from ...errors import NotSupportedError
 from ...events.samples import sample_types
 from ...records.deliveries import DeliveryRecord
 from ...webhooks import HandlerRegistry
-from .plan import Plan, World, make_plan
+from .plan import SimulationPlan, World, make_plan
 from .stories import describe, shrink
 from .world import Result, Simulation
 
@@ -35,8 +35,8 @@ class SimulationFailedError(AssertionError):
 
 
 @attrs.frozen(kw_only=True)
-class Report:
-    """What clean seeds have shown, in sum; ``hours`` are virtual ones."""
+class SimulationReport:
+    """The sums over clean seeds; ``hours`` are virtual ones."""
 
     seeds: int
     hours: float
@@ -58,7 +58,7 @@ def simulate(
     check: Check | None = None,
     plan: str | None = None,
     progress: Callable[[int], object] | None = None,
-) -> Report:
+) -> SimulationReport:
     """Run the real runtime with these handlers in virtual worlds full of faults.
 
     Each seed is one ``trio.run``; call it outside of any event loop. Randomness, time, threads,
@@ -85,7 +85,7 @@ def simulate(
     _require_no_loop()
     world = World() if world is None else world
     if plan is not None:
-        result = _run(msgspec.json.decode(plan, type=Plan), world, handlers, check)
+        result = _run(msgspec.json.decode(plan, type=SimulationPlan), world, handlers, check)
         _require_clean(result, None)
         return _summed([result])
     types = handled_types(_made(handlers))
@@ -131,7 +131,7 @@ def _made(handlers: Handlers) -> HandlerRegistry:
     return handlers if isinstance(handlers, HandlerRegistry) else handlers()
 
 
-def _run(plan: Plan, world: World, handlers: Handlers, check: Check | None) -> Result:
+def _run(plan: SimulationPlan, world: World, handlers: Handlers, check: Check | None) -> Result:
     made = _made(handlers)
     called: Callable[[Sequence[DeliveryRecord]], object] | None = None
     if check is not None:
@@ -140,8 +140,8 @@ def _run(plan: Plan, world: World, handlers: Handlers, check: Check | None) -> R
     return Simulation(plan, world, lambda: made, called).run()
 
 
-def _summed(results: Sequence[Result]) -> Report:
-    return Report(
+def _summed(results: Sequence[Result]) -> SimulationReport:
+    return SimulationReport(
         seeds=len(results),
         hours=sum(result.seconds for result in results) / 3600,
         acknowledged=sum(result.acknowledged for result in results),

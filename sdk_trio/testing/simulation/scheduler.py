@@ -13,7 +13,7 @@ from trio._core import _run
 
 from ...errors import NotSupportedError
 
-#: What is used of Trio's private parts, by the object that has it.
+#: The names of Trio's private parts that are used, by the object that has them.
 _PRIVATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (_run, ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT", "Runner", "Task")),
     (_run.Runner, ("reschedule", "runq")),
@@ -78,12 +78,12 @@ class Hosts(trio.abc.Instrument):
             trio.lowlevel.reschedule(task, value)
 
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
-        """See :class:`trio.abc.Instrument`."""
+        """See ``trio.abc.Instrument``."""
         if (host := self.current()) is not None:
             self._host_of[task] = host
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
-        """See :class:`trio.abc.Instrument`."""
+        """See ``trio.abc.Instrument``."""
         self._host_of.pop(task, None)
 
     def before_io_wait(self, timeout: float) -> None:

@@ -64,7 +64,7 @@ class Sender:
 
     async def deliver(self, arrival: Arrival) -> None:
         """Deliver one event, with retries, until it is acknowledged or given up."""
-        dice = random.Random(f"{self._seed}/sender/{arrival.number}")  # noqa: S311 - no secret
+        dice = random.Random(f"{self._seed}/sender/{arrival.number}")
         happened = datetime.fromtimestamp(BEGIN + arrival.at, UTC)
         body = sample_body(
             arrival.type,

@@ -7,7 +7,7 @@ import attrs
 import msgspec
 
 from .journal import Line
-from .plan import Plan, World
+from .plan import SimulationPlan, World
 from .world import Result
 
 #: The most simulations that a shrinking runs.
@@ -21,7 +21,7 @@ _QUIET = {"webhook.received", "webhook.handled", "runtime.draining", "runtime.st
 _QUIET |= {"config.warning", "runtime.started"}
 
 
-def shrink(result: Result, run: Callable[[Plan], Result]) -> Result:
+def shrink(result: Result, run: Callable[[SimulationPlan], Result]) -> Result:
     """Return the result of the smallest plan found that breaks the same promise.
 
     It is deterministic, since every simulation is.
@@ -48,7 +48,7 @@ def shrink(result: Result, run: Callable[[Plan], Result]) -> Result:
     return best
 
 
-def _smaller(plan: Plan) -> Iterator[Plan]:
+def _smaller(plan: SimulationPlan) -> Iterator[SimulationPlan]:
     """Yield plans that lack a part of this one, the larger parts first."""
     arrivals, faults = plan.arrivals, plan.faults
     size = len(arrivals) // 2
@@ -71,7 +71,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield _scaled(plan, _SHORTER)
 
 
-def _scaled(plan: Plan, factor: float) -> Plan:
+def _scaled(plan: SimulationPlan, factor: float) -> SimulationPlan:
     arrivals = tuple(
         msgspec.structs.replace(each, at=round(each.at * factor, 3)) for each in plan.arrivals
     )

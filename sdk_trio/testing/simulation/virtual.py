@@ -74,7 +74,7 @@ def seeded(seed: int) -> Iterator[None]:
     process id. The garbage collector is off meanwhile: it would run finalizers at moments of its
     own choice.
     """
-    source = random.Random(f"{seed}/urandom")  # noqa: S311 - a simulation keeps no secret
+    source = random.Random(f"{seed}/urandom")
 
     def urandom(size: int) -> bytes:
         return source.randbytes(size)

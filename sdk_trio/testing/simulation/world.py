@@ -22,7 +22,7 @@ from .disk import Disk, SimulatedFiles
 from .host import Host, held_in_memory, records_of
 from .journal import Journal, Line
 from .machine import Machine, SimulatedOpener
-from .plan import Fault, Plan, Trouble, World
+from .plan import Fault, SimulationPlan, Trouble, World
 from .scheduler import Hosts, deterministic
 from .sender import Sender
 from .threads import InlineExecutor
@@ -38,7 +38,7 @@ LONGEST_REST_SECONDS = 4 * 3600.0
 #: Stalls of so many seconds may cost a host its leases.
 LONG_STALL_SECONDS = 60.0
 
-#: How far ahead of now, beyond the longest backoff, a retry may be planned, in seconds.
+#: The seconds beyond the longest backoff that a retry may be planned ahead.
 RETRY_SLACK_SECONDS = 60.0
 
 #: The virtual seconds beside the drain timeout within which a stop has to end.
@@ -48,9 +48,9 @@ _PATH = "/hooks/sdk"
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What one seed has shown; ``seconds`` are virtual ones."""
+    """The outcome of one seed; ``seconds`` are virtual ones."""
 
-    plan: Plan
+    plan: SimulationPlan
     violations: tuple[Violation, ...]
     story: tuple[Line, ...]
     seconds: float
@@ -76,7 +76,7 @@ class Simulation:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SimulationPlan,
         world: World,
         handlers: Callable[[], HandlerRegistry],
         check: Callable[[Sequence[DeliveryRecord]], object] | None = None,
@@ -98,8 +98,8 @@ class Simulation:
         self._found: Sequence[DeliveryRecord] = ()
         self.nursery: trio.Nursery
         self._troubles = {each.webhook_id: each.troubles for each in plan.arrivals}
-        self._dice = random.Random(f"{plan.seed}/threads")  # noqa: S311 - no secret
-        self._network_dice = random.Random(f"{plan.seed}/network")  # noqa: S311 - no secret
+        self._dice = random.Random(f"{plan.seed}/threads")
+        self._network_dice = random.Random(f"{plan.seed}/network")
         self._orphans: dict[str, str] = {}
         self._hang_until = 0.0
         self._network_until = 0.0
@@ -116,7 +116,7 @@ class Simulation:
             stack.enter_context(deterministic(self.plan.seed, self.hosts))
             stack.enter_context(self.time.in_use())
             stack.enter_context(self.journal.in_use())
-            dice = random.Random(f"{self.plan.seed}/disk")  # noqa: S311 - no secret
+            dice = random.Random(f"{self.plan.seed}/disk")
             self.disk = Disk(dice, self.data, self.time.now)
             files = SimulatedFiles(self.disk, self._machine, self._touch)
             stack.callback(files.unregister)
@@ -254,7 +254,7 @@ class Simulation:
     async def _happen(self, fault: Fault) -> None:
         self.tell("fault", what=str(fault))
         # By the fault alone, so that the victim stays the same when others are left out.
-        dice = random.Random(f"{self.plan.seed}/{fault.at}")  # noqa: S311 - no secret
+        dice = random.Random(f"{self.plan.seed}/{fault.at}")
         victim = dice.choice(self.members)
         match fault.kind:
             case "kill":
