@@ -59,7 +59,7 @@ class HostWorld(Protocol):
         ...
 
 
-class SimulatedFailure(Exception):  # noqa: N818 - it is what a handler raises
+class SimulatedError(Exception):
     """An error that the dice have raised in a handler."""
 
 
@@ -108,10 +108,10 @@ class _Handler(WebhookHandlerBase[Any]):
             await trio.lowlevel.checkpoint()
         elif trouble is not None and kind == "fail":
             await trio.sleep(trouble.seconds)
-            raise SimulatedFailure("the dice have raised this before the handler began")
+            raise SimulatedError("the dice have raised this before the handler began")
         await self._inner.handle_core(event)
         if kind == "fail_after":
-            raise SimulatedFailure("the dice have raised this after the handler had ended")
+            raise SimulatedError("the dice have raised this after the handler had ended")
 
     async def on_error(self, event: Event[Any], error: Exception) -> None:
         await self._inner.on_error(event, error)

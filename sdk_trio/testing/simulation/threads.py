@@ -63,6 +63,8 @@ class InlineExecutor(Executor):
             result = await self.perform(
                 lambda: contextvars.copy_context().run(function, *arguments)
             )
+            if _is_down(result) and _is_system_task():
+                await trio.sleep_forever()  # an error of such a task would end Trio itself
             await self._pause(after, shield=not abandon_on_cancel)
         finally:
             if limiter is not None:
@@ -71,11 +73,7 @@ class InlineExecutor(Executor):
 
     async def perform(self, job: Callable[[], T]) -> "outcome.Outcome[T]":
         """Run ``job``; a host that crashes in the middle of it does not go on."""
-        result: outcome.Outcome[T]
-        try:
-            result = outcome.Value(job())
-        except BaseException as error:  # noqa: ASYNC103 - it is delivered
-            result = outcome.Error(error)
+        result = outcome.capture(job)
         machine = self._machine()
         if machine is not None and machine.down:
             await machine.buried.wait()
@@ -105,6 +103,15 @@ class InlineExecutor(Executor):
     def call_loop(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Call ``function``: this is the event loop's thread."""
         return function(*arguments)
+
+
+def _is_down(result: "outcome.Outcome[T]") -> bool:
+    return isinstance(result, outcome.Error) and isinstance(result.error, HostDownError)
+
+
+def _is_system_task() -> bool:
+    nursery = trio.lowlevel.current_task().parent_nursery
+    return nursery is not None and nursery.parent_task is trio.lowlevel.current_root_task()
 
 
 class _InlineWorker:

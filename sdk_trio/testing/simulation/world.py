@@ -107,8 +107,7 @@ class Simulation:
     def run(self) -> Result:
         """Run the world to its end, and return what it has shown."""
         with ExitStack() as stack:
-            directory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 - a new one in it
-            self.root = tempfile.mkdtemp(prefix="sdk-", dir=directory)
+            self.root = tempfile.mkdtemp(prefix="sdk-")
             stack.callback(shutil.rmtree, self.root, ignore_errors=True)
             self.journal.root = self.root
             self.data = os.path.join(self.root, "data")
