@@ -35,6 +35,9 @@ STUCK_SECONDS = 110.0
 #: The virtual seconds after the last fault after which a world that goes on is ended.
 LONGEST_REST_SECONDS = 4 * 3600.0
 
+#: The seconds after the last commit until nothing is in memory any more.
+SETTLE_SECONDS = 1.0
+
 #: Stalls of so many seconds may cost a host its leases.
 LONG_STALL_SECONDS = 60.0
 
@@ -362,6 +365,7 @@ class Simulation:
             return
         self._found = records
         self.auditor.judge(records, dead_is_failure=self.world.dead_is_failure)
+        await trio.sleep(SETTLE_SECONDS)
         for runtime in self._runtimes():
             if runtime.unfinished or runtime.queue_depth:
                 self.auditor.find("leak", f"{runtime.unfinished} events stay in memory at rest")
