@@ -20,7 +20,7 @@ WITHOUT_CHECKPOINTS := sdk_trio/net/% sdk_trio/server/% sdk_trio/storage/memory/
 	sdk_trio/admin/app.py sdk_trio/admin/feed.py sdk_trio/admin/status.py sdk_trio/notifications/pump.py \
 	sdk_trio/reconcile/reconciler.py sdk_trio/tenants/upgrade_run.py \
 	$(addprefix sdk_trio/runtime/,processes.py systemd.py worker.py) \
-	sdk_trio/webhooks/forward.py \
+	sdk_trio/webhooks/forward.py sdk_trio/testing/simulation/% \
 	$(addprefix sdk_trio/replication/,health_check.py supervisor.py watch.py)
 FLAKE8_ASYNC_CONNECTIONS := --enable ASYNC,ASYNC900 \
 	--disable ASYNC114,ASYNC127,ASYNC910,ASYNC911,ASYNC912,ASYNC913

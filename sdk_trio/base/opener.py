@@ -35,6 +35,14 @@ class Opener:
         """See :func:`sync_file`."""
         os.fsync(descriptor)
 
+    def write(self, descriptor: int, content: bytes, offset: int) -> None:
+        """See :func:`write_file`."""
+        left = memoryview(content)
+        while left:
+            written = os.pwrite(descriptor, left, offset)
+            left = left[written:]
+            offset += written
+
     def database(self, path: str, flags: int) -> "apsw.Connection":
         """See :func:`open_database`."""
         import apsw
@@ -114,6 +122,17 @@ def sync_path(path: str | os.PathLike[str]) -> None:
         sync_file(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_file(descriptor: int, content: bytes, offset: int) -> None:
+    """Write all of ``content`` at an offset of a file that :func:`open_file` has opened.
+
+    Not on Windows.
+
+    Raises:
+        OSError: the disk failed, or is full.
+    """
+    _current.write(descriptor, content, offset)
 
 
 def open_database(path: str | os.PathLike[str], *, flags: int) -> "apsw.Connection":

@@ -49,6 +49,7 @@ COMMANDS = (
     Command("config show", "show the settings and their origins", "settings:show"),
     Command("config schema", "print the JSON Schema of the settings", "settings:schema"),
     Command("doctor", "find faults, with remedies", "doctor.run:doctor"),
+    Command("simulate", "run an application in virtual worlds of faults", "simulate:simulate_app"),
     Command("events types", "list the event types and their classes", "trigger:types"),
     Command("events list", "list events of the inbox", "events:list_events"),
     Command("events show", "show one event", "events:show_event"),
@@ -123,6 +124,9 @@ config show
 config show --all
 config schema > sdk.schema.json
 doctor --standalone --app app:handlers
+simulate --app app:handlers
+simulate --app app:handlers --check app:check --seeds 1000
+simulate --app app:handlers --seed 17 --write-test test_seed_17.py
 events types
 events list --state dead
 events list --type order.paid --since 2h -n 10

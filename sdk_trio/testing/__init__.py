@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     )
     from .notifications import verify_notification
     from .signing import SignedDelivery, sample, sample_body, sample_types, sign_delivery
+    from .simulation.plan import World
+    from .simulation.run import SimulationFailedError, simulate
     from .upstream import MockedCall, MockedRoute, MockUpstream
 
 __all__ = [
@@ -39,13 +41,16 @@ __all__ = [
     "MockedCall",
     "MockedRoute",
     "SignedDelivery",
+    "SimulationFailedError",
     "UnexpectedStateError",
+    "World",
     "running_app",
     "sample",
     "sample_body",
     "sample_types",
     "settings_for_tests",
     "sign_delivery",
+    "simulate",
     "verify_notification",
 ]
 
@@ -68,6 +73,8 @@ __getattr__ = importing(
             ("SignedDelivery", "sample", "sample_body", "sample_types", "sign_delivery"), "signing"
         ),
         "verify_notification": "notifications",
+        "World": "simulation.plan",
+        **dict.fromkeys(("SimulationFailedError", "simulate"), "simulation.run"),
         **dict.fromkeys(("MockUpstream", "MockedCall", "MockedRoute"), "upstream"),
     },
 )

@@ -29,7 +29,7 @@ import msgspec
 
 from ...base import clock
 from ...base.logs import get_logger
-from ...base.opener import open_database, open_file, sync_file
+from ...base.opener import open_database, open_file, sync_file, write_file
 from ...errors import StoreLostError, StoreUnavailableError
 
 _log = get_logger("storage")
@@ -322,7 +322,7 @@ def rewrite_log(log: str, frames: int) -> set[int]:
     try:
         found = 0
         for offset, content in _valid_parts(descriptor):
-            _write(descriptor, content, offset)
+            write_file(descriptor, content, offset)
             if offset:
                 found += 1
                 pages.add(int.from_bytes(content[:4], "big"))
@@ -365,14 +365,6 @@ def _checksum(order: str, total: tuple[int, int], content: bytes) -> tuple[int, 
         first = (first + word + second) & 0xFFFFFFFF
         second = (second + next(words) + first) & 0xFFFFFFFF
     return first, second
-
-
-def _write(descriptor: int, content: bytes, offset: int) -> None:
-    left = memoryview(content)
-    while left:
-        written = os.pwrite(descriptor, left, offset)
-        left = left[written:]
-        offset += written
 
 
 def rewrite_pages(file: str, pages: Iterable[int], page_size: int) -> None:

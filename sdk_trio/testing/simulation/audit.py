@@ -1,0 +1,215 @@
+"""The auditor: what was promised, what happened, and whether the second keeps the first.
+
+It believes nothing that the runtime says of itself, except that an outcome was recorded
+(``webhook.handled``) and what the store holds at the end.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from ...records.deliveries import DeliveryRecord, DeliveryState
+
+#: States in which nothing is left to do.
+FINAL = {DeliveryState.DONE, DeliveryState.DEAD, DeliveryState.PARKED}
+
+
+#: The seconds beyond its limit that a handler may take, since limits are checked now and then.
+LIMIT_SLACK_SECONDS = 2.0
+
+#: The seconds after a fault of the disk within which a process may still end because of it.
+AFTERMATH_SECONDS = 30.0
+
+
+class HandlerRun(msgspec.Struct, eq=False):
+    """One run of a handler: ``result`` is None while it runs, ``done``, ``failed`` or ``cut``."""
+
+    key: str
+    machine: str
+    begun: float
+    place: int
+    ended: float | None = None
+    result: str | None = None
+    #: The seconds that it may take.
+    limit: float = math.inf
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A broken promise: its kind, when it was found, in virtual seconds, and in words."""
+
+    kind: str
+    at: float
+    text: str
+
+
+class Auditor:
+    """Keeps the promises and runs of one simulation.
+
+    Args:
+        now: returns the virtual seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        # A crash or a long stall keeps outcomes from being recorded. So does a fault of the disk,
+        # if the process ends before it is over.
+        self._crashed_at = self._stopped_at = self._faulty_until = -math.inf
+        # When a host began or ceased to stand still.
+        self._paused_at = -math.inf
+        self.violations: list[Violation] = []
+        #: When each event was first acknowledged.
+        self.acknowledged: dict[str, float] = {}
+        self.runs: dict[str, list[HandlerRun]] = {}
+        self._recorded: dict[str, float] = {}
+        self._down: set[str] = set()
+        self._stalled: set[str] = set()
+        self._ordered: set[str] = set()
+        self._begun = 0
+
+    def find(self, kind: str, text: str) -> None:
+        """Note a violation."""
+        self.violations.append(Violation(kind, self._now(), text))
+
+    def acknowledge(self, webhook_id: str) -> None:
+        """Note that a delivery was answered 200."""
+        self.acknowledged.setdefault(webhook_id, self._now())
+
+    def crash(self, machine: str) -> None:
+        """Note that a host has crashed: its runs have no end."""
+        self._down.add(machine)
+        self._crashed_at = self._now()
+        for runs in self.runs.values():
+            for run in runs:
+                if run.machine == machine and run.ended is None:
+                    run.ended, run.result = self._now(), "cut"
+
+    def stall(self, machine: str, *, long: bool) -> None:
+        """Note that a host begins to stand still; ``long``: longer than a lease may last.
+
+        Another one may run its events then, and its own runs go on when it wakes up.
+        """
+        self._paused_at = self._now()
+        if long:
+            self._stalled.add(machine)
+
+    def wake(self, machine: str) -> None:
+        """Note that a host goes on; after a long stall, outcomes of its runs may not count."""
+        self._paused_at = self._now()
+        if machine in self._stalled:
+            self._crashed_at = self._now()
+
+    def fault(self, until: float) -> None:
+        """Note that the disk fails until then."""
+        self._faulty_until = max(self._faulty_until, until)
+
+    def stop(self) -> None:
+        """Note that a process has ended in order."""
+        self._stopped_at = self._now()
+
+    def fail(self, error: str) -> None:
+        """Note that a process has ended by an error, which only a disk that fails explains."""
+        if self._faulty_until + AFTERMATH_SECONDS < self._now():
+            self.find("failed", f"a process has ended: {error}")
+
+    def _may_repeat(self, run: HandlerRun, ended: float, machine: str) -> bool:
+        """Say whether another run may begin on ``machine`` after one that has succeeded."""
+        if run.limit < math.inf and run.machine != machine and self._faulty_until >= ended:
+            # An inline outcome that the store did not take is remembered by its own process.
+            return True
+        return max(self._crashed_at, min(self._stopped_at, self._faulty_until)) >= ended
+
+    def begin(self, key: str, machine: str, limit: float, *, ordered: bool) -> HandlerRun:
+        """Note that a handler is called, and judge whether it may be.
+
+        Args:
+            key: the event's.
+            machine: the host that calls it.
+            limit: the seconds that it may take.
+            ordered: it was registered with ``ordered=True``.
+        """
+        if ordered:
+            self._ordered.add(key)
+        runs = self.runs.setdefault(key, [])
+        self._begun += 1
+        run = HandlerRun(key, machine, self._now(), self._begun, limit=limit)
+        if (recorded := self._recorded.get(key)) is not None:
+            self.find(
+                "ran_again", f"{key} runs again, although it was recorded as done at {recorded:.3f}"
+            )
+        for earlier in runs:
+            if earlier.ended is None and earlier.machine in self._stalled:
+                continue
+            if earlier.ended is None:
+                self.find("two_runs", f"{key} runs twice at once, since {earlier.begun:.3f}")
+            elif earlier.result == "done" and not self._may_repeat(earlier, earlier.ended, machine):
+                self.find(
+                    "ran_again",
+                    f"{key} runs again, although it had succeeded at {earlier.ended:.3f} and "
+                    "nothing went wrong since",
+                )
+        runs.append(run)
+        return run
+
+    def end(self, run: HandlerRun, result: str) -> None:
+        """Note how a run has ended."""
+        if run.machine in self._down:
+            return
+        now = self._now()
+        run.ended, run.result = now, result
+        took = now - run.begun
+        disturbed_at = max(self._crashed_at, self._faulty_until, self._paused_at)
+        # The queue runs inline events that a crash has cut, and has no such limit.
+        is_first = run is self.runs[run.key][0]
+        if is_first and took > run.limit + LIMIT_SLACK_SECONDS and disturbed_at < run.begun:
+            self.find("too_long", f"the handler of {run.key} took {took:.1f} s")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a handler is at work."""
+        return any(run.ended is None for runs in self.runs.values() for run in runs)
+
+    def handled(self, key: str, machine: str) -> None:
+        """Note that the runtime has recorded an event as done."""
+        # One that has lost its leases says so, too, and nothing is recorded.
+        if machine not in self._stalled:
+            self._recorded.setdefault(key, self._now())
+
+    # -- at rest -----------------------------------------------------------------------------
+
+    def judge(self, records: Iterable[DeliveryRecord], *, dead_is_failure: bool) -> None:
+        """Judge what the store holds when everything has ended."""
+        held = {record.key: record for record in records}
+        for key in self.acknowledged:
+            if key not in held:
+                self.find("lost", f"{key} was acknowledged, and the store does not have it")
+        for key, record in held.items():
+            if record.state not in FINAL:
+                self.find("unfinished", f"{key} is {record.state.value} for ever")
+            elif record.state is DeliveryState.DONE and not self._has_succeeded(key):
+                self.find("not_run", f"{key} is done, and no run of it has succeeded")
+            elif record.state is DeliveryState.DEAD and dead_is_failure:
+                self.find("dead", f"{key} ended dead: {record.last_error}")
+        lanes: dict[str, list[DeliveryRecord]] = {}
+        for record in sorted(held.values(), key=lambda each: each.sequence):
+            if record.key in self._ordered and record.subject is not None:
+                lanes.setdefault(record.subject, []).append(record)
+        for lane in lanes.values():
+            self._judge_order(lane)
+
+    def _has_succeeded(self, key: str) -> bool:
+        # One that was cut by a crash may have concluded its event before.
+        return any(run.result in ("done", "cut") for run in self.runs.get(key, ()))
+
+    def _judge_order(self, lane: Sequence[DeliveryRecord]) -> None:
+        last: HandlerRun | None = None
+        for record in lane:
+            runs = self.runs.get(record.key, [])
+            if runs and last is not None and runs[0].place < last.place:
+                self.find(
+                    "order",
+                    f"{record.key} ran at {runs[0].begun:.3f}, before {last.key} of the same "
+                    f"subject had ended, which arrived earlier and ran at {last.begun:.3f}",
+                )
+            if runs and (last is None or runs[-1].place > last.place):
+                last = runs[-1]

@@ -1,0 +1,333 @@
+"""A simulated host: the real runtime with the handlers under test, restarted when it has ended."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from ...base.opener import dial_unix
+from ...config import Secret, Settings
+from ...errors import only_member
+from ...events import Event
+from ...records.deliveries import DeliveryRecord
+from ...runtime import Runtime
+from ...runtime.worker import WorkerAssignment
+from ...storage.ports import Inbox
+from ...webhooks import HandlerRegistry, Services, WebhookHandlerBase
+from ...webhooks.receiver import Share
+from ...webhooks.registry import BoundHandler, BoundHandlers
+from .audit import Auditor
+from .machine import Machine
+from .plan import Trouble, World
+from .scheduler import Hosts
+
+#: The seconds that a handler of the dice hangs: longer than an inline handler may take.
+HANG_SECONDS = 25.0
+
+#: The seconds before a runtime that has failed is started again, as a service manager does it.
+RESTART_SECONDS = 2.0
+
+
+class HostWorld(Protocol):
+    """The world of a host, as far as the host has to do with it."""
+
+    #: Its description, the directories of sockets and of the store, the receiver's path and secret.
+    world: World
+    root: str
+    data: str
+    path: str
+    secret: Secret
+    hosts: Hosts
+    auditor: Auditor
+    handlers: Callable[[], HandlerRegistry]
+    nursery: trio.Nursery
+    tell: Callable[..., None]
+
+    def trouble(self, webhook_id: str, run: int) -> Trouble | None:
+        """Return what goes wrong in a run of an event's handler, counted from 0."""
+        ...
+
+    async def take_over(self, dead: str, heir: str) -> bool:
+        """Take away the leases of a process that has ended."""
+        ...
+
+    def crash(self, victims: "Sequence[Host]") -> None:
+        """Crash processes."""
+        ...
+
+
+class SimulatedError(Exception):
+    """An error that the dice have raised in a handler."""
+
+
+class _Handler(WebhookHandlerBase[Any]):
+    """A handler under test, with the troubles of the plan, and the auditor beside it."""
+
+    def __init__(
+        self, bound: BoundHandler, machine: Machine, world: HostWorld, inline_seconds: float
+    ) -> None:
+        self._inner = bound.handler
+        self._ordered = bound.ordered
+        self._limit = math.inf if bound.enqueue or bound.threads else inline_seconds
+        self._machine = machine
+        self._world = world
+
+    async def handle_core(self, event: Event[Any]) -> None:
+        auditor: Auditor = self._world.auditor
+        run = auditor.begin(event.key, self._machine.name, self._limit, ordered=self._ordered)
+        number = len(auditor.runs[event.key]) - 1
+        trouble = self._world.trouble(event.webhook_id, number)
+        self._world.tell("handler.begins", id=event.webhook_id, type=event.type, run=number + 1)
+        result = "cut"
+        try:
+            await self._handle(event, trouble)
+            result = "done"
+        except Exception as error:
+            result = "failed"
+            if isinstance(error, AssertionError) and not self._machine.down:
+                auditor.find("assertion", f"the handler of {event.webhook_id} raised {error!r}")
+            raise
+        finally:
+            auditor.end(run, result)
+            if not self._machine.down:
+                self._world.tell("handler.ends", id=event.webhook_id, result=result)
+
+    async def _handle(self, event: Event[Any], trouble: Trouble | None) -> None:
+        kind = None if trouble is None else trouble.kind
+        if trouble is not None and kind == "slow":
+            await trio.sleep(trouble.seconds)
+        elif kind == "hang":
+            await trio.sleep(HANG_SECONDS)
+        elif kind == "cancel":
+            nursery = trio.lowlevel.current_task().parent_nursery
+            assert nursery is not None
+            nursery.cancel_scope.cancel()
+            await trio.lowlevel.checkpoint()
+        elif trouble is not None and kind == "fail":
+            await trio.sleep(trouble.seconds)
+            raise SimulatedError("the dice have raised this before the handler began")
+        await self._inner.handle_core(event)
+        if kind == "fail_after":
+            raise SimulatedError("the dice have raised this after the handler had ended")
+
+    async def on_error(self, event: Event[Any], error: Exception) -> None:
+        await self._inner.on_error(event, error)
+
+
+class _Handlers(HandlerRegistry):
+    """The handlers of ``registry``, each with :class:`_Handler` around it."""
+
+    def __init__(self, registry: HandlerRegistry, wrap: Callable[[BoundHandler], BoundHandler]):
+        super().__init__(catalog=registry.catalog)
+        vars(self).update(vars(registry))
+        self.warns_of_missing = False
+        self._bind = registry.bind
+        self._wrap = wrap
+
+    def bind(self, services: Services[Any]) -> BoundHandlers:
+        bound = self._bind(services)
+        return msgspec.structs.replace(
+            bound,
+            by_type={name: self._wrap(handler) for name, handler in bound.by_type.items()},
+            fallback=bound.fallback and self._wrap(bound.fallback),
+        )
+
+
+class Host:
+    """One host of a simulation.
+
+    Args:
+        world: has the handlers, the settings and the disk.
+        name: of the host.
+        place: which one it is of the processes that share the store, counted from 1.
+    """
+
+    def __init__(self, world: HostWorld, name: str, place: int) -> None:
+        self._world = world
+        self._place = place
+        self._after_crash = False
+        self._hosts: Hosts = world.hosts
+        self._name = name
+        self._number = 0
+        self.machine: Machine | None = None
+        self.runtime: Runtime | None = None
+        self._scope = trio.CancelScope()
+        self._restart_after = RESTART_SECONDS
+        self._dead: list[tuple[Machine, trio.CancelScope]] = []
+        self.stopped = False
+
+    @property
+    def listens(self) -> bool:
+        """Whether senders can connect; one that stands still has a kernel that accepts for it."""
+        return (
+            self.machine is not None
+            and not self.machine.down
+            and self.runtime is not None
+            and self.runtime.started is not None
+        )
+
+    @property
+    def serves(self) -> bool:
+        """Whether it listens and does not stand still."""
+        return self.listens and not self._hosts.is_frozen(self.machine)
+
+    async def dial(self) -> trio.SocketStream:
+        """Connect to the process.
+
+        Raises:
+            OSError: it does not listen.
+        """
+        assert self.machine is not None
+        return await dial_unix(self.socket(self.machine))
+
+    def socket(self, machine: Machine) -> str:
+        """Return the path of the socket that an incarnation listens on."""
+        return os.path.join(self._world.root, f"{machine.name}.sock")
+
+    async def run(self) -> None:
+        """Keep the runtime running until :meth:`stop`."""
+        while not self.stopped:
+            self._number += 1
+            self.machine = machine = Machine(f"{self._name}.{self._number}")
+            machine.on_crash = lambda: self._world.crash([self])
+            self._scope = trio.CancelScope()
+            self._restart_after = RESTART_SECONDS
+            self._world.nursery.start_soon(self._live, machine, self._scope)
+            await machine.gone.wait()
+            self.runtime = None
+            heir = f"{self._name}.{self._number + 1}"
+            self._after_crash = await self._world.take_over(machine.name, heir)
+            if not self.stopped:
+                await trio.sleep(self._restart_after)
+
+    async def _live(self, machine: Machine, scope: trio.CancelScope) -> None:
+        self._hosts.enter(machine)
+        try:
+            with scope:
+                settings = self._settings(machine)
+                handlers = _Handlers(self._world.handlers(), self._wrap(machine, settings))
+                worker = self._worker(machine, settings)
+                self.runtime = Runtime(settings, handlers, worker=worker)
+                await self.runtime.run()
+        except trio.Cancelled:
+            raise
+        except BaseException as group:  # whatever ends a process
+            error = only_member(group) if isinstance(group, BaseExceptionGroup) else group
+            if not machine.down:
+                text = f"{type(error).__name__}: {error}"
+                self._world.tell("host.failed", error=text)
+                self._world.auditor.fail(text)
+        finally:
+            if not machine.down:
+                machine.down = True
+                self._world.auditor.stop()
+                machine.let_go()
+                machine.gone.set()
+
+    def _worker(self, machine: Machine, settings: Settings) -> WorkerAssignment | None:
+        """Return its place among the processes of one store; None: it is the only one."""
+        if self._world.world.processes == 1:
+            return None
+        share = Share(
+            singletons=False,
+            owner=machine.name,
+            after_crash=self._after_crash,
+            first=self._place == 1,
+        )
+        return WorkerAssignment(
+            number=self._place,
+            settings=settings,
+            share=share,
+            bind=settings.server.bind,
+            supervisor=0,
+        )
+
+    def _settings(self, machine: Machine) -> Settings:
+        world = self._world
+        return Settings.from_mapping(
+            {
+                "Environment": "Development",
+                "Admin:Enabled": False,
+                "Storage:Backend": "Sqlite",
+                "Webhooks:RequireHttps": False,
+                "Webhooks:Path": world.path,
+                "Webhooks:Secret": world.secret,
+                **world.world.settings,
+                "Storage:Path": world.data,
+                "Server:Bind": [f"unix:{self.socket(machine)}"],
+            },
+            standalone=True,
+        )
+
+    def _wrap(self, machine: Machine, settings: Settings) -> Callable[[BoundHandler], BoundHandler]:
+        seconds = settings.webhooks.inline_timeout_seconds
+        return lambda bound: msgspec.structs.replace(
+            bound, handler=_Handler(bound, machine, self._world, seconds)
+        )
+
+    # -- what happens to it ------------------------------------------------------------------
+
+    def crash(self, restart_after: float | None) -> Machine | None:
+        """Take the process down; return its machine, which is to be frozen, if it was up."""
+        machine = self.machine
+        if machine is None or machine.down:
+            return None
+        machine.down = True
+        if restart_after is not None:
+            self._restart_after = restart_after
+        self._world.tell("host.crashes", name=machine.name)
+        self._world.auditor.crash(machine.name)
+        self._dead.append((machine, self._scope))
+        return machine
+
+    async def stall(self, seconds: float) -> None:
+        """Let the process stand still."""
+        machine = self.machine
+        if machine is None or machine.down:
+            return
+        self._hosts.freeze([machine], lambda: None)
+        await trio.sleep(seconds)
+        if not machine.down:
+            self._hosts.thaw(machine)
+
+    def shut_down(self, *, restart_after: float | None = None) -> None:
+        """Stop the process in order; None: for good."""
+        if restart_after is None:
+            self.stopped = True
+        else:
+            self._restart_after = restart_after
+        if self.runtime is not None:
+            self.runtime.shut_down("a deploy")
+
+    @property
+    def ended(self) -> trio.Event:
+        """Set when the current incarnation has ended."""
+        assert self.machine is not None
+        return self.machine.gone
+
+    def bury(self) -> None:
+        """End the tasks of crashed incarnations, whose effects go nowhere."""
+        for machine, scope in self._dead:
+            scope.cancel()
+            machine.buried.set()
+            self._hosts.thaw(machine)
+        self._dead.clear()
+
+
+async def records_of(store: Inbox) -> list[DeliveryRecord]:
+    """Return all records of a store, without bodies."""
+    records: list[DeliveryRecord] = []
+    after = 0
+    while page := await store.find(after_sequence=after, limit=500):
+        records += page
+        after = page[-1].sequence
+    return records
+
+
+def held_in_memory(runtime: Runtime) -> list[str]:
+    """Return the keys of the leases that the queue of a runtime holds."""
+    running = runtime.receiver._running
+    return [] if running is None else list(running.runner.leases)

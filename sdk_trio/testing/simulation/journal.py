@@ -1,0 +1,95 @@
+"""The journal of a simulation: what the world did, and what the runtime has logged."""
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from ...base.logs import Outage, get_logger
+from .machine import Machine
+
+#: Fields of the log that the story leaves out.
+_LEFT_OUT = {"hint", "traceback"}
+
+#: The place of an object in memory, which differs from process to process.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of the story: when, in virtual seconds, at which host, what."""
+
+    at: float
+    host: str
+    event: str
+    fields: str
+
+    def __str__(self) -> str:
+        return f"{self.at:12.6f}  {self.host:<8} {self.event} {self.fields}".rstrip()
+
+
+class Journal(logging.Handler):
+    """Writes the lines of one simulation.
+
+    Args:
+        now: returns the virtual seconds.
+        machine: returns the current host's; None: the world itself.
+        noted: is called with the event, the fields and the host's name of each line of the log.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        machine: Callable[[], Machine | None],
+        noted: Callable[[str, dict[str, Any], str], None],
+    ) -> None:
+        super().__init__()
+        self._now = now
+        self._machine = machine
+        self._noted = noted
+        self.lines: list[Line] = []
+        #: The directory of the simulation, whose name differs each time.
+        self.root = ""
+
+    def tell(self, event: str, **fields: object) -> None:
+        """Write what the world does."""
+        machine = self._machine()
+        self._add(event, fields, "" if machine is None else machine.name)
+
+    def _add(self, event: str, fields: dict[str, Any], host: str) -> None:
+        shown = (f"{name}={value}" for name, value in fields.items() if name not in _LEFT_OUT)
+        text = " ".join(shown).replace("\n", " | ")
+        if self.root:
+            text = text.replace(self.root, "")
+        self.lines.append(Line(self._now(), host, event, _ADDRESS.sub("", text)))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line of the runtime's log; a host that has crashed logs nothing."""
+        event, fields = record.__dict__.get("sdk", (record.getMessage(), {}))
+        machine = self._machine()
+        if machine is not None and machine.down:
+            return
+        host = "" if machine is None else machine.name
+        self._noted(event, fields, host)
+        self._add(event, fields, host)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Take the runtime's log for the block, and forget what earlier seeds have logged."""
+        root = logging.getLogger("sdk_trio")
+        level, propagate, handlers = root.level, root.propagate, root.handlers[:]
+        root.handlers[:] = [self]
+        root.propagate = False
+        root.setLevel(logging.INFO)
+        for name in list(logging.root.manager.loggerDict):
+            if name.startswith("sdk_trio."):
+                get_logger(name.removeprefix("sdk_trio."))._again._kinds.clear()
+        Outage.ended = 0
+        try:
+            yield
+        finally:
+            root.handlers[:] = handlers
+            root.propagate = propagate
+            root.setLevel(level)

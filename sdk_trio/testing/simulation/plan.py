@@ -1,0 +1,219 @@
+"""The plan of a simulation: the events, the faults, and what goes wrong in handlers.
+
+It is made before the simulation begins. A failure is shrunk by leaving parts out. Pure.
+"""
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+#: The kinds of faults, and what they do.
+FAULTS = {
+    "kill": "the process is killed (kill -9)",
+    "power": "the power is cut: what was not synced is lost or torn",
+    "stall": "the process stands still (SIGSTOP, a suspended machine)",
+    "deploy": "the process is stopped in order and started again",
+    "hang": "the disk does not answer",
+    "full": "the disk is full",
+    "sync": "syncs fail, and lose what they were to write",
+    "read": "reads of the disk fail",
+    "clock": "the wall clock is set, and set right later",
+    "network": "the receiver cannot be reached",
+}
+
+#: The order of the events of one object, by the last word of their type.
+_LIFECYCLE = (
+    "created", "confirmed", "active", "paid", "updated", "cycled", "past_due", "uncanceled",
+    "canceled", "refunded", "revoked", "expired", "deleted",
+)  # fmt: skip
+
+#: The kinds of :class:`Trouble` that the dice choose from.
+_TROUBLES = ("slow", "slow", "fail", "fail_after", "hang", "cancel")
+
+#: The most crashes and stalls of one simulation. An event that ran in each of them must not run
+#: out of attempts.
+_MOST_CRASHES = 3
+
+
+@attrs.frozen(kw_only=True)
+class World:
+    """The world that handlers are simulated in.
+
+    Args:
+        hours: how long events come and faults happen, in virtual hours; above 0. The world then
+            goes on until everything has ended.
+        events: how many events the sender has.
+        subjects: how many objects they are of.
+        faults: the kinds of faults that may happen, keys of :data:`FAULTS`; empty: none.
+        most_faults: how many of them there are at most.
+        troubles: handlers may be slow, hang, fail and be cancelled.
+        processes: how many receive and run events on one store, as ``Server:Processes`` says.
+        settings: overrides of the settings, as ``{"Webhooks:Queue:Workers": 2}``.
+        dead_is_failure: an event that ends dead is a failure.
+    """
+
+    hours: float = attrs.field(default=0.02, validator=attrs.validators.gt(0))
+    events: int = attrs.field(default=20, validator=attrs.validators.ge(1))
+    subjects: int = attrs.field(default=6, validator=attrs.validators.ge(1))
+    faults: Collection[str] = attrs.field(
+        default=tuple(FAULTS),
+        validator=attrs.validators.deep_iterable(attrs.validators.in_(FAULTS)),
+    )
+    most_faults: int = attrs.field(default=5, validator=attrs.validators.ge(0))
+    troubles: bool = True
+    processes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    settings: Mapping[str, Any] = attrs.field(factory=dict)
+    dead_is_failure: bool = True
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """A trouble in one run of a handler: ``slow``, ``fail``, ``fail_after`` (the handler has
+    done its work by then), ``hang`` or ``cancel``; ``seconds`` is how long the first two take.
+    """
+
+    kind: str
+    seconds: float
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """An event that the sender has from ``at`` on, in virtual seconds.
+
+    ``again_after``: seconds after which it is delivered once more although it was acknowledged.
+    """
+
+    number: int
+    at: float
+    type: str
+    subject: str
+    troubles: tuple[Trouble, ...] = ()
+    again_after: float | None = None
+
+    @property
+    def webhook_id(self) -> str:
+        """The id of its deliveries."""
+        return f"msg_{self.number:04d}"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A fault of ``kind`` at ``at`` that lasts ``seconds``.
+
+    ``value``: the step of a clock in seconds; the changes of the disk that a crash waits for.
+    """
+
+    at: float
+    kind: str
+    seconds: float
+    value: float = 0.0
+
+    @property
+    def end(self) -> float:
+        """When it is over, in virtual seconds."""
+        return self.at + self.seconds
+
+    def __str__(self) -> str:
+        detail = f", by {self.value:+.0f} s" if self.kind == "clock" else ""
+        return f"{FAULTS[self.kind]}, for {self.seconds:.1f} s{detail}"
+
+
+class SimulationPlan(msgspec.Struct, frozen=True):
+    """The whole plan of one seed; times in virtual seconds."""
+
+    seed: int
+    arrivals: tuple[Arrival, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def end(self) -> float:
+        """When the last event has come and the last fault is over."""
+        ends = [each.at for each in self.arrivals] + [fault.end for fault in self.faults]
+        return max(ends, default=0.0)
+
+
+def make_plan(seed: int, world: World, types: Sequence[str]) -> SimulationPlan:
+    """Return the plan of a seed.
+
+    Args:
+        types: the event types that the application handles; not empty.
+    """
+    dice = random.Random(f"{seed}/plan")
+    seconds = world.hours * 3600
+    return SimulationPlan(
+        seed, _arrivals(dice, world, types, seconds), _faults(dice, world, seconds)
+    )
+
+
+def _arrivals(
+    dice: random.Random, world: World, types: Sequence[str], seconds: float
+) -> tuple[Arrival, ...]:
+    families: dict[str, list[str]] = {}
+    for each in sorted(types, key=_place):
+        families.setdefault(each.rpartition(".")[0], []).append(each)
+    names = sorted(families)
+    subjects = [(f"sub_{number}", dice.choice(names)) for number in range(world.subjects)]
+    # An object's events follow each other closely: a checkout is a handful of events in a second.
+    sequences = {
+        subject: sorted(dice.uniform(0, seconds) for _ in range(2)) for subject, _ in subjects
+    }
+    steps = dict.fromkeys(sequences, 0)
+    arrivals = []
+    for number in range(world.events):
+        subject, family = dice.choice(subjects)
+        members = families[family]
+        step, steps[subject] = steps[subject], steps[subject] + 1
+        near = dice.choice(sequences[subject]) + step * dice.choice((0.01, 0.2, 3.0))
+        at = near if dice.random() < 0.7 else dice.uniform(0, seconds)
+        troubles: list[Trouble] = []
+        if world.troubles and dice.random() < 0.35:
+            troubles = [
+                Trouble(dice.choice(_TROUBLES), round(dice.expovariate(0.3), 3))
+                for _ in range(dice.randint(1, 2))
+            ]
+        again = round(dice.expovariate(0.05), 3) if dice.random() < 0.2 else None
+        arrivals.append(
+            Arrival(
+                number,
+                round(min(at, seconds), 3),
+                members[min(step, len(members) - 1)],
+                subject,
+                tuple(troubles),
+                again,
+            )
+        )
+    return tuple(sorted(arrivals, key=lambda each: each.at))
+
+
+def _place(event_type: str) -> tuple[int, str]:
+    last = event_type.rpartition(".")[2]
+    return _LIFECYCLE.index(last) if last in _LIFECYCLE else 4, event_type
+
+
+def _faults(dice: random.Random, world: World, seconds: float) -> tuple[Fault, ...]:
+    kinds = sorted(world.faults)
+    faults: list[Fault] = []
+    crashes = 0
+    for _ in range(dice.randint(0, world.most_faults) if kinds else 0):
+        kind = dice.choice(kinds)
+        if kind in ("kill", "power", "stall"):
+            crashes += 1
+            if crashes > _MOST_CRASHES:
+                continue
+        at = round(dice.uniform(0, seconds), 3)
+        lasts, value = _extent(dice, kind)
+        faults.append(Fault(at, kind, round(lasts, 3), value))
+    return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def _extent(dice: random.Random, kind: str) -> tuple[float, float]:
+    if kind in ("kill", "power"):
+        return dice.uniform(0.5, 20), dice.choice((0, 1, 2, 3, 5, 8, 13, 30))
+    if kind == "stall":
+        return dice.choice((2.0, 12.0, 70.0, 100.0)), 0
+    if kind == "clock":
+        step = dice.choice((2.5, 30, 200, 3600)) * dice.choice((-1, 1))
+        return dice.uniform(5, 60), step
+    if kind == "deploy":
+        return dice.uniform(0.1, 3), 0
+    return dice.choice((0.3, 2.0, 8.0, 20.0)) * dice.uniform(0.5, 1.5), 0

@@ -1,0 +1,154 @@
+"""Simulations of many seeds, and the story of the first that fails."""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+import msgspec
+import trio
+
+from ...errors import NotSupportedError
+from ...events.samples import sample_types
+from ...records.deliveries import DeliveryRecord
+from ...webhooks import HandlerRegistry
+from .plan import SimulationPlan, World, make_plan
+from .stories import describe, shrink
+from .world import Result, Simulation
+
+#: Handlers, or a function that makes them anew for each seed.
+Handlers = HandlerRegistry | Callable[[], HandlerRegistry]
+
+#: Called at the end of each seed, with the records of the store if it takes an argument.
+Check = Callable[..., object]
+
+
+class SimulationFailedError(AssertionError):
+    """A seed has failed; the message is its story.
+
+    ``result`` is that of the shrunk plan, and ``seed`` the number that replays it.
+    """
+
+    def __init__(self, result: Result, story: str) -> None:
+        super().__init__(story)
+        self.result = result
+        self.seed: int = result.plan.seed
+
+
+@attrs.frozen(kw_only=True)
+class SimulationReport:
+    """The sums over clean seeds; ``hours`` are virtual ones."""
+
+    seeds: int
+    hours: float
+    acknowledged: int
+    runs: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seeds} seeds, none failed: {self.acknowledged} events acknowledged, "
+            f"{self.runs} runs of handlers, {self.hours:.2f} virtual hours"
+        )
+
+
+def simulate(
+    handlers: Handlers,
+    *,
+    seeds: int | Iterable[int] = 100,
+    world: World | None = None,
+    check: Check | None = None,
+    plan: str | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> SimulationReport:
+    """Run the real runtime with these handlers in virtual worlds full of faults.
+
+    Each seed is one ``trio.run``; call it outside of any event loop. Randomness, time, threads,
+    sockets and SQLite's disk are replaced in the whole process meanwhile.
+
+    Args:
+        handlers: those under test, or a function that makes them for each seed.
+        seeds: how many, beginning at 0, or which ones.
+        world: what the worlds are like.
+        check: is called after each seed and raises AssertionError; if it takes an argument, that is
+            the sequence of the store's :class:`~sdk_trio.records.deliveries.DeliveryRecord`.
+        plan: a plan in JSON, as a test that was written for a failure has it; ``seeds`` is ignored.
+        progress: is called with each seed before it runs.
+
+    Returns:
+        what was simulated, if no seed failed.
+
+    Raises:
+        SimulationFailedError: a seed failed: an event was lost, ran twice or ended dead, an
+            assertion of a handler or of ``check`` failed, or the runtime broke another promise.
+        NotSupportedError: this release of Trio cannot be simulated, a loop is running, or the
+            application handles no type that there is a sample of.
+    """
+    _require_no_loop()
+    world = World() if world is None else world
+    if plan is not None:
+        result = _run(msgspec.json.decode(plan, type=SimulationPlan), world, handlers, check)
+        _require_clean(result, None)
+        return _summed([result])
+    types = handled_types(_made(handlers))
+    results = []
+    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+        if progress is not None:
+            progress(seed)
+        result = _run(make_plan(seed, world, types), world, handlers, check)
+        if result.violations:
+            short = shrink(result, lambda plan: _run(plan, world, handlers, check))
+            _require_clean(short, result)
+        results.append(msgspec.structs.replace(result, story=()))
+    return _summed(results)
+
+
+def handled_types(handlers: HandlerRegistry) -> Sequence[str]:
+    """Return the types with a handler of which there is a sample, else some of each kind.
+
+    Raises:
+        NotSupportedError: there is none.
+    """
+    samples = sample_types()
+    types = [name for name in samples if name in set(handlers)]
+    if not types and handlers._fallback is not None:
+        types = [name for name in samples if name.startswith("order.")]
+    if not types:
+        raise NotSupportedError(
+            "there is nothing to simulate: register a handler of an event type that 'events types' "
+            "lists, or a fallback"
+        )
+    return types
+
+
+def _require_no_loop() -> None:
+    if trio.lowlevel.in_trio_run():
+        raise NotSupportedError(
+            "a simulation is a run of its own: call simulate() from a plain function, outside of "
+            "trio.run"
+        )
+
+
+def _made(handlers: Handlers) -> HandlerRegistry:
+    return handlers if isinstance(handlers, HandlerRegistry) else handlers()
+
+
+def _run(plan: SimulationPlan, world: World, handlers: Handlers, check: Check | None) -> Result:
+    made = _made(handlers)
+    called: Callable[[Sequence[DeliveryRecord]], object] | None = None
+    if check is not None:
+        takes = bool(inspect.signature(check).parameters)
+        called = check if takes else lambda _records: check()
+    return Simulation(plan, world, lambda: made, called).run()
+
+
+def _summed(results: Sequence[Result]) -> SimulationReport:
+    return SimulationReport(
+        seeds=len(results),
+        hours=sum(result.seconds for result in results) / 3600,
+        acknowledged=sum(result.acknowledged for result in results),
+        runs=sum(result.runs for result in results),
+    )
+
+
+def _require_clean(result: Result, whole: Result | None) -> None:
+    if result.violations:
+        raise SimulationFailedError(result, describe(result, whole))

@@ -1,0 +1,146 @@
+"""Deterministic scheduling in Trio, and hosts whose tasks can be frozen.
+
+Trio has no public interface for either. Everything that a simulation needs of Trio's private parts
+is in this file; :func:`require_trio` says so when a release of Trio has changed them.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import trio
+from trio._core import _run
+
+from ...errors import NotSupportedError
+
+#: The names of Trio's private parts that are used, by the object that has them.
+_PRIVATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (_run, ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT", "Runner", "Task")),
+    (_run.Runner, ("reschedule", "runq")),
+    (_run.Task, ("_abort_func", "_next_send_fn", "_counter")),
+)
+
+
+#: The rounds of the scheduler at one moment of the virtual time after which tasks run in circles.
+MOST_ROUNDS = 20_000
+
+
+def require_trio() -> None:
+    """Raise :class:`NotSupportedError` if this release of Trio cannot be simulated."""
+    missing = [name for owner, names in _PRIVATE for name in names if not hasattr(owner, name)]
+    if missing:
+        raise NotSupportedError(
+            f"a simulation needs private parts of Trio, and Trio {trio.__version__} does not have "
+            f"{', '.join(missing)}: use another release of Trio"
+        )
+
+
+class Hosts(trio.abc.Instrument):
+    """Knows the host of each task, and freezes hosts: their tasks take no further step.
+
+    A task belongs to the host of the task that has started it, system tasks included. A frozen
+    host does not notice anything: it runs no ``finally``, as after ``kill -9`` or ``SIGSTOP``.
+
+    Args:
+        now: returns the virtual time.
+        livelocked: is called when tasks run on and on while the virtual time stands.
+    """
+
+    def __init__(self, now: Callable[[], float], livelocked: Callable[[], object]) -> None:
+        self._now = now
+        self._livelocked = livelocked
+        self._instant = 0.0
+        self._rounds = 0
+        self._host_of: dict[trio.lowlevel.Task, Hashable] = {}
+        self._frozen: dict[Hashable, list[tuple[trio.lowlevel.Task, Any]]] = {}
+        self._to_freeze: list[tuple[tuple[Hashable, ...], Callable[[], object]]] = []
+
+    def current(self) -> Hashable:
+        """Return the host of the task that runs now; None: the world itself."""
+        task = getattr(_run.GLOBAL_RUN_CONTEXT, "task", None)
+        return None if task is None else self._host_of.get(task)
+
+    def enter(self, host: Hashable) -> None:
+        """Make the current task, and all that it starts, tasks of ``host``."""
+        self._host_of[trio.lowlevel.current_task()] = host
+
+    def is_frozen(self, host: Hashable) -> bool:
+        """Return whether the tasks of ``host`` are frozen."""
+        return host in self._frozen
+
+    def freeze(self, hosts: Iterable[Hashable], then: Callable[[], object]) -> None:
+        """Freeze ``hosts`` before the next round of the scheduler, then call ``then()``."""
+        self._to_freeze.append((tuple(hosts), then))
+
+    def thaw(self, host: Hashable) -> None:
+        """Let the tasks of ``host`` go on."""
+        for task, value in self._frozen.pop(host, ()):
+            trio.lowlevel.reschedule(task, value)
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        """See ``trio.abc.Instrument``."""
+        if (host := self.current()) is not None:
+            self._host_of[task] = host
+
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        """See ``trio.abc.Instrument``."""
+        self._host_of.pop(task, None)
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Freeze hosts between two rounds, when no task is in the middle of one."""
+        self._rounds += 1
+        if (now := self._now()) != self._instant:
+            self._instant, self._rounds = now, 0
+        elif self._rounds == MOST_ROUNDS:
+            self._livelocked()
+        if not self._to_freeze:
+            return
+        asked, self._to_freeze = self._to_freeze, []
+        for hosts, then in asked:
+            for host in hosts:
+                if host not in self._frozen:
+                    self._hold(host)
+            then()
+
+    def _hold(self, host: Hashable) -> None:
+        held = self._frozen[host] = []
+        queue = _run.GLOBAL_RUN_CONTEXT.runner.runq
+        for task in [task for task in queue if self._host_of.get(task) == host]:
+            queue.remove(task)
+            held.append((task, task._next_send))
+            task._next_send_fn = task._next_send = None
+
+    def hold_back(self, task: trio.lowlevel.Task, value: Any) -> bool:
+        """Keep the wake-up of a frozen host's task until the host is thawed."""
+        held = self._frozen.get(self._host_of.get(task)) if self._frozen else None
+        if held is None:
+            return False
+        task._abort_func = None
+        held.append((task, value))
+        return True
+
+
+@contextmanager
+def deterministic(seed: int, hosts: Hosts) -> Iterator[None]:
+    """Make each ``trio.run`` within the block schedule its tasks in an order drawn from ``seed``.
+
+    Raises:
+        NotSupportedError: this release of Trio cannot be simulated.
+    """
+    require_trio()
+    reschedule = _run.Runner.reschedule
+    state, allowed = _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING
+
+    def held_back(self: Any, task: Any, next_send: Any = _run._NO_SEND) -> None:
+        if not hosts.hold_back(task, next_send):
+            reschedule(self, task, next_send)
+
+    _run._r.seed(seed)
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    _run.Runner.reschedule = held_back  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _run.Runner.reschedule = reschedule  # type: ignore[method-assign]
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = allowed  # type: ignore[misc]
+        _run._r.setstate(state)

@@ -1,0 +1,152 @@
+"""The sender of a simulation: it behaves as real senders of webhooks do.
+
+It signs by Standard Webhooks, gives up on an answer after ten seconds, repeats an event with
+backoff up to ten times, delivers some twice, and disables an endpoint after ten events in a row
+that it could not deliver. Somebody enables it again after a while.
+"""
+
+import random
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+import trio
+
+from ...config import Secret
+from ...events.samples import sample_body
+from ...webhooks.signed_request import SignedDelivery, sign_body
+from .plan import Arrival
+from .virtual import BEGIN
+
+#: Times of real senders, in seconds: for an answer, before the second attempt, and the longest one.
+ANSWER_SECONDS = 10.0
+BACKOFF_SECONDS = 4.0
+LONGEST_BACKOFF_SECONDS = 600.0
+
+ATTEMPTS = 10
+FAILED_EVENTS = 10
+ENABLED_AFTER_SECONDS = 120.0
+
+#: Opens a connection, and raises OSError where none can be had.
+Dial = Callable[[], Awaitable[trio.SocketStream]]
+
+
+class Sender:
+    """Delivers events to one endpoint.
+
+    Args:
+        seed: its dice.
+        secret: it signs with this.
+        path: the endpoint's.
+        dial: connects.
+        tell: writes a line of the story.
+        acknowledged: is called with the id of each event that was answered 2xx.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        secret: Secret,
+        path: str,
+        dial: Dial,
+        tell: Callable[..., None],
+        acknowledged: Callable[[str], None],
+    ) -> None:
+        self._seed = seed
+        self._secret = secret
+        self._path = path
+        self._dial = dial
+        self._tell = tell
+        self._acknowledged = acknowledged
+        self._failed_in_a_row = 0
+        self._disabled_until = 0.0
+        #: The network is calm: no connection is cut any more.
+        self.calm = False
+
+    async def deliver(self, arrival: Arrival) -> None:
+        """Deliver one event, with retries, until it is acknowledged or given up."""
+        dice = random.Random(f"{self._seed}/sender/{arrival.number}")
+        happened = datetime.fromtimestamp(BEGIN + arrival.at, UTC)
+        body = sample_body(
+            arrival.type,
+            now=happened,
+            overrides={"id": arrival.subject},
+            seed=arrival.webhook_id,
+        )
+        for attempt in range(1, ATTEMPTS + 1):
+            if trio.current_time() < self._disabled_until:
+                self._tell("sender.skips", id=arrival.webhook_id)
+                return
+            if await self._try(arrival, body, dice, attempt):
+                self._failed_in_a_row = 0
+                break
+            backoff = min(BACKOFF_SECONDS * 2 ** (attempt - 1), LONGEST_BACKOFF_SECONDS)
+            await trio.sleep(backoff * dice.uniform(0.5, 1.5))
+        else:
+            self._give_up(arrival)
+            return
+        if arrival.again_after is not None:
+            await trio.sleep(arrival.again_after)
+            await self._try(arrival, body, dice, ATTEMPTS + 1)
+
+    def _give_up(self, arrival: Arrival) -> None:
+        self._tell("sender.gives_up", id=arrival.webhook_id)
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= FAILED_EVENTS:
+            self._failed_in_a_row = 0
+            self._disabled_until = trio.current_time() + ENABLED_AFTER_SECONDS
+            self._tell("sender.disables_endpoint")
+
+    async def _try(self, arrival: Arrival, body: bytes, dice: random.Random, attempt: int) -> bool:
+        now = BEGIN + trio.current_time()
+        signed = sign_body(
+            body, secret=self._secret, webhook_id=arrival.webhook_id, timestamp=int(now)
+        )
+        latency = dice.expovariate(50)
+        # The dice are the same whether the network is calm or not.
+        cut = dice.random() < 0.06 and not self.calm
+        twice = dice.random() < 0.06
+        status: int | str = "timeout"
+        with trio.move_on_after(ANSWER_SECONDS):
+            await trio.sleep(latency)
+            if twice:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._exchange, signed, False)
+                    status = await self._exchange(signed, cut)
+            else:
+                status = await self._exchange(signed, cut)
+        self._tell(
+            "sender.delivers",
+            id=arrival.webhook_id,
+            type=arrival.type,
+            subject=arrival.subject,
+            attempt=attempt,
+            answer=status,
+        )
+        if isinstance(status, int) and 200 <= status < 300:
+            self._acknowledged(arrival.webhook_id)
+            return True
+        return False
+
+    async def _exchange(self, signed: SignedDelivery, cut: bool) -> int | str:
+        """Post a delivery; return the status, or why there is none."""
+        headers = {
+            "host": "localhost",
+            "content-length": str(len(signed.body)),
+            "connection": "close",
+            **signed.headers,
+        }
+        lines = [f"POST {self._path} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
+        try:
+            async with await self._dial() as stream:
+                await stream.send_all("\r\n".join([*lines, "", ""]).encode() + signed.body)
+                if cut:
+                    return "cut"
+                answer = b""
+                while b"\r\n" not in answer:
+                    part = await stream.receive_some(4096)
+                    if not part:
+                        return "reset"
+                    answer += part
+            return int(answer.split(b" ", 2)[1])
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            return type(error).__name__

@@ -1,0 +1,100 @@
+"""Virtual time and seeded randomness, in place of everything that a process asks the system for."""
+
+import gc
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import trio
+import trio.testing
+
+from ...base import clock
+from ...storage.sql import leases
+
+#: The wall clock at the beginning of each simulation, in Unix seconds: 2026-01-01, midnight UTC.
+BEGIN = 1_767_225_600.0
+
+#: The process id in each simulation.
+PROCESS_ID = 1000
+
+
+class VirtualTime:
+    """The time of one simulation. It moves only while every task waits.
+
+    ``offset_of`` returns by how many seconds the wall clock of the current host is wrong.
+    """
+
+    def __init__(self, offset_of: Callable[[], float]) -> None:
+        self.trio_clock: trio.testing.MockClock = trio.testing.MockClock(autojump_threshold=0.0)
+        self._offset_of = offset_of
+
+    def now(self) -> float:
+        """Return the virtual seconds since the beginning."""
+        return self.trio_clock.current_time()
+
+    def wall(self) -> float:
+        """Return the wall clock of the current host, in Unix seconds."""
+        return BEGIN + self.now() + self._offset_of()
+
+    def sleep(self, seconds: float) -> None:
+        """Let ``seconds`` pass while the caller blocks; so the world stands still meanwhile."""
+        self.trio_clock.jump(max(0.0, seconds))
+
+    def nanoseconds(self) -> int:
+        """Return :meth:`now` in nanoseconds."""
+        return int(self.now() * 1e9)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Replace the clock of the package, and the functions of ``time``, for the block."""
+        with ExitStack() as stack:
+            stack.enter_context(clock.use(clock.Clock(self.wall, self.now, self.sleep)))
+            replaced: dict[str, Callable[..., Any]] = {
+                "time": self.wall,
+                "time_ns": lambda: int(self.wall() * 1e9),
+                "sleep": self.sleep,
+            }
+            for name in ("monotonic", "perf_counter"):
+                replaced |= {name: self.now, f"{name}_ns": self.nanoseconds}
+            for name, function in replaced.items():
+                stack.enter_context(patch.object(time, name, function))
+            yield
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw all randomness of the process from ``seed`` within the block.
+
+    That is ``random``, ``secrets``, ``os.urandom``, ``uuid.uuid4``, the tokens of leases, and the
+    process id. The garbage collector is off meanwhile: it would run finalizers at moments of its
+    own choice.
+    """
+    source = random.Random(f"{seed}/urandom")
+
+    def urandom(size: int) -> bytes:
+        return source.randbytes(size)
+
+    state = random.getstate()
+    collected = gc.isenabled()
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(os, "urandom", urandom))
+        stack.enter_context(patch.object(random, "_urandom", urandom))
+        stack.enter_context(
+            patch.object(uuid, "uuid4", lambda: uuid.UUID(bytes=urandom(16), version=4))
+        )
+        stack.enter_context(patch.object(os, "getpid", lambda: PROCESS_ID))
+        random.seed(f"{seed}/random")
+        leases._tokens.seed(f"{seed}/tokens")
+        gc.disable()
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            leases._tokens.seed()
+            if collected:
+                gc.enable()

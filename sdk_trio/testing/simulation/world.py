@@ -1,0 +1,389 @@
+"""One seed: a world in one ``trio.run``, its plan carried out, and the auditor's verdict."""
+
+import hashlib
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import trio
+
+from ...config import Secret
+from ...errors import SdkError
+from ...records.deliveries import DeliveryRecord
+from ...runtime import Runtime
+from ...webhooks import HandlerRegistry
+from .audit import FINAL, Auditor, Violation
+from .disk import Disk, SimulatedFiles
+from .host import Host, held_in_memory, records_of
+from .journal import Journal, Line
+from .machine import Machine, SimulatedOpener
+from .plan import Fault, SimulationPlan, Trouble, World
+from .scheduler import Hosts, deterministic
+from .sender import Sender
+from .threads import InlineExecutor
+from .virtual import VirtualTime, seeded
+
+#: The virtual seconds without any progress after which what is not finished never will be: longer
+#: than a lease lasts, and than the queue takes to poll.
+STUCK_SECONDS = 110.0
+
+#: The virtual seconds after the last fault after which a world that goes on is ended.
+LONGEST_REST_SECONDS = 4 * 3600.0
+
+#: The seconds after the last commit until nothing is in memory any more.
+SETTLE_SECONDS = 1.0
+
+#: Stalls of so many seconds may cost a host its leases.
+LONG_STALL_SECONDS = 60.0
+
+#: The seconds beyond the longest backoff that a retry may be planned ahead.
+RETRY_SLACK_SECONDS = 60.0
+
+#: The virtual seconds beside the drain timeout within which a stop has to end.
+STOP_SECONDS = 5.0
+
+_PATH = "/hooks/sdk"
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The outcome of one seed; ``seconds`` are virtual ones."""
+
+    plan: SimulationPlan
+    violations: tuple[Violation, ...]
+    story: tuple[Line, ...]
+    seconds: float
+    acknowledged: int
+    runs: int
+
+    @property
+    def digest(self) -> str:
+        """A hash of the whole story: equal for equal simulations."""
+        text = "\n".join(map(str, self.story))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Simulation:
+    """The world of one seed.
+
+    Args:
+        plan: what happens.
+        world: how the world is.
+        handlers: makes the handlers of each incarnation of a host.
+        check: is called at the end with all records, and raises AssertionError.
+    """
+
+    def __init__(
+        self,
+        plan: SimulationPlan,
+        world: World,
+        handlers: Callable[[], HandlerRegistry],
+        check: Callable[[Sequence[DeliveryRecord]], object] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.world = world
+        self.handlers = handlers
+        self._check = check
+        self.time = VirtualTime(self._clock_offset)
+        self.hosts = Hosts(self.time.now, self._end_livelock)
+        self.auditor = Auditor(self.time.now)
+        self.journal = Journal(self.time.now, self._machine, self._note)
+        #: Writes a line of the story.
+        self.tell: Callable[..., None] = self.journal.tell
+        self.secret = Secret("whsec_c2ltdWxhdGVkIHNlY3JldCBvZiAzMiBieXRlcyEhISE=")
+        self._power_fails = False
+        #: Seconds by which the wall clock of the hosts is wrong.
+        self.clock_step = 0.0
+        self._found: Sequence[DeliveryRecord] = ()
+        self.nursery: trio.Nursery
+        self._troubles = {each.webhook_id: each.troubles for each in plan.arrivals}
+        self._dice = random.Random(f"{plan.seed}/threads")
+        self._network_dice = random.Random(f"{plan.seed}/network")
+        self._orphans: dict[str, str] = {}
+        self._hang_until = 0.0
+        self._network_until = 0.0
+
+    def run(self) -> Result:
+        """Run the world to its end, and return what it has shown."""
+        with ExitStack() as stack:
+            self.root = tempfile.mkdtemp(prefix="sdk-")
+            stack.callback(shutil.rmtree, self.root, ignore_errors=True)
+            self.journal.root = self.root
+            self.data = os.path.join(self.root, "data")
+            stack.enter_context(seeded(self.plan.seed))
+            stack.enter_context(deterministic(self.plan.seed, self.hosts))
+            stack.enter_context(self.time.in_use())
+            stack.enter_context(self.journal.in_use())
+            dice = random.Random(f"{self.plan.seed}/disk")
+            self.disk = Disk(dice, self.data, self.time.now)
+            files = SimulatedFiles(self.disk, self._machine, self._touch)
+            stack.callback(files.unregister)
+            opener = SimulatedOpener(self.disk, self._machine)
+            stack.enter_context(opener.in_use())
+            executor = InlineExecutor(self._delay, self._machine)
+            stack.enter_context(executor.in_use())
+            trio.run(
+                self._main,
+                clock=self.time.trio_clock,
+                instruments=[self.hosts],
+                strict_exception_groups=True,
+            )
+        return Result(
+            self.plan,
+            tuple(self.auditor.violations),
+            tuple(self.journal.lines),
+            self.time.now(),
+            len(self.auditor.acknowledged),
+            sum(map(len, self.auditor.runs.values())),
+        )
+
+    # -- what the seams ask ------------------------------------------------------------------
+
+    def _machine(self) -> Machine | None:
+        machine = self.hosts.current()
+        return machine if isinstance(machine, Machine) else None
+
+    def _touch(self, machine: object, what: str) -> None:
+        if isinstance(machine, Machine):
+            machine.touch(what)
+
+    def _clock_offset(self) -> float:
+        machine = self._machine()
+        return 0.0 if machine is None else self.clock_step
+
+    def _delay(self, _thread: str | None) -> tuple[float, float]:
+        left = self._hang_until - self.time.now()
+        if left > 0:
+            # The disk answers before it hangs, or afterwards.
+            return (left, 0.0) if self._dice.random() < 0.5 else (0.0, left)
+        roll = self._dice.random()
+        if roll < 0.9:
+            return 0.0, 0.0
+        return (0.0, roll / 50) if roll < 0.95 else (roll / 50, 0.0)
+
+    def trouble(self, webhook_id: str, run: int) -> Trouble | None:
+        """Return what goes wrong in a run of an event's handler, counted from 0."""
+        troubles = self._troubles.get(webhook_id, ())
+        return troubles[run] if run < len(troubles) else None
+
+    def _note(self, event: str, fields: dict[str, Any], host: str) -> None:
+        """Note an event of the runtime's log."""
+        if event == "webhook.handled":
+            self.auditor.handled(str(fields["webhook_id"]), host)
+
+    # -- the course of the world -------------------------------------------------------------
+
+    async def _main(self) -> None:
+        count = self.world.processes
+        names = ["host"] if count == 1 else [f"host{place + 1}" for place in range(count)]
+        self.members = [Host(self, name, place) for place, name in enumerate(names, 1)]
+        self.path = _PATH
+        self.sender = Sender(
+            self.plan.seed, self.secret, _PATH, self._dial, self.tell, self.auditor.acknowledge
+        )
+        async with trio.open_nursery() as self.nursery:
+            for member in self.members:
+                self.nursery.start_soon(member.run)
+            with trio.move_on_after(LONGEST_REST_SECONDS + self.plan.end) as self._limit:
+                await self._unfold()
+                await self._rest()
+                await self._judge()
+                await self._stop()
+            if self._limit.cancelled_caught and not self.auditor.violations:
+                self.auditor.find("endless", "the world does not come to rest")
+            for member in self.members:
+                member.bury()
+            if self._limit.cancelled_caught:
+                self.nursery.cancel_scope.cancel()
+        if self._check is not None:
+            try:
+                self._check(self._found)
+            except AssertionError as error:
+                self.auditor.find("check", str(error) or repr(error))
+
+    def _end_livelock(self) -> None:
+        self.auditor.find("livelock", "tasks run in circles while no time passes")
+        self._power_fails = False
+        self.crash(self.members)
+        self._limit.cancel()
+
+    async def _unfold(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for arrival in self.plan.arrivals:
+                nursery.start_soon(self._at, arrival.at, self.sender.deliver, arrival)
+            async with trio.open_nursery() as faults:
+                for fault in self.plan.faults:
+                    faults.start_soon(self._at, fault.at, self._happen, fault)
+            await trio.sleep_until(self.plan.end)
+            self.sender.calm = True
+            self.tell("world.calm")
+
+    async def _at(self, at: float, function: Any, argument: Any) -> None:
+        await trio.sleep_until(at)
+        await function(argument)
+
+    async def _dial(self) -> trio.SocketStream:
+        listening = [member for member in self.members if member.listens]
+        if not listening or self.time.now() < self._network_until:
+            raise ConnectionRefusedError
+        return await self._network_dice.choice(listening).dial()
+
+    async def take_over(self, dead: str, heir: str) -> bool:
+        """Take away the leases of a process that has ended, as the supervisor of several does.
+
+        Returns:
+            Whether its successor has to be careful.
+        """
+        self._orphans[dead] = heir
+        for member in self.members if len(self.members) > 1 else ():
+            runtime = member.runtime
+            if runtime is not None and member.serves:
+                for owner, successor in list(self._orphans.items()):
+                    try:
+                        held = await runtime.receiver.take_over(owner, successor)
+                    except SdkError:
+                        return True
+                    self._orphans.pop(owner, None)
+                    if owner == dead:
+                        return held > 0
+        await trio.lowlevel.checkpoint()
+        return True
+
+    async def _happen(self, fault: Fault) -> None:
+        self.tell("fault", what=str(fault))
+        # By the fault alone, so that the victim stays the same when others are left out.
+        dice = random.Random(f"{self.plan.seed}/{fault.at}")
+        victim = dice.choice(self.members)
+        match fault.kind:
+            case "kill":
+                await self._crash(fault, [victim])
+            case "power":
+                await self._crash(fault, self.members)
+            case "stall":
+                name = "" if victim.machine is None else victim.machine.name
+                self.auditor.stall(name, long=fault.seconds >= LONG_STALL_SECONDS)
+                await victim.stall(fault.seconds)
+                self.auditor.wake(name)
+            case "deploy":
+                victim.shut_down(restart_after=fault.seconds)
+            case "hang":
+                self._hang_until = max(self._hang_until, fault.end)
+                self.auditor.fault(fault.end)
+            case "network":
+                self._network_until = max(self._network_until, fault.end)
+            case "clock":
+                self.clock_step += fault.value
+                await trio.sleep(fault.seconds)
+                self.clock_step -= fault.value
+            case "full" | "sync" | "read":
+                self.auditor.fault(fault.end)
+                self.disk.ends[fault.kind] = max(fault.end, self.disk.ends.get(fault.kind, 0.0))
+                await trio.sleep_until(fault.end)
+
+    async def _crash(self, fault: Fault, victims: Sequence[Host]) -> None:
+        self._power_fails = fault.kind == "power"
+        machine = victims[0].machine
+        if machine is not None and fault.value:
+            machine.crash_in = int(fault.value)
+            with trio.move_on_after(3):
+                await victims[0].ended.wait()
+        self.crash(victims, restart_after=fault.seconds)
+
+    def crash(self, victims: Sequence[Host], *, restart_after: float | None = None) -> None:
+        """Crash processes; a power cut takes all of them, and what the disk has not yet."""
+        if self._power_fails:
+            victims = self.members
+        machines = [
+            machine for member in victims if (machine := member.crash(restart_after)) is not None
+        ]
+
+        def finish() -> None:
+            for machine in machines:
+                machine.let_go()
+            if self._power_fails:
+                self.tell("disk.lost", blocks=self.disk.cut_power())
+            for machine in machines:
+                machine.gone.set()
+
+        if machines:
+            self.hosts.freeze(machines, finish)
+
+    # -- at rest -----------------------------------------------------------------------------
+
+    async def _rest(self) -> None:
+        """Wait until nothing is left to do; whoever makes no progress never will."""
+        progress: object = None
+        since = self.time.now()
+        due = 0.0
+        while True:
+            await trio.sleep(2)
+            records = await self._records()
+            open_ = [] if records is None else [one for one in records if one.state not in FINAL]
+            if records is not None and not open_:
+                return
+            seen = records is not None and [(one.key, one.state, one.attempts) for one in open_]
+            if seen != progress or self.auditor.is_running:
+                progress, since = seen, self.time.now()
+                due = min((one.next_attempt_at or 0.0 for one in open_), default=0.0)
+            waits = max(0.0, due - self.time.wall())
+            if waits > self._longest_wait():
+                self.auditor.find("late_retry", f"a retry is planned {waits:.0f} s ahead")
+                return
+            if self.time.now() - since > STUCK_SECONDS + waits:
+                return
+
+    def _runtimes(self) -> list[Runtime]:
+        """Return the runtimes that serve."""
+        return [
+            member.runtime
+            for member in self.members
+            if member.serves and member.runtime is not None
+        ]
+
+    def _longest_wait(self) -> float:
+        caps = [each.settings.webhooks.queue.retry_cap_seconds for each in self._runtimes()]
+        return max(caps, default=0.0) + RETRY_SLACK_SECONDS
+
+    async def _records(self) -> list[DeliveryRecord] | None:
+        """Return all that the store has; None while it does not answer."""
+        for runtime in self._runtimes():
+            try:
+                return await records_of(runtime.receiver.store)
+            except SdkError:  # it tells the same as a host that is away
+                break
+        await trio.lowlevel.checkpoint()
+        return None
+
+    async def _judge(self) -> None:
+        records = await self._records()
+        if records is None:
+            self.auditor.find("unready", "the host does not serve although nothing is wrong")
+            return
+        self._found = records
+        self.auditor.judge(records, dead_is_failure=self.world.dead_is_failure)
+        await trio.sleep(SETTLE_SECONDS)
+        for runtime in self._runtimes():
+            if runtime.unfinished or runtime.queue_depth:
+                self.auditor.find("leak", f"{runtime.unfinished} events stay in memory at rest")
+            if held := held_in_memory(runtime):
+                self.auditor.find("leak", f"the lease of {held[0]} is held although nothing runs")
+
+    async def _stop(self) -> None:
+        limit = STOP_SECONDS
+        for runtime in self._runtimes():
+            drain = runtime.settings.webhooks.graceful_drain_timeout_seconds
+            limit = max(limit, drain + STOP_SECONDS)
+        for member in self.members:
+            member.shut_down()
+        with trio.move_on_after(limit) as patience:
+            for member in self.members:
+                await member.ended.wait()
+        if patience.cancelled_caught:
+            self.auditor.find("drain", f"the stop takes longer than {limit:g} s")
+            for member in self.members:
+                if member.runtime is not None:
+                    member.runtime.force()

@@ -1,0 +1,257 @@
+"""Deterministic simulation: equal seeds are equal, clean ones clean, failures become stories."""
+
+import os
+import subprocess
+import sys
+
+import apsw
+import pytest
+import trio
+from planted_bugs import BUGS, handlers, look_for
+
+from sdk_trio import HandlerRegistry
+from sdk_trio.errors import NotSupportedError
+from sdk_trio.events import OrderCreatedEvent, OrderPaidEvent
+from sdk_trio.testing import SimulationFailedError, World, simulate
+from sdk_trio.testing.simulation import scheduler
+from sdk_trio.testing.simulation.plan import Fault, SimulationPlan, make_plan
+from sdk_trio.testing.simulation.run import handled_types
+from sdk_trio.testing.simulation.world import Simulation
+
+TYPES = handled_types(handlers())
+
+
+def run(plan, world=None):
+    made = handlers()
+    return Simulation(plan, World() if world is None else world, lambda: made).run()
+
+
+# -- determinism -----------------------------------------------------------------------------------
+
+#: Prints what identifies the whole course of each seed that it is given.
+DIGESTS = """
+import sys
+from planted_bugs import handlers
+from sdk_trio.testing import World
+from sdk_trio.testing.simulation.plan import make_plan
+from sdk_trio.testing.simulation.run import handled_types
+from sdk_trio.testing.simulation.world import Simulation
+made = handlers()
+for seed in map(int, sys.argv[2:]):
+    world = World(processes=int(sys.argv[1]))
+    plan = make_plan(seed, world, handled_types(made))
+    print(seed, Simulation(plan, world, lambda: made).run().digest)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_seed_is_the_same_in_every_process_after_whatever_seeds(processes):
+    def digests(hash_seed, *seeds):
+        arguments = [sys.executable, "-c", DIGESTS, str(processes), *map(str, seeds)]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": "tests"}
+        output = subprocess.run(
+            arguments, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        return dict(line.split() for line in output.splitlines())
+
+    one = digests("1", 9, 10)
+    other = digests("2", 10, 9)
+    assert one == other
+    assert len(set(one.values())) == len(one)
+
+
+# -- promises --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_clean_seeds_are_clean_and_something_happens_in_them(processes):
+    report = simulate(handlers, seeds=20, world=World(processes=processes))
+    assert report.acknowledged == report.seeds * World().events
+    assert report.runs > report.acknowledged
+    assert report.hours > 0.25
+
+
+QUICK = {
+    "renewed_by_owner",
+    "log_not_rewritten",
+    "commit_not_synced",
+    "failed_commit_acknowledged",
+    "no_poll",
+    "deduplication_forgets",
+    "lanes_ignored",
+    "waiting_never_fetched",
+    "outcome_dropped_when_store_fails",
+    "slot_leaks",
+}
+
+
+@pytest.mark.parametrize(
+    "bug", [bug for bug in BUGS if bug.plant.__name__ in QUICK], ids=lambda bug: bug.plant.__name__
+)
+def test_a_planted_bug_is_found(bug):
+    assert look_for(bug, seeds=20) is not None
+
+
+# -- stories ---------------------------------------------------------------------------------------
+
+
+class Shop:
+    """An application whose effect happens once for each run of its handler."""
+
+    def __init__(self):
+        self.granted = []
+        self.handlers = HandlerRegistry()
+        self.handlers.register(OrderPaidEvent, self.grant, enqueue=True)
+
+    async def grant(self, event):
+        self.granted.append(event.webhook_id)
+
+    def check(self):
+        granted, self.granted = self.granted, []
+        assert len(set(granted)) == len(granted), "granted twice"
+
+
+def test_an_effect_that_is_not_idempotent_is_found_and_its_story_is_short():
+    shop = Shop()
+    with pytest.raises(SimulationFailedError, match="granted twice") as caught:
+        simulate(shop.handlers, seeds=20, check=shop.check)
+    plan = caught.value.result.plan
+    assert (len(plan.arrivals), len(plan.faults)) == (1, 0)
+    story = str(caught.value)
+    assert story.index("run=1") < story.index("run=2")
+
+
+def test_a_handler_that_needs_order_is_found():
+    created = []
+
+    async def create(event):
+        created.append(event.data.id)
+
+    async def pay(event):
+        assert event.data.id in created, "paid before it was created"
+
+    def made():
+        created.clear()
+        registry = HandlerRegistry()
+        registry.register(OrderCreatedEvent, create, enqueue=True)
+        registry.register(OrderPaidEvent, pay, enqueue=True)
+        return registry
+
+    with pytest.raises(SimulationFailedError, match="paid before it was created"):
+        simulate(made, seeds=20)
+
+
+def test_an_event_that_ends_dead_is_found_unless_the_world_allows_it():
+    async def refuse(_event):
+        raise ValueError("no such product")
+
+    registry = HandlerRegistry()
+    registry.register(OrderPaidEvent, refuse, enqueue=True)
+    settings = {"Webhooks:Queue:MaxAttempts": 2}
+    world = World(faults=(), events=2, settings=settings)
+    with pytest.raises(SimulationFailedError, match=r"ended dead: ValueError: no such product"):
+        simulate(registry, seeds=1, world=world)
+    allowed = World(faults=(), events=2, settings=settings, dead_is_failure=False)
+    assert simulate(registry, seeds=1, world=allowed).runs == 4
+
+
+def test_a_check_gets_the_records_of_the_store():
+    seen = []
+    simulate(handlers, seeds=1, world=World(faults=(), events=3), check=seen.extend)
+    assert sorted(record.webhook_id for record in seen) == ["msg_0000", "msg_0001", "msg_0002"]
+
+
+def test_what_cannot_be_simulated_is_refused(monkeypatch):
+    with pytest.raises(NotSupportedError, match="nothing to simulate"):
+        simulate(HandlerRegistry())
+
+    async def inside():
+        simulate(handlers)
+
+    with pytest.raises(NotSupportedError, match=r"outside of trio\.run"):
+        trio.run(inside)
+    monkeypatch.delattr(scheduler._run, "_r")
+    with pytest.raises(NotSupportedError, match="does not have _r"):
+        scheduler.require_trio()
+
+
+APP = """
+from sdk_trio import HandlerRegistry
+from sdk_trio.events import OrderPaidEvent
+
+handlers = HandlerRegistry()
+granted = []
+
+
+@handlers.on(OrderPaidEvent, enqueue=True)
+async def grant(event):
+    granted.append(event.webhook_id)
+
+
+def once():
+    seen = granted[:]
+    granted.clear()
+    assert len(set(seen)) == len(seen), "granted twice"
+"""
+
+
+def run_command(*words, cwd):
+    arguments = [sys.executable, "-m", "sdk_trio", *words]
+    return subprocess.run(arguments, cwd=cwd, capture_output=True, text=True)
+
+
+def test_the_command_replays_a_failure_and_writes_it_as_a_test(tmp_path):
+    (tmp_path / "shop.py").write_text(APP)
+    command = ("simulate", "--app", "shop:handlers")
+    clean = run_command(*command, "--seeds", "2", cwd=tmp_path)
+    assert clean.returncode == 0, clean.stderr
+    assert clean.stdout.startswith("2 seeds, none failed")
+    checked = (*command, "--check", "shop:once")
+    failed = run_command(*checked, "--write-test", "test_shop.py", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert "granted twice" in failed.stdout
+    seed = failed.stdout.split()[1]
+    assert f"replay it with:     sdk-trio {' '.join(checked[:3])} --seed {seed}" in failed.stdout
+    replayed = run_command(*checked, "--seed", seed, cwd=tmp_path)
+    assert replayed.stdout == failed.stdout
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert "granted twice" in found.stdout
+    assert "1 failed" in found.stdout
+
+
+# -- the world -------------------------------------------------------------------------------------
+
+
+def test_a_power_cut_in_the_middle_of_a_commit_happens_and_is_survived():
+    world = World(faults=(), events=12, troubles=False)
+    base = make_plan(3, world, TYPES)
+    lost = 0
+    for changes in (1, 2, 3, 5):
+        at = base.arrivals[4].at
+        plan = SimulationPlan(3, base.arrivals, (Fault(at, "power", 1.0, float(changes)),))
+        result = run(plan, world)
+        assert not result.violations
+        story = "\n".join(map(str, result.story))
+        lost += "disk.lost" in story and "blocks=0" not in story
+    assert lost
+
+
+def test_a_stalled_process_serves_after_it_wakes_up():
+    world = World(faults=(), events=6, troubles=False)
+    base = make_plan(1, world, TYPES)
+    plan = SimulationPlan(1, base.arrivals, (Fault(base.arrivals[0].at, "stall", 12.0),))
+    result = run(plan, world)
+    assert not result.violations
+    assert result.acknowledged == 6
+    assert any("answer=timeout" in line.fields for line in result.story)
+
+
+def test_sqlite_is_as_before_after_a_simulation(tmp_path):
+    run(make_plan(0, World(events=1), TYPES), World(events=1))
+    assert apsw.vfs_names()[0] == "unix"
+    apsw.Connection(str(tmp_path / "file.db")).close()

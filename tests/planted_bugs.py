@@ -1,0 +1,523 @@
+"""Plant bugs in the runtime, one at a time, and see the simulator find each of them.
+
+    python tests/planted_bugs.py [--seeds N] [--seconds S] [--match TEXT]
+
+Prints a table: the bug, the first seed that shows it, the promise that was broken, and the CPU time
+until then. The exit status is 1 if a bug was not found. ``--seconds`` bounds the CPU time of each.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import trio
+
+from sdk_trio import HandlerRegistry
+from sdk_trio.errors import StoreUnavailableError
+from sdk_trio.events import (
+    OrderCreatedEvent,
+    OrderPaidEvent,
+    SubscriptionActiveEvent,
+    SubscriptionCanceledEvent,
+)
+from sdk_trio.records.deliveries import Admission, Admitted, Dead, Done, Retry
+from sdk_trio.storage import admission, claims, commit, inbox
+from sdk_trio.storage.engines import sqlite as engine
+from sdk_trio.storage.sql import deliveries, leases
+from sdk_trio.storage.sqlite import SqliteInbox
+from sdk_trio.testing import World
+from sdk_trio.testing.simulation.plan import Arrival, Fault, SimulationPlan, Trouble, make_plan
+from sdk_trio.testing.simulation.run import handled_types
+from sdk_trio.testing.simulation.world import Result, Simulation
+from sdk_trio.webhooks import answers, clock_watch, inline, invocation, queue, queued, recording
+from sdk_trio.webhooks.leases import HeldLeases
+
+#: Worlds in which a kind of bug shows itself soon.
+CALM = World(faults=(), events=12)
+CRASHES = World(faults=("kill", "power", "deploy"), events=16)
+POWER = World(faults=("power",), events=16, troubles=False)
+HANGS = World(faults=("hang",), events=16)
+FULL = World(faults=("full", "sync"), events=16)
+SYNCS = World(faults=("sync", "power"), most_faults=8, events=40, hours=0.01, troubles=False)
+CLOCKS = World(
+    faults=("clock",), most_faults=8, events=40, settings={"Webhooks:ToleranceSeconds": 7200}
+)
+TWO = World(faults=("stall", "kill"), events=16, processes=2)
+ONE_WORKER = World(faults=(), events=16, settings={"Webhooks:Queue:Workers": 1})
+
+
+def handlers() -> HandlerRegistry:
+    """Return handlers of each kind: queued, inline, ordered."""
+    registry = HandlerRegistry()
+
+    async def nothing(_event: Any) -> None:
+        pass
+
+    registry.register(OrderCreatedEvent, nothing, enqueue=True)
+    registry.register(OrderPaidEvent, nothing)
+    registry.register(SubscriptionActiveEvent, nothing, enqueue=True, ordered=True)
+    registry.register(SubscriptionCanceledEvent, nothing, enqueue=True, ordered=True)
+    return registry
+
+
+class Everything:
+    """A collection that has everything in it."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+# -- the bugs --------------------------------------------------------------------------------------
+
+
+def renewed_by_owner() -> Any:
+    """Leases are renewed by their owner, so one that no run holds never ends."""
+    renew = leases.renew
+    return patch.object(
+        inbox.leases, "renew", lambda tx, terms, _, held, now: renew(
+            tx, terms, Everything(), held, now=now
+        )
+    )  # fmt: skip
+
+
+def sync_failure_ignored() -> Any:
+    """After a sync that failed the log is trusted."""
+    return patch.object(engine.SqliteEngine, "_note_failed_sync", lambda *_: None)
+
+
+def log_not_rewritten() -> Any:
+    """After a sync that failed the next sync is trusted, and the log not written again."""
+
+    def prove(self: Any, _connection: Any) -> None:
+        self._log_proven = True
+
+    return patch.object(engine.SqliteEngine, "_prove_log", prove)
+
+
+def commit_not_synced() -> Any:
+    """Commits are never synced."""
+    transact = engine.SqliteEngine.transact
+    return patch.object(
+        engine.SqliteEngine, "transact", lambda self, work, **_: transact(
+            self, work, durable=False
+        )
+    )  # fmt: skip
+
+
+def acknowledged_before_commit() -> Any:
+    """An event is acknowledged when its commit has been asked for."""
+    accept = SqliteInbox.accept
+
+    async def early(self: Any, delivery: Any, *, leased: bool) -> Admitted:
+        async def commit() -> None:
+            with suppress(StoreUnavailableError):
+                await accept(self, delivery, leased=False)
+
+        trio.lowlevel.spawn_system_task(commit)
+        await trio.lowlevel.checkpoint()
+        return Admitted(Admission.QUEUED, 0, same_body=True)
+
+    return patch.object(SqliteInbox, "accept", early)
+
+
+def failed_commit_acknowledged() -> Any:
+    """A store that fails is no reason to refuse."""
+    accept = queue.WorkerPool.accept
+
+    async def lenient(self: Any, arrival: Any) -> Any:
+        try:
+            return await accept(self, arrival)
+        except StoreUnavailableError:
+            return answers.OK
+
+    return patch.object(queue.WorkerPool, "accept", lenient)
+
+
+def failed_batch_succeeds() -> Any:
+    """The callers of a batch that failed are not told."""
+    return patch.object(commit, "_fail", lambda *_: None)
+
+
+def no_poll() -> Any:
+    """The feeder waits for signs in memory alone."""
+
+    async def wait(self: Any) -> None:
+        await self._feed_wanted.wait()
+
+    return patch.object(queue.WorkerPool, "_wait_for_work", wait)
+
+
+def lost_wake_up() -> Any:
+    """The feeder is not woken, and polls once an hour."""
+    return _several(
+        patch.object(queue.WorkerPool, "wake", lambda _self: None),
+        patch.object(queue, "POLL_SECONDS", 3600.0),
+    )
+
+
+def fence_missing() -> Any:
+    """An outcome is recorded whoever holds the lease by now."""
+    unfenced = "(lease_token = :token OR 1 = 1)"
+    names = ("_FAIL", "_RELEASE_RUN", "_POSTPONE", "_PARK", "_RUN_OF")
+    return _several(
+        patch.object(
+            deliveries,
+            "_TAKE_OUT",
+            deliveries._TAKE_OUT.replace(
+                "lease_token IN ints(:tokens)", "(lease_token IN ints(:tokens) OR 1 = 1)"
+            ),
+        ),
+        *(
+            patch.object(
+                deliveries,
+                name,
+                getattr(deliveries, name).replace("lease_token = :token", unfenced),
+            )
+            for name in names
+        ),
+    )
+
+
+def deduplication_forgets() -> Any:
+    """Finished ids are forgotten after a second."""
+    standing = admission.standing_of
+    return patch.object(
+        deliveries, "standing_of", lambda known, now, dedup_seconds: standing(
+            known, now=now, dedup_seconds=1.0
+        )
+    )  # fmt: skip
+
+
+def deduplication_lost_at_restart() -> Any:
+    """A restarted process knows only the ids that it has seen itself."""
+    add = deliveries.arrivals.add
+
+    def added(tx: Any, new: Any, **named: Any) -> Any:
+        for delivery in new:
+            sequence = deliveries.arrivals.find_one(tx, delivery.key)
+            if sequence is not None and tx.number not in _seen(tx, delivery.key):
+                deliveries.arrivals.remove(tx, [sequence])
+            _seen(tx, delivery.key).add(tx.number)
+        return add(tx, new, **named)
+
+    seen: dict[str, set[Any]] = {}
+
+    def _seen(tx: Any, key: str) -> set[Any]:
+        return seen.setdefault(f"{id(tx.connection)} {key}", set())
+
+    return patch.object(deliveries.arrivals, "add", added)
+
+
+def lanes_ignored() -> Any:
+    """Events of one subject are claimed in any order, several at a time."""
+    return _several(
+        patch.object(leases, "_DUE", leases._DUE.replace(leases._IS_FIRST, "(1 = 1)")),
+        patch.object(leases, "_NEXT_LANES", leases._NEXT_LANES.replace("min(seq", "max(seq")),
+        patch.object(deliveries, "_START", deliveries._START.replace("lane IS NULL", "1 = 1")),
+    )
+
+
+def ordered_run_from_memory() -> Any:
+    """An ordered event is run at once, beside earlier ones of its subject."""
+    new = deliveries.NewDelivery
+
+    def unordered(delivery: Any) -> Any:
+        return new(**{**_fields(delivery), "ordered": False})
+
+    accept = queue.WorkerPool.accept
+
+    async def accepting(self: Any, arrival: Any) -> Any:
+        arrival = _replaced(arrival, delivery=unordered(arrival.delivery))
+        return await accept(self, arrival)
+
+    return patch.object(queue.WorkerPool, "accept", accepting)
+
+
+def waiting_never_fetched() -> Any:
+    """Events of an earlier process are not fetched."""
+    return patch.object(
+        leases, "_DUE", leases._DUE.replace("state = 'received'", "state = 'received' AND 1 = 0")
+    )
+
+
+def retries_never_fetched() -> Any:
+    """Retries that are due are not fetched."""
+    return patch.object(
+        leases, "_DUE", leases._DUE.replace(leases._IS_RETRYING, f"1 = 0 AND {leases._IS_RETRYING}")
+    )
+
+
+def expired_never_claimed() -> Any:
+    """Leases that have expired are left alone, also at a start."""
+    return _several(
+        patch.object(leases, "_DUE", leases._DUE.replace(leases._HAS_EXPIRED, "1 = 0")),
+        patch.object(inbox.leases, "recover", lambda *_, **__: 0),
+    )
+
+
+def outcome_dropped_when_store_fails() -> Any:
+    """An outcome that the store refuses is not sent again."""
+
+    async def once(self: Any, lease: Any, outcome: Any) -> None:
+        try:
+            await self.record(lease.key, outcome)
+        except StoreUnavailableError:
+            await trio.lowlevel.checkpoint()
+
+    return patch.object(recording.OutcomeRecorder, "record_until_stored", once)
+
+
+def inline_outcome_forgotten() -> Any:
+    """An inline outcome that the store refuses is not remembered."""
+    return patch.object(inline.InlineRuns, "_remember", lambda *_: None)
+
+
+def slot_leaks() -> Any:
+    """A duplicate keeps its slot of the queue."""
+    answer = recording.OutcomeRecorder.answer_known
+    accept = queue.WorkerPool.accept
+
+    async def leaking(self: Any, arrival: Any) -> Any:
+        known: list[bool] = []
+
+        def noted(*arguments: Any) -> Any:
+            known.append(True)
+            return answer(*arguments)
+
+        with patch.object(recording.OutcomeRecorder, "answer_known", noted):
+            result = await accept(self, arrival)
+        self._slots_used += bool(known)
+        return result
+
+    return patch.object(queue.WorkerPool, "accept", leaking)
+
+
+def leases_pile_up() -> Any:
+    """The lease of a run that has ended is held on."""
+    return patch.object(HeldLeases, "drop", lambda *_: None)
+
+
+def duplicates_not_joined() -> Any:
+    """A duplicate of an inline run in flight runs beside it."""
+
+    async def run(
+        self: Any, arrival: Any, handler: Any, tenant: Any = None, *, expiry: Any = None
+    ) -> Any:
+        self._in_flight.pop(arrival.delivery.key, None)
+        try:
+            return await self._run_first(arrival.delivery.key, arrival, handler, tenant, expiry)
+        except KeyError:
+            return answers.OK
+
+    return patch.object(inline.InlineRuns, "run", run)
+
+
+def failure_acknowledged() -> Any:
+    """An inline handler that failed is answered 200."""
+    return patch.object(inline, "_ask_again", lambda _failure: answers.OK)
+
+
+def failure_is_done() -> Any:
+    """A queued handler that failed is recorded as done."""
+    return patch.object(queued, "after_queued_failure", lambda *_, **__: Done())
+
+
+def given_up_too_early() -> Any:
+    """A queued event is dead after its first failure."""
+    return patch.object(queued, "after_queued_failure", lambda failure, **_: Dead(failure.error))
+
+
+def retry_tomorrow() -> Any:
+    """A retry is planned in milliseconds."""
+    after = queued.after_queued_failure
+
+    def late(*arguments: Any, now: float, **named: Any) -> Any:
+        outcome = after(*arguments, now=now, **named)
+        if isinstance(outcome, Retry) and outcome.at is not None:
+            return _replaced(outcome, at=now + (outcome.at - now) * 1000)
+        return outcome
+
+    return patch.object(queued, "after_queued_failure", late)
+
+
+def clock_step_ignored() -> Any:
+    """A wall clock that is set back makes retries wait."""
+    return _several(
+        patch.object(clock_watch.ClockWatch, "check", lambda _self: math.inf),
+        patch.object(inbox.leases, "reschedule", lambda *_, **__: 0),
+    )
+
+
+def timeout_missing() -> Any:
+    """An inline handler is not cancelled at its deadline."""
+    run = invocation.Invocations.run
+
+    async def patient(self: Any, *arguments: Any, **_: Any) -> Any:
+        return await run(self, *arguments[:4])
+
+    return patch.object(invocation.Invocations, "run", patient)
+
+
+def claim_taken_twice() -> Any:
+    """The filter of known keys takes each key for a new one."""
+    return patch.object(claims.KnownKeys, "may_hold", lambda *_: False)
+
+
+def worker_dies() -> Any:
+    """A worker ends with a run that was cancelled."""
+
+    async def once(self: Any) -> None:
+        await queue.run_in_cell(self._work)
+
+    return patch.object(queue.WorkerPool, "_keep_working", once)
+
+
+def renewal_missing() -> Any:
+    """Leases are not renewed."""
+
+    async def never(_self: Any) -> None:
+        await trio.sleep_forever()
+
+    return _several(
+        patch.object(queue.WorkerPool, "_keep_leases", never),
+        patch.object(queue.WorkerPool, "_renew", _nothing),
+    )
+
+
+async def _nothing(*_: Any) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+def _fields(struct: Any) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def _replaced(struct: Any, **changes: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(struct, **changes)
+
+
+@contextmanager
+def _several(*patches: Any) -> Iterator[None]:
+    first, *rest = patches
+    with first:
+        if rest:
+            with _several(*rest):
+                yield
+        else:
+            yield
+
+
+class Bug(NamedTuple):
+    """A planted bug and the world in which it is looked for."""
+
+    plant: Callable[[], Any]
+    world: World
+    #: Makes the plan of a seed; None: dice do.
+    plan: Callable[[int], SimulationPlan] | None = None
+
+
+def slow_events(seed: int, *troubles: Trouble, faults: tuple[Fault, ...] = ()) -> SimulationPlan:
+    """Return a plan of six events that come at once, and whose runs go as ``troubles`` say."""
+    arrivals = tuple(
+        Arrival(number, 1.0 + number / 100, "order.created", f"sub_{number}", troubles)
+        for number in range(6)
+    )
+    return SimulationPlan(seed, arrivals, faults)
+
+
+def stalled_runs(seed: int) -> SimulationPlan:
+    """Return a plan in which a process stands still, and its runs fail when it wakes up."""
+    stall = Fault(2.0 + seed / 1000, "stall", 100.0)
+    return slow_events(seed, Trouble("fail", 5.0), Trouble("slow", 40.0), faults=(stall,))
+
+
+def long_runs(seed: int) -> SimulationPlan:
+    """Return a plan of runs that last longer than a lease."""
+    return slow_events(seed, Trouble("slow", 100.0))
+
+
+BUGS = (
+    Bug(renewed_by_owner, HANGS),
+    Bug(sync_failure_ignored, SYNCS),
+    Bug(log_not_rewritten, SYNCS),
+    Bug(commit_not_synced, POWER),
+    Bug(acknowledged_before_commit, CRASHES),
+    Bug(failed_commit_acknowledged, FULL),
+    Bug(failed_batch_succeeds, FULL),
+    Bug(no_poll, CALM),
+    Bug(lost_wake_up, CALM),
+    Bug(fence_missing, TWO, stalled_runs),
+    Bug(deduplication_forgets, CALM),
+    Bug(deduplication_lost_at_restart, CRASHES),
+    Bug(lanes_ignored, CALM),
+    Bug(ordered_run_from_memory, CALM),
+    Bug(waiting_never_fetched, CRASHES),
+    Bug(retries_never_fetched, CALM),
+    Bug(expired_never_claimed, CRASHES),
+    Bug(outcome_dropped_when_store_fails, FULL),
+    Bug(inline_outcome_forgotten, FULL),
+    Bug(slot_leaks, CALM),
+    Bug(leases_pile_up, CALM),
+    Bug(duplicates_not_joined, CALM),
+    Bug(failure_acknowledged, CALM),
+    Bug(failure_is_done, CALM),
+    Bug(given_up_too_early, CALM),
+    Bug(retry_tomorrow, CALM),
+    Bug(clock_step_ignored, CLOCKS),
+    Bug(timeout_missing, CALM),
+    Bug(claim_taken_twice, CALM),
+    Bug(worker_dies, ONE_WORKER),
+    Bug(renewal_missing, TWO, long_runs),
+)
+
+
+def look_for(bug: Bug, seeds: int, seconds: float = math.inf) -> Result | None:
+    """Return the result of the first seed that finds ``bug``; None if none does."""
+    until = time.process_time() + seconds
+    types = handled_types(handlers())
+    for seed in range(seeds):
+        registry = handlers()
+        plan = make_plan(seed, bug.world, types) if bug.plan is None else bug.plan(seed)
+        with bug.plant():
+            result = Simulation(plan, bug.world, lambda made=registry: made).run()
+        if result.violations:
+            return result
+        if time.process_time() > until:
+            break
+    return None
+
+
+def main() -> int:
+    """Look for each bug and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--match", default="", help="a part of the bugs' names")
+    parser.add_argument("--begin", default="", help="the name of the first bug")
+    arguments = parser.parse_args()
+    missed = 0
+    names = [bug.plant.__name__ for bug in BUGS]
+    for bug in BUGS[names.index(arguments.begin) if arguments.begin else 0 :]:
+        name = bug.plant.__name__
+        if arguments.match not in name:
+            continue
+        begun = time.process_time()
+        result = look_for(bug, arguments.seeds, arguments.seconds)
+        took = time.process_time() - begun
+        missed += result is None
+        first = "not found" if result is None else result.violations[0].kind
+        seed = "" if result is None else result.plan.seed
+        sys.stdout.write(f"{name:36} {seed!s:>6} {first:14} {took:7.1f} s\n")
+        sys.stdout.flush()
+    return missed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
