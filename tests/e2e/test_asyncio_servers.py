@@ -75,8 +75,8 @@ def test_nothing_acknowledged_is_lost_in_start_load_drain_and_by_a_killed_thread
 def test_a_second_worker_on_one_directory_is_refused_and_says_what_to_do(tmp_path):
     with Uvicorn(tmp_path, "starlette", ("--workers", "2")) as server:
         server.begin()
-        wait_until(lambda: "or let `sdk-trio run` receive" in server.log(), server.log)
-        assert "to another directory. If that is another worker" in server.log()
+        wait_until(lambda: "or receive with `sdk-trio run`" in server.log(), server.log)
+        assert "cannot share a directory of SQLite" in server.log()
         assert "direct cause" not in server.log()
         # The other one has the directory. Then uvicorn ends all, as one of them cannot start.
         wait_until(lambda: "Application startup complete." in server.log(), server.log)

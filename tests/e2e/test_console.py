@@ -222,13 +222,13 @@ async def test_what_comes_before_the_feed_is_open_is_shown(address, monkeypatch)
 
 async def test_what_is_dead_when_the_feed_tells_of_it_is_a_dead_letter(address, monkeypatch):
     looks = trio.Event()
-    look = Feed._look
+    look = Feed._poll
 
     async def look_late(feed):
         await looks.wait()
         await look(feed)
 
-    monkeypatch.setattr(Feed, "_look", look_late)
+    monkeypatch.setattr(Feed, "_poll", look_late)
     _, handlers = failing()
     async with watched(address, handlers, Webhooks__Queue__MaxAttempts=1) as console:
         await console.view("dead")

@@ -130,7 +130,7 @@ def test_the_secret_of_another_installation_is_refused_at_the_start(place):
     found = own_secret(place).checked()
     [problem] = [f for f in found if f["level"] == "error"]
     assert problem["key"] == "Sdk:Simulator:SecretEnvVar"
-    assert "one of its own" in problem["message"]
+    assert "use a secret of its own" in problem["message"]
 
 
 def test_a_receiver_needs_no_other_secret_in_development(place):

@@ -412,9 +412,9 @@ def test_an_import_says_of_each_row_what_becomes_of_it_and_is_done_whole_or_not(
     ("content", "said"),
     [
         (b"\xff\xfe", "byte 0"),
-        (b"[1", "no JSON"),
+        (b"[1", "is not JSON"),
         (b'{"identifier": "a"}', "JSON array"),
-        (b"name,email\n", "does not know: email"),
+        (b"name,email\n", "unknown fields: email"),
         (b"name\nx\n", "no column identifier"),
         (b'identifier,name\na,"x\n', "line 2 is not CSV"),
         (b"", "no column identifier"),

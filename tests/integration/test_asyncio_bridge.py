@@ -156,7 +156,7 @@ async def test_it_serves_between_start_and_end_and_can_start_again():
 async def test_it_runs_once_at_a_time():
     receiver = threaded()
     async with receiver.lifespan():
-        with pytest.raises(NotRunningError, match="runs already"):
+        with pytest.raises(NotRunningError, match="already runs"):
             async with receiver.lifespan():
                 raise AssertionError("it started twice")
         assert receiver.ready

@@ -174,7 +174,7 @@ def test_nobody_listens(upstream):
 
 
 def test_a_misspelt_argument_is_refused_before_anything_is_sent(client, upstream):
-    with pytest.raises(TypeError, match=r"takes no 'stauts'; did you mean 'status'\?"):
+    with pytest.raises(TypeError, match=r"has no argument 'stauts'; did you mean 'status'\?"):
         client.orders.list(stauts="paid")
     assert upstream.requests == []
     assert list(client.orders.list.unchecked(stauts="paid", limit=10)) != []

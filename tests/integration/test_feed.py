@@ -545,7 +545,7 @@ async def test_what_arrives_while_a_page_is_read_is_not_passed_over():
                 # The next one comes, and the look that notices it, before the page is told.
                 feed._next_of = read
                 await deliver(admin, 1, 2)
-                await feed._look()
+                await feed._poll()
                 assert feed._position == 2 > inner.position
             return page
 

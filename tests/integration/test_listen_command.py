@@ -125,7 +125,7 @@ async def test_chosen_types_are_forwarded_and_a_server_that_is_away_is_waited_fo
             await admin.app.deliver(name, webhook_id=name.replace(".", "_"))
         nursery.start_soon(listening.run)
         told = []
-        await until(lambda: told.append(capsys.readouterr()) or "is away" in told[-1].err)
+        await until(lambda: told.append(capsys.readouterr()) or "is down" in told[-1].err)
         await nursery.start(local.run)
         await until(lambda: listening.cursor.position == 4)
         nursery.cancel_scope.cancel()

@@ -492,7 +492,7 @@ NOT_SENT = [
     ("webhook", {}, {"SDK_WEBHOOK_SECRET": ""}, "variable SDK_WEBHOOK_SECRET is not set"),
     ("webhook", {}, {"SDK_WEBHOOK_SECRET": "short"}, "SDK_WEBHOOK_SECRET, whose value"),
     ("webhook", {}, {"SDK_WEBHOOK_SECRET": "a" * 20 + "\x00"}, "SDK_WEBHOOK_SECRET, whose value"),
-    ("email", {}, {"EMAIL_API_KEY": "a\r\nX-Evil: 1"}, "variable EMAIL_API_KEY holds"),
+    ("email", {}, {"EMAIL_API_KEY": "a\r\nX-Evil: 1"}, "variable EMAIL_API_KEY contains"),
     ("email", {"site_manager_email": None}, {}, "no site manager's email address"),
     ("email", {"site_manager_email": ""}, {}, "no site manager's email address"),
     ("sms", {"site_manager_phone": None}, {}, "no site manager's phone number"),

@@ -77,6 +77,8 @@ class TenantMachine(RuleBasedStateMachine):
         self.audit: list[Any] = []
         self.told: list[Any] = []
         self.last_audit = self.last_told = 0
+        #: What the store has returned as its revision, by the number of the last audit row.
+        self.revisions: dict[int, int] = {}
         self.stores: list[Any] = []
         for number in (0, 1):
             self.stores.append(self.open(number))
@@ -393,7 +395,9 @@ class TenantMachine(RuleBasedStateMachine):
             assert audit == self.audit
             assert [{k: v for k, v in o.items() if k != "delivery_id"} for o in outbox] == self.told
             assert len({o["delivery_id"] for o in outbox}) == len(outbox)
-            assert revision == self.last_audit
+            # It changes with each audit row, and not otherwise.
+            assert self.revisions.setdefault(self.last_audit, revision) == revision
+            assert len(set(self.revisions.values())) == len(self.revisions)
 
     async def look(self, store: Any) -> Any:
         tenants: list[Any] = []

@@ -163,7 +163,7 @@ class Resolver:
     [
         (KeyError("directory"), "KeyError"),
         ("nobody", "no tenant 'nobody'"),
-        (None, "no tenant"),
+        (None, "not a tenant"),
     ],
 )
 async def test_a_resolver_that_fails_stops_the_upgrade_before_it_begins(tmp_path, answer, match):

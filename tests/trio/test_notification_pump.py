@@ -348,7 +348,7 @@ async def test_messages_of_a_channel_that_was_switched_off_are_skipped(
     async with running({"email": FakeChannel()}, store) as app:
         await trio.sleep(1)
         assert await app.states() == {"1-sms": "skipped"}
-        assert "switched off" in (await app.get("1-sms")).reason
+        assert "is disabled" in (await app.get("1-sms")).reason
 
 
 async def test_finished_messages_are_removed_after_their_retention(

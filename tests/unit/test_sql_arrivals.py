@@ -9,8 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.sql_store import new_store, steps_of, value
 
 from sdk_trio.records.deliveries import NewDelivery
-from sdk_trio.storage.sql import arrivals, reads
+from sdk_trio.storage.sql import arrivals, deliveries, reads
 from sdk_trio.storage.sql.arrivals import INDEX_EVERY, INDEXED_CHARACTERS, SEGMENT_BITS
+from sdk_trio.storage.sql.dialect import SqlTransaction
 
 SEGMENT = 1 << SEGMENT_BITS
 
@@ -40,6 +41,14 @@ def delivery(
     )
 
 
+def add(
+    tx: SqlTransaction, new: list[NewDelivery], *, surely_new: bool = False
+) -> list[int | None]:
+    """Add deliveries that have ended at their first run."""
+    ended = [(False, 1, each.received_at, each.received_at) for each in new]
+    return arrivals.add(tx, new, deliveries._FIRST_END, ended, surely_new=surely_new)
+
+
 class Arrivals(RuleBasedStateMachine):
     """Adds, assigns and removes a few at a time, on both sides of a segment's end."""
 
@@ -62,7 +71,7 @@ class Arrivals(RuleBasedStateMachine):
     def add(self, told: list[tuple[str, str, str | None, str | None]]) -> None:
         new = [delivery(*each, at=float(next(self.clock))) for each in told]
         fresh = [each for each in new if each.key not in self.kept]
-        added = arrivals.add(self.tx, new)
+        added = add(self.tx, new)
         assert [each for each, number in zip(new, added, strict=True) if number] == fresh
         for each, number in zip(new, added, strict=True):
             if number is not None:
@@ -73,7 +82,7 @@ class Arrivals(RuleBasedStateMachine):
     @rule(told=WEBHOOKS)
     def add_and_roll_back(self, told: list[tuple[str, str, str | None, str | None]]) -> None:
         self.tx.connection.execute("SAVEPOINT batch")
-        arrivals.add(self.tx, [delivery(*each, at=1.0) for each in told])
+        add(self.tx, [delivery(*each, at=1.0) for each in told])
         self.tx.connection.execute("ROLLBACK TO batch; RELEASE batch")
 
     @rule(chosen=NUMBERS)
@@ -175,7 +184,7 @@ def test_thousands_are_found_on_both_sides_of_each_border() -> None:
             delivery(f"m{n}", "", "acme" if n % 3 else None, None, float(n))
             for n in range(first, first + 100)
         ]
-        added = arrivals.add(tx, told)
+        added = add(tx, told)
         kept |= {each.key: number for each, number in zip(told, added, strict=True) if number}
         assert arrivals.find(tx, list(kept)) == kept
     gone = [key for place, key in enumerate(kept) if place % 7 < 5]
@@ -195,7 +204,7 @@ def test_a_key_is_found_by_a_few_steps_of_each_segment() -> None:
         tx = new_store()
         for first in range(0, size, 128):
             told = [delivery(f"m{n}", "", None, None, 1.0) for n in range(first, first + 128)]
-            arrivals.add(tx, told, surely_new=True)
+            add(tx, told, surely_new=True)
         arrivals.find(tx, ["m7"])
         found[size] = steps_of(tx, lambda tx=tx: arrivals.find(tx, ["m7", "nobody"]))
         gone = list(range(1, 51))
