@@ -1,7 +1,7 @@
 """The API behind the console's views: tenants, messages, replication, settings, samples, relay.
 
-Each view is an answer of a part of the program. The parts are the runtime's, which hands them over
-as a :class:`ConsoleSource`; a part that this program does not have is answered 404.
+Each view shows one part of the program. The runtime provides the parts as a
+:class:`ConsoleSource`. A request for a part that this program does not have gets 404.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -45,36 +45,36 @@ if TYPE_CHECKING:
 #: The longest reason of a transition, in characters.
 LONGEST_REASON = 500
 
-#: The most messages that one call retries.
+#: The maximum number of messages that one call retries.
 LARGEST_RETRY = 200
 
-#: The longest time of an examination, in seconds.
+#: Timeout of ``doctor``, in seconds.
 DOCTOR_SECONDS = 60.0
 
 
 class MissingPartError(SdkError):
-    """This program does not have the part that a request is about."""
+    """This program does not have the requested part."""
 
 
 class SecretsStayHereError(SdkError):
-    """A request from elsewhere is about signatures or secrets, and the relay is off."""
+    """A remote caller requested signatures or secrets, and the relay is off."""
 
 
 class RejectedRequests(Protocol):
-    """The ring of requests that were not answered 200."""
+    """The ring buffer of requests that were not answered 200."""
 
     @property
     def total(self) -> int:
-        """Return how many there were since the start: the ``seq`` of the newest."""
+        """Return the number of requests since the start, which is the newest one's ``seq``."""
         ...
 
     @property
     def causes(self) -> Mapping[str, int]:
-        """Return how many there were of each cause."""
+        """Return the number of requests by cause."""
         ...
 
     def newest(self, *, cause: str | None, before: int | None, limit: int) -> list[dict[str, Any]]:
-        """Return up to ``limit`` stored ones, newest first."""
+        """Return up to ``limit`` stored requests, newest first."""
         ...
 
 
@@ -91,7 +91,7 @@ class ConsoleSource(Protocol):
 
     @property
     def features(self) -> Sequence[str]:
-        """Return the parts that there are, by the names of the OpenAPI document."""
+        """Return the available parts, by their names in the OpenAPI document."""
         ...
 
     @property
@@ -101,12 +101,12 @@ class ConsoleSource(Protocol):
 
     @property
     def activity(self) -> int:
-        """Return a number that grows with every delivery and every end of a run."""
+        """Return a counter that increases with every delivery and every finished run."""
         ...
 
     @property
     def rejected(self) -> RejectedRequests:
-        """Return the ring of rejected requests."""
+        """Return the ring buffer of rejected requests."""
         ...
 
     def settings(self) -> Sequence[SettingRow]:
@@ -130,11 +130,11 @@ class ConsoleSource(Protocol):
         ...
 
     def preview(self, transition: Transition, tenant: "Tenant | None") -> dict[str, str]:
-        """Return the texts of a transition, for a tenant or with sample values."""
+        """Return the message texts for a transition, for a tenant or with sample values."""
         ...
 
     async def doctor(self) -> list[dict[str, str]]:
-        """Examine the installation without the network."""
+        """Run those checks of ``doctor`` that need no network."""
         ...
 
     async def trigger(self, type: str, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class ConsoleSource(Protocol):
     async def sign(self, record: DeliveryRecord, here: bool) -> list[tuple[str, str]]:
         """Return the headers of a delivery as a relay sends them; empty if they must not be seen.
 
-        ``here``: the caller is on this machine. Signatures leave it if the relay is on.
+        ``here``: whether the caller is on this machine. Remote callers need the relay to be on.
         """
         ...
 
@@ -157,17 +157,17 @@ class ConsoleSource(Protocol):
         """Return the data that a listener needs to start.
 
         Raises:
-            SecretsStayHereError: it is elsewhere, and the relay is off.
+            SecretsStayHereError: the caller is on another machine, and the relay is off.
         """
         ...
 
     def relay_secret(self, here: bool) -> str:
-        """Return the secret that relayed deliveries are signed with; errors as :meth:`relay`."""
+        """Return the secret that signs relayed deliveries; raises the same as :meth:`relay`."""
         ...
 
 
 class TransitionOrder(msgspec.Struct, frozen=True):
-    """The order of ``POST /api/tenants/{tenant}/transition``."""
+    """The request body of ``POST /api/tenants/{tenant}/transition``."""
 
     transition: Literal["Suspended", "Reactivated", "Deactivated"]
     reason: str | None = None
@@ -176,14 +176,14 @@ class TransitionOrder(msgspec.Struct, frozen=True):
 
 
 class RetryOrder(msgspec.Struct, frozen=True):
-    """The order of ``POST /api/notifications/retry``: messages by their ids."""
+    """The request body of ``POST /api/notifications/retry``: the ids of messages."""
 
     ids: list[str]
     actor: str | None = None
 
 
 class TriggerOrder(msgspec.Struct, frozen=True):
-    """The order of ``POST /api/events/trigger``: ``data`` is merged into the sample's."""
+    """The request body of ``POST /api/events/trigger``; ``data`` is merged into the sample's."""
 
     type: str
     data: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -191,24 +191,24 @@ class TriggerOrder(msgspec.Struct, frozen=True):
 
 
 class SecretOrder(msgspec.Struct, frozen=True):
-    """The order of ``POST /api/relay/secret``."""
+    """The request body of ``POST /api/relay/secret``."""
 
     actor: str | None = None
 
 
 def listed_tenant(tenant: "Tenant") -> dict[str, Any]:
-    """Return a tenant as JSON; the places of its credentials are not for a browser."""
+    """Return a tenant as JSON, without its credential sources, which no browser may see."""
     fields = attrs.asdict(tenant, recurse=False)
     del fields["credentials"]
     return fields
 
 
 class ConsoleAnswerer:
-    """The calls of the console's API.
+    """Answers the requests of the console's API.
 
     Args:
         source: the parts of the program.
-        actions: records the ordered actions.
+        actions: records the actions that callers request.
     """
 
     def __init__(self, source: ConsoleSource, actions: Actions) -> None:
@@ -245,7 +245,7 @@ class ConsoleAnswerer:
         return document(200, self._source.types())
 
     async def doctor(self) -> Reply:
-        """Return the findings of an examination, the worst first."""
+        """Return the findings of ``doctor``, worst first."""
         return document(200, await self._source.doctor())
 
     async def actions(self) -> Reply:
@@ -256,7 +256,7 @@ class ConsoleAnswerer:
     # -- tenants -----------------------------------------------------------------------------
 
     async def tenants(self, query: bytes) -> Reply:
-        """Return a page of tenants by identifier."""
+        """Return a page of tenants, ordered by identifier."""
         given = parameters(query, ("status", "after", "limit"))
         status = _choice(given, "status", TenantStatus)
         limit = _limit(given)
@@ -284,9 +284,9 @@ class ConsoleAnswerer:
         return _page(path, given, [_audited(each) for each in page], after=following)
 
     async def change_tenant(self, name: str, body: bytes, address: str | None) -> Reply:
-        """Take a tenant through a transition; 409 where its status or the rules forbid it.
+        """Apply a transition to a tenant; answer 409 if its status or the rules forbid it.
 
-        The audit row names the actor and the address that it came from.
+        The audit row names the actor and the address of the client.
         """
         order: TransitionOrder = parse_order(body, TransitionOrder)
         check_line("reason", order.reason, LONGEST_REASON)
@@ -308,7 +308,7 @@ class ConsoleAnswerer:
 
     async def messages(self, query: bytes) -> Reply:
         """Return a page of messages to site managers, newest first."""
-        # A program with messages has loaded their records already.
+        # Imported here, because only a program with messages needs this module.
         from ..records.notifications import listed_notification
 
         given = parameters(query, ("state", "channel", "tenant", "before", "limit"))
@@ -329,7 +329,7 @@ class ConsoleAnswerer:
         return _page("/api/notifications", given, rows, before=before)
 
     async def preview(self, query: bytes) -> Reply:
-        """Return the texts of a transition; nothing is sent."""
+        """Return the message texts for a transition; nothing is sent."""
         given = parameters(query, ("transition", "tenant"))
         transition = _choice(given, "transition", Transition)
         if transition is None:
@@ -342,7 +342,7 @@ class ConsoleAnswerer:
         return document(200, self._source.preview(transition, tenant))
 
     async def retry_messages(self, body: bytes, address: str | None) -> Reply:
-        """Retry failed, skipped and unknown messages; the answer lists the others as left."""
+        """Retry failed, skipped and unknown messages; ``left`` lists those not retried."""
         order: RetryOrder = parse_order(body, RetryOrder)
         if not 1 <= len(order.ids) <= LARGEST_RETRY:
             raise BadQueryError(f"ids takes 1 to {LARGEST_RETRY} ids")
@@ -432,7 +432,7 @@ def _choice(given: Mapping[str, str], name: str, kind: Any) -> Any:
 def _page(
     path: str, given: Mapping[str, str], rows: Sequence[Mapping[str, Any]], **cursor: str | None
 ) -> Reply:
-    """Return rows with a link to the page after them, if ``cursor`` has a value."""
+    """Return rows, with a link to the next page if ``cursor`` has a value."""
     name, value = next(iter(cursor.items()))
     if value is None:
         return document(200, rows)

@@ -1,8 +1,8 @@
-"""Threads: blocking calls run here, off the event loop. No other module starts threads.
+"""Run blocking calls in threads, off the event loop.
 
 A simulation replaces the :class:`Executor` with :func:`use` and runs the calls in its own thread.
-Threads that run an event loop, or monitor the process from outside the loop, are exceptions;
-``tests/unit/test_seams.py`` lists them.
+Other modules start threads only to run an event loop or to monitor the process from outside the
+loop; ``tests/unit/test_seams.py`` lists these exceptions.
 """
 
 import threading
@@ -141,10 +141,10 @@ async def run_in_thread(
         limiter: caps the number of such calls at a time; None: Trio's default limiter.
         abandon_on_cancel: on cancellation, stop waiting and drop the result while the thread
             continues. Otherwise wait until the function ends; it can call :func:`check_cancelled`.
-        name: of the thread while the function runs.
+        name: the thread's name while the function runs.
 
     Raises:
-        trio.Cancelled: before the start, or with ``abandon_on_cancel`` at any time.
+        trio.Cancelled: cancelled before the start or, with ``abandon_on_cancel``, at any time.
     """
     return await _current.run(
         function, *arguments, limiter=limiter, abandon_on_cancel=abandon_on_cancel, name=name

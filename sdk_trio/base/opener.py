@@ -127,7 +127,7 @@ def sync_path(path: str | os.PathLike[str]) -> None:
 def write_file(descriptor: int, content: bytes, offset: int) -> None:
     """Write all of ``content`` at an offset of a file that :func:`open_file` has opened.
 
-    Not on Windows.
+    Not available on Windows.
 
     Raises:
         OSError: the disk failed, or is full.
@@ -148,7 +148,7 @@ def open_database(path: str | os.PathLike[str], *, flags: int) -> "apsw.Connecti
 
 
 def open_socket(family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
-    """Return a new blocking socket, to listen on or for datagrams; the arguments are socket(2)'s.
+    """Return a new blocking socket for listening or datagrams; the arguments are as in socket(2).
 
     Raises:
         OSError: the system cannot open another socket.
@@ -168,7 +168,7 @@ async def resolve(host: str, port: int, *, kind: int = socket.SOCK_STREAM) -> li
 async def dial_tcp(
     host: str, port: int, *, next_address: float = NEXT_ADDRESS_SECONDS
 ) -> "trio.SocketStream":
-    """Connect to a host by TCP, at the first of its addresses that answers.
+    """Connect by TCP to the first address of a host that answers.
 
     Args:
         next_address: seconds before the next address is tried in parallel.

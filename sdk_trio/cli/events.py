@@ -89,7 +89,7 @@ def readable_body(raw: bytes | None) -> str:
     if raw is None:
         return "(removed: see Sdk:Webhooks:PayloadRetentionDays)"
     try:
-        # A body is usually JSON. Any other is shown as well: it is the reason for parking.
+        # Most bodies are JSON. Show others as well: they are the reason why an event was parked.
         text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         text = raw.decode("utf-8", "backslashreplace")
@@ -97,7 +97,7 @@ def readable_body(raw: bytes | None) -> str:
 
 
 class UnknownEventError(SdkError):
-    """There is no event of this id in the inbox."""
+    """The inbox has no event with this id, or several events from different senders."""
 
 
 def list_arguments(parser: ArgumentParser) -> None:
@@ -153,7 +153,7 @@ def show_event(arguments: Namespace) -> int:
     """Print one event with its body and its failed runs.
 
     Raises:
-        UnknownEventError: the inbox has no event of that id, or several senders' ones.
+        UnknownEventError: the inbox has no event with that id, or events from several senders.
     """
     settings = load(arguments)
     record, attempts, evidence = trio.run(find_event, settings, arguments.id)
@@ -171,7 +171,7 @@ async def find_event(
     """Return an event with its failed runs and other bodies that came under its id.
 
     Raises:
-        UnknownEventError: the inbox has no event of that id, or several senders' ones.
+        UnknownEventError: the inbox has no event with that id, or events from several senders.
     """
     async with open_inbox(settings) as inbox:
         found = await find_meant(inbox, text)
@@ -212,7 +212,7 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
         "finished_at": record.finished_at,
         # A parked event has not failed: the same column has the reason for parking.
         "parked because" if record.state == "parked" else "last error": record.last_error,
-        # In the table of the attempts a narrow terminal cuts it.
+        # A narrow terminal truncates it in the table of attempts.
         "place": attempts[-1].place if attempts else None,
     }
     print_fields(fields)
@@ -236,7 +236,7 @@ def _print_event(record: DeliveryRecord, attempts: Sequence[AttemptRecord]) -> N
     print_text("\nbody")
     print_text(readable_body(record.raw))
     if is_terminal() and record.last_error and record.state is not DeliveryState.DONE:
-        # The error has scrolled off the screen, above a body of two hundred lines.
+        # Repeat the error: a long body scrolls it off the screen.
         where = attempts[-1].place if attempts else None
         say(f"\n{record.state}: {cell(record.last_error)}{f' ({cell(where)})' if where else ''}")
 
@@ -282,7 +282,7 @@ def replay_arguments(parser: ArgumentParser) -> None:
 
 
 def replay(arguments: Namespace) -> int:
-    """Replay the named or chosen events; return 1 if a named one could not be replayed.
+    """Replay events given by id or by ``--state``; return 1 if a given id cannot be replayed.
 
     Raises:
         UsageError: neither ids nor ``--state``, or both.
@@ -305,7 +305,7 @@ def replay(arguments: Namespace) -> int:
     possible = [candidate.key for candidate in candidates if candidate.reason is None]
     replayed: set[str] = set()
     if not arguments.dry_run:
-        # A single named event is intentional; many may be more than intended.
+        # A single event needs no confirmation; several may be more than the user intended.
         sure = len(possible) < 2 or arguments.yes
         if not (sure or confirmed(_question(candidates))):
             say("nothing was replayed")
@@ -326,14 +326,14 @@ def _question(candidates: Sequence[ReplayCandidate]) -> str:
 
 
 async def _candidates(settings: Settings, arguments: Namespace) -> list[ReplayCandidate]:
-    """Return every requested event, also those that cannot be replayed."""
+    """Return every requested event, including those that cannot be replayed."""
     tenant_id = await tenant_id_of(settings, arguments.tenant)
     async with open_inbox(settings) as inbox:
         if arguments.ids:
             return await find_named(inbox, arguments.ids, again=arguments.again)
         state = DeliveryState(arguments.state)
         route = arguments.route
-        # An empty name is not a route's: a script with an unset variable must not replay all.
+        # Reject an empty name: a script with an unset variable must not replay all events.
         wanted = None if route is None else _taken_by(settings, route, inbox)
         return await find_chosen(
             inbox,
@@ -351,7 +351,7 @@ async def _candidates(settings: Settings, arguments: Namespace) -> list[ReplayCa
 def _taken_by(
     settings: Settings, name: str, inbox: Inbox
 ) -> Callable[[DeliveryRecord], Awaitable[bool]]:
-    """Return a function that tells whether a route takes an event, by the current settings."""
+    """Return a predicate: would the current settings send an event to this route?"""
     routes, place = routes_of(settings), find_route(settings, name)
     # Listings have no bodies, and most routes need none.
     by_body = any(route.conditions for route in routes[: place + 1])
@@ -393,17 +393,17 @@ def _print_replayed(
         )
 
 
-#: The seconds between two questions to the store whether it has changed. The question costs no disk
-#: access, and people do not notice a quarter of a second.
+#: Seconds between two polls of the store for changes. A poll needs no disk access, and people do
+#: not notice a quarter of a second.
 POLL_SECONDS = 0.25
 
-#: Seconds for which a lower number may still appear: longer than a host tries a commit.
+#: Seconds for which a lower sequence number may still appear: longer than a host retries a commit.
 LATE_SECONDS = 20.0
 
 #: The number of new events that are read at once.
 PAGE = 200
 
-#: The most events of one state that are watched: the newest ones.
+#: The most events of each state that are watched, newest first.
 WATCHED = 1000
 
 # Done events are omitted: there may be millions, and none of them changes again.
@@ -424,7 +424,7 @@ def tail_arguments(parser: ArgumentParser) -> None:
 
 
 def tail(arguments: Namespace) -> int:
-    """Print new events and changes of those that are not done, a line each, until interrupted.
+    """Print a line per new event and per change of an event that is not done, until interrupted.
 
     Raises:
         FeedRefusedError: the receiver of ``--from`` refuses.
@@ -531,7 +531,7 @@ class TailFilter:
 
 
 class TailPrinter:
-    """Prints a change in a line that fits a terminal of 80 columns, and colours its state.
+    """Prints each change as one line, truncated to the terminal, with its state in colour.
 
     A pipe gets the whole line without colours.
     """
@@ -544,7 +544,7 @@ class TailPrinter:
         self._with_body: set[str] = set()
 
     def show(self, event: Mapping[str, Any], raw: bytes | None) -> None:
-        """Print an event, and its body if it has one; for people only the first line."""
+        """Print an event, and its body if given; as text, only the first line of its error."""
         if self._as_json:
             print_json_line({**event, **({} if raw is None else body_fields(raw))})
             return
@@ -558,7 +558,7 @@ class TailPrinter:
                 print_text(f"  {line}")
             sys.stdout.flush()
         if event["state"] == "done":
-            self._with_body.discard(event["key"])  # nothing more is heard of most of them
+            self._with_body.discard(event["key"])  # most done events never change again
 
     def show_rejected(self, rejection: Mapping[str, Any]) -> None:
         """Print a request that was not answered 200."""
@@ -571,7 +571,7 @@ class TailPrinter:
         self._print("rejected", parts)
 
     def _print(self, state: str, parts: Sequence[str]) -> None:
-        # The time of the poll: a record has no time of its last change.
+        # The time of the poll, because records do not store when they last changed.
         clock = time.strftime("%H:%M:%S", time.gmtime())
         line = "  ".join([clock, state.ljust(8), *(cell(part) for part in parts)])
         if self._width is not None and len(line) > self._width:
@@ -586,8 +586,8 @@ class Tailer:
     """Finds the changes since the last poll.
 
     New events are found by their sequence. Unfinished events are read again, because they may still
-    run or be replayed; their end is found by id. Of two changes of an event between two polls only
-    the later one is seen.
+    run or be replayed. Those that have finished since are read by id. If an event changes twice
+    between two polls, only the later change is seen.
     """
 
     def __init__(self, inbox: Inbox, event_type: str | None = None) -> None:
@@ -602,8 +602,8 @@ class Tailer:
     async def begin(self) -> None:
         """Read the current state, so that only later changes are reported."""
         await self._inbox.changed_elsewhere()
-        # Before the open ones: an event that arrives between the two reads is then found as an
-        # arrival.
+        # Read these before the open events, so that an event that arrives between the two reads
+        # counts as an arrival.
         newest = await self._inbox.find(limit=PAGE)
         self._settled = newest[-1].sequence - 1 if newest else 0
         self._note([record.sequence for record in newest])
@@ -619,8 +619,8 @@ class Tailer:
         }
         for key in self._open.keys() - found.keys():
             ended = await self._inbox.get(key)
-            # An event in no list any more was handled, or displaced by newer ones; only the former
-            # is reported.
+            # An event that is no longer listed was handled, or newer ones displaced it. Report only
+            # those that were handled.
             if ended is not None and ended.state is DeliveryState.DONE:
                 changed[key] = ended
         for record in await self._arrivals():
@@ -641,7 +641,7 @@ class Tailer:
         found: list[DeliveryRecord] = []
         after = self._settled
         while True:
-            # Of all types: a number that is missing may be that of a delivery yet to be committed.
+            # Read all types: a missing number may belong to a delivery that is not committed yet.
             page = await self._inbox.find(after_sequence=after, oldest_first=True, limit=PAGE)
             found += [record for record in page if record.sequence not in self._found]
             if len(page) < PAGE:
@@ -653,7 +653,7 @@ class Tailer:
     def _note(self, sequences: Sequence[int]) -> None:
         """Remember found arrivals, and advance past those that are complete.
 
-        Hosts that share a store commit in another order than that of the numbers.
+        Hosts that share a store do not always commit in the order of the sequence numbers.
         """
         now = time.monotonic()
         self._found |= dict.fromkeys(sequences, now)

@@ -1,4 +1,4 @@
-"""The run of one command, and the exit status for its result or error.
+"""Run one command, and map its result or error to an exit status.
 
 docs/reference/command-line.md lists the statuses.
 """
@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the arguments after the program's name; None takes ``sys.argv``.
 
-    It raises nothing: an error becomes one line on standard error, ``sdk-trio: error: ...``, after
-    a traceback in the Development environment.
+    Errors are not raised: each becomes one line on standard error, ``sdk-trio: error: ...``. In the
+    Development environment, a traceback precedes it.
     """
     parsed = Namespace()
     try:
@@ -73,7 +73,7 @@ def _command(parsed: Namespace) -> int:
         return function(parsed)
 
 
-#: More objects than a start creates: the collector runs once there are so many new ones.
+#: A collection threshold, in new objects, that startup does not reach.
 _HELD = 10_000_000
 
 _usual = gc.get_threshold()[0]
@@ -81,9 +81,9 @@ _usual = gc.get_threshold()[0]
 
 @contextmanager
 def _collector_deferred() -> Iterator[None]:
-    """Disable the collector by its threshold until :func:`release_collector`.
+    """Raise the collector's threshold until :func:`release_collector`, so that it does not run.
 
-    It stays enabled meanwhile, so that a ``gc.disable()`` of the application is detected and kept.
+    The collector stays enabled, so that a ``gc.disable()`` by the application remains in effect.
     """
     global _usual
     _usual = gc.get_threshold()[0]
@@ -98,8 +98,8 @@ def _collector_deferred() -> Iterator[None]:
 def release_collector() -> None:
     """Restore the collector's settings, unless the application has changed them.
 
-    An application that multiplied the threshold (``gc.set_threshold(2 * old)``) saw the raised one,
-    and meant the usual one.
+    If the application multiplied the raised threshold (``gc.set_threshold(2 * old)``), apply the
+    same factor to the normal one.
     """
     first, *others = gc.get_threshold()
     if first >= _HELD:
@@ -107,7 +107,7 @@ def release_collector() -> None:
 
 
 def release_interrupt() -> None:
-    """Let INT raise KeyboardInterrupt again, where ``__main__`` has had it end the process."""
+    """Let INT raise KeyboardInterrupt again if ``__main__`` has made it end the process."""
     if getattr(signal.getsignal(signal.SIGINT), "for_the_start", False):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -147,7 +147,7 @@ def _status_of(error: BaseException, parsed: Namespace) -> int:
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """Return the application's exception in a system task, which Trio reports as its own."""
+    """Unwrap an application's exception that Trio reports as an internal error."""
     trio = sys.modules.get("trio")
     while trio is not None and isinstance(error, trio.TrioInternalError) and error.__cause__:
         error = only_member(error.__cause__)
@@ -155,27 +155,26 @@ def _cause_of(error: BaseException) -> BaseException:
 
 
 def _place_of(error: BaseException) -> str:
-    from ..webhooks.outcomes import place_of  # on the path of a mistake only
+    from ..webhooks.outcomes import place_of  # imported only to report an error
 
     place = place_of(error)
     return "" if place is None else f" ({place})"
 
 
 def _show_detail(error: BaseException, parsed: Namespace) -> bool:
-    """Print the traceback in Development, for failed starts and for faults of this package."""
+    """Print the traceback of a failed start or of a fault; return whether it was printed."""
     from .settings import is_development
 
-    # A start fails because of the application as often as because of the settings, so its traceback
-    # also helps with our own errors. Our other errors without a cause say everything in their
-    # message.
+    # The application is as often the reason for a failed start as the settings, so a traceback
+    # helps even with our own errors. For our other errors without a cause, the message suffices.
     starting = getattr(parsed, "words", "") == "run"
     if isinstance(error, SdkError) and not starting and error.__cause__ is None:
         return False
     if not is_development(parsed):
         return False
     cause = error.__cause__
-    # Our own error, caused by another one of ours or by a system error such as a port in use: the
-    # frames are only in this package.
+    # If our error was caused by another one of ours, or by a system error such as a port in use,
+    # all frames are in this package.
     told = cause is not None and (isinstance(cause, SdkError) or not _place_of(cause))
     if isinstance(error, SdkError) and told:
         return False
@@ -191,7 +190,7 @@ def _show_detail(error: BaseException, parsed: Namespace) -> bool:
 
 
 def _from_application(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames from the first one on that is neither this package's nor the import's."""
+    """Return the frames without the leading ones of this package and the import system."""
     own = os.path.dirname(os.path.dirname(__file__))
     passed_over = (own, os.path.dirname(importlib.__file__), "<frozen importlib")
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(passed_over):
@@ -200,7 +199,7 @@ def _from_application(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _complain(message: str) -> None:
-    from .terminal import printable_lines  # an error may quote a file or a program elsewhere
+    from .terminal import printable_lines  # an error may quote a file or a remote program
 
     sys.stderr.write(f"{PROGRAM}: error: {printable_lines(message)}\n")
 

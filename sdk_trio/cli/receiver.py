@@ -1,4 +1,4 @@
-"""The running receiver: the reading of its ``runtime.json``, and ``health``.
+"""Find the running receiver by its ``runtime.json``, and implement ``health``.
 
 ``health`` queries the admin address, for containers without another HTTP client: their health check
 must be a program in the image that exits with a status.
@@ -64,7 +64,7 @@ def find(directory: str | os.PathLike[str]) -> Presence:
 
 
 def reach(directory: str | os.PathLike[str]) -> Presence:
-    """Return the receiver that runs on the data directory, with the address that it is served at.
+    """Return the receiver that runs on the data directory, including its address.
 
     Raises:
         NoReceiverError: there is none, or its address is not known.
@@ -88,7 +88,7 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # another user's
+        return True  # the process belongs to another user
     return True
 
 
@@ -97,7 +97,7 @@ def _is_alive(pid: int) -> bool:
 LIVE = "/livez"
 READY = "/readyz"
 
-#: The longest wait for the daemon's answer, in seconds: less than probes usually wait.
+#: Timeout for the daemon's answer, in seconds; shorter than the usual timeout of a probe.
 ANSWER_SECONDS = 3.0
 
 
@@ -137,17 +137,17 @@ def admin_address(settings: Settings, *, option: str = "--url") -> str:
     """Return the admin address of the settings.
 
     Args:
-        settings: all of them.
-        option: the one that gives another address, for the message.
+        settings: the settings.
+        option: the command-line option that the error message suggests.
 
     Raises:
-        UsageError: there is none, or the settings do not define it.
+        UsageError: the admin address is disabled, or the settings do not contain its port.
     """
     admin = settings.admin
     if not admin.enabled:
         raise UsageError("Sdk:Admin:Enabled is false: there is no admin address")
     if admin.bind.startswith("fd:") or admin.bind.endswith(":0"):
-        # Neither has a port: the service manager opens the one, the system chooses the other.
+        # Neither names a port: the service manager opens fd:N, and the system chooses a port for 0.
         raise UsageError(f"Sdk:Admin:Bind {admin.bind} has no address: pass it with {option}")
     if admin.bind.startswith("unix:"):
         return f"unix:{split_unix(admin.bind)[0]}"
@@ -155,11 +155,11 @@ def admin_address(settings: Settings, *, option: str = "--url") -> str:
 
 
 def fetch(url: str, path: str) -> tuple[int, bytes]:
-    """Return the status and body that an admin address answers to a GET without a token.
+    """Send a GET without a token to an admin address; return the status and body of the answer.
 
     Raises:
         NoAnswerError: no answer in time.
-        UsageError: it is not an address.
+        UsageError: ``url`` is not a valid address.
     """
     connection = _connection(url)
     try:
@@ -182,7 +182,7 @@ def fetch(url: str, path: str) -> tuple[int, bytes]:
 
 def _connection(url: str) -> HTTPConnection:
     if url.startswith("unix:"):
-        # The socket is connected by hand below; the name only fills the Host header.
+        # fetch() connects the socket itself; the name only fills the Host header.
         return HTTPConnection("localhost", timeout=ANSWER_SECONDS)
     try:
         parts = urlsplit(own_url(url, ""))

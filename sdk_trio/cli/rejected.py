@@ -17,10 +17,10 @@ if not describing():
 
 COLUMNS = ("at", "status", "cause", "address", "webhook_id", "type", "detail")
 
-#: The most rows of one answer of the API.
+#: The maximum number of rows in one answer of the API.
 _PAGE = 200
 
-#: The advice for the causes of a sender's 400s that an operator can do something about.
+#: Advice for those causes of 400 answers that an operator can fix.
 ADVICE = {
     "no_match": "the sender signs with another secret: compare Sdk:Webhooks:Secret with the one "
     "that it shows for this endpoint, and see Sdk:Webhooks:KeyDerivation",
@@ -49,7 +49,7 @@ def list_rejected(arguments: Namespace) -> int:
     The receiver keeps the last 500 in memory, without their bodies; this command queries it.
 
     Raises:
-        RelayError: it does not answer, or refuses.
+        RelayError: the receiver does not answer, or refuses the request.
         UsageError: the token is missing, or the address is unknown.
     """
     source = feed_source(load(arguments), arguments)
@@ -82,10 +82,10 @@ async def _find(
 
 
 async def rejections(source: FeedSource, **query: str) -> Mapping[str, Any]:
-    """Return the receiver's newest rejections, and how many there were of each cause.
+    """Return the receiver's newest rejections, and their number by cause.
 
     Raises:
-        RelayError: it does not answer, or refuses.
+        RelayError: the receiver does not answer, or refuses the request.
     """
     answer: Mapping[str, Any] = await ask(source, "GET", "/api/rejections", query=query)
     return answer

@@ -50,8 +50,8 @@ def read(
 
     Args:
         arguments: the parsed arguments; ``--config`` and ``--set`` are used.
-        standalone: no AccessToken is needed.
-        receiver: the receiver runs, so a webhook secret is needed.
+        standalone: whether to allow a missing AccessToken.
+        receiver: whether to require a webhook secret, because the command runs the receiver.
         defaults: keys that the command sets; they override files, and ``--set`` overrides them.
 
     Raises:
@@ -63,10 +63,10 @@ def read(
     loaded = read_settings(
         *arguments.config, overrides={**own, **given}, standalone=standalone, receiver=receiver
     )
-    # Also known with invalid settings: main needs it for the wording of errors.
+    # Set this even if the settings are invalid: main needs it to word the error.
     arguments.development = loaded.is_development
     for warning in loaded.warnings:
-        # A file may have keys of a later version; arguments are meant for this version.
+        # An unknown key in a file may belong to a later version. In an argument it is a mistake.
         if warning.message.startswith(UNKNOWN_KEY) and str(warning.origin).startswith("argument "):
             message = warning.message.removesuffix(IGNORED)
             raise UsageError(f"--set {warning.key} {message}")
@@ -92,8 +92,8 @@ def load(arguments: Namespace) -> Settings:
     """Read the settings for a command that runs no receiver, or raise all their problems.
 
     Raises:
-        UsageError: from the arguments.
-        OptionsValidationError: with every problem.
+        UsageError: an argument is invalid; see :func:`read`.
+        OptionsValidationError: the settings are invalid; it lists every problem.
     """
     return read(arguments).require()
 
@@ -103,7 +103,7 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
 
     Raises:
         UsageError: one has no key or no ``=``, or sets a secret: other users of the machine see
-            the arguments of every process. No value is quoted.
+            the arguments of every process. The message never quotes a value.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -132,7 +132,7 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
 
 
 def is_development(arguments: Namespace) -> bool:
-    """Return whether errors are shown in full, as far as known without valid settings."""
+    """Return whether to show errors in full; without valid settings, a best guess."""
     known: bool | None = getattr(arguments, "development", None)
     if known is not None:
         return known
@@ -179,12 +179,12 @@ def check_arguments(parser: ArgumentParser) -> None:
 
 
 def check(arguments: Namespace) -> int:
-    """Print every problem and warning at once; 78 if there is a problem."""
+    """Print all problems and warnings; return 78 if there is a problem."""
     loaded = read_to_examine(arguments)
-    # `run` refuses the unmet at its start only; a check before a deployment must not wait for that.
+    # `run` refuses unmet requirements only when it starts; a check must find them earlier.
     at_start = _unstartable(loaded, arguments)
     problems = [*loaded.problems, *loaded.unmet, *at_start]
-    # An unset variable is a warning where nothing is started.
+    # Commands that start nothing only warn of an unset variable; here it is already a problem.
     warnings = [w for w in loaded.warnings if w.key not in {each.key for each in at_start}]
     warnings += (*_ending_certificate(loaded), *_missing_source(loaded))
     rows: list[dict[str, Any]] = [
@@ -205,7 +205,7 @@ def check(arguments: Namespace) -> int:
 
 
 def _unstartable(loaded: Loaded, arguments: Namespace) -> Sequence[Problem]:
-    """Return why a start with valid settings would be refused; connects to nothing."""
+    """Return why `run` would refuse to start with valid settings; make no connections."""
     if loaded.settings is None:
         return ()
     from ..runtime.preflight import start_problems  # loads the store
@@ -222,10 +222,10 @@ def _unstartable(loaded: Loaded, arguments: Namespace) -> Sequence[Problem]:
 
 
 def _ending_certificate(loaded: Loaded) -> Sequence[Problem]:
-    """Return that the receiver's certificate has expired or soon will.
+    """Return a warning if the receiver's certificate has expired or soon will.
 
-    A warning, because ``run`` starts anyway: a check before a restart must not keep the receiver
-    from processing accepted events.
+    It is not an error, because ``run`` starts anyway: a check before a restart must not keep the
+    receiver from processing accepted events.
     """
     server = None if loaded.settings is None else loaded.settings.server
     if server is None or server.cert_file is None:
@@ -235,15 +235,15 @@ def _ending_certificate(loaded: Loaded) -> Sequence[Problem]:
     try:
         dates = validity(load_certificate(server.cert_file, server.key_file), server.cert_file)
     except OptionsValidationError:
-        return ()  # a reason for which a start is refused
+        return ()  # `run` refuses to start, which is reported as an error
     fault = validity_fault(dates, time.time())
     return () if fault is None else (Problem("Sdk:Server:CertFile", fault),)
 
 
 def _missing_source(loaded: Loaded) -> Sequence[Problem]:
-    """Return that the single-tenant database is missing.
+    """Return a warning if the single-tenant database is missing.
 
-    A warning, because only the store knows whether the upgrade has copied it already.
+    It is not an error, because only the store knows whether the upgrade has copied it already.
     """
     tenants = None if loaded.settings is None else loaded.settings.multi_tenant
     if tenants is None or not tenants.enabled:
@@ -295,7 +295,7 @@ def openapi_arguments(parser: ArgumentParser) -> None:
 
 
 def openapi(arguments: Namespace) -> int:
-    """Print the OpenAPI 3.1 document; the receiver's has the path of the settings."""
+    """Print the OpenAPI 3.1 document; the receiver's contains the configured path."""
     if arguments.admin:
         print_json(_document("sdk_trio.admin"))
         return 0

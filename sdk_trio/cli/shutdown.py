@@ -1,11 +1,14 @@
-"""The end of a daemon, within a bounded time even if handlers do not end.
+"""Shut the daemon down within a bounded time, even if handlers do not stop.
 
-A cancelled handler may keep running: in a thread, in a shield, in a loop that swallows
+A cancelled handler may keep running: in a thread, in a shielded scope, in a loop that swallows
 ``Cancelled``, or in a computation that blocks the event loop. Its event is in the store, so nothing
-is lost: the log names the handler, the event is released, and the process ends without it. There
-are three stages (docs/adr/0031-bounded-shutdown.md): the event loop ends the process; a thread does
-so if the loop does not respond; ``faulthandler``'s timer does so if a handler holds the
-interpreter's lock.
+is lost: the log names the handler, the event is released, and the process exits without it.
+
+There are three stages (docs/adr/0031-bounded-shutdown.md):
+
+1. The event loop ends the process.
+2. A thread ends it if the loop does not respond.
+3. ``faulthandler``'s timer ends it if a handler holds the interpreter lock.
 """
 
 import faulthandler
@@ -30,35 +33,35 @@ from ..runtime import Runtime
 from ..runtime.watchdog import code_of
 from ..webhooks.run import LEFT_BEHIND
 
-# The time limits add up to 5 seconds after the drain, and one second after a second signal, as
-# documented (ADR 31): operators configure service managers by it.
+# The time limits add up to 5 seconds after the drain, and to 1 second after a second signal. ADR 31
+# documents these totals, and operators configure service managers accordingly.
 _log = logs.get_logger("runtime")
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
-#: The seconds after the drain's time, or after a second signal, in which cancelled handlers may
-#: clean up before the loop gives them up.
+#: Seconds that cancelled handlers have to clean up, after the drain timeout or a second signal,
+#: before the event loop abandons them.
 GRACE_SECONDS = 2.5
 FORCED_GRACE_SECONDS = 0.4
 
-#: The seconds that the loop then has to release their events and to report.
+#: Seconds that the event loop then has to release the handlers' events and to log a report.
 LEAVE_SECONDS = 1.5
 FORCED_LEAVE_SECONDS = 0.4
 
-#: The seconds after which the process is ended without running any Python: for a handler that holds
-#: the interpreter's lock, such as a long regular expression match.
+#: Seconds after which a C timer ends the process without running any Python. It is for handlers
+#: that hold the interpreter lock, such as a long regular expression match.
 STUCK_SECONDS = 0.5
 
-#: The seconds that the exit waits for the reader of the log; less than STUCK_SECONDS, after which
-#: the timer of faulthandler ends the process.
+#: Seconds to wait at exit until the log has been read. This is less than STUCK_SECONDS, after which
+#: faulthandler's timer ends the process.
 FLUSH_SECONDS = 0.3
 
-#: The longest time for which the main thread lets others run after a signal, in seconds: until the
-#: thread has noticed it, usually at once.
+#: Maximum seconds that the main thread sleeps after a signal, so that the shutdown thread can
+#: notice the signal. It usually notices at once.
 GIVE_WAY_SECONDS = 1.0
 
-#: The seconds for which the application's non-daemon threads may run after the end. Python would
-#: wait for them without a limit.
+#: Seconds that the application's non-daemon threads may run after the event loop has ended. Python
+#: would wait for them without a limit.
 THREADS_SECONDS = 1.0
 
 #: The byte that wakes the thread without a signal; no signal has the number 0.
@@ -66,10 +69,10 @@ _NUDGE = b"\0"
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The seconds of the parts of the end; together less than the 5 that are promised.
+    """Time limits of the stages of a shutdown, in seconds; together less than the documented 5.
 
-    ``grace`` is for cancelled handlers after the drain's time, ``forced_grace`` after a second
-    signal; ``leave`` is for the loop to release their events and to report.
+    ``grace`` is for cancelled handlers after the drain timeout, ``forced_grace`` after a second
+    signal. ``leave`` is for the event loop to release their events and to log a report.
     """
 
     grace: float = GRACE_SECONDS
@@ -77,8 +80,8 @@ class Bounds(msgspec.Struct, frozen=True):
     forced_grace: float = FORCED_GRACE_SECONDS
 
 
-#: One process of several ends this many seconds before its supervisor gives up, after the drain's
-#: time or a second signal.
+#: Limits with several processes. A worker process must exit within WORKER_END_SECONDS of the drain
+#: timeout, or WORKER_FORCED_END_SECONDS of a second signal; then its supervisor gives up on it.
 OF_WORKER = Bounds(grace=1.5, leave=1.0, forced_grace=0.2)
 WORKER_END_SECONDS = 3.2
 WORKER_FORCED_END_SECONDS = 0.8
@@ -86,9 +89,9 @@ OF_SUPERVISOR = Bounds(grace=3.6, leave=0.5, forced_grace=0.9)
 
 
 class ExitReport:
-    """Bounds the end of the daemon process of ``runtime``: a context around its event loop.
+    """Limits how long the shutdown of a daemon takes; a context manager around its event loop.
 
-    ``ending`` are the signals that request the end.
+    ``ending`` holds the signals that request the shutdown of ``runtime``.
     """
 
     def __init__(
@@ -104,10 +107,10 @@ class ExitReport:
         self._token: trio.lowlevel.TrioToken | None = None
         self._give_up = trio.Event()
         self._watching = trio.CancelScope(shield=True)
-        # 1 unless a signal forces the end: a daemon that leaves handlers behind has not ended
-        # properly.
+        # 1 unless a signal forces the shutdown: a daemon that abandons handlers has not shut down
+        # cleanly.
         self._status = EXIT_FAILURE
-        # The numbers of signals that the main thread has handled, and that our thread has seen.
+        # The number of signals the main thread has handled, and how many our thread has seen.
         self._handled = 0
         self._signals = 0
         # The deadlines of the loop and the thread, by time.monotonic.
@@ -116,8 +119,8 @@ class ExitReport:
         self._asked = False
         self._ended = False
         self._over = False
-        # Threads that were there before belong to the host of the interpreter (a debugger, a test),
-        # not to the application.
+        # Threads that exist already belong to the host of the interpreter (a debugger, a test), not
+        # to the application.
         self._others = set(threading.enumerate())
         self._thread = threading.Thread(target=self._guard, name="sdk_trio-ending", daemon=True)
         # A descriptor of our own: a handler may close sys.stderr, or replace it with None.
@@ -129,14 +132,14 @@ class ExitReport:
 
     def __enter__(self) -> "ExitReport":
         if self._stderr is not None and not faulthandler.is_enabled():
-            # A crash of the process (SIGSEGV, or SIGBUS by a truncated file) names itself.
+            # Print a traceback if the process crashes (SIGSEGV, or SIGBUS from a truncated file).
             faulthandler.enable(file=self._stderr)
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Let the process end by itself, with a time limit for the application's threads."""
-        # The loop has ended, so its timer must not end a process that is only tidying up.
+        """Let the process exit normally, with a time limit for the application's threads."""
+        # The loop has ended, so its timer must not end a process that only cleans up.
         faulthandler.cancel_dump_traceback_later()
         left = [
             thread.name
@@ -156,8 +159,7 @@ class ExitReport:
             hint="they are not daemon threads, so Python would wait for them; they are abandoned",
         )
         if error is not None:
-            # The exception would have been reported by main, which never runs if the process is
-            # ended here.
+            # main() would report the exception, but it never runs if the process ends here.
             self._status = getattr(error, "exit_code", EXIT_FAILURE)
         elif self._signals == 1:
             self._status = 0
@@ -171,12 +173,12 @@ class ExitReport:
 
     @asynccontextmanager
     async def until_the_end(self) -> AsyncIterator[None]:
-        """Receive signals from now on, until the block is left."""
+        """Watch for shutdown signals while the block runs."""
         self._token = trio.lowlevel.current_trio_token()
         # Python's C code writes each signal's number to this descriptor, even while the event loop
-        # is blocked. Trio uses it for wake-ups by signals, which the thread does instead.
+        # is blocked. Trio uses it to wake up on signals; the thread wakes Trio instead.
         before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        # Trio has installed its own by now; they are called from ours.
+        # Trio has installed its handlers by now; our handlers call them.
         handlers = {number: signal.getsignal(number) for number in self._ending}
         for number, handler in handlers.items():
             signal.signal(number, partial(self._yield_to_thread, handler))
@@ -191,7 +193,7 @@ class ExitReport:
     def _yield_to_thread(self, handler: _Handler, number: int, frame: FrameType | None) -> None:
         """Handle a signal in the main thread by sleeping, so that the other thread can run.
 
-        A long match of a regular expression lets signals be handled and no other thread run.
+        During a long regular expression match, signal handlers run but other threads do not.
         """
         if callable(handler):
             handler(number, frame)
@@ -202,7 +204,7 @@ class ExitReport:
             time.sleep(0.001)
 
     async def watch(self) -> None:
-        """Abandon handlers that exceed their time; run until all have ended."""
+        """Abandon handlers that exceed their time; runs until :meth:`until_the_end` is left."""
         with self._watching:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._note_drain)
@@ -218,7 +220,7 @@ class ExitReport:
 
     async def _leave(self) -> None:
         self._log_left()
-        # Part of the time is reserved for the exit itself, before the thread acts.
+        # Reserve a part of the time for the exit itself, which must precede the thread's deadline.
         with trio.move_on_after(self._leave_seconds * 0.8):
             await self._runtime.leave()
         _exit(self._status)
@@ -255,7 +257,7 @@ class ExitReport:
         self._call(_no_op)
 
     def _begin(self) -> None:
-        """Note the first signal, from which the bounds count if the loop never receives it."""
+        """Start the time limits at the first signal, in case the loop never receives it."""
         settings = self._runtime.settings
         drain = settings.webhooks.graceful_drain_timeout_seconds
         delay = settings.server.shutdown_delay_seconds
@@ -281,7 +283,7 @@ class ExitReport:
     def _limit(self, give_up: float, leave_seconds: float) -> None:
         self._leave_seconds = leave_seconds
         self._limits = (give_up, give_up + leave_seconds)
-        # Set again at every change of the limits, because the timer cannot be read or moved.
+        # Restart the timer whenever the limits change: it cannot be read or adjusted.
         left = give_up + leave_seconds + STUCK_SECONDS - time.monotonic()
         if self._stderr is not None:
             # The timer of faulthandler is a C thread, which needs no interpreter lock.
@@ -290,10 +292,10 @@ class ExitReport:
     def _end(self) -> None:
         """End the process from the thread, because the loop is blocked or waits for the disk."""
         if not self._ended:
-            # Logging may block as well, on a disk that hangs, so a daemon thread does it.
+            # Log in a daemon thread, because logging may block as well if the disk hangs.
             words = threading.Thread(target=self._log_left, daemon=True)
             words.start()
-            # A fifth of a second at most for a line of the log: the end is guaranteed.
+            # Wait at most 0.2 s for the log line: the exit must not depend on it.
             words.join(0.2)
         _exit(self._status)
 

@@ -1,4 +1,4 @@
-"""``simulate``: the application in virtual worlds full of faults."""
+"""``simulate``: run the application in simulations with injected faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if not describing():
     from .application import AppNotFoundError, import_part
     from .terminal import Progress, print_text, say
 
-#: The seeds of one call without ``--seeds``.
+#: The number of seeds without ``--seeds``.
 SEEDS = 100
 
 
@@ -59,11 +59,11 @@ def _hours(text: str) -> float:
 
 
 def simulate_app(arguments: Namespace) -> int:
-    """Simulate the application; print the story of the first seed that fails, and return 1.
+    """Simulate the application; if a seed fails, print its sequence of events and return 1.
 
     Raises:
-        AppNotFoundError: ``--app`` or ``--check`` names nothing that can be used.
-        NotSupportedError: there is nothing to simulate, or this release of Trio cannot be.
+        AppNotFoundError: ``--app`` or ``--check`` cannot be imported or has the wrong type.
+        NotSupportedError: there is nothing to simulate, or this release of Trio is not supported.
     """
     handlers = import_part("--app", arguments.app, object, example="app:handlers")
     if not isinstance(handlers, HandlerRegistry) and not callable(handlers):

@@ -1,4 +1,4 @@
-"""The store of a command, with or without a running daemon, and the command's actor."""
+"""Open the store for a command, with or without a running daemon, and name its actor."""
 
 import getpass
 import os
@@ -29,9 +29,9 @@ async def open_inbox(settings: Settings) -> AsyncIterator[Inbox]:
     """Open the existing inbox; a command that only reads creates nothing.
 
     Raises:
-        StoreUnavailableError: there is none yet, it is in another process's memory, or it cannot
-            be opened.
-        StorageError: as of ``open_inbox``.
+        StoreUnavailableError: the inbox does not exist yet, is in another process's memory, or
+            cannot be opened.
+        StorageError: see ``storage.open_inbox``.
     """
     missing = why_unreachable(settings)
     if missing is not None:
@@ -56,7 +56,7 @@ def why_unreachable(settings: Settings) -> str | None:
     try:
         file.stat()
     except PermissionError:
-        # An operator's own account, and the directory of the receiver's user.
+        # Usually an operator's account, while the directory belongs to the receiver's user.
         return (
             f"this user may not read {file.parent.absolute()}: run this as the user of the "
             "receiver, as by sudo -u USER"
@@ -73,7 +73,7 @@ def require_tenants(settings: Settings) -> None:
     """Raise if a command cannot work on the tenants of these settings.
 
     Raises:
-        TenantsDisabledError: there are none.
+        TenantsDisabledError: tenants are disabled.
         StoreUnavailableError: the store does not exist, or is in another process's memory.
     """
     if not settings.multi_tenant.enabled:
@@ -86,7 +86,7 @@ def require_tenants(settings: Settings) -> None:
 
 
 def actor_of(arguments: Namespace) -> str:
-    """Return the actor for the audit trail: ``--actor``, or ``cli:`` and the machine's user."""
+    """Return the actor for the audit trail: ``--actor``, or ``cli:`` and the login name."""
     if arguments.actor is not None:
         return str(arguments.actor)
     try:
@@ -107,7 +107,7 @@ def run_with_tenants(
     Args:
         arguments: the parsed arguments.
         use: called with the tenants.
-        creates: the store is created if there is none yet.
+        creates: whether to create the store if it does not exist.
 
     Raises:
         OptionsValidationError: the settings are wrong.
@@ -115,7 +115,7 @@ def run_with_tenants(
     """
     settings = load(arguments)
     if creates and not settings.multi_tenant.enabled:
-        # A remark and no error: tenants are often entered before they are switched on.
+        # A note, not an error: tenants are often added before the setting is enabled.
         say("note: Sdk:MultiTenant:Enabled is false, so a runtime ignores tenants")
 
     async def work() -> T:
@@ -131,12 +131,12 @@ async def open_tenants(
 ) -> AsyncIterator[TenantService]:
     """Open the tenants; see :func:`run_with_tenants`."""
     missing = why_unreachable(settings)
-    # A store in memory is another process's: there is nothing to create.
+    # A store in memory belongs to another process: there is nothing to create.
     in_memory = settings.storage.backend is StorageBackend.MEMORY
     if missing is not None and (in_memory or not creates):
         raise StoreUnavailableError(missing)
     if missing is not None:
-        # A mistyped directory would create a store that is never used.
+        # Report it, because a mistyped directory creates a store that is never used.
         say(f"note: {missing.partition(':')[0]}, so a new one is created")
     async with _opened(settings) as store:
         yield TenantService(settings, store.tenants)
@@ -161,17 +161,17 @@ def _opened(settings: Settings) -> AbstractAsyncContextManager[Store]:
 
 
 def tenant_path(host: str, identifier: str) -> str:
-    """Return the path of a tenant's own address, where ``host`` is that of the host's."""
+    """Return the path of a tenant's address, given ``host``, the path of the host's address."""
     return f"{host.rstrip('/')}/{identifier}"
 
 
 async def tenant_id_of(settings: Settings, key: str | None) -> str | None:
-    """Return the id of the tenant that ``--tenant`` names; None for None.
+    """Return the id of the tenant that ``--tenant`` names; None if ``key`` is None.
 
     An id is used unchanged: its tenant may have been purged.
 
     Raises:
-        UnknownTenantError: there is none of that name.
+        UnknownTenantError: no tenant has that name.
         StorageError: the store cannot be opened.
     """
     # An id is not looked up, so that the events of a purged tenant can still be listed.

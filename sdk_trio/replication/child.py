@@ -1,8 +1,8 @@
-"""The replicator's process: finds its binary, ends it with us, and reads its output.
+"""Run the replicator: find its binary, start it, stop it with this process, read its output.
 
 ``trio.lowlevel.open_process`` starts a child from a worker thread that ends after ten idle seconds,
-and on Linux "end the child with its parent" applies to the *thread* that started it. So the thread
-here stays: it starts the child and waits for it.
+and on Linux "end the child with its parent" applies to the *thread* that started it. This module
+therefore starts each child in a thread of its own, which waits for the child.
 """
 
 import json
@@ -41,16 +41,16 @@ def find_replicator(
 ) -> str:
     """Return the absolute path of the replicator's binary.
 
-    ``ReplicatorPath`` if it is set, and nothing else; otherwise next to the interpreter, where pip
-    installs it, then ``PATH``.
+    Use only ``ReplicatorPath`` if it is set. Otherwise search the interpreter's directory, where
+    pip installs the binary, and then ``PATH``.
 
     Args:
-        options: the replication's.
+        options: the replication options.
         environ: the environment whose ``PATH`` is searched; None: this process's.
-        interpreter: the Python program next to which it is searched for; None: this one.
+        interpreter: the Python executable whose directory is searched; None: this process's.
 
     Raises:
-        ReplicatorError: there is none, or it cannot be executed; with the remedy.
+        ReplicatorError: no executable binary was found; the message names the remedy.
     """
     if options.replicator_path is not None:
         chosen = os.path.abspath(options.replicator_path)
@@ -62,8 +62,8 @@ def find_replicator(
         return chosen
     beside = Path(sys.executable if interpreter is None else interpreter).parent
     path = (os.environ if environ is None else environ).get("PATH", "")
-    # shutil.which treats an empty PATH as the system's default one, and an empty or relative part
-    # as the working directory, where anyone may have put a program.
+    # Search absolute directories only. shutil.which resolves empty and relative entries against the
+    # working directory, where anyone may plant a program, and replaces an empty PATH by a default.
     places = os.pathsep.join([str(beside), *filter(os.path.isabs, path.split(os.pathsep))])
     found = shutil.which(PROGRAM, path=places)
     if found is None:
@@ -73,7 +73,7 @@ def find_replicator(
     return os.path.abspath(found)
 
 
-#: Its levels and ours; an unknown level is a warning.
+#: The replicator's log levels and ours; an unknown level becomes a warning.
 LEVELS: Final = {
     "TRACE": "debug",
     "DEBUG": "debug",
@@ -82,18 +82,18 @@ LEVELS: Final = {
     "ERROR": "error",
 }
 
-#: Messages that it logs as errors and that are normal here: a host without tenants yet.
+#: Errors of the replicator that are normal here: a host has no tenants yet.
 _HARMLESS: Final = frozenset({"no databases specified in configuration"})
 
-# The child's log lines become our structured events. Its ``INFO`` is a line per compaction of each
-# database, so it becomes our ``Debug``. A target that is down causes a line a second per database:
-# a few of each message are logged, the rest are counted.
+# The child's log lines become our structured events. It logs every compaction of every database at
+# ``INFO``, so that level becomes our ``Debug``. While a target is down, it logs one line per second
+# and database: the first few lines of each message are logged, the rest are counted.
 
-#: Lines of one message that are logged in :data:`WINDOW_SECONDS`.
+#: The most lines of one message that are logged per :data:`WINDOW_SECONDS`.
 LINES_A_WINDOW: Final = 3
 WINDOW_SECONDS: Final = 60.0
 
-#: The most different messages that are counted at a time, and the longest field in characters.
+#: The maximum number of distinct messages counted at a time, and of characters in a field.
 MAX_MESSAGES: Final = 200
 MAX_FIELD: Final = 500
 
@@ -102,10 +102,10 @@ _DROPPED = frozenset({"time", "level", "msg"})
 
 _log = get_logger("replication")
 
-#: A longer line is cut.
+#: Longer lines are truncated to this many bytes.
 MAX_LINE_BYTES = 16_384
 
-#: Pause between two questions to a starting replicator, in seconds.
+#: Seconds between two polls of a starting replicator.
 _POLL_SECONDS: Final = 0.1
 
 #: Time for a killed child to be reaped, in seconds.
@@ -119,9 +119,9 @@ _THREADS = trio.CapacityLimiter(math.inf)
 
 @attrs.frozen
 class ChildLine:
-    """One line of its output: ``level`` is one of ours; ``plain``: it was not JSON.
+    """One line of the replicator's output; ``level`` is one of our log levels.
 
-    A crash ends in plain text, so such a line may contain its reason.
+    ``plain`` is true if the line was not JSON: a crash reports its reason in plain text.
     """
 
     level: str
@@ -131,19 +131,19 @@ class ChildLine:
 
 
 def read_line(line: bytes, secrets: Collection[str]) -> ChildLine:
-    """Read one line of its output; the result contains none of ``secrets``."""
+    """Parse one line of the replicator's output, with all ``secrets`` masked."""
     text = line.decode("utf-8", "replace").strip()
     for secret in secrets:
         text = text.replace(secret, "***")
-        # The form that the secret has inside a JSON text.
+        # The same secret with JSON escapes.
         text = text.replace(json.dumps(secret)[1:-1], "***")
     try:
         document: Any = json.loads(text, object_pairs_hook=_first_of_each)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        # Its last line before an exit starts like this. Other plain lines are warnings of the
-        # stores' libraries.
+        # The last line before the replicator exits starts like this. Other plain lines are
+        # warnings from the object stores' client libraries.
         level = "error" if text.startswith(("Error", "panic")) else "warning"
         return ChildLine(level, text[:MAX_FIELD], plain=True)
     message = str(document.get("msg", ""))[:MAX_FIELD]
@@ -179,11 +179,11 @@ class LineLimiter:
         self._window_ends = 0.0
 
     def admit(self, line: ChildLine, now: float) -> tuple[bool, dict[str, int]]:
-        """Return whether ``line`` is logged, and the counts of omitted lines of the last window.
+        """Return whether to log ``line``, and the omitted lines per message of the last window.
 
         Args:
             line: the line.
-            now: seconds of a clock that never goes back.
+            now: seconds of a monotonic clock.
         """
         held: dict[str, int] = {}
         if now >= self._window_ends:
@@ -194,7 +194,7 @@ class LineLimiter:
             return True, held
         # Plain lines start with the time, so all differ; they share one count.
         key = "lines of libraries" if line.plain else line.message
-        # The texts are not ours: a number or a path in one would make a new key for each line.
+        # We do not control these texts: a number or a path in them makes each line a new key.
         if key not in self._seen and len(self._seen) >= MAX_MESSAGES:
             key = "others"
         self._seen[key] = self._seen.get(key, 0) + 1
@@ -202,18 +202,18 @@ class LineLimiter:
 
 
 def secret_values(options: ReplicationOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the values that no log may show: those of the credentials' variables.
+    """Return the values that must never be logged: those of the credentials' variables.
 
     Args:
-        options: the replication's.
-        environ: the environment that has them.
+        options: the replication options.
+        environ: the environment to read the variables from.
     """
     names = (
         options.object_store.access_key_id_env_var,
         options.object_store.secret_access_key_env_var,
         options.blob_store.access_key_env_var,
     )
-    # The longest first, because one may be a part of another.
+    # Longest first, because one secret may be a substring of another.
     return tuple(sorted({environ[n] for n in names if environ.get(n)}, key=len, reverse=True))
 
 
@@ -222,7 +222,7 @@ class ChildOutputReader:
 
     Args:
         secrets: values that are masked.
-        limiter: of lines that repeat themselves.
+        limiter: limits repeated lines.
         last_lines: gets every warning, error and plain line.
     """
 
@@ -242,7 +242,7 @@ class ChildOutputReader:
                 *lines, rest = pending.split(b"\n")
                 for line in lines:
                     self._take(bytes(line[:MAX_LINE_BYTES]))
-                # A line without an end must not grow in memory.
+                # Bound the memory that a line without a newline can use.
                 pending = bytearray(rest[:MAX_LINE_BYTES])
         self._take(bytes(pending))
 
@@ -274,11 +274,11 @@ async def confirm(
 ) -> None:
     """Wait until the replicator with process id ``pid`` has exactly the databases ``wanted``.
 
-    The answer of another process does not count: a replicator that is ending may still hold the
+    Answers from other processes are ignored: a replicator that is shutting down may still own the
     socket.
 
     Raises:
-        ReplicatorError: it has other databases after ``seconds``; the message has the difference.
+        ReplicatorError: the databases still differ after ``seconds``; the message lists how.
     """
     problem = "it has not answered"
     expected = frozenset(wanted)
@@ -299,11 +299,11 @@ async def confirm(
 
 
 class ChildMonitor:
-    """Checks a running replicator: does it answer, and has it still the right databases.
+    """Checks that a running replicator answers and still has the right databases.
 
     Args:
-        client: queries it.
-        silent_checks: this many checks in a row without an answer mean that it hangs.
+        client: queries the replicator.
+        silent_checks: number of consecutive unanswered checks after which it counts as hung.
     """
 
     def __init__(self, client: ControlClient, *, silent_checks: int) -> None:
@@ -315,7 +315,7 @@ class ChildMonitor:
         """Check once.
 
         Raises:
-            ReplicatorError: it hangs, or has other databases than ``wanted``.
+            ReplicatorError: the replicator hangs, or its databases differ from ``wanted``.
         """
         problem: ReplicatorError
         try:
@@ -335,7 +335,7 @@ class ChildMonitor:
 
 @attrs.define(eq=False)
 class Child:
-    """A child process; ``output`` is its output, for one reader, which closes it."""
+    """A child process. Exactly one reader may read ``output``, and must close it."""
 
     output: trio.abc.ReceiveStream
     ended: trio.Event
@@ -348,25 +348,25 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, or minus the number of the signal that ended it; None: it runs."""
+        """The exit status, or the negated signal number that ended it; None while it runs."""
         return self._process.returncode
 
     @property
     def ending(self) -> str:
-        """Describe its end, for people."""
+        """Describe how the child ended, for messages."""
         status = self.status
         if status is not None and status < 0:
             return f"signal {signal.Signals(-status).name}"
         return f"status {status}"
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens when the child has ended."""
+        """Send a signal; a no-op if the child has ended."""
         self._process.send_signal(number)
 
 
 @attrs.define(eq=False)
 class _Launch:
-    """The report of the thread: the process, or why there is none."""
+    """The thread's report: the process, or the error that prevented its start."""
 
     settled: trio.Event = attrs.field(factory=trio.Event)
     ended: trio.Event = attrs.field(factory=trio.Event)
@@ -381,7 +381,7 @@ async def run_child(
     inherited: Sequence[int] = (),
     task_status: trio.TaskStatus[Child] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run ``command`` until it ends; started with the child, in a process group of its own.
+    """Run ``command`` in its own process group until it ends; report the child via task_status.
 
     Args:
         command: an absolute path and its arguments.
@@ -391,7 +391,7 @@ async def run_child(
     Raises:
         ReplicatorError: it cannot be started.
 
-    If it is cancelled, it kills the child; for an orderly stop see :func:`end_child`.
+    Cancellation kills the child. To stop it gracefully, call :func:`end_child`.
     """
     reading, writing = os.pipe()
     launch = _Launch()
@@ -415,7 +415,7 @@ async def run_child(
 async def end_child(child: Child, seconds: float) -> None:
     """Ask ``child`` to end (SIGTERM), and kill it after ``seconds``; 0 kills it at once.
 
-    On cancellation, the child keeps shutting down.
+    Cancellation only ends the wait: the child continues to shut down.
     """
     if seconds > 0:
         child.send(signal.SIGTERM)
@@ -444,8 +444,8 @@ async def _start_and_wait(
     token = trio.lowlevel.current_trio_token()
 
     # PR_SET_PDEATHSIG is tied to the *thread* that started the child. Trio's open_process starts it
-    # in a worker thread, which ends after ten idle seconds and would take the child along. So this
-    # thread starts the child and lives as long as it.
+    # in a worker thread that ends after ten idle seconds, which would also end the child. So this
+    # thread starts the child and stays alive until the child exits.
     def in_thread() -> None:
         try:
             launch.process = subprocess.Popen(
@@ -457,8 +457,8 @@ async def _start_and_wait(
                 stderr=output,
                 env=dict(environment),
                 pass_fds=inherited,
-                # Ctrl-C in a terminal signals a whole process group. We stop the child ourselves,
-                # in order, after its last sync.
+                # Ctrl-C in a terminal signals the whole process group. We stop the child ourselves,
+                # after its last sync.
                 process_group=0,
             )
         except OSError as error:

@@ -346,18 +346,19 @@ class SqliteInbox(SqlInbox):
             self._keys.check(tx)
             return value
 
+        is_done = False
         try:
             # Whoever is cancelled has to know nevertheless whether the event is done. The bound is
             # that of every caller: storage.commit.ANSWER_SECONDS, in real time.
             with trio.CancelScope(shield=True):
                 value = await self._commits.submit(work, single=True, name=key)
-        except BaseException as error:
-            # Nothing was changed, and the next outcome has to bring the start again.
-            if begun is not None:
+            is_done = True
+        except EffectsFailedError as failed:
+            raise failed.error from None
+        finally:
+            # Otherwise nothing was changed, and the next outcome has to bring the start again.
+            if not is_done and begun is not None:
                 self._begun[key] = begun
-            if isinstance(error, EffectsFailedError):
-                raise error.error from None
-            raise
         self._leases.pop(key, None)
         if (claimed := self._claimed.pop(key, None)) is not None:
             self._give_back(claimed)

@@ -1,4 +1,4 @@
-"""Supervision of parts that run side by side, and the protocol of the receiver's companion."""
+"""Supervise the runtime's long-running tasks, and define the protocol of background tasks."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +20,7 @@ class Part(Protocol):
         ...
 
 
-async def keep(  # noqa: ASYNC128 - the part calls it
+async def keep(  # noqa: ASYNC128 - the part calls task_status.started()
     name: str,
     part: Part,
     *,
@@ -29,8 +29,8 @@ async def keep(  # noqa: ASYNC128 - the part calls it
 ) -> None:
     """Run a part, and raise an error if it returns while ``may_end`` returns False.
 
-    A process with a part that ended silently is worse than a crashed one: it refuses deliveries for
-    ever, and no service manager restarts it.
+    If a part ended silently, the process would be worse off than after a crash: it would refuse
+    deliveries forever, and no service manager would restart it.
 
     Raises:
         PartEndedError: it returned too early; the message names it.
@@ -51,11 +51,11 @@ class BackgroundTask(Protocol):
     ) -> None:
         """Work on the open store; return once :meth:`close` was called and the work is finished.
 
-        The receiver cancels it when the time of the drain is over, and keeps the store open until
-        it has ended.
+        The receiver cancels this task at the end of the drain timeout, and keeps the store open
+        until the task has ended.
         """
         ...
 
     def close(self) -> None:
-        """Begin nothing new, because the drain has begun. A second call does nothing."""
+        """Start no new work, because the drain has begun. A second call is a no-op."""
         ...

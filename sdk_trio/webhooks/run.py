@@ -36,7 +36,7 @@ LEFT_BEHIND = (
 
 
 class DeliveryRunner:
-    """The parts that run the deliveries of one inbox, for any number of tasks.
+    """Runs the deliveries of one inbox; any number of tasks may use it.
 
     Args:
         settings: deadlines, attempts and retries.
@@ -45,10 +45,10 @@ class DeliveryRunner:
         counters: count outcomes.
         clock: returns Unix seconds.
         jitter: returns a random number in [0, 1) that spreads retries.
-        tenancy: knows the tenants; None without tenants.
-        conclusions: know the events that their handlers end themselves.
-        make_recorder: makes the recorder; a class with spans when traces are configured.
-        make_invocations: makes the invocations, likewise.
+        tenancy: the tenants; None without tenants.
+        conclusions: completes events on behalf of their handlers, and tracks which ones.
+        make_recorder: creates the recorder; one that records spans if traces are configured.
+        make_invocations: creates the invocations, likewise.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DeliveryRunner:
         self._counters = counters
         self._clock = clock
         self._conclusions = conclusions or Conclusions(inbox)
-        #: The leases of the queue's events.
+        #: The leases of queued events.
         self.leases: HeldLeases = HeldLeases()
         self.recorder: OutcomeRecorder = make_recorder(inbox, handlers, counters, clock)
         self.invocations: Invocations = make_invocations(
@@ -92,16 +92,16 @@ class DeliveryRunner:
         )
 
     def use_tasks(self, tasks: Cells | None) -> None:
-        """Start tasks that may outlast a request or a cancelled run in ``tasks``; None: in none."""
+        """Set where to start tasks that may outlast a request or a cancelled run; None: nowhere."""
         self.inline.tasks = self.queued.tasks = tasks
 
     async def renew(self) -> Renewed:
-        """Renew the leases of the events that wait in memory or run, and give up all others.
+        """Renew the leases of events that run or wait in memory, and give up all other leases.
 
-        It waits for claims in progress, whose leases are not held yet.
+        Waits for claims in progress, because this process does not hold their leases yet.
 
         Raises:
-            StoreUnavailableError: the store cannot do it at present.
+            StoreUnavailableError: the store is unavailable.
         """
         async with self.leases.lock:
             keys = [*self.inline.keys, *self.leases]
@@ -120,7 +120,7 @@ class DeliveryRunner:
         return renewed
 
     async def leave(self) -> None:
-        """Release the events of all running handlers, because the process ends before them.
+        """Release the events of all running handlers, because the process ends before they do.
 
         An event whose effects are being written is skipped: on PostgreSQL its row is locked until
         the end of the transaction, and a release that waits for it would delay all others.
