@@ -88,7 +88,7 @@ def _not_created(path: str | os.PathLike[str], reason: str | None) -> StoreUnava
 
 
 def exposure(directory: Path) -> str | None:
-    """Say who else can use an existing directory and what to do, or None: nobody can.
+    """Describe who else can use an existing directory and what to do; None: no other user.
 
     It is not put right here: what others may have left in it should be looked at first.
 
@@ -171,7 +171,7 @@ def write_private(file: Path, text: str, *, mode: int = 0o600) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    # A name that nobody can guess, and O_EXCL below: a link that somebody has put there is refused
+    # An unguessable name, and O_EXCL below: a link that another user has put there is refused
     # instead of followed.
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -26,7 +26,7 @@ class UpstreamOptions(Section, frozen=True, kw_only=True):
             required=True,
         ),
     ] = "Polar-Organization"
-    # False until the upstream says so: repeating a write that was executed charges a customer
+    # False until the upstream documents it: repeating a write that was executed charges a customer
     # twice.
     honours_idempotency_keys: Annotated[
         bool,

@@ -171,7 +171,7 @@ class Auditor:
 
     def handled(self, key: str, machine: str) -> None:
         """Note that the runtime has recorded an event as done."""
-        # One that has lost its leases says so, too, and nothing is recorded.
+        # A run that has lost its lease logs this event too, and nothing is recorded.
         if machine not in self._stalled:
             self._recorded.setdefault(key, self._now())
 

@@ -308,7 +308,7 @@ class Host:
         assert self.machine is not None
         return self.machine.gone
 
-    def bury(self) -> None:
+    def discard(self) -> None:
         """End the tasks of crashed incarnations, whose effects go nowhere."""
         for machine, scope in self._dead:
             scope.cancel()

@@ -1,7 +1,7 @@
 """Deterministic scheduling in Trio, and hosts whose tasks can be frozen.
 
 Trio has no public interface for either. Everything that a simulation needs of Trio's private parts
-is in this file; :func:`require_trio` says so when a release of Trio has changed them.
+is in this file; :func:`require_trio` raises if a release of Trio has changed them.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator

@@ -196,7 +196,7 @@ class Simulation:
             if self._limit.cancelled_caught and not self.auditor.violations:
                 self.auditor.find("endless", "the world does not come to rest")
             for member in self.members:
-                member.bury()
+                member.discard()
             if self._limit.cancelled_caught:
                 self.nursery.cancel_scope.cancel()
         if self._check is not None:
