@@ -382,8 +382,9 @@ class GroupCommit(trio.abc.Instrument):
         # Only the test, not a whole checkpoint: the wait below is one.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._refusal or self._silent_since is not None or self._engine.lost:
+            refusal = self._refuse()
             await trio.lowlevel.cancel_shielded_checkpoint()
-            raise self._refuse()
+            raise refusal
         if not patient:
             unit.asked_at = self._now()
             if not self._waiting:
@@ -472,11 +473,24 @@ class GroupCommit(trio.abc.Instrument):
         with self._watching:
             while True:
                 await self._someone_waits.wait()
+                looked_at = self._now()
                 while self._waiting:
                     await trio.sleep(WATCH_SECONDS)
                     # Real time: Trio's clock may run ahead of the disk in tests.
-                    self._refuse_late(self._now() - ANSWER_SECONDS)
+                    now = self._now()
+                    self._discount(now - looked_at - 2 * WATCH_SECONDS, now)
+                    self._refuse_late(now - ANSWER_SECONDS)
+                    looked_at = now
                 self._someone_waits = trio.Event()
+
+    def _discount(self, seconds: float, now: float) -> None:
+        """Do not count a time in which this process did not run against the store.
+
+        The store cannot answer a process that is stopped, or whose event loop is blocked.
+        """
+        if seconds > 0:
+            for unit in self._waiting:
+                unit.asked_at = min(unit.asked_at + seconds, now)
 
     def _refuse_late(self, asked_before: float) -> None:
         late = [unit for unit in self._waiting if unit.asked_at <= asked_before]

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -476,6 +477,24 @@ async def test_a_caller_gets_an_error_in_time_and_its_work_is_done_later(
         await trio.sleep(0.001)
     assert sorted(await store.submit(keys, patient=True)) == ["impatient", "patient"]
     assert "store.answers" in caplog.text
+
+
+async def test_a_time_in_which_the_process_did_not_run_does_not_count_against_the_store(
+    store: GroupCommit, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_module, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(commit_module, "WATCH_SECONDS", 0.01)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(gate.hold)
+        nursery.start_soon(put, store, "k")
+        await trio.sleep(0.02)
+        time.sleep(1)  # noqa: ASYNC251 # as a process that is stopped and continued
+        # The watch looks first, and the store answers after it.
+        await trio.sleep(0)
+        await trio.sleep(0)
+        gate.opened.set()
+    assert store.prompt
+    assert await store.submit(keys) == ["k"]
 
 
 async def test_effects_that_do_not_return_are_named(
