@@ -259,7 +259,7 @@ def test_cancelled_anywhere_nothing_is_left(host, output):
         assert list(output.parent.iterdir()) == []
         cut += 1
     assert rows_of(output) == host.rows("acme")
-    assert {"looking at the replica", "restoring"} <= set(steps)
+    assert {"reading the list of the replica's files", "restoring"} <= set(steps)
 
 
 def test_a_signal_cleans_up_and_what_a_kill_leaves_is_removed_by_the_next(tmp_path):
@@ -375,7 +375,7 @@ def test_a_restored_database_in_its_place_is_replicated_again(tmp_path):
             place = host.database("acme")
             refused = restore(host, place, "--at", at, "--force")
             assert refused.status == 1
-            assert "in the replicator's hands" in refused.err
+            assert "the replicator still uses" in refused.err
             host.tell("bolt")
             ended = restore(host, place, "--at", at, "--force")
             assert ended.status == 0, ended.err
