@@ -215,14 +215,17 @@ def test_a_name_that_no_replica_has_is_refused_with_those_that_there_are(host, o
     assert f"has {host.replica('acme').name}" in ended.err
 
 
-def test_a_damaged_replica_gives_no_file(host, output, tmp_path):
+@pytest.mark.parametrize("damage", ["flipped", "emptied", "cut"])
+def test_a_damaged_replica_gives_no_file(host, output, damage):
+    """Two come from Litestream, replica_test.go, TestReplica_Restore_InvalidFileSize."""
     replica = host.replica("acme")
     files = {file: file.read_bytes() for file in replica.rglob("*.ltx")}
     try:
         for file, content in files.items():
             damaged = bytearray(content)
             damaged[len(damaged) // 2] ^= 0xFF
-            file.write_bytes(damaged)
+            changed = {"emptied": b"", "cut": content[: len(content) // 2]}
+            file.write_bytes(changed.get(damage, damaged))
         ended = restore(host, output)
     finally:
         for file, content in files.items():
