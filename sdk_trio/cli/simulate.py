@@ -38,6 +38,9 @@ def simulate_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--hours", metavar="H", type=_hours, help="how long events and faults come, in virtual time"
     )
+    add_number(
+        parser, "--jobs", greatest=1024, default=1, help="how many processes share the seeds"
+    )
     parser.add_argument(
         "--check",
         metavar="MODULE:FUNCTION",
@@ -82,7 +85,12 @@ def simulate_app(arguments: Namespace) -> int:
     shown = Progress("seeds", len(seeds))
     try:
         report = simulate(
-            handlers, seeds=seeds, world=world, check=check, progress=lambda _seed: shown.advance()
+            handlers,
+            seeds=seeds,
+            world=world,
+            check=check,
+            progress=lambda _seed: shown.advance(),
+            jobs=arguments.jobs,
         )
     except SimulationFailedError as failure:
         print_text(f"{failure}\n\n{_replay(arguments, failure.seed)}")

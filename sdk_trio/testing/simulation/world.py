@@ -25,7 +25,7 @@ from .machine import Machine, SimulatedOpener
 from .plan import Fault, SimulationPlan, Trouble, World
 from .scheduler import Hosts, deterministic
 from .sender import Sender
-from .threads import InlineExecutor
+from .threads import NO_DELAY, Delay, InlineExecutor
 from .virtual import VirtualTime, seeded
 
 #: The virtual seconds without any progress after which what is not finished never will be: longer
@@ -48,6 +48,9 @@ RETRY_SLACK_SECONDS = 60.0
 STOP_SECONDS = 5.0
 
 _PATH = "/hooks/sdk"
+
+#: A directory in memory, if there is one: the files of a world need no real disk.
+_MEMORY = "/dev/shm"  # noqa: S108 - the directory made in it has a random name and is private
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -110,7 +113,8 @@ class Simulation:
     def run(self) -> Result:
         """Run the world to its end, and return what it has shown."""
         with ExitStack() as stack:
-            self.root = tempfile.mkdtemp(prefix="sdk-")
+            in_memory = os.access(_MEMORY, os.W_OK)
+            self.root = tempfile.mkdtemp(prefix="sdk-", dir=_MEMORY if in_memory else None)
             stack.callback(shutil.rmtree, self.root, ignore_errors=True)
             self.journal.root = self.root
             self.data = os.path.join(self.root, "data")
@@ -122,10 +126,10 @@ class Simulation:
             self.disk = Disk(dice, self.data, self.time.now)
             files = SimulatedFiles(self.disk, self._machine, self._touch)
             stack.callback(files.unregister)
-            opener = SimulatedOpener(self.disk, self._machine)
-            stack.enter_context(opener.in_use())
             executor = InlineExecutor(self._delay, self._machine)
             stack.enter_context(executor.in_use())
+            opener = SimulatedOpener(self.disk, self._machine, executor.pause)
+            stack.enter_context(opener.in_use())
             trio.run(
                 self._main,
                 clock=self.time.trio_clock,
@@ -155,15 +159,24 @@ class Simulation:
         machine = self._machine()
         return 0.0 if machine is None else self.clock_step
 
-    def _delay(self, _thread: str | None) -> tuple[float, float]:
+    def _delay(self) -> Delay:
         left = self._hang_until - self.time.now()
-        if left > 0:
-            # The disk answers before it hangs, or afterwards.
-            return (left, 0.0) if self._dice.random() < 0.5 else (0.0, left)
         roll = self._dice.random()
-        if roll < 0.9:
-            return 0.0, 0.0
-        return (0.0, roll / 50) if roll < 0.95 else (roll / 50, 0.0)
+        if left > 0:
+            # The disk hangs before it is asked, in the middle of a commit, or when it has answered.
+            place = int(roll * 3)
+        elif roll < 0.85:
+            return NO_DELAY
+        else:
+            left, place = roll / 50, int((roll - 0.85) * 20)
+        if place == 1 and self.world.processes > 1:
+            # The lock of the processes that write is held then, and waiting for it is one step.
+            place = 0
+        return Delay(
+            before=left if place == 0 else 0.0,
+            within=left if place == 1 else None,
+            after=left if place == 2 else 0.0,
+        )
 
     def trouble(self, webhook_id: str, run: int) -> Trouble | None:
         """Return what goes wrong in a run of an event's handler, counted from 0."""
