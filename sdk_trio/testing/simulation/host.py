@@ -71,13 +71,21 @@ class _Handler(WebhookHandlerBase[Any]):
     ) -> None:
         self._inner = bound.handler
         self._ordered = bound.ordered
+        self._waits_for_tenant = not bound.run_when_suspended
         self._limit = math.inf if bound.enqueue or bound.threads else inline_seconds
         self._machine = machine
         self._world = world
 
     async def handle_core(self, event: Event[Any]) -> None:
         auditor: Auditor = self._world.auditor
-        run = auditor.begin(event.key, self._machine.name, self._limit, ordered=self._ordered)
+        run = auditor.begin(
+            event.key,
+            self._machine.name,
+            self._limit,
+            ordered=self._ordered,
+            tenant=None if event.tenant is None else event.tenant.identifier,
+            waits_for_tenant=self._waits_for_tenant,
+        )
         number = len(auditor.runs[event.key]) - 1
         trouble = self._world.trouble(event.webhook_id, number)
         self._world.tell("handler.begins", id=event.webhook_id, type=event.type, run=number + 1)
@@ -187,6 +195,10 @@ class Host:
         """Return the path of the socket that an incarnation listens on."""
         return os.path.join(self._world.root, f"{machine.name}.sock")
 
+    def admin_socket(self, machine: Machine) -> str:
+        """Return the path of the socket of an incarnation's admin address."""
+        return os.path.join(self._world.root, f"{machine.name}.admin.sock")
+
     async def run(self) -> None:
         """Keep the runtime running until :meth:`stop`."""
         while not self.stopped:
@@ -250,7 +262,9 @@ class Host:
         return Settings.from_mapping(
             {
                 "Environment": "Development",
-                "Admin:Enabled": False,
+                "Admin:Enabled": world.world.feed,
+                "Admin:Bind": f"unix:{self.admin_socket(machine)}",
+                "MultiTenant:Enabled": world.world.tenants > 0,
                 "Storage:Backend": "Sqlite",
                 "Webhooks:RequireHttps": False,
                 "Webhooks:Path": world.path,

@@ -22,6 +22,7 @@ FAULTS = {
     "read": "reads of the disk fail",
     "clock": "the wall clock is set, and set right later",
     "network": "the receiver cannot be reached",
+    "suspend": "a tenant is suspended, and reactivated later",
 }
 
 #: The order of the events of one object, by the last word of their type.
@@ -51,6 +52,9 @@ class World:
         most_faults: how many of them there are at most.
         troubles: handlers may be slow, hang, fail and be cancelled.
         processes: how many receive and run events on one store, as ``Server:Processes`` says.
+        tenants: how many tenants the events belong to; 0: there are none. A fault ``suspend`` needs
+            them.
+        feed: a client follows the feed of the admin address; with one process only.
         settings: overrides of the settings, as ``{"Webhooks:Queue:Workers": 2}``.
         dead_is_failure: an event that ends dead is a failure.
     """
@@ -65,6 +69,8 @@ class World:
     most_faults: int = attrs.field(default=5, validator=attrs.validators.ge(0))
     troubles: bool = True
     processes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    tenants: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    feed: bool = False
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     dead_is_failure: bool = True
 
@@ -82,6 +88,7 @@ class Arrival(msgspec.Struct, frozen=True):
     """An event that the sender has from ``at`` on, in virtual seconds.
 
     ``again_after``: seconds after which it is delivered once more although it was acknowledged.
+    ``tenant``: the number of the tenant that it belongs to.
     """
 
     number: int
@@ -90,6 +97,7 @@ class Arrival(msgspec.Struct, frozen=True):
     subject: str
     troubles: tuple[Trouble, ...] = ()
     again_after: float | None = None
+    tenant: int | None = None
 
     @property
     def webhook_id(self) -> str:
@@ -100,7 +108,8 @@ class Arrival(msgspec.Struct, frozen=True):
 class Fault(msgspec.Struct, frozen=True):
     """A fault of ``kind`` at ``at`` that lasts ``seconds``.
 
-    ``value``: the step of a clock in seconds; the changes of the disk that a crash waits for.
+    ``value``: the step of a clock in seconds; the changes of the disk that a crash waits for; the
+    number of a tenant.
     """
 
     at: float
@@ -140,9 +149,15 @@ def make_plan(seed: int, world: World, types: Sequence[str]) -> SimulationPlan:
     """
     dice = random.Random(f"{seed}/plan")
     seconds = world.hours * 3600
-    return SimulationPlan(
-        seed, _arrivals(dice, world, types, seconds), _faults(dice, world, seconds)
-    )
+    arrivals = _arrivals(dice, world, types, seconds)
+    if world.tenants:
+        # By dice of their own: tenants have objects of the same names.
+        owners = random.Random(f"{seed}/tenants")
+        arrivals = tuple(
+            msgspec.structs.replace(each, tenant=owners.randrange(world.tenants))
+            for each in arrivals
+        )
+    return SimulationPlan(seed, arrivals, _faults(dice, world, seconds))
 
 
 def _arrivals(
@@ -191,7 +206,7 @@ def _place(event_type: str) -> tuple[int, str]:
 
 
 def _faults(dice: random.Random, world: World, seconds: float) -> tuple[Fault, ...]:
-    kinds = sorted(world.faults)
+    kinds = sorted(kind for kind in world.faults if kind != "suspend" or world.tenants)
     faults: list[Fault] = []
     crashes = 0
     for _ in range(dice.randint(0, world.most_faults) if kinds else 0):
@@ -201,12 +216,12 @@ def _faults(dice: random.Random, world: World, seconds: float) -> tuple[Fault, .
             if crashes > _MOST_CRASHES:
                 continue
         at = round(dice.uniform(0, seconds), 3)
-        lasts, value = _extent(dice, kind)
+        lasts, value = _extent(dice, kind, world.tenants)
         faults.append(Fault(at, kind, round(lasts, 3), value))
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
-def _extent(dice: random.Random, kind: str) -> tuple[float, float]:
+def _extent(dice: random.Random, kind: str, tenants: int) -> tuple[float, float]:
     if kind in ("kill", "power"):
         return dice.uniform(0.5, 20), dice.choice((0, 1, 2, 3, 5, 8, 13, 30))
     if kind == "stall":
@@ -214,6 +229,8 @@ def _extent(dice: random.Random, kind: str) -> tuple[float, float]:
     if kind == "clock":
         step = dice.choice((2.5, 30, 200, 3600)) * dice.choice((-1, 1))
         return dice.uniform(5, 60), step
+    if kind == "suspend":
+        return dice.uniform(1, 30), dice.randrange(tenants)
     if kind == "deploy":
         return dice.uniform(0.1, 3), 0
     return dice.choice((0.3, 2.0, 8.0, 20.0)) * dice.uniform(0.5, 1.5), 0

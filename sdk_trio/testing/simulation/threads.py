@@ -90,9 +90,7 @@ class InlineExecutor(Executor):
         machine: returns the current host's; jobs of one that has crashed have no outcome.
     """
 
-    def __init__(
-        self, delay: Callable[[], Delay], machine: Callable[[], Machine | None]
-    ) -> None:
+    def __init__(self, delay: Callable[[], Delay], machine: Callable[[], Machine | None]) -> None:
         self.delay = delay
         self._machine = machine
         self._pausing: _PausingJob[object] | None = None

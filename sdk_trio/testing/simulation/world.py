@@ -8,23 +8,26 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import trio
 
 from ...config import Secret
 from ...errors import SdkError
-from ...records.deliveries import DeliveryRecord
+from ...records.deliveries import DeliveryRecord, DeliveryState
 from ...runtime import Runtime
 from ...webhooks import HandlerRegistry
 from .audit import FINAL, Auditor, Violation
 from .disk import Disk, SimulatedFiles
+from .feed import TOKEN, TOKEN_VARIABLE, FeedClient
 from .host import Host, held_in_memory, records_of
 from .journal import Journal, Line
 from .machine import Machine, SimulatedOpener
 from .plan import Fault, SimulationPlan, Trouble, World
 from .scheduler import Hosts, deterministic
 from .sender import Sender
+from .tenants import Operator, identifier_of
 from .threads import NO_DELAY, Delay, InlineExecutor
 from .virtual import VirtualTime, seeded
 
@@ -118,6 +121,8 @@ class Simulation:
             stack.callback(shutil.rmtree, self.root, ignore_errors=True)
             self.journal.root = self.root
             self.data = os.path.join(self.root, "data")
+            if self.world.feed:
+                stack.enter_context(patch.dict(os.environ, {TOKEN_VARIABLE: TOKEN}))
             stack.enter_context(seeded(self.plan.seed))
             stack.enter_context(deterministic(self.plan.seed, self.hosts))
             stack.enter_context(self.time.in_use())
@@ -187,6 +192,8 @@ class Simulation:
         """Note an event of the runtime's log."""
         if event == "webhook.handled":
             self.auditor.handled(str(fields["webhook_id"]), host)
+        elif event == "webhook.parked":
+            self.auditor.parked.add(str(fields["webhook_id"]))
 
     # -- the course of the world -------------------------------------------------------------
 
@@ -195,6 +202,13 @@ class Simulation:
         names = ["host"] if count == 1 else [f"host{place + 1}" for place in range(count)]
         self.members = [Host(self, name, place) for place, name in enumerate(names, 1)]
         self.path = _PATH
+        self._operator = Operator(self._runtimes, self.auditor)
+        self._feed = FeedClient(self.plan.seed, self.members[0], self.auditor, self.tell)
+        self.auditor.tenants = {
+            each.webhook_id: identifier_of(each.tenant)
+            for each in self.plan.arrivals
+            if each.tenant is not None
+        }
         self.sender = Sender(
             self.plan.seed, self.secret, _PATH, self._dial, self.tell, self.auditor.acknowledge
         )
@@ -202,9 +216,14 @@ class Simulation:
             for member in self.members:
                 self.nursery.start_soon(member.run)
             with trio.move_on_after(LONGEST_REST_SECONDS + self.plan.end) as self._limit:
-                await self._unfold()
-                await self._rest()
-                await self._judge()
+                await self._operator.add(self.world.tenants)
+                async with trio.open_nursery() as clients:
+                    if self.world.feed:
+                        clients.start_soon(self._feed.run)
+                    await self._unfold()
+                    await self._rest()
+                    await self._judge()
+                    clients.cancel_scope.cancel()
                 await self._stop()
             if self._limit.cancelled_caught and not self.auditor.violations:
                 self.auditor.find("endless", "the world does not come to rest")
@@ -292,6 +311,8 @@ class Simulation:
                 self.clock_step += fault.value
                 await trio.sleep(fault.seconds)
                 self.clock_step -= fault.value
+            case "suspend":
+                await self._operator.suspend(int(fault.value), fault.seconds)
             case "full" | "sync" | "read":
                 self.auditor.fault(fault.end)
                 self.disk.ends[fault.kind] = max(fault.end, self.disk.ends.get(fault.kind, 0.0))
@@ -335,7 +356,10 @@ class Simulation:
         while True:
             await trio.sleep(2)
             records = await self._records()
-            open_ = [] if records is None else [one for one in records if one.state not in FINAL]
+            if self.world.tenants and records is not None:
+                await self._operator.replay(records)
+            final = FINAL - {DeliveryState.PARKED} if self.world.tenants else FINAL
+            open_ = [] if records is None else [one for one in records if one.state not in final]
             if records is not None and not open_:
                 return
             seen = records is not None and [(one.key, one.state, one.attempts) for one in open_]
@@ -377,7 +401,16 @@ class Simulation:
             self.auditor.find("unready", "the host does not serve although nothing is wrong")
             return
         self._found = records
-        self.auditor.judge(records, dead_is_failure=self.world.dead_is_failure)
+        self.auditor.workers = sum(
+            each.settings.webhooks.queue.workers for each in self._runtimes()
+        )
+        self.auditor.judge(
+            records,
+            dead_is_failure=self.world.dead_is_failure,
+            parked_is_final=not self.world.tenants,
+        )
+        if self.world.feed:
+            await self._feed.judge(records)
         await trio.sleep(SETTLE_SECONDS)
         for runtime in self._runtimes():
             if runtime.unfinished or runtime.queue_depth:
