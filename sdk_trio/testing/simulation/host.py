@@ -9,6 +9,7 @@ import msgspec
 import trio
 
 from ...base.opener import dial_unix
+from ...client.client import Client
 from ...config import Secret, Settings
 from ...errors import only_member
 from ...events import Event
@@ -23,6 +24,7 @@ from .audit import Auditor
 from .machine import Machine
 from .plan import Trouble, World
 from .scheduler import Hosts
+from .upstream import SETTINGS as UPSTREAM_SETTINGS
 
 #: The seconds that a handler of the dice hangs: longer than an inline handler may take.
 HANG_SECONDS = 25.0
@@ -45,6 +47,10 @@ class HostWorld(Protocol):
     handlers: Callable[[], HandlerRegistry]
     nursery: trio.Nursery
     tell: Callable[..., None]
+
+    def make_client(self, settings: Settings) -> Client | None:
+        """Return a client of the upstream; None without one."""
+        ...
 
     def trouble(self, webhook_id: str, run: int) -> Trouble | None:
         """Return what goes wrong in a run of an event's handler, counted from 0."""
@@ -222,7 +228,8 @@ class Host:
                 settings = self._settings(machine)
                 handlers = _Handlers(self._world.handlers(), self._wrap(machine, settings))
                 worker = self._worker(machine, settings)
-                self.runtime = Runtime(settings, handlers, worker=worker)
+                client = self._world.make_client(settings)
+                self.runtime = Runtime(settings, handlers, worker=worker, client=client)
                 await self.runtime.run()
         except trio.Cancelled:
             raise
@@ -267,13 +274,14 @@ class Host:
                 "MultiTenant:Enabled": world.world.tenants > 0,
                 "Storage:Backend": "Sqlite",
                 "Webhooks:RequireHttps": False,
+                **(UPSTREAM_SETTINGS if world.world.upstream is not None else {}),
                 "Webhooks:Path": world.path,
                 "Webhooks:Secret": world.secret,
                 **world.world.settings,
                 "Storage:Path": world.data,
                 "Server:Bind": [f"unix:{self.socket(machine)}"],
             },
-            standalone=True,
+            standalone=world.world.upstream is None,
         )
 
     def _wrap(self, machine: Machine, settings: Settings) -> Callable[[BoundHandler], BoundHandler]:

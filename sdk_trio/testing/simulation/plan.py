@@ -4,11 +4,14 @@ It is made before the simulation begins. A failure is shrunk by leaving parts ou
 """
 
 import random
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
+
+if TYPE_CHECKING:
+    import httpx
 
 #: The kinds of faults, and what they do.
 FAULTS = {
@@ -23,6 +26,7 @@ FAULTS = {
     "clock": "the wall clock is set, and set right later",
     "network": "the receiver cannot be reached",
     "suspend": "a tenant is suspended, and reactivated later",
+    "upstream": "the upstream fails: no connection, no answer, 429 or 5xx",
 }
 
 #: The order of the events of one object, by the last word of their type.
@@ -55,6 +59,9 @@ class World:
         tenants: how many tenants the events belong to; 0: there are none. A fault ``suspend`` needs
             them.
         feed: a client follows the feed of the admin address; with one process only.
+        upstream: makes the upstream that handlers call by ``services.client``: a transport of
+            httpx, such as a :class:`~sdk_trio.testing.MockUpstream`; None: there is no client. A
+            fault ``upstream`` needs it.
         settings: overrides of the settings, as ``{"Webhooks:Queue:Workers": 2}``.
         dead_is_failure: an event that ends dead is a failure.
     """
@@ -71,6 +78,7 @@ class World:
     processes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     tenants: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     feed: bool = False
+    upstream: Callable[[], "httpx.AsyncBaseTransport"] | None = None
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     dead_is_failure: bool = True
 
@@ -206,7 +214,9 @@ def _place(event_type: str) -> tuple[int, str]:
 
 
 def _faults(dice: random.Random, world: World, seconds: float) -> tuple[Fault, ...]:
-    kinds = sorted(kind for kind in world.faults if kind != "suspend" or world.tenants)
+    impossible = {"suspend"} if not world.tenants else set()
+    impossible |= {"upstream"} if world.upstream is None else set()
+    kinds = sorted(kind for kind in world.faults if kind not in impossible)
     faults: list[Fault] = []
     crashes = 0
     for _ in range(dice.randint(0, world.most_faults) if kinds else 0):

@@ -13,7 +13,8 @@ from unittest.mock import patch
 import msgspec
 import trio
 
-from ...config import Secret
+from ...client.client import Client
+from ...config import Secret, Settings
 from ...errors import SdkError
 from ...records.deliveries import DeliveryRecord, DeliveryState
 from ...runtime import Runtime
@@ -29,6 +30,7 @@ from .scheduler import Hosts, deterministic
 from .sender import Sender
 from .tenants import Operator, identifier_of
 from .threads import NO_DELAY, Delay, InlineExecutor
+from .upstream import SimulatedUpstream
 from .virtual import VirtualTime, seeded
 
 #: The virtual seconds without any progress after which what is not finished never will be: longer
@@ -112,6 +114,15 @@ class Simulation:
         self._orphans: dict[str, str] = {}
         self._hang_until = 0.0
         self._network_until = 0.0
+        self._upstream_until = 0.0
+        self._upstream: SimulatedUpstream | None = None
+        if world.upstream is not None:
+            self._upstream = SimulatedUpstream(
+                world.upstream(),
+                random.Random(f"{plan.seed}/upstream"),
+                lambda: self.time.now() < self._upstream_until,
+                self.tell,
+            )
 
     def run(self) -> Result:
         """Run the world to its end, and return what it has shown."""
@@ -182,6 +193,10 @@ class Simulation:
             within=left if place == 1 else None,
             after=left if place == 2 else 0.0,
         )
+
+    def make_client(self, settings: Settings) -> Client | None:
+        """Return a client of the upstream; None without one."""
+        return None if self._upstream is None else Client(settings, self._upstream)
 
     def trouble(self, webhook_id: str, run: int) -> Trouble | None:
         """Return what goes wrong in a run of an event's handler, counted from 0."""
@@ -307,6 +322,8 @@ class Simulation:
                 self.auditor.fault(fault.end)
             case "network":
                 self._network_until = max(self._network_until, fault.end)
+            case "upstream":
+                self._upstream_until = max(self._upstream_until, fault.end)
             case "clock":
                 self.clock_step += fault.value
                 await trio.sleep(fault.seconds)
