@@ -21,6 +21,7 @@ import trio
 from sdk_trio import HandlerRegistry
 from sdk_trio.admin import feed
 from sdk_trio.admin.feed import Feed
+from sdk_trio.base.breaker import CircuitBreaker, CircuitRefusal
 from sdk_trio.errors import StoreUnavailableError
 from sdk_trio.events import (
     OrderCreatedEvent,
@@ -34,7 +35,7 @@ from sdk_trio.storage.engines import sqlite as engine
 from sdk_trio.storage.sql import deliveries, leases
 from sdk_trio.storage.sqlite import SqliteInbox
 from sdk_trio.tenants.service import TenantCache, TenantService
-from sdk_trio.testing import World
+from sdk_trio.testing import MockUpstream, World
 from sdk_trio.testing.simulation.plan import Arrival, Fault, SimulationPlan, Trouble, make_plan
 from sdk_trio.testing.simulation.run import handled_types
 from sdk_trio.testing.simulation.world import Result, Simulation
@@ -81,6 +82,36 @@ def handlers(*, run_when_suspended: bool = True) -> HandlerRegistry:
     registry.register(SubscriptionActiveEvent, nothing, enqueue=True, ordered=True, **kind)
     registry.register(SubscriptionCanceledEvent, nothing, enqueue=True, ordered=True, **kind)
     return registry
+
+
+def calling_handlers() -> HandlerRegistry:
+    """Return handlers that call the upstream."""
+    registry = HandlerRegistry()
+
+    async def call(event: Any, services: Any) -> None:
+        await services.client.orders.get(event.data.id)
+
+    registry.register(OrderCreatedEvent, call, enqueue=True)
+    registry.register(OrderPaidEvent, call)
+    return registry
+
+
+def make_upstream() -> MockUpstream:
+    """Return an upstream that has every order."""
+    upstream = MockUpstream()
+    upstream.on("orders.get").gives({"id": "ord_1"})
+    return upstream
+
+
+def handlers_for(world: World) -> HandlerRegistry:
+    """Return the handlers that show most in a world."""
+    if world.upstream is not None:
+        return calling_handlers()
+    return handlers(run_when_suspended=not world.tenants)
+
+
+#: A world with outages of the upstream.
+OUTAGES = World(faults=("upstream",), troubles=False, upstream=make_upstream)
 
 
 class Everything:
@@ -486,6 +517,20 @@ def feed_repeats() -> Any:
     return patch.object(Feed, "serve", early)
 
 
+def breaker_never_closes() -> Any:
+    """A circuit that has opened lets no probe pass."""
+    acquire = CircuitBreaker.acquire
+    opened: dict[int, Any] = {}
+
+    def never(self: Any) -> Any:
+        permit = opened.get(id(self)) or acquire(self)
+        if isinstance(permit, CircuitRefusal):
+            opened[id(self)] = permit
+        return permit
+
+    return patch.object(CircuitBreaker, "acquire", never)
+
+
 async def _nothing(*_: Any) -> None:
     await trio.lowlevel.checkpoint()
 
@@ -609,15 +654,16 @@ BUGS = (
     Bug(feed_runs_ahead, FEED),
     Bug(feed_resumes_one_late, FEED),
     Bug(feed_repeats, FEED),
+    Bug(breaker_never_closes, OUTAGES),
 )
 
 
 def look_for(bug: Bug, seeds: int, seconds: float = math.inf) -> Result | None:
     """Return the result of the first seed that finds ``bug``; None if none does."""
     until = time.process_time() + seconds
-    types = handled_types(handlers())
+    types = handled_types(handlers_for(bug.world))
     for seed in range(seeds):
-        registry = handlers(run_when_suspended=not bug.world.tenants)
+        registry = handlers_for(bug.world)
         plan = make_plan(seed, bug.world, types) if bug.plan is None else bug.plan(seed)
         with bug.plant():
             result = Simulation(plan, bug.world, lambda made=registry: made).run()

@@ -38,7 +38,7 @@ _LIFECYCLE = (
 #: The kinds of :class:`Trouble` that the dice choose from.
 _TROUBLES = ("slow", "slow", "fail", "fail_after", "hang", "cancel")
 
-#: The most crashes and stalls of one simulation. An event that ran in each of them must not run
+#: The most crashes, stalls and outages of one simulation. An event that ran in each of them must not run
 #: out of attempts.
 _MOST_CRASHES = 3
 
@@ -221,7 +221,7 @@ def _faults(dice: random.Random, world: World, seconds: float) -> tuple[Fault, .
     crashes = 0
     for _ in range(dice.randint(0, world.most_faults) if kinds else 0):
         kind = dice.choice(kinds)
-        if kind in ("kill", "power", "stall"):
+        if kind in ("kill", "power", "stall", "upstream"):
             crashes += 1
             if crashes > _MOST_CRASHES:
                 continue
@@ -243,4 +243,7 @@ def _extent(dice: random.Random, kind: str, tenants: int) -> tuple[float, float]
         return dice.uniform(1, 30), dice.randrange(tenants)
     if kind == "deploy":
         return dice.uniform(0.1, 3), 0
+    if kind == "upstream":
+        # An event that calls it has eight attempts, and the circuit stays open for longer.
+        return dice.choice((0.3, 2.0, 8.0)) * dice.uniform(0.5, 1.5), 0
     return dice.choice((0.3, 2.0, 8.0, 20.0)) * dice.uniform(0.5, 1.5), 0
