@@ -76,6 +76,8 @@ class Auditor:
         self._begun = 0
         #: The seconds from and to which something was wrong.
         self._disturbances: list[tuple[float, float]] = []
+        #: Returns whether a host has an outcome of an event in memory that the store did not take.
+        self.remembers: Callable[[str, str], bool] = lambda _machine, _key: False
         #: How many workers the processes have together.
         self.workers = 1
         #: The tenant of each event.
@@ -152,8 +154,8 @@ class Auditor:
 
     def _may_repeat(self, run: HandlerRun, ended: float, machine: str) -> bool:
         """Say whether another run may begin on ``machine`` after one that has succeeded."""
-        if run.limit < math.inf and run.machine != machine and self._faulty_until >= ended:
-            # An inline outcome that the store did not take is remembered by its own process.
+        if run.machine != machine and self.remembers(run.machine, run.key):
+            # An inline outcome that the store did not take is remembered by its own process only.
             return True
         return max(self._crashed_at, min(self._stopped_at, self._faulty_until)) >= ended
 

@@ -353,3 +353,9 @@ def held_in_memory(runtime: Runtime) -> list[str]:
     """Return the keys of the leases that the queue of a runtime holds."""
     running = runtime.receiver._running
     return [] if running is None else list(running.runner.leases)
+
+
+def remembers_outcome(runtime: Runtime, key: str) -> bool:
+    """Return whether a runtime has an inline outcome in memory that the store did not take."""
+    running = runtime.receiver._running
+    return running is not None and key in running.runner.inline._unrecorded

@@ -22,7 +22,7 @@ from ...webhooks import HandlerRegistry
 from .audit import FINAL, Auditor, Violation
 from .disk import Disk, SimulatedFiles
 from .feed import TOKEN, TOKEN_VARIABLE, FeedClient
-from .host import Host, held_in_memory, records_of
+from .host import Host, held_in_memory, records_of, remembers_outcome
 from .journal import Journal, Line
 from .machine import Machine, SimulatedOpener
 from .plan import Fault, SimulationPlan, Trouble, World
@@ -217,6 +217,7 @@ class Simulation:
         names = ["host"] if count == 1 else [f"host{place + 1}" for place in range(count)]
         self.members = [Host(self, name, place) for place, name in enumerate(names, 1)]
         self.path = _PATH
+        self.auditor.remembers = self._remembers
         self._operator = Operator(self._runtimes, self.auditor)
         self._feed = FeedClient(self.plan.seed, self.members[0], self.auditor, self.tell)
         self.auditor.tenants = {
@@ -397,6 +398,15 @@ class Simulation:
             for member in self.members
             if member.serves and member.runtime is not None
         ]
+
+    def _remembers(self, machine: str, key: str) -> bool:
+        return any(
+            member.machine is not None
+            and member.machine.name == machine
+            and member.runtime is not None
+            and remembers_outcome(member.runtime, key)
+            for member in self.members
+        )
 
     def _longest_wait(self) -> float:
         caps = [each.settings.webhooks.queue.retry_cap_seconds for each in self._runtimes()]
