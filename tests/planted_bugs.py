@@ -246,13 +246,13 @@ def deduplication_lost_at_restart() -> Any:
     """A restarted process knows only the ids that it has seen itself."""
     add = deliveries.arrivals.add
 
-    def added(tx: Any, new: Any, **named: Any) -> Any:
+    def added(tx: Any, new: Any, *rest: Any, **named: Any) -> Any:
         for delivery in new:
             sequence = deliveries.arrivals.find_one(tx, delivery.key)
             if sequence is not None and tx.number not in _seen(tx, delivery.key):
                 deliveries.arrivals.remove(tx, [sequence])
             _seen(tx, delivery.key).add(tx.number)
-        return add(tx, new, **named)
+        return add(tx, new, *rest, **named)
 
     seen: dict[str, set[Any]] = {}
 

@@ -38,8 +38,8 @@ _LIFECYCLE = (
 #: The kinds of :class:`Trouble` that the dice choose from.
 _TROUBLES = ("slow", "slow", "fail", "fail_after", "hang", "cancel")
 
-#: The most crashes, stalls and outages of one simulation. An event that ran in each of them must not run
-#: out of attempts.
+#: The most crashes, stalls and outages of one simulation. An event that ran in each of them must
+#: not run out of attempts.
 _MOST_CRASHES = 3
 
 
