@@ -305,7 +305,7 @@ def expired_never_claimed() -> Any:
     """Leases that have expired are left alone, also at a start."""
     return _several(
         patch.object(leases, "_DUE", leases._DUE.replace(leases._HAS_EXPIRED, "1 = 0")),
-        patch.object(inbox.leases, "recover", lambda *_, **__: 0),
+        patch.object(inbox.SqlInbox, "recover", _none),
     )
 
 
@@ -398,7 +398,7 @@ def clock_step_ignored() -> Any:
     """A wall clock that is set back makes retries wait."""
     return _several(
         patch.object(clock_watch.ClockWatch, "check", lambda _self: math.inf),
-        patch.object(inbox.leases, "reschedule", lambda *_, **__: 0),
+        patch.object(inbox.SqlInbox, "reschedule", _none),
     )
 
 
@@ -533,6 +533,11 @@ def breaker_never_closes() -> Any:
 
 async def _nothing(*_: Any) -> None:
     await trio.lowlevel.checkpoint()
+
+
+async def _none(*_: Any, **__: Any) -> int:
+    await trio.lowlevel.checkpoint()
+    return 0
 
 
 def _fields(struct: Any) -> dict[str, Any]:
