@@ -78,7 +78,7 @@ class Auditor:
         self._disturbances: list[tuple[float, float]] = []
         #: Returns whether a host has an outcome of an event in memory that the store did not take.
         self.remembers: Callable[[str, str], bool] = lambda _machine, _key: False
-        #: How many workers the processes have together.
+        #: The number of workers of all processes.
         self.workers = 1
         #: The tenant of each event.
         self.tenants: dict[str, str] = {}

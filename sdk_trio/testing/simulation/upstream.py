@@ -64,7 +64,7 @@ class SimulatedUpstream(httpx.AsyncBaseTransport):
             case "refused":
                 raise httpx.ConnectError("the upstream refuses connections")
             case "reset":
-                # What was asked for is done, and the client does not hear of it.
+                # The request is carried out, and the client does not hear of it.
                 await self._answer(request)
                 raise httpx.ReadError("the connection was reset")
             case "timeout":
