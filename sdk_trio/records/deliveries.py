@@ -189,9 +189,13 @@ class Renewed(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The handler finished. ``answer`` is the application's answer to a forwarded event."""
+    """The handler finished. ``answer`` is the application's answer to a forwarded event.
+
+    ``reason`` is why the event is done although nothing was done for it: it was discarded.
+    """
 
     answer: str | None = None
+    reason: str | None = None
 
 
 class Retry(msgspec.Struct, frozen=True):

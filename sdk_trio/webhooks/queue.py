@@ -132,7 +132,10 @@ class WorkerPool:
         )
         self._clock_watch = ClockWatch(inbox, clock=clock, renew=self._renew, wake=self.wake)
         self._run_watch = RunWatch(
-            runner.invocations, self._running, options.handler_timeout_seconds
+            runner.invocations,
+            self._running,
+            options.handler_timeout_seconds,
+            runner.handlers.timeouts,
         )
 
     @property

@@ -61,11 +61,7 @@ class QueuedRuns:
         self._clock = clock
         self._jitter = jitter
         self._inline_max_attempts = options.inline_max_attempts
-        self._retries = DeliveryRetries(
-            max_attempts=options.queue.max_attempts,
-            base_seconds=options.queue.retry_base_seconds,
-            cap_seconds=options.queue.retry_cap_seconds,
-        )
+        self._retries = DeliveryRetries.of_settings(settings)
         #: Tasks that record the outcomes of cancelled runs; None while the queue does not run.
         self.tasks: Cells | None = None
 
@@ -175,7 +171,7 @@ class QueuedRuns:
                 outcome = after_queued_failure(
                     ended.failure,
                     attempts=attempt,
-                    policy=self._retries,
+                    policy=self._retries.of(handler.policy),
                     now=self._clock(),
                     fraction=self._jitter(),
                 )
@@ -241,5 +237,7 @@ class QueuedRuns:
 
     def _max_attempts(self, record: DeliveryRecord) -> int:
         handler = self._handlers.find(record.type, record.raw)
+        if handler is not None and handler.policy.max_attempts is not None:
+            return handler.policy.max_attempts
         inline = handler is not None and not handler.enqueue
         return self._inline_max_attempts if inline else self._retries.max_attempts

@@ -193,7 +193,7 @@ class OutcomeRecorder:
         seconds: float = 0.0,
     ) -> None:
         """Count and log the outcome of run number ``attempt``, which took ``seconds``."""
-        if type(outcome) is Done:
+        if type(outcome) is Done and outcome.reason is None:
             self._counters.count("handled")
             if delivery.tenant_id is None and handler is not None:
                 # The usual case: no dictionary is built, which a disabled log would discard.
@@ -210,8 +210,11 @@ class OutcomeRecorder:
         if handler is not None:
             fields |= {"handler": handler.name, "seconds": seconds}
         match outcome:
-            case Done():
+            case Done(reason=None):
                 _log.info("webhook.handled", **fields)
+            case Done(reason=reason):
+                self._counters.count("discarded")
+                _log.info("webhook.discarded", **fields, reason=reason)
             case Retry(at):
                 self._counters.count("failed")
                 wait = "redelivery" if at is None else round(at - self._clock(), 3)

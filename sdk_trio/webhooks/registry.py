@@ -16,6 +16,7 @@ from typing import (
     Protocol,
     TypeVar,
     Union,
+    Unpack,
     cast,
     get_args,
     get_origin,
@@ -36,6 +37,7 @@ from ..errors import (
 from ..events import DEFAULT_CATALOG, Catalog, Event
 from ..events.decoding import Documents
 from ..records.deliveries import Postponed
+from ..records.policies import UNLIMITED, Policy, PolicyArguments, problems_of
 from ..storage.effects import Transaction
 from .handler import (
     CoroutineHandler,
@@ -67,11 +69,15 @@ H = TypeVar("H", bound=Handler[Any])
 R = TypeVar("R", bound=Awaitable[Any] | WebhookHandlerBase[Any] | None)
 
 
+#: The group of the events that a fallback handles; see :class:`~sdk_trio.records.policies.Policy`.
+FALLBACK = "*"
+
+
 class Registration(msgspec.Struct, frozen=True):
     """One registered handler: the given object, and how its events run.
 
     ``event_class`` is the class that it was registered for, None for a fallback; ``place`` is the
-    line that registered it.
+    line that registered it; ``group`` is the type of its events, ``*`` for a fallback.
     """
 
     name: str
@@ -83,6 +89,8 @@ class Registration(msgspec.Struct, frozen=True):
     asyncio: bool = False
     event_class: type[Event[Any]] | None = None
     place: str = ""
+    policy: Policy = UNLIMITED
+    group: str = FALLBACK
 
 
 #: The type of the delivery by which ``doctor`` tries a running receiver; no upstream sends it.
@@ -113,6 +121,7 @@ class BoundHandler(msgspec.Struct, frozen=True):
 
     ``threads`` limits how many plain functions run at once; a run acquires a slot before it begins.
     It is None for other handlers. ``place`` is the line that defines it, None if unknown.
+    ``group`` names the events that its ``policy`` limits together.
     """
 
     name: str
@@ -123,6 +132,8 @@ class BoundHandler(msgspec.Struct, frozen=True):
     threads: trio.CapacityLimiter | None = None
     gate: Gate | None = None
     place: str | None = None
+    policy: Policy = UNLIMITED
+    group: str = ""
 
 
 class RoutedHandler(msgspec.Struct, frozen=True):
@@ -150,6 +161,19 @@ class BoundHandlers(msgspec.Struct, frozen=True):
         rows = (self.catalog.by_type(wire_type) for wire_type in inline)
         return Documents(row for row in rows if row is not None)
 
+    def __iter__(self) -> Iterator[BoundHandler]:
+        """Iterate over the handlers of types, those of routes, and the fallback."""
+        yield from self.by_type.values()
+        yield from (each.handler for each in self.routed)
+        if self.fallback is not None:
+            yield self.fallback
+
+    @property
+    def timeouts(self) -> tuple[float, ...]:
+        """Return the timeouts of the handlers that have one of their own, in seconds."""
+        limits = (handler.policy.timeout for handler in self)
+        return tuple(limit for limit in limits if limit is not None)
+
     def find(self, event_type: str, raw: bytes | None = None) -> BoundHandler | None:
         """Return the handler of ``event_type``, else of a route or the fallback, else None.
 
@@ -162,6 +186,8 @@ class BoundHandlers(msgspec.Struct, frozen=True):
         index = first_match([each.route for each in self.routed], event_type, raw)
         return self.fallback if index is None else self.routed[index].handler
 
+
+_POLICIES = frozenset(Policy.__struct_fields__)
 
 #: A handler whose effects are one transaction with the event's end.
 TransactionFunction = Callable[[E, Transaction[Any]], None]
@@ -230,6 +256,7 @@ class HandlerRegistry:
         run_when_suspended: bool = True,
         transaction: bool = False,
         asyncio: bool = False,
+        **policy: Unpack[PolicyArguments],
     ) -> None:
         """Register ``handler`` for the events of ``event_class``.
 
@@ -253,10 +280,14 @@ class HandlerRegistry:
             asyncio: await the ``async`` handler on the asyncio loop of the server beside which
                 ``sdk_trio.asgi.Threaded`` runs. Objects of Trio, such as ``services.client``,
                 cannot be awaited there.
+            policy: how often, how long, and how many of its events run: ``max_attempts``,
+                ``timeout``, ``concurrency``, ``rate_per_minute``, ``retry`` and ``coalesce`` of
+                :class:`~sdk_trio.records.policies.PolicyArguments`.
 
         Raises:
             HandlerRegistrationError: the type has a handler already, the class is not in the
-                catalogue, or ``handler`` is no handler, or one of another event class.
+                catalogue, or ``handler`` is no handler, or one of another event class, or a policy
+                cannot be kept.
         """
         wire_type = self._wire_type(event_class)
         if wire_type in self._registrations:
@@ -273,9 +304,10 @@ class HandlerRegistry:
             run_when_suspended=run_when_suspended,
             transaction=transaction,
             asyncio=asyncio,
+            policy=policy,
         )
         registration = msgspec.structs.replace(
-            registration, event_class=event_class, place=_users_line()
+            registration, event_class=event_class, group=wire_type
         )
         _require_annotation(registration)
         if isinstance(handler, type):
@@ -294,6 +326,7 @@ class HandlerRegistry:
         run_when_suspended: bool = ...,
         transaction: Literal[False] = ...,
         asyncio: bool = ...,
+        **policy: Unpack[PolicyArguments],
     ) -> Registrar[E]: ...
 
     @overload
@@ -305,6 +338,7 @@ class HandlerRegistry:
         ordered: bool = ...,
         run_when_suspended: bool = ...,
         transaction: Literal[True],
+        **policy: Unpack[PolicyArguments],
     ) -> Callable[[TransactionFunction[E]], TransactionFunction[E]]: ...
 
     def on(
@@ -316,6 +350,7 @@ class HandlerRegistry:
         run_when_suspended: bool = True,
         transaction: bool = False,
         asyncio: bool = False,
+        **policy: Unpack[PolicyArguments],
     ) -> Any:
         """Decorate a function or a handler class: :meth:`register` as a decorator.
 
@@ -341,6 +376,7 @@ class HandlerRegistry:
                 run_when_suspended=run_when_suspended,
                 transaction=transaction,
                 asyncio=asyncio,
+                **policy,
             )
             return handler
 
@@ -354,6 +390,7 @@ class HandlerRegistry:
         ordered: bool = False,
         run_when_suspended: bool = True,
         asyncio: bool = False,
+        **policy: Unpack[PolicyArguments],
     ) -> H:
         """Register ``handler`` for every event whose type has none, unknown types included.
 
@@ -371,8 +408,8 @@ class HandlerRegistry:
             ordered=ordered,
             run_when_suspended=run_when_suspended,
             asyncio=asyncio,
+            policy=policy,
         )
-        registration = msgspec.structs.replace(registration, place=_users_line())
         _require_annotation(registration)
         self._fallback = registration
         return handler
@@ -513,8 +550,11 @@ def _registration(
     run_when_suspended: bool,
     transaction: bool = False,
     asyncio: bool = False,
+    policy: PolicyArguments,
 ) -> Registration:
-    name = name_of(handler)
+    name, place = name_of(handler), _users_line()
+    policies = _policy_of(name, place, policy, enqueue=enqueue)
+    ordered = ordered or policies.coalesce
     if ordered and not enqueue:
         raise HandlerRegistrationError(
             f"{name}: ordered=True needs enqueue=True, because only the queue keeps an order."
@@ -526,12 +566,36 @@ def _registration(
         )
     if transaction:
         _require_transaction_function(name, handler, kind, enqueue=enqueue)
-        return Registration(name, handler, Kind.TRANSACTION, enqueue, ordered, run_when_suspended)
+        kind = Kind.TRANSACTION
     if isinstance(handler, type) and issubclass(handler, WebhookHandlerBase):
         _require_handle_core(name, handler)
     if kind in (Kind.COROUTINE, Kind.THREAD):
         takes_services(name, cast("Callable[..., object]", handler))
-    return Registration(name, handler, kind, enqueue, ordered, run_when_suspended, asyncio)
+    return Registration(
+        name,
+        handler,
+        kind,
+        enqueue,
+        ordered,
+        run_when_suspended,
+        asyncio,
+        place=place,
+        policy=policies,
+    )
+
+
+def _policy_of(name: str, place: str, given: PolicyArguments, *, enqueue: bool) -> Policy:
+    """Return the policies of a handler.
+
+    Raises:
+        HandlerRegistrationError: names what cannot be kept, and the line that registers it.
+    """
+    unknown = [f"there is no policy {each}" for each in given if each not in _POLICIES]
+    policy = UNLIMITED if unknown else Policy(**given)
+    problems = [*unknown, *problems_of(policy, enqueue=enqueue)]
+    if problems:
+        raise HandlerRegistrationError(f"{place}: {name}: {'; '.join(problems)}.")
+    return policy
 
 
 def _require_transaction_function(name: str, handler: object, kind: Kind, *, enqueue: bool) -> None:
@@ -600,6 +664,8 @@ def _bind(
         registration.run_when_suspended,
         threads if registration.kind in (Kind.THREAD, Kind.TRANSACTION) else None,
         place=definition_of(given if registration.kind is not Kind.FACTORY else type(core)),
+        policy=registration.policy,
+        group=registration.group,
     )
 
 

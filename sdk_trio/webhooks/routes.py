@@ -15,7 +15,9 @@ import msgspec
 from ..base.times import rfc3339
 from ..config import Settings
 from ..config.options.forward import RouteOptions
+from ..config.options.webhooks import QueueOptions
 from ..records.deliveries import Postponed
+from ..records.policies import Backoff, Policy
 
 #: The runs of an event that an application refuses (4xx). A deployment may be in progress, so it is
 #: tried again; the same request is usually refused again, so not as often as MaxAttempts.
@@ -91,6 +93,27 @@ class Route(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """The route's name."""
         return self.options.name
+
+    @property
+    def group(self) -> str:
+        """The name of its events where a policy limits them; see :class:`Policy`."""
+        return f"route:{self.name}"
+
+    def policy(self, queue: QueueOptions) -> Policy:
+        """Return the policies of its handler; ``queue`` has the waits that it does not set."""
+        options = self.options
+        base, cap = options.retry_base_seconds, options.retry_cap_seconds
+        retry = None
+        if base is not None or cap is not None:
+            base = queue.retry_base_seconds if base is None else base
+            retry = Backoff(base, max(base, queue.retry_cap_seconds if cap is None else cap))
+        return Policy(
+            max_attempts=options.max_attempts,
+            concurrency=options.concurrency,
+            rate_per_minute=options.rate_per_minute,
+            retry=retry,
+            coalesce=options.coalesce,
+        )
 
     def takes(self, event_type: str, document: Callable[[], Any]) -> bool:
         """Say whether it takes an event; ``document`` reads the body, if a condition asks."""
