@@ -1,10 +1,12 @@
 """Policies of a handler: how often, how long, and how many of its events run. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any, TypedDict
 
 import msgspec
+
+from ..base.times import rfc3339
 
 #: The most runs of an event, the largest concurrency and the highest rate that can be set.
 MOST_ATTEMPTS = 1000
@@ -16,6 +18,9 @@ LONGEST_SECONDS = 604_800.0
 
 #: The longest inline run, in seconds: the sender gives up on a delivery after 10.
 LONGEST_INLINE_SECONDS = 9.0
+
+#: The longest glob of a pause.
+MOST_GLOB_CHARACTERS = 256
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -128,3 +133,90 @@ def _is_between(value: object, least: float, most: float) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return isfinite(value) and least <= value <= most
+
+
+# -- pauses --------------------------------------------------------------------------------------
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """A pause of the events whose type matches ``glob``; times are Unix seconds.
+
+    It ends at ``until``, or when it is resumed. ``ended_at`` and ``ended_by`` are set then, and the
+    record stays as the audit of both actions.
+    """
+
+    glob: str
+    since: float
+    actor: str
+    reason: str = ""
+    until: float | None = None
+    ended_at: float | None = None
+    ended_by: str | None = None
+
+    def is_active(self, now: float) -> bool:
+        """Say whether it holds events at ``now``."""
+        return self.ended_at is None and (self.until is None or now < self.until)
+
+    def __str__(self) -> str:
+        until = "" if self.until is None else f" until {rfc3339(self.until)}"
+        reason = self.reason or "no reason was given"
+        return (
+            f"{self.glob} is paused since {rfc3339(self.since)}{until}, by {self.actor}: {reason}"
+        )
+
+
+#: The prefix of the groups of paused events; no other group begins with it.
+PAUSED = "pause:"
+
+#: The first text after all that begin with it.
+AFTER_PAUSED = "pause;"
+
+
+def glob_problem(glob: str) -> str | None:
+    """Return why ``glob`` cannot be paused, or None."""
+    if not 1 <= len(glob) <= MOST_GLOB_CHARACTERS or not glob.isprintable():
+        return f"a glob has 1 to {MOST_GLOB_CHARACTERS} printable characters, such as order.*"
+    return None
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """What the store has to keep of the policy of one group."""
+
+    concurrency: int | None = None
+    rate_per_minute: float | None = None
+    coalesce: bool = False
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a claim of due events obeys.
+
+    Args:
+        group_of: returns the group of an event, by its type and body: one of ``groups``, the
+            group of a pause that holds it, or None for an event without limits.
+        groups: the limits by group.
+        pauses: the groups of the active pauses.
+        room: how many events of ``groups`` may be claimed now: those that a worker is free for.
+        reads_bodies: ``group_of`` needs the body.
+    """
+
+    group_of: Callable[[str, bytes], str | None]
+    groups: Mapping[str, Limit]
+    pauses: frozenset[str]
+    room: int
+    reads_bodies: bool = False
+
+
+#: The limits of a process without pauses and policies, which lets go of what others have held.
+NO_LIMITS = Limits(lambda _type, _raw: None, {}, frozenset(), 0)
+
+#: The share of a minute's worth of runs that may begin at once.
+BURST_SHARE = 0.05
+
+
+def burst_of(rate_per_minute: float) -> float:
+    """Return how many runs of a rate may begin at once: 1 at least.
+
+    A small burst keeps every minute within five per cent of the rate, and still uses the whole
+    rate when claims come some seconds late.
+    """
+    return max(1.0, rate_per_minute * BURST_SHARE)

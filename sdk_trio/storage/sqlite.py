@@ -286,7 +286,7 @@ class SqliteInbox(SqlInbox):
         await trio.lowlevel.checkpoint_if_cancelled()
         del self._claimed[key]
         commits = self._commits
-        plain = isinstance(outcome, Done) and outcome.answer is None
+        plain = isinstance(outcome, Done) and outcome.answer is None and outcome.reason is None
         withdrawn = commits.withdraw(claimed.claim)
         lease = None if withdrawn else _lease_of(claimed)
         try:

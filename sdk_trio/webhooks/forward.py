@@ -448,6 +448,7 @@ class Forwarder:
                     gate=handler,
                     policy=handler.policy,
                     group=handler.route.group,
+                    limited=handler.policy.is_limited,
                 ),
             )
             for handler in self.handlers

@@ -113,6 +113,8 @@ class WorkerPool:
         # earlier process has not been polled yet.
         self._store_has_due = True
         self._next_due_at = inf
+        # True while events wait for a limit of their handler: a worker that gets free lets one in.
+        self._limited_waits = False
         self._feed_wanted = trio.Event()
         self._slot_freed = Bell()
         self._feeder_blocked = False
@@ -130,6 +132,7 @@ class WorkerPool:
             is_closed=lambda: self._closed,
             wake=self.wake,
         )
+        runner.pauses.on_change = self.wake
         self._clock_watch = ClockWatch(inbox, clock=clock, renew=self._renew, wake=self.wake)
         self._run_watch = RunWatch(
             runner.invocations,
@@ -170,10 +173,12 @@ class WorkerPool:
 
     # -- accepting ---------------------------------------------------------------------------
 
-    async def accept(self, arrival: VerifiedDelivery) -> Answer:
+    async def accept(self, arrival: VerifiedDelivery, *, direct: bool = True) -> Answer:
         """Commit an event to the inbox, then queue it; answer 200, or 503 when the queue is full.
 
-        A refused event is not in the store. Cancellation does not undo a commit.
+        A refused event is not in the store. Cancellation does not undo a commit. An event that is
+        not ``direct`` stays in the store, and is claimed as its pause or its handler's limits
+        allow.
         """
         # While the feeder waits for a slot, older events in the store go first. Otherwise a flood
         # of new events would take every slot, and the store would grow without bound.
@@ -184,7 +189,7 @@ class WorkerPool:
         # An ordered event is claimed from the store, which knows the order also after a restart
         # (docs/adr/0003-lease-tokens.md). So is any event while older ones wait in the store: it
         # would overtake them.
-        direct = not (arrival.delivery.ordered or self._store_has_due)
+        direct = direct and not (arrival.delivery.ordered or self._store_has_due)
         delivery, queued = arrival.delivery, False
         # A plain field costs less than the property, for the host's own deliveries.
         key = delivery.key if delivery.signer else delivery.webhook_id
@@ -317,6 +322,7 @@ class WorkerPool:
             if (
                 arrival.delivery.ordered
                 or self._store_has_due
+                or self._limited_waits
                 or isinstance(outcome, Retry | Postponed)
             ):
                 self.wake()
@@ -350,7 +356,9 @@ class WorkerPool:
         # For a while after a step of the clock, leases of other processes only look expired: these
         # processes may not have noticed the step yet.
         overdue = self._clock_watch.check() >= LEASE_SECONDS
-        due, waiting = await self._claimer.claim_due(limit=FEED_LIMIT, overdue=overdue)
+        room = self._workers - len(self._running) - self._slots_used
+        due, waiting = await self._claimer.claim_due(limit=FEED_LIMIT, overdue=overdue, room=room)
+        self._limited_waits = due.limited
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
         try:
             for record in due.records:

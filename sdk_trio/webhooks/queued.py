@@ -25,6 +25,7 @@ from .invocation import Invocations
 from .leases import HeldLease
 from .outcomes import DeliveryRetries, after_process_ends, after_queued_failure, must_run_alone
 from .parking import Parking
+from .pauses import Pauses
 from .recording import CLEANUP_SECONDS, DONE, OutcomeRecorder, retry_until_stored
 from .registry import BoundHandler, BoundHandlers
 
@@ -48,6 +49,7 @@ class QueuedRuns:
         invocations: Invocations,
         recorder: OutcomeRecorder,
         parking: Parking,
+        pauses: Pauses,
         *,
         clock: Callable[[], float],
         jitter: Callable[[], float] = random.random,
@@ -58,6 +60,7 @@ class QueuedRuns:
         self._invocations = invocations
         self._recorder = recorder
         self._parking = parking
+        self._pauses = pauses
         self._clock = clock
         self._jitter = jitter
         self._inline_max_attempts = options.inline_max_attempts
@@ -91,6 +94,9 @@ class QueuedRuns:
             alone: no other run is in progress.
         """
         delivery = arrival.delivery
+        if self._pauses.active and self._pauses.holds(delivery.type):
+            # It was claimed before the pause. The next claim lets it wait in the store.
+            return await self._end(delivery, lease, attempt, Released())
         handler = self._handlers.find(delivery.type, delivery.raw)
         # The route is asked first: if it is paused, the store is written only once.
         gate = None if handler is None else handler.gate

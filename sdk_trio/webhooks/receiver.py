@@ -362,6 +362,8 @@ class WebhookReceiver:
         if self._last is not None and self._last.forwarder is not None:
             yield from self._last.forwarder.samples()
         if self._share.deliveries:
+            if self._last is not None:
+                yield from self._last.runner.pauses.samples()
             yield Sample("sdk_queue_depth", (), self.queue_depth)
             yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
         with suppress(NotRunningError):
@@ -574,6 +576,8 @@ class WebhookReceiver:
         await start("the summary of refusals", self._rejections.run)
         if running.forwarder is not None:
             await start("the poll for paused routes", running.forwarder.run)
+        if self._share.deliveries:
+            await start("the poll for paused events", running.runner.pauses.run)
         if running.tenancy is not None:
             await start("the watch over the tenants", running.tenancy.run)
         if self._companion and running.store is not None and running.tenancy is not None:

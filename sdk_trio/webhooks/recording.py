@@ -184,6 +184,12 @@ class OutcomeRecorder:
             "longer than a lease; outcomes of their runs in this process are not recorded",
         )
 
+    def report_superseded(self, keys: Sequence[tuple[str, str]]) -> None:
+        """Count and log events that were ended because a newer one of their subject waits."""
+        self._counters.count("superseded", len(keys))
+        for key, newer in keys:
+            _log.info("webhook.superseded", key=key, by=newer)
+
     def report(
         self,
         delivery: NewDelivery,

@@ -121,7 +121,8 @@ class BoundHandler(msgspec.Struct, frozen=True):
 
     ``threads`` limits how many plain functions run at once; a run acquires a slot before it begins.
     It is None for other handlers. ``place`` is the line that defines it, None if unknown.
-    ``group`` names the events that its ``policy`` limits together.
+    ``group`` names the events that its ``policy`` limits together; ``limited``: the store decides
+    which of them may run.
     """
 
     name: str
@@ -134,6 +135,7 @@ class BoundHandler(msgspec.Struct, frozen=True):
     place: str | None = None
     policy: Policy = UNLIMITED
     group: str = ""
+    limited: bool = False
 
 
 class RoutedHandler(msgspec.Struct, frozen=True):
@@ -666,6 +668,7 @@ def _bind(
         place=definition_of(given if registration.kind is not Kind.FACTORY else type(core)),
         policy=registration.policy,
         group=registration.group,
+        limited=registration.policy.is_limited,
     )
 
 

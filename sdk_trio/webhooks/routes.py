@@ -33,8 +33,8 @@ _TRY_AGAIN = frozenset({408, 425, 429})
 _UNAVAILABLE = frozenset({429, 502, 503, 504})
 
 #: The prefix of types that this program sends to itself, such as the probe of ``doctor``; they are
-#: never forwarded.
-_OUR_OWN = "sdk_trio."
+#: never forwarded or paused.
+OUR_OWN = "sdk_trio."
 
 #: The most characters of an answer that are kept with an attempt.
 ANSWER_CHARACTERS = 300
@@ -132,7 +132,7 @@ def first_match(routes: Sequence[Route], event_type: str, raw: bytes | None) -> 
 
     ``raw`` is the body; without one, routes with conditions take nothing.
     """
-    if event_type.startswith(_OUR_OWN):
+    if event_type.startswith(OUR_OWN):
         return None
     read: list[Any] = []
 

@@ -20,8 +20,10 @@ from typing import Any, Final
 import msgspec
 
 from ...records.deliveries import PROCESS_ENDED, DeliveryState, Due, Renewed
+from ...records.policies import Limits
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..term import TermEndedError
+from . import policies
 from .deliveries import Lease
 from .dialect import SqlTransaction
 from .reads import by_sequence
@@ -54,9 +56,9 @@ _IS_FIRST = f"""
     WHERE other.lane IS NOT NULL AND other.queued AND other.lease_owner IS NOT NULL))))
 """
 
-_IS_WAITING = "queued AND state = 'received' AND lease_owner IS NULL"
+_IS_WAITING = "queued AND state = 'received' AND lease_owner IS NULL AND policy IS NULL"
 
-_IS_RETRYING = "queued AND state = 'retrying' AND lease_owner IS NULL"
+_IS_RETRYING = "queued AND state = 'retrying' AND lease_owner IS NULL AND policy IS NULL"
 
 # A deadline further ahead than any lease lasts was written by a wrong clock. The owners are two
 # ranges of an index: for an inequality each claim would read our own leases.
@@ -100,6 +102,12 @@ WHERE {_HAS_EXPIRED} AND queued AND {UNFINISHED} {_in_order(_SORTED)}
 _SUSPECTS = _first(
     "process_ends > 0 AND state = 'received' AND queued "
     "AND (lease_owner IS NULL OR lease_owner = :owner)"
+)
+
+# Those of a group that wait for its limits, and those of them that are suspects.
+_OF_GROUP = _first("policy = :policy AND lease_owner IS NULL")
+_SUSPECTS_OF_GROUP = _first(
+    "policy = :policy AND lease_owner IS NULL AND sequence IN ints(:suspects)"
 )
 
 # All kinds in one statement, which is one round trip.
@@ -148,15 +156,26 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """Deliveries that were claimed, their leases by key, and where the poll ended."""
+    """Deliveries that were claimed, their leases by key, and where the poll ended.
+
+    ``grouped``: deliveries wait in groups, for a pause or a limit.
+    """
 
     due: Due
     leases: Mapping[str, Lease]
     place: Place = Place()
+    grouped: bool = False
 
 
 def claim_due(
-    tx: SqlTransaction, terms: LeaseTerms, place: Place, *, limit: int, now: float, overdue: bool
+    tx: SqlTransaction,
+    terms: LeaseTerms,
+    place: Place,
+    *,
+    limit: int,
+    now: float,
+    overdue: bool,
+    limits: Limits | None = None,
 ) -> Claimed:
     """Claim due deliveries, oldest arrival first among those that this poll asks for.
 
@@ -171,7 +190,9 @@ def claim_due(
         limit: the most deliveries.
         now: Unix seconds.
         overdue: take over leases of others that have expired.
+        limits: pauses and policies; None: there are none, and no delivery waits in a group.
     """
+    most = limit if limits is None else max(limit, policies.CHUNK)
     rows = tx.all(_NEXT_LANES, lane=place.lane, now=now)
     lanes = {bytes(lane): sequence for lane, sequence, _ in rows if lane is not None}
     (next_due_at,) = (at for lane, _, at in rows if lane is None)
@@ -179,7 +200,7 @@ def claim_due(
     found = tx.all(
         _DUE,
         # One more than wanted tells whether there are more.
-        limit=limit + 1,
+        limit=most + 1,
         firsts=[*lanes.values()],
         owner=terms.owner,
         seconds=terms.lease_seconds,
@@ -189,21 +210,51 @@ def claim_due(
         found = [row for row in found if row[1] is None]
     blocking = [row for row in found if not row[2]]
     found = sorted(row[:2] for row in found if row[2])
-    chosen = [sequence for sequence, _ in found[:limit]]
-    expired = [sequence for sequence, state in found[:limit] if state is not None]
+    is_full = len(found) > most
+    groups: Mapping[int, str] = {}
+    if limits is not None:
+        groups = policies.groups_of(tx, limits, [sequence for sequence, _ in found[:most]])
+    held = [row for row in found[:most] if row[0] in groups]
+    free = [row for row in found[:most] if row[0] not in groups]
+    chosen = [sequence for sequence, _ in free[:limit]]
+    expired = [sequence for sequence, state in free[:limit] if state is not None]
     # The owner has not renewed its lease: its process hangs or is gone, so a run of it counts as
     # one that ended the process.
-    running = [sequence for sequence, state in found[:limit] if state == "running"]
+    running = [sequence for sequence, state in (*free[:limit], *held) if state == "running"]
     running += [sequence for sequence, state, _ in blocking if state == "running"]
     _cut_short(tx, terms, running, sole=False)
     if blocking:
         tx.run(_FREE, sequences=[row[0] for row in blocking])
         tx.note_change()
-    claimed = _claim(tx, terms, chosen, expired, now)
-    left = place.left or len(found) > limit
-    more = left or bool(end) or bool(blocking)
-    due = Due(claimed.due.records, more, next_due_at, claimed.due.unbegun)
-    return Claimed(due, claimed.leases, Place(end, left) if end else Place())
+    allowed = policies.Allowed()
+    if limits is not None:
+        policies.hold(tx, groups)
+        allowed = policies.allow(
+            tx,
+            terms,
+            limits,
+            partial(_find_in_group, tx),
+            new_token,
+            now=now,
+            live_only=overdue,
+        )
+    claimed = _claim(tx, terms, sorted([*chosen, *allowed.sequences]), expired, now)
+    left = place.left or is_full or len(free) > limit
+    more = left or bool(end) or bool(blocking) or allowed.more
+    times = [at for at in (next_due_at, allowed.next_at) if at is not None]
+    due = Due(
+        claimed.due.records,
+        more,
+        min(times, default=None),
+        claimed.due.unbegun,
+        allowed.waiting,
+        allowed.superseded,
+    )
+    return Claimed(due, claimed.leases, Place(end, left) if end else Place(), allowed.grouped)
+
+
+def _find_in_group(tx: SqlTransaction, group: str, limit: int) -> list[int]:
+    return [sequence for (sequence,) in tx.all(_OF_GROUP, policy=group, limit=limit)]
 
 
 def _claim(
@@ -233,10 +284,31 @@ def _claim(
     return Claimed(Due(records, False, None, unbegun), leases)
 
 
-def claim_suspects(tx: SqlTransaction, terms: LeaseTerms, *, limit: int, now: float) -> Claimed:
-    """Claim deliveries that ran when a process ended, oldest arrival first."""
-    found = tx.all(_SUSPECTS, limit=limit, owner=terms.owner)
-    return _claim(tx, terms, [sequence for (sequence,) in found], [], now)
+def claim_suspects(
+    tx: SqlTransaction,
+    terms: LeaseTerms,
+    *,
+    limit: int,
+    now: float,
+    limits: Limits | None = None,
+) -> Claimed:
+    """Claim deliveries that ran when a process ended, oldest arrival first.
+
+    Those that a pause or a limit holds stay behind, and are claimed as all others are.
+    """
+    found = [row[0] for row in tx.all(_SUSPECTS, limit=limit, owner=terms.owner)]
+    if limits is None:
+        return _claim(tx, terms, found, [], now)
+    groups = policies.groups_of(tx, limits, found)
+    policies.hold(tx, groups)
+
+    def find(group: str, most: int) -> list[int]:
+        rows = tx.all(_SUSPECTS_OF_GROUP, policy=group, limit=most, suspects=list(groups))
+        return [sequence for (sequence,) in rows]
+
+    allowed = policies.allow(tx, terms, limits, find, new_token, now=now)
+    free = [sequence for sequence in found if sequence not in groups]
+    return _claim(tx, terms, sorted([*free, *allowed.sequences]), [], now)
 
 
 # -- renewing and giving up ----------------------------------------------------------------------
