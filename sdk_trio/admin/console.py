@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ..tenants.service import TenantService
     from ..tenants.status import TransitionResult
 
-#: The longest reason of a transition, in characters.
-LONGEST_REASON = 500
 
 #: The maximum number of messages that one call retries.
 LARGEST_RETRY = 200

@@ -26,6 +26,8 @@ _log = get_logger("webhooks")
 #: The interval in seconds at which the pauses are read from the store.
 POLL_SECONDS = 0.75
 
+NOTHING_PAUSED = Check("pauses", True, "nothing is paused")
+
 #: The most pauses that the check names.
 _NAMED = 5
 
@@ -148,7 +150,7 @@ class Pauses:
     def check(self) -> Check:
         """Return whether something is paused, and since when; never unready."""
         if not self.active:
-            return Check("pauses", True, "nothing is paused")
+            return NOTHING_PAUSED
         named = "; ".join(map(str, self.active[:_NAMED]))
         more = f"; and {len(self.active) - _NAMED} more" if len(self.active) > _NAMED else ""
         return Check("pauses", True, f"{named}{more}", degraded=True)

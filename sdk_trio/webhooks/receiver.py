@@ -21,7 +21,7 @@ from ..base.clock import wall
 from ..base.executor import run_in_thread
 from ..base.http import DirectRequest, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
-from ..base.telemetry import Links, Sample, find_tracer
+from ..base.telemetry import Check, Links, Sample, find_tracer
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
 from ..records.deliveries import UNFINISHED
@@ -35,6 +35,7 @@ from .counters import Counters
 from .effects import Conclusions
 from .endpoint import DeliveryPaths, Endpoint
 from .invocation import Run
+from .pauses import NOTHING_PAUSED
 from .queue import WorkerPool
 from .recording import CLEANUP_SECONDS
 from .registry import HandlerRegistry
@@ -352,6 +353,12 @@ class WebhookReceiver:
         """Make the feeder poll the store at once, after this process has put events there."""
         if self._running is not None:
             self._running.queue.wake()
+
+    def check_pauses(self) -> Check:
+        """Return whether events are paused, and since when; never unready."""
+        if self._last is None:
+            return NOTHING_PAUSED
+        return self._last.runner.pauses.check()
 
     def samples(self) -> Iterator[Sample]:
         """Return the metrics of deliveries, secrets, the queue and the open store."""

@@ -449,8 +449,7 @@ class HandlerRegistry:
     @property
     def needs_host_loop(self) -> bool:
         """Say whether a handler has ``asyncio=True``, so that a start without a loop fails."""
-        given = (*self._registrations.values(), self._fallback)
-        return any(each is not None and each.asyncio for each in given)
+        return any(each.asyncio for each in self.registrations)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the wire types that have a handler."""
@@ -488,6 +487,12 @@ class HandlerRegistry:
                 "Sdk:Webhooks:FailOnMissingHandlers is true, and:\n  "
                 + "\n  ".join(map(str, missing)),
             )
+
+    @property
+    def registrations(self) -> tuple[Registration, ...]:
+        """The registrations in their order, the fallback last."""
+        last = () if self._fallback is None else (self._fallback,)
+        return (*self._registrations.values(), *last)
 
     @property
     def transactional(self) -> tuple[Registration, ...]:

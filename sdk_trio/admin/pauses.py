@@ -1,0 +1,103 @@
+"""The calls of the API that pause and resume events by their type."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..base.clock import wall
+from ..records.policies import Pause, glob_problem
+from .api import USUAL_ACTOR, Actions, Reply, document, problem
+from .query import LONGEST_REASON, BadQueryError, check_line, parse_moment, parse_order
+from .status import RunningProgram
+
+
+class PauseOrder(msgspec.Struct, frozen=True):
+    """The order of ``POST /api/pause``: the types, until when, why, and who wants it."""
+
+    type: str
+    until: str | None = None
+    reason: str | None = None
+    actor: str | None = None
+
+
+class ResumeOrder(msgspec.Struct, frozen=True):
+    """The order of ``POST /api/resume``: the glob of the pause, and who wants it."""
+
+    type: str
+    actor: str | None = None
+
+
+class PauseAnswerer:
+    """Lists, begins and ends pauses in the store.
+
+    Args:
+        observed: the program.
+        actions: records the ordered actions.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self, observed: RunningProgram, actions: Actions, *, clock: Callable[[], float] = wall
+    ) -> None:
+        self._observed = observed
+        self._actions = actions
+        self._clock = clock
+
+    async def list(self) -> Reply:
+        """Return an array of the pauses that are in force, the oldest first."""
+        return document(200, await self._active())
+
+    async def pause(self, body: bytes, address: str | None) -> Reply:
+        """Pause the events of a glob; return all pauses.
+
+        Raises:
+            BadQueryError: the order is not understood.
+        """
+        order: PauseOrder = parse_order(body, PauseOrder)
+        check_line("reason", order.reason, LONGEST_REASON)
+        if (wrong := glob_problem(order.type)) is not None:
+            raise BadQueryError(f"type: {wrong}")
+        given = {} if order.until is None else {"until": order.until}
+        until, now = parse_moment(given, "until"), self._clock()
+        if until is not None and until <= now:
+            raise BadQueryError("until takes a time in the future")
+        actor = order.actor or USUAL_ACTOR
+        await self._inbox.pause(
+            order.type,
+            actor=f"{actor} ({address or 'unix socket'})",
+            reason=order.reason or "",
+            until=until,
+            now=now,
+        )
+        self._actions.note("pause", actor=actor, address=address, ids=[order.type])
+        return document(200, await self._active())
+
+    async def resume(self, body: bytes, address: str | None) -> Reply:
+        """End the pause of a glob; return the pauses that are left, 404 if there was none.
+
+        Raises:
+            BadQueryError: the order is not understood.
+        """
+        order: ResumeOrder = parse_order(body, ResumeOrder)
+        actor = order.actor or USUAL_ACTOR
+        ended = await self._inbox.resume(
+            order.type, actor=f"{actor} ({address or 'unix socket'})", now=self._clock()
+        )
+        if not ended:
+            return problem(404, "this type is not paused")
+        self._actions.note("resume", actor=actor, address=address, ids=ended)
+        return document(200, await self._active())
+
+    async def _active(self) -> "list[dict[str, Any]]":
+        now = self._clock()
+        return [_shown(each) for each in await self._inbox.pauses() if each.is_active(now)]
+
+    @property
+    def _inbox(self) -> Any:
+        return self._observed.stores()[0]
+
+
+def _shown(pause: Pause) -> dict[str, Any]:
+    fields = {name: getattr(pause, name) for name in ("since", "until", "actor", "reason")}
+    return {"type": pause.glob, **fields}
