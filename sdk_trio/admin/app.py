@@ -469,7 +469,7 @@ class AdminApp:
             "/api/relay": _Route(lambda: console.relay(request.here, self._newest)),
             "/api/notifications": _Route(lambda: console.messages(query)),
             "/api/notifications/preview": _Route(lambda: console.preview(query)),
-            "/api/pauses": _Route(self._pauses.list),
+            "/api/pauses": _Route(self._pauses.active),
             "/api/pause": _Route(lambda: self._pauses.pause(body, address), changes=True),
             "/api/resume": _Route(lambda: self._pauses.resume(body, address), changes=True),
             TENANTS: _Route(lambda: console.tenants(query)),

@@ -26,6 +26,7 @@ from .api import (
 from .query import (
     LARGEST_LIMIT,
     LARGEST_SEQUENCE,
+    LONGEST_REASON,
     USUAL_LIMIT,
     BadQueryError,
     check_line,

@@ -44,9 +44,9 @@ class PauseAnswerer:
         self._actions = actions
         self._clock = clock
 
-    async def list(self) -> Reply:
+    async def active(self) -> Reply:
         """Return an array of the pauses that are in force, the oldest first."""
-        return document(200, await self._active())
+        return document(200, await self._shown_active())
 
     async def pause(self, body: bytes, address: str | None) -> Reply:
         """Pause the events of a glob; return all pauses.
@@ -71,7 +71,7 @@ class PauseAnswerer:
             now=now,
         )
         self._actions.note("pause", actor=actor, address=address, ids=[order.type])
-        return document(200, await self._active())
+        return document(200, await self._shown_active())
 
     async def resume(self, body: bytes, address: str | None) -> Reply:
         """End the pause of a glob; return the pauses that are left, 404 if there was none.
@@ -87,9 +87,9 @@ class PauseAnswerer:
         if not ended:
             return problem(404, "this type is not paused")
         self._actions.note("resume", actor=actor, address=address, ids=ended)
-        return document(200, await self._active())
+        return document(200, await self._shown_active())
 
-    async def _active(self) -> "list[dict[str, Any]]":
+    async def _shown_active(self) -> list[dict[str, Any]]:
         now = self._clock()
         return [_shown(each) for each in await self._inbox.pauses() if each.is_active(now)]
 

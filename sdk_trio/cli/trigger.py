@@ -145,7 +145,7 @@ def types(arguments: Namespace) -> int:
         AppBrokenError: its import raised.
     """
     registered: dict[str, dict[str, str]] = {}
-    columns = ("type", "class", "meaning")
+    columns: tuple[str, ...] = ("type", "class", "meaning")
     if arguments.app is not None:
         handlers = import_registry(arguments.app)
         registered = {

@@ -23,11 +23,11 @@ from .sql.dialect import SqlTransaction
 from .sql.reads import expired_leases
 from .sql.schema import (
     APPLICATION_ID,
-    IN_KEPT,
     MOVED,
-    UNFINISHED,
     VERSION,
+    in_kept,
     pending_statements,
+    unfinished,
     version_of_file,
 )
 
@@ -138,13 +138,13 @@ def _check(connection: apsw.Connection, seconds: float) -> tuple[bool, str | Non
 
 _PARKED = f"""
 SELECT type, work.last_error, count(*) FROM work JOIN arrival ON arrival.sequence = work.sequence
-WHERE {IN_KEPT} AND work.state = 'parked'
+WHERE {in_kept()} AND work.state = 'parked'
 GROUP BY 1, 2 ORDER BY 3 DESC LIMIT 20
 """
 
 _OLDEST = f"""
 SELECT min(received_at) FROM arrival
-WHERE sequence IN (SELECT sequence FROM work WHERE {UNFINISHED})
+WHERE sequence IN (SELECT sequence FROM work WHERE {unfinished()})
 """
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .engines.postgres_address import PostgresAddress
     from .memory.inbox import MemoryInbox
     from .ports import Inbox, Store
-    from .postgres import PostgresInbox
-    from .sqlite import SqliteInbox
+    from .postgres_inbox import PostgresInbox
+    from .sqlite_inbox import SqliteInbox
 
 #: Duration of a lease without renewal, in seconds, unless the caller gives another. It is longer
 #: than most stalls of a store or of a process, after which its runs go on. The events of a process
@@ -115,7 +115,7 @@ async def _open(
         from .claims import CLAIMS_NAME
         from .engines.sqlite import TURN_NAME
         from .sql.schema import DATABASE_NAME
-        from .sqlite import SqliteInbox
+        from .sqlite_inbox import SqliteInbox
 
         directory = create_data_directory(settings.storage.path)
         turn = directory / TURN_NAME
@@ -132,7 +132,7 @@ async def _open(
             distrust_log=sole,
         )
     address = postgres_address(settings)
-    from .postgres import PostgresInbox
+    from .postgres_inbox import PostgresInbox
 
     return await PostgresInbox.open(
         address,

@@ -69,7 +69,7 @@ class Place:
     async def open(self, owner: str = "one"):
         if self.database is None:
             return await open_file(self.file, owner)
-        from sdk_trio.storage.postgres import PostgresInbox
+        from sdk_trio.storage.postgres_inbox import PostgresInbox
 
         address = self.database.address
         return await PostgresInbox.open(address, owner=owner, shared=False, **TERMS)

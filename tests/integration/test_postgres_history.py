@@ -27,7 +27,7 @@ class Store:
 
     def __init__(self, place: Path) -> None:
         from sdk_trio.storage.engines.postgres_address import PostgresAddress
-        from sdk_trio.storage.postgres import migrate
+        from sdk_trio.storage.postgres_inbox import migrate
 
         self.place = place
         # No other test gets it: its days are other ones afterwards.
@@ -283,7 +283,7 @@ async def test_a_statement_that_began_before_the_partition_was_made(
 
 async def test_a_user_who_owns_nothing_keeps_one_day(store: Store) -> None:
     from sdk_trio.storage.engines.postgres_address import PostgresAddress
-    from sdk_trio.storage.postgres import PostgresInbox
+    from sdk_trio.storage.postgres_inbox import PostgresInbox
 
     user = f"user_{store.dsn.rpartition('=')[2]}"
     store.execute(f"CREATE ROLE {user} LOGIN")

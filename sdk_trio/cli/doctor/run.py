@@ -42,8 +42,8 @@ if not describing():
     from .store import (
         check_database,
         check_file,
-        check_pauses,
         check_notifications,
+        check_pauses,
         check_tenants,
     )
 

@@ -19,7 +19,7 @@ from ...records.policies import Limit, Limits, Pause, burst_of
 from ..admission import LeaseTerms
 from .deliveries import RunEnd, end_all, note_reason
 from .dialect import SqlTransaction
-from .schema import UNFINISHED
+from .schema import unfinished
 
 #: The most events whose group one claim finds or changes.
 CHUNK = 1000
@@ -59,17 +59,17 @@ class Allowed(msgspec.Struct, frozen=True):
 
 # -- groups --------------------------------------------------------------------------------------
 
-_TYPES = "SELECT sequence, type, '' FROM arrival WHERE sequence IN ints(:sequences)"
-_BODIES = "SELECT sequence, type, raw FROM arrival WHERE sequence IN ints(:sequences)"
+_READ_TYPES = "SELECT sequence, type, '' FROM arrival WHERE sequence IN ints(:sequences)"
+_READ_BODIES = "SELECT sequence, type, raw FROM arrival WHERE sequence IN ints(:sequences)"
 
-_HOLD = """
+_HOLD_IN_GROUP = """
 UPDATE work SET policy = :policy, lease_owner = NULL, lease_token = NULL, lease_until = NULL,
     failed_at = CASE WHEN lease_owner IS NULL THEN failed_at ELSE coalesce(failed_at, 0) END
 WHERE sequence IN ints(:sequences)
 """
 
 # One step of an index for each group, however many events wait in it.
-_GROUPS = """
+_LIST_GROUPS = """
 WITH RECURSIVE step (policy) AS (
     SELECT (SELECT policy FROM work WHERE policy IS NOT NULL AND lease_owner IS NULL
         ORDER BY policy LIMIT 1)
@@ -81,18 +81,21 @@ WITH RECURSIVE step (policy) AS (
 SELECT policy FROM step WHERE policy IS NOT NULL
 """
 
-_LET_GO = """
+_LEAVE_GROUP = """
 UPDATE work SET policy = NULL WHERE sequence IN (
     SELECT sequence FROM work WHERE policy = :policy AND lease_owner IS NULL
     ORDER BY sequence LIMIT :limit FOR UPDATE SKIP LOCKED)
 """
 
 
+_LEAVE_GROUPS = "UPDATE work SET policy = NULL WHERE sequence IN ints(:sequences)"
+
+
 def groups_of(tx: SqlTransaction, limits: Limits, sequences: Sequence[int]) -> dict[int, str]:
     """Return the groups of those events that have one."""
     if not (sequences and (limits.groups or limits.pauses)):
         return {}
-    rows = tx.all(_BODIES if limits.reads_bodies else _TYPES, sequences=list(sequences))
+    rows = tx.all(_READ_BODIES if limits.reads_bodies else _READ_TYPES, sequences=list(sequences))
     groups = ((row[0], limits.group_of(row[1], bytes(row[2] or b""))) for row in rows)
     return {sequence: group for sequence, group in groups if group is not None}
 
@@ -101,7 +104,7 @@ def hold(tx: SqlTransaction, groups: Mapping[int, str]) -> None:
     """Let unleased or expired events wait in their groups."""
     for group in sorted({*groups.values()}):
         sequences = [sequence for sequence, each in groups.items() if each == group]
-        tx.run(_HOLD, policy=group, sequences=sequences)
+        tx.run(_HOLD_IN_GROUP, policy=group, sequences=sequences)
 
 
 def allow(
@@ -129,13 +132,13 @@ def allow(
         live_only: leases that have expired use no slot.
     """
     allowed = _Allowance(tx, terms, limits, find, new_token, now, live_only)
-    for (group,) in tx.all(_GROUPS):
+    for (group,) in tx.all(_LIST_GROUPS):
         allowed.grouped = True
         limit = limits.groups.get(group)
         if limit is not None:
             allowed.allow(group, limit)
         elif group not in limits.pauses:
-            allowed.more |= tx.run(_LET_GO, policy=group, limit=CHUNK) > 0
+            allowed.more |= tx.run(_LEAVE_GROUP, policy=group, limit=CHUNK) > 0
     return allowed.result
 
 
@@ -147,9 +150,9 @@ _ADD_GROUP = """
 INSERT INTO policy (name, missing, as_of) VALUES (:name, 0, 0) ON CONFLICT (name) DO NOTHING
 """
 
-_TAKE_TOKENS = "UPDATE policy SET missing = :missing, as_of = :as_of WHERE name = :name"
+_SAVE_TOKENS = "UPDATE policy SET missing = :missing, as_of = :as_of WHERE name = :name"
 
-_RUNNING = """
+_COUNT_RUNNING = """
 SELECT count(*) FROM work WHERE policy = :policy AND lease_owner IS NOT NULL
     AND (lease_until > clock() OR NOT CAST(:live_only AS boolean))
 """
@@ -206,7 +209,9 @@ class _Allowance:
         missing, as_of, clock = locked
         room = self._room
         if limit.concurrency is not None:
-            running = self._tx.one(_RUNNING, policy=group, live_only=self._live_only, now=self._now)
+            running = self._tx.one(
+                _COUNT_RUNNING, policy=group, live_only=self._live_only, now=self._now
+            )
             room = min(room, limit.concurrency - (int(running[0]) if running else 0))
         bucket = None
         if limit.rate_per_minute is not None:
@@ -224,7 +229,7 @@ class _Allowance:
             if chosen:
                 bucket.take(clock, len(chosen))
                 missing = bucket.missing(clock)
-                self._tx.run(_TAKE_TOKENS, name=group, missing=missing, as_of=clock)
+                self._tx.run(_SAVE_TOKENS, name=group, missing=missing, as_of=clock)
             if (wait := bucket.wait(clock)) > 0.0:
                 self._come_back(wait)
 
@@ -261,7 +266,7 @@ class _Allowance:
         hold(self._tx, {sequence: each for sequence, each in groups.items() if each != group})
         free = [sequence for sequence in found if sequence not in groups]
         if free:
-            self._tx.run("UPDATE work SET policy = NULL WHERE sequence IN ints(:free)", free=free)
+            self._tx.run(_LEAVE_GROUPS, sequences=free)
             self.more = True
         return True
 
@@ -279,7 +284,7 @@ class _Allowance:
         return True
 
     def _waiting_in_lane_of(self, group: str, sequence: int) -> list[tuple[int, str]]:
-        rows = self._tx.all(_OF_LANE, sequence=sequence, limit=_LANE_CHUNK)
+        rows = self._tx.all(_LIST_LANE, sequence=sequence, limit=_LANE_CHUNK)
         own = next((row[2] for row in rows if row[0] == sequence), None)
         return [
             (number, key)
@@ -289,7 +294,7 @@ class _Allowance:
 
     def _end(self, superseded: Mapping[int, tuple[str, str]]) -> None:
         token = self._new_token()
-        rows = self._tx.all(_OWN, sequences=list(superseded), token=token)
+        rows = self._tx.all(_MARK_SUPERSEDED, sequences=list(superseded), token=token)
         runs = [RunEnd(number, token + number, self._now) for (number,) in rows]
         done = end_all(self._tx, self._terms, runs)
         for run, is_done in zip(runs, done, strict=True):
@@ -302,16 +307,16 @@ class _Allowance:
 # -- coalescing ----------------------------------------------------------------------------------
 
 # A lane has the unfinished events of one subject, oldest first.
-_OF_LANE = f"""
+_LIST_LANE = f"""
 SELECT work.sequence, arrival.delivery_key, arrival.type, arrival.raw
 FROM work JOIN arrival ON arrival.sequence = work.sequence
 WHERE work.lane = (SELECT this.lane FROM work AS this WHERE this.sequence = :sequence)
-    AND work.lane IS NOT NULL AND work.{UNFINISHED} AND work.queued AND work.lease_owner IS NULL
+    AND work.lane IS NOT NULL AND {unfinished("work")} AND work.queued AND work.lease_owner IS NULL
 ORDER BY work.sequence LIMIT :limit
 """
 
 # A token without an owner is no lease: of a lane only one event is leased.
-_OWN = """
+_MARK_SUPERSEDED = """
 UPDATE work SET lease_token = :token + sequence
 WHERE sequence IN ints(:sequences) AND lease_owner IS NULL RETURNING sequence
 """
@@ -319,7 +324,7 @@ WHERE sequence IN ints(:sequences) AND lease_owner IS NULL RETURNING sequence
 
 # -- pauses --------------------------------------------------------------------------------------
 
-_PAUSES = """
+_LIST_PAUSES = """
 SELECT glob, since, actor, reason, until, ended_at, ended_by FROM pause
 WHERE ended_at IS NULL OR CAST(:ended AS boolean) ORDER BY since, id
 """
@@ -330,7 +335,7 @@ UPDATE pause SET until = :until, reason = :reason, actor = :actor
 WHERE glob = :glob AND ended_at IS NULL AND (until IS NULL OR until > :now) RETURNING id
 """
 
-_END_OVERDUE = """
+_END_OVERDUE_PAUSES = """
 UPDATE pause SET ended_at = until, ended_by = '' WHERE ended_at IS NULL AND until <= :now
 """
 
@@ -339,7 +344,7 @@ INSERT INTO pause (glob, since, actor, reason, until)
 VALUES (:glob, :now, :actor, :reason, :until)
 """
 
-_RESUME = """
+_END_PAUSES = """
 UPDATE pause SET ended_at = :now, ended_by = :actor
 WHERE ended_at IS NULL AND (glob = :glob OR CAST(:glob AS text) IS NULL) RETURNING glob
 """
@@ -349,7 +354,9 @@ def pauses(tx: SqlTransaction, *, ended: bool = False) -> list[Pause]:
     """Return the pauses that were not resumed; with ``ended`` all of them."""
     return [
         Pause(glob, since, actor, reason, until, ended_at, ended_by or None)
-        for glob, since, actor, reason, until, ended_at, ended_by in tx.all(_PAUSES, ended=ended)
+        for glob, since, actor, reason, until, ended_at, ended_by in tx.all(
+            _LIST_PAUSES, ended=ended
+        )
     ]
 
 
@@ -357,7 +364,7 @@ def pause(
     tx: SqlTransaction, glob: str, *, actor: str, reason: str, until: float | None, now: float
 ) -> None:
     """Pause the events whose type matches ``glob``."""
-    tx.run(_END_OVERDUE, now=now)
+    tx.run(_END_OVERDUE_PAUSES, now=now)
     given = {"glob": glob, "actor": actor, "reason": reason, "until": until, "now": now}
     if tx.one(_CHANGE_PAUSE, **given) is None:
         tx.run(_ADD_PAUSE, **given)
@@ -366,7 +373,7 @@ def pause(
 
 def resume(tx: SqlTransaction, glob: str | None, *, actor: str, now: float) -> list[str]:
     """End the pause of ``glob``, None: of all; return the globs of those that were in force."""
-    tx.run(_END_OVERDUE, now=now)
-    ended = [row[0] for row in tx.all(_RESUME, glob=glob, actor=actor, now=now)]
+    tx.run(_END_OVERDUE_PAUSES, now=now)
+    ended = [row[0] for row in tx.all(_END_PAUSES, glob=glob, actor=actor, now=now)]
     tx.note_change()
     return ended
