@@ -361,6 +361,18 @@ class SqlInbox(SqlPart, ABC):
     holdings = on_reader(reads.holdings)
     unowned = on_reader(reads.unowned)
 
+    # -- sharing ---------------------------------------------------------------------------------
+
+    async def ask_for_work(self, *, seconds: float, now: float) -> None:
+        """See :meth:`Inbox.ask_for_work`."""
+        terms = self._terms
+        if await self._read(lambda tx: leases.is_work_unbegun(tx, terms.owner)):
+            await self._commits.submit(
+                lambda tx: leases.ask_for_work(tx, terms, seconds=seconds, now=now)
+            )
+
+    is_work_wanted = on_reader(leases.is_work_wanted)
+
     # -- pauses ----------------------------------------------------------------------------------
 
     pauses = on_reader(policies.pauses)

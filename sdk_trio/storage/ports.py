@@ -252,6 +252,17 @@ class Inbox(Protocol):
         """
         ...
 
+    async def ask_for_work(self, *, seconds: float, now: float) -> None:
+        """Ask other owners to share their work, for so many seconds.
+
+        Nothing changes if no other owner has leased a queued delivery that it has not begun.
+        """
+        ...
+
+    async def is_work_wanted(self, *, now: float) -> bool:
+        """Return whether an owner has asked for work, and the time of that is not over."""
+        ...
+
     async def pause(
         self, glob: str, *, actor: str, reason: str, until: float | None, now: float
     ) -> None:

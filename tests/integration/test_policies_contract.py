@@ -309,6 +309,24 @@ async def test_a_pause_keeps_who_began_and_ended_it(stores: Stores) -> None:
     assert await one.resume(None, actor="eve", now=NOW + 80) == ["a"]
 
 
+# -- sharing ---------------------------------------------------------------------------------------
+
+
+async def test_work_is_wanted_only_while_others_hold_what_they_have_not_begun(
+    stores: Stores,
+) -> None:
+    busy, idle = await stores.open("busy"), await stores.open("idle")
+    await idle.ask_for_work(seconds=60, now=NOW)
+    assert not await busy.is_work_wanted(now=NOW)
+    await busy.accept(delivery("a"), leased=True)
+    await idle.ask_for_work(seconds=60, now=NOW)
+    assert await busy.is_work_wanted(now=NOW)
+    await busy.release(["a"])
+    assert await take(idle) == ["a"]
+    if not stores.kind.startswith("postgres"):
+        assert not await busy.is_work_wanted(now=NOW + 61)
+
+
 async def test_why_an_event_was_discarded_is_kept(stores: Stores) -> None:
     inbox = await stores.open()
     await accept(inbox, "a")

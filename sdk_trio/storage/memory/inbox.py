@@ -716,6 +716,21 @@ class MemoryInbox(MemoryBackend):
     pause = _on_rows(policies.pause)
     resume = _on_rows(policies.resume)
 
+    async def ask_for_work(self, *, seconds: float, now: float) -> None:
+        """See :meth:`Inbox.ask_for_work`."""
+        await self._begin()
+        if any(
+            row.owner not in (None, self._terms.owner) and row.queued
+            for row in self._rows.unfinished.values()
+            if row.state is not DeliveryState.RUNNING
+        ):
+            self._rows.wanted_until = now + seconds
+
+    async def is_work_wanted(self, *, now: float) -> bool:
+        """See :meth:`Inbox.is_work_wanted`."""
+        await self._begin()
+        return self._rows.wanted_until > now
+
     async def last_sequence(self) -> int:
         """See :meth:`Inbox.last_sequence`."""
         await self._begin()

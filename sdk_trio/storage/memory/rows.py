@@ -129,6 +129,8 @@ class Deliveries:
     overflowed: bool = False
     checkpoints: dict[str, str] = attrs.Factory(dict)
     states: Counter[DeliveryState] = attrs.Factory(Counter)
+    #: Until when the last wish for work counts.
+    wanted_until: float = 0.0
     pauses: list[Pause] = attrs.Factory(list)
     #: The token buckets of the groups that have a rate.
     buckets: dict[str, TokenBucket] = attrs.Factory(dict)

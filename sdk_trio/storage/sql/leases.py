@@ -541,3 +541,38 @@ def require_term(tx: SqlTransaction, owner: str, term: int, *, name: str = LEADE
         raise TermEndedError(
             f"this host {did} in term {term}, which is over: another one may go on"
         )
+
+
+# -- sharing -------------------------------------------------------------------------------------
+
+#: The name of the row that has the owner who has asked last for work, and until when that counts.
+WANTED: Final = "work.wanted"
+
+_HELD_UNBEGUN = """
+SELECT 1 FROM work WHERE lease_owner IS NOT NULL AND (lease_owner < :owner OR lease_owner > :owner)
+    AND queued AND state IN ('received', 'retrying') LIMIT 1
+"""
+
+_ASK_FOR_WORK = f"""
+INSERT INTO lease (name, owner, term, until) VALUES ('{WANTED}', :owner, 0, clock() + :seconds)
+ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until = excluded.until
+"""
+
+_IS_WORK_WANTED = f"""
+SELECT 1 FROM lease WHERE name = '{WANTED}' AND until > clock()
+"""
+
+
+def is_work_unbegun(tx: SqlTransaction, owner: str) -> bool:
+    """Return whether other owners have leased queued deliveries that they have not begun."""
+    return tx.one(_HELD_UNBEGUN, owner=owner) is not None
+
+
+def ask_for_work(tx: SqlTransaction, terms: LeaseTerms, *, seconds: float, now: float) -> None:
+    """Ask other owners to share their work, for so many seconds."""
+    tx.run(_ASK_FOR_WORK, owner=terms.owner, seconds=seconds, now=now)
+
+
+def is_work_wanted(tx: SqlTransaction, *, now: float) -> bool:
+    """Return whether an owner has asked for work, and the time of that is not over."""
+    return tx.one(_IS_WORK_WANTED, now=now) is not None
