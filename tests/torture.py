@@ -452,22 +452,21 @@ async def torture(
 
 
 async def drained(daemon: Respawned) -> None:
-    """Wait until the store holds nothing that is still to be done."""
-    with trio.fail_after(PATIENCE_SECONDS):
-        async with httpx.AsyncClient() as client:
-            while True:
-                with contextlib.suppress(httpx.HTTPError):
-                    text = (await client.get(f"{daemon.admin}/metrics")).text
-                    left = [
-                        line
-                        for line in text.splitlines()
-                        for state in ("received", "running", "retrying")
-                        if line.startswith(f'sdk_inbox_events{{state="{state}"}}')
-                        and float(line.split()[1])
-                    ]
-                    if "sdk_inbox_events" in text and not left:
-                        return
-                await trio.sleep(0.2)
+    """Wait until the store holds nothing that is still to be done; :func:`torture` limits it."""
+    async with httpx.AsyncClient() as client:
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                text = (await client.get(f"{daemon.admin}/metrics")).text
+                left = [
+                    line
+                    for line in text.splitlines()
+                    for state in ("received", "running", "retrying")
+                    if line.startswith(f'sdk_inbox_events{{state="{state}"}}')
+                    and float(line.split()[1])
+                ]
+                if "sdk_inbox_events" in text and not left:
+                    return
+            await trio.sleep(0.2)
 
 
 async def states_of(daemon: Respawned) -> dict[str, str]:

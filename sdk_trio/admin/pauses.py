@@ -8,12 +8,12 @@ import msgspec
 from ..base.clock import wall
 from ..records.policies import Pause, glob_problem
 from .api import USUAL_ACTOR, Actions, Reply, document, problem
-from .query import LONGEST_REASON, BadQueryError, check_line, parse_moment, parse_order
+from .query import LONGEST_REASON, BadQueryError, check_line, parse_moment, parse_request
 from .status import RunningProgram
 
 
-class PauseOrder(msgspec.Struct, frozen=True):
-    """The order of ``POST /api/pause``: the types, until when, why, and who wants it."""
+class PauseRequest(msgspec.Struct, frozen=True):
+    """The request of ``POST /api/pause``: the types, until when, why, and who wants it."""
 
     type: str
     until: str | None = None
@@ -21,8 +21,8 @@ class PauseOrder(msgspec.Struct, frozen=True):
     actor: str | None = None
 
 
-class ResumeOrder(msgspec.Struct, frozen=True):
-    """The order of ``POST /api/resume``: the glob of the pause, and who wants it."""
+class ResumeRequest(msgspec.Struct, frozen=True):
+    """The request of ``POST /api/resume``: the glob of the pause, and who wants it."""
 
     type: str
     actor: str | None = None
@@ -52,37 +52,37 @@ class PauseAnswerer:
         """Pause the events of a glob; return all pauses.
 
         Raises:
-            BadQueryError: the order is not understood.
+            BadQueryError: the request is not understood.
         """
-        order: PauseOrder = parse_order(body, PauseOrder)
-        check_line("reason", order.reason, LONGEST_REASON)
-        if (wrong := glob_problem(order.type)) is not None:
+        wanted: PauseRequest = parse_request(body, PauseRequest)
+        check_line("reason", wanted.reason, LONGEST_REASON)
+        if (wrong := glob_problem(wanted.type)) is not None:
             raise BadQueryError(f"type: {wrong}")
-        given = {} if order.until is None else {"until": order.until}
+        given = {} if wanted.until is None else {"until": wanted.until}
         until, now = parse_moment(given, "until"), self._clock()
         if until is not None and until <= now:
             raise BadQueryError("until takes a time in the future")
-        actor = order.actor or USUAL_ACTOR
+        actor = wanted.actor or USUAL_ACTOR
         await self._inbox.pause(
-            order.type,
+            wanted.type,
             actor=f"{actor} ({address or 'unix socket'})",
-            reason=order.reason or "",
+            reason=wanted.reason or "",
             until=until,
             now=now,
         )
-        self._actions.note("pause", actor=actor, address=address, ids=[order.type])
+        self._actions.note("pause", actor=actor, address=address, ids=[wanted.type])
         return document(200, await self._shown_active())
 
     async def resume(self, body: bytes, address: str | None) -> Reply:
         """End the pause of a glob; return the pauses that are left, 404 if there was none.
 
         Raises:
-            BadQueryError: the order is not understood.
+            BadQueryError: the request is not understood.
         """
-        order: ResumeOrder = parse_order(body, ResumeOrder)
-        actor = order.actor or USUAL_ACTOR
+        wanted: ResumeRequest = parse_request(body, ResumeRequest)
+        actor = wanted.actor or USUAL_ACTOR
         ended = await self._inbox.resume(
-            order.type, actor=f"{actor} ({address or 'unix socket'})", now=self._clock()
+            wanted.type, actor=f"{actor} ({address or 'unix socket'})", now=self._clock()
         )
         if not ended:
             return problem(404, "this type is not paused")

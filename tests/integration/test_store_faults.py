@@ -263,6 +263,24 @@ async def test_damage_that_is_read_stops_what_is_written(file: Path) -> None:
     await inbox.close()
 
 
+async def test_a_read_error_that_passes_does_not_lose_the_store_between_transactions(
+    file: Path,
+) -> None:
+    inbox = await open_inbox(file)
+    # SQLite reports a page that the disk refuses to read as damage.
+    errors = [apsw.CorruptError("refused"), apsw.CorruptError("refused")]
+
+    def read(connection: apsw.Connection) -> int:
+        if errors:
+            raise errors.pop()
+        return int(connection.pragma("data_version"))
+
+    assert await inbox._commits.run_alone(read) > 0
+    assert inbox.lost is None
+    await inbox.accept(delivery("later"), leased=True)
+    await inbox.close()
+
+
 async def test_a_newer_schema_is_refused_with_what_to_do(file: Path) -> None:
     await (await open_inbox(file)).close()
     connection = apsw.Connection(str(file))

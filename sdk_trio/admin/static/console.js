@@ -165,7 +165,7 @@ async def test_${t}(deliver):
     </div>
     ${e.events&&_`<ul class="states" aria-label="Deliveries by state">${Qd.map(u=>_`
       <li><a href=${me("deliveries",null,{state:u})}><span class="state state-${u}">${u}</span><b>${De(e.events[u]??0)}</b></a></li>`)}</ul>`}
-    ${(s.length>0||o>0)&&_`<section><h2>What needs a look</h2><ul class="findings">${s.map(u=>_`
+    ${(s.length>0||o>0)&&_`<section><h2>Needs attention</h2><ul class="findings">${s.map(u=>_`
       <li class=${u.ok?"warning":"problem"}><b>${u.name}</b> ${u.detail??(u.ok?"degraded":"failing")}</li>`)}
       ${o>0&&_`<li class="warning"><b>dead letters</b> <a href=${me("dead")}>${De(o)} deliveries were given up</a></li>`}</ul></section>`}
     <section class="charts" aria-label="The last quarter of an hour">
@@ -209,7 +209,7 @@ async def test_${t}(deliver):
     <div class="filters"><${pn} label="Contains" name="word" value=${n} onChange=${l} /></div>
     <${Re} of=${e}>${o=>_`<div class="wide"><table class="plain"><thead><tr><th scope="col">Key</th><th scope="col">Value</th><th scope="col">From</th></tr></thead>
       <tbody>${o.filter(s).map(i=>_`<tr key=${i.key}><th scope="row" class="mono name">${i.key}</th><td class="mono">${i.value}</td><td class="faint origin">${i.origin}</td></tr>`)}</tbody></table></div>`}<//>
-    <section><h2>Actions since the start</h2><${Re} of=${t} empty="Nobody has changed anything here.">${o=>_`<ol class="line">${o.map(i=>_`
+    <section><h2>Actions since the start</h2><${Re} of=${t} empty="No one has changed anything here.">${o=>_`<ol class="line">${o.map(i=>_`
       <li><${ue} at=${i.at} /> <b>${i.action}</b> by ${i.actor} from ${i.address??"this machine"}, ${i.count} ${i.ids.length>0&&_`<span class="mono faint">${i.ids.slice(0,3).join(", ")}</span>`}</li>`)}</ol>`}<//></section>`}function gc(){let e=Me("api/doctor");return _`<header class="title"><h1>Doctor</h1><span class="actions"><button type="button" onClick=${e.again}>Look again</button></span></header>
     <${Re} of=${e} empty="Nothing was found.">${t=>_`<ul class="findings">${t.map(n=>_`
       <li class=${n.level}><b>${n.check}</b>${n.where&&_` <span class="mono">${n.where}</span>`}<p>${n.what}</p>${n.remedy&&_`<p class="faint">${n.remedy}</p>`}</li>`)}</ul>`}<//>`}var lp=["Active","Suspended","Deactivated","Deleted"],sp={Active:["Suspended","Deactivated"],Suspended:["Reactivated","Deactivated"],Deactivated:["Reactivated"],Deleted:[]},sr={Suspended:"Suspend",Reactivated:"Reactivate",Deactivated:"Deactivate"};function $c({filter:e}){let t=Pl("api/tenants",{status:e.status,limit:100},["tenant"]);return _`<h1>Tenants</h1>
@@ -232,7 +232,7 @@ async def test_${t}(deliver):
       <div><dt>Phone</dt><dd>${e.site_manager_phone??"-"}</dd></div><div><dt>Organization</dt><dd class="mono">${e.organization_id??"-"}</dd></div>
       <div><dt>Created</dt><dd><${ue} at=${e.created_at} /></dd></div></dl>
     ${l&&_`<${rp} tenant=${e} transition=${l} onClose=${c=>{s(null),c&&(i(c),t())}} />`}`}function rp({tenant:e,transition:t,onClose:n}){let[l,s]=W(""),[o,i]=W(!1),[c,u]=W(null),[d,h]=rt(async()=>{try{let m={transition:t,bypass_email_verification:o,...l?{reason:l}:{}},{new_status:y,no_op:g}=await Pt(`api/tenants/${encodeURIComponent(e.id)}/transition`,m);n(g?`The tenant was ${y} already.`:`The tenant is ${y} now.`)}catch(m){u(m)}});return _`<${Gt} title="${sr[t]} ${e.identifier}?" onClose=${()=>n("")}><form onSubmit=${d}>
-    <p>Its site manager is told by the channels that are set up, and the audit trail keeps it.</p>
+    <p>Its site manager is notified on the configured channels, and the audit trail records it.</p>
     ${c&&_`<${Ke} error=${c} />`}
     <label class="field wide">Reason<input name="reason" value=${l} maxlength="500" autocomplete="off" onInput=${m=>s(m.currentTarget.value)} /></label>
     ${t==="Suspended"&&!e.site_manager_email_verified&&_`<label class="check"><input type="checkbox" name="bypass" checked=${o} onChange=${m=>i(m.currentTarget.checked)} /> although its email is not verified</label>`}

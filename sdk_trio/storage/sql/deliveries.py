@@ -1,11 +1,35 @@
 """Deliveries: admission, runs and their outcomes, replay, retention.
 
+A delivery has a row in ``arrival``, from its admission until the retention removes it, and a row in
+either ``work`` or ``ended``:
+
+========  ======  =========================================  ===================================
+state     table   columns                                    moved on by
+========  ======  =========================================  ===================================
+received  work    ``queued``; a lease if a process has       a worker's start (:func:`start_all`)
+                  claimed it
+running   work    a lease, ``started_at``; ``attempts``      its outcome (:func:`finish`), or the
+                  counts this run                            end of its lease (``sql/leases.py``)
+retrying  work    ``last_error``, ``failed_at``;             a worker's start when it is due; if
+                  ``next_attempt_at`` if ``queued``          not ``queued``, a redelivery
+dead      work    ``finished_at``, ``last_error``            :func:`replay`; a redelivery, unless
+                                                             a process ended in one of its runs
+parked    work    ``last_error``: the reason                 :func:`replay`, a redelivery, the
+                                                             retention
+done      ended   ``finished_at``; no column has the state   the retention, :func:`repeat`
+========  ======  =========================================  ===================================
+
+``queued`` says who runs the delivery next. True: our workers do, so polls find it. False: the
+request that brought it runs it (the inline path), or it is dead or parked; if its inline run
+failed, the sender's redelivery is its retry. A ``running`` inline delivery whose process ended
+becomes queued, because no sender may come again.
+
 Functions of a transaction; :class:`Inbox` describes what each means. A run is named by its
 :class:`Lease`: an outcome changes nothing if the lease's token is not the one in the row. Only a
 ``retrying`` row has ``next_attempt_at``, and only a leased row has ``lease_owner``.
 
-Several processes write at once to PostgreSQL. A statement that decides by the state of a row and
-changes it is one statement, or has locked the row before.
+Several processes write at once to PostgreSQL. Each decision by the state of a row, and the change
+that follows, are one statement, or the row was locked before.
 """
 
 import hashlib
@@ -795,6 +819,13 @@ def repeat(tx: SqlTransaction, keys: Sequence[str]) -> list[str]:
 
 # -- retention ---------------------------------------------------------------------------------
 
+# As redelivery and replay do, retention locks the row of `arrival` before any other. It skips what
+# they have locked: that is not old any more, or the next pass finds it.
+_LOCK_FREE_ARRIVALS = """
+SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) ORDER BY sequence
+FOR UPDATE SKIP LOCKED
+"""
+
 _STILL_DONE = """
 SELECT sequence FROM ended WHERE sequence IN ints(:sequences) AND finished_at < :before
 FOR UPDATE SKIP LOCKED
@@ -816,7 +847,7 @@ def delete_bodies(tx: SqlTransaction, sequences: Sequence[int], before: float) -
     A reader found them outside of this transaction: one may have been put back meanwhile. Other
     bodies under their keys are deleted with them.
     """
-    old = [row[0] for row in tx.all(_STILL_DONE, sequences=list(sequences), before=before)]
+    old = _lock_old(tx, sequences, _STILL_DONE, before=before)
     dropped = tx.run(_DROP_BODIES, sequences=old)
     tx.run("DELETE FROM evidence WHERE sequence IN ints(:sequences)", sequences=old)
     return dropped
@@ -824,19 +855,25 @@ def delete_bodies(tx: SqlTransaction, sequences: Sequence[int], before: float) -
 
 def delete_done(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
     """Delete those that are still done, and were before that time; count them."""
-    return arrivals.remove(
-        tx, [row[0] for row in tx.all(_STILL_DONE, sequences=list(sequences), before=before)]
-    )
+    return arrivals.remove(tx, _lock_old(tx, sequences, _STILL_DONE, before=before))
 
 
 def delete_parked(tx: SqlTransaction, sequences: Sequence[int], before: float) -> int:
     """Delete those that are still parked; count them. ``before`` was asked by the reader."""
-    return arrivals.remove(tx, [row[0] for row in tx.all(_STILL_PARKED, sequences=list(sequences))])
+    return arrivals.remove(tx, _lock_old(tx, sequences, _STILL_PARKED))
+
+
+def _lock_old(tx: SqlTransaction, sequences: Sequence[int], still: str, **values: Any) -> list[int]:
+    numbers = list(sequences)
+    if not tx.dialect.is_sqlite:
+        numbers = [row[0] for row in tx.all(_LOCK_FREE_ARRIVALS, sequences=numbers)]
+    # A statement of its own: it sees what was committed before the locks were taken.
+    return [row[0] for row in tx.all(still, sequences=numbers, **values)]
 
 
 _STILL_OWNED = """
 SELECT sequence FROM arrival WHERE sequence IN ints(:sequences) AND tenant_id = :tenant_id
-FOR UPDATE
+ORDER BY sequence FOR UPDATE
 """
 
 _EVIDENCE_OF = """

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ...base import clock
 from ...records.deliveries import PROCESS_ENDED, DeliveryState, Due, Renewed
 from ...records.policies import Limits
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
@@ -459,7 +460,7 @@ def recover(tx: SqlTransaction, terms: LeaseTerms, *, dead: str | None = None) -
         shared=terms.shared,
         dead=dead or "",
         seconds=terms.lease_seconds,
-        now=0.0,
+        now=clock.wall(),
     )
     running = [sequence for sequence, state in held if state == "running"]
     # If the dead process held nothing else, this run has ended it, and needs no quarantine to prove
