@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ..base.clock import wall
-from ..records.policies import Pause, glob_problem
+from ..records.policies import EventPause, glob_problem
 from .api import USUAL_ACTOR, Actions, Reply, document, problem
 from .query import LONGEST_REASON, BadQueryError, check_line, parse_moment, parse_request
 from .status import RunningProgram
@@ -98,6 +98,6 @@ class PauseAnswerer:
         return self._observed.stores()[0]
 
 
-def _shown(pause: Pause) -> dict[str, Any]:
+def _shown(pause: EventPause) -> dict[str, Any]:
     fields = {name: getattr(pause, name) for name in ("since", "until", "actor", "reason")}
     return {"type": pause.glob, **fields}

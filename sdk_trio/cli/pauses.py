@@ -14,7 +14,7 @@ if not describing():
     from msgspec.structs import asdict
 
     from ..config import Settings
-    from ..records.policies import Pause, glob_problem
+    from ..records.policies import EventPause, glob_problem
     from .settings import load
     from .store import actor_of, open_inbox
     from .terminal import print_list, say
@@ -98,13 +98,13 @@ def pauses(arguments: Namespace) -> int:
     return 0
 
 
-def row_of(pause: Pause) -> dict[str, object]:
+def row_of(pause: EventPause) -> dict[str, object]:
     """Return a pause as JSON."""
     fields = asdict(pause)
     return {"type": fields.pop("glob"), **fields}
 
 
-async def pauses_in(settings: Settings, ended: bool = False) -> Sequence[Pause]:
+async def pauses_in(settings: Settings, ended: bool = False) -> Sequence[EventPause]:
     """Return the pauses of the store that are in force; ``ended``: all of them."""
     now = time.time()
     async with open_inbox(settings) as inbox:
@@ -114,7 +114,7 @@ async def pauses_in(settings: Settings, ended: bool = False) -> Sequence[Pause]:
 
 async def _pause(
     settings: Settings, glob: str, actor: str, reason: str, until: float | None, now: float
-) -> Sequence[Pause]:
+) -> Sequence[EventPause]:
     async with open_inbox(settings) as inbox:
         await inbox.pause(glob, actor=actor, reason=reason, until=until, now=now)
         return [each for each in await inbox.pauses() if each.glob == glob]
@@ -122,7 +122,7 @@ async def _pause(
 
 async def _resume(
     settings: Settings, glob: str | None, actor: str
-) -> tuple[Sequence[str], Sequence[Pause]]:
+) -> tuple[Sequence[str], Sequence[EventPause]]:
     now = time.time()
     async with open_inbox(settings) as inbox:
         ended = await inbox.resume(glob, actor=actor, now=now)

@@ -138,7 +138,7 @@ def _is_between(value: object, least: float, most: float) -> bool:
 # -- pauses --------------------------------------------------------------------------------------
 
 
-class Pause(msgspec.Struct, frozen=True):
+class EventPause(msgspec.Struct, frozen=True):
     """A pause of the events whose type matches ``glob``; times are Unix seconds.
 
     It ends at ``until``, or when it is resumed. ``ended_at`` and ``ended_by`` are set then, and the
@@ -179,16 +179,16 @@ def glob_problem(glob: str) -> str | None:
     return None
 
 
-class Limit(msgspec.Struct, frozen=True):
-    """What the store has to keep of the policy of one group."""
+class GroupLimit(msgspec.Struct, frozen=True):
+    """The part of the policy of one group that the store keeps."""
 
     concurrency: int | None = None
     rate_per_minute: float | None = None
     coalesce: bool = False
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """What a claim of due events obeys.
+class ClaimLimits(msgspec.Struct, frozen=True):
+    """The pauses and policies that a claim of due events obeys.
 
     Args:
         group_of: returns the group of an event, by its type and body: one of ``groups``, the
@@ -200,14 +200,14 @@ class Limits(msgspec.Struct, frozen=True):
     """
 
     group_of: Callable[[str, bytes], str | None]
-    groups: Mapping[str, Limit]
+    groups: Mapping[str, GroupLimit]
     pauses: frozenset[str]
     room: int
     reads_bodies: bool = False
 
 
 #: The limits of a process without pauses and policies, which lets go of what others have held.
-NO_LIMITS = Limits(lambda _type, _raw: None, {}, frozenset(), 0)
+NO_LIMITS = ClaimLimits(lambda _type, _raw: None, {}, frozenset(), 0)
 
 #: The share of a minute's worth of runs that may begin at once.
 BURST_SHARE = 0.05

@@ -29,7 +29,7 @@ from ..records.deliveries import (
     Purged,
     Renewed,
 )
-from ..records.policies import NO_LIMITS, Limits
+from ..records.policies import NO_LIMITS, ClaimLimits
 from .admission import LeaseTerms
 from .commit import CLOSE_SECONDS, GroupCommit, Unit
 from .effects import Effects
@@ -284,7 +284,7 @@ class SqlInbox(SqlPart, ABC):
                 del self._leases[key]
 
     async def take_due(
-        self, *, limit: int, now: float, overdue: bool = True, limits: Limits | None = None
+        self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
     ) -> Due:
         """See :meth:`Inbox.take_due`."""
         terms, place = self._terms, self._place
@@ -311,7 +311,7 @@ class SqlInbox(SqlPart, ABC):
         return claimed.due
 
     async def take_suspects(
-        self, *, limit: int, now: float, limits: Limits | None = None
+        self, *, limit: int, now: float, limits: ClaimLimits | None = None
     ) -> Sequence[DeliveryRecord]:
         """See :meth:`Inbox.take_suspects`."""
         terms = self._terms

@@ -24,7 +24,7 @@ from ..records.deliveries import (
     Purged,
     Renewed,
 )
-from ..records.policies import Limits, Pause
+from ..records.policies import ClaimLimits, EventPause
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -199,7 +199,7 @@ class Inbox(Protocol):
         ...
 
     async def take_due(
-        self, *, limit: int, now: float, overdue: bool = True, limits: Limits | None = None
+        self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
     ) -> Due:
         """Lease up to ``limit`` queued deliveries that nobody holds, oldest arrival first.
 
@@ -242,7 +242,7 @@ class Inbox(Protocol):
         ...
 
     async def take_suspects(
-        self, *, limit: int, now: float, limits: Limits | None = None
+        self, *, limit: int, now: float, limits: ClaimLimits | None = None
     ) -> Sequence[DeliveryRecord]:
         """Lease up to ``limit`` queued, ``received`` deliveries with ``process_ends``, by age.
 
@@ -277,7 +277,7 @@ class Inbox(Protocol):
         """End the pause of ``glob``, None: all of them; return the globs that were paused."""
         ...
 
-    async def pauses(self, *, ended: bool = False) -> Sequence[Pause]:
+    async def pauses(self, *, ended: bool = False) -> Sequence[EventPause]:
         """Return the pauses that were not resumed, the oldest first; ``ended``: those as well."""
         ...
 

@@ -15,7 +15,7 @@ from ..base.clock import wall
 from ..base.logs import get_logger
 from ..base.telemetry import Check, Sample
 from ..errors import StoreUnavailableError
-from ..records.policies import PAUSED, Limit, Limits, Pause
+from ..records.policies import PAUSED, ClaimLimits, EventPause, GroupLimit
 from ..storage.ports import Inbox
 from .recording import STORE_RETRY_SECONDS
 from .registry import BoundHandlers
@@ -50,8 +50,8 @@ class Pauses:
         #: Called when a pause has begun or ended.
         self.on_change: Callable[[], None] = lambda: None
         self._globs: Mapping[str, re.Pattern[str]] = {}
-        self._groups: Mapping[str, Limit] = {
-            handler.group: Limit(
+        self._groups: Mapping[str, GroupLimit] = {
+            handler.group: GroupLimit(
                 handler.policy.concurrency,
                 handler.policy.rate_per_minute,
                 handler.policy.coalesce,
@@ -61,7 +61,7 @@ class Pauses:
         }
         self._reads_bodies = any(each.route.conditions for each in handlers.routed)
         #: The active pauses, the oldest first.
-        self.active: tuple[Pause, ...] = ()
+        self.active: tuple[EventPause, ...] = ()
 
     def holds(self, event_type: str) -> bool:
         """Say whether events of this type are paused."""
@@ -75,14 +75,14 @@ class Pauses:
                 return group
         return None
 
-    def limits(self, *, room: int) -> Limits | None:
+    def limits(self, *, room: int) -> ClaimLimits | None:
         """Return what a claim obeys; None without pauses and policies that the store keeps.
 
         ``room`` is how many workers are free.
         """
         if not self.active and not self._groups:
             return None
-        return Limits(
+        return ClaimLimits(
             self._group_of,
             self._groups,
             frozenset(self._globs),

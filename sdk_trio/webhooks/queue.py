@@ -171,7 +171,7 @@ class WorkerPool:
 
     @property
     def _free_workers(self) -> int:
-        """How many events may be claimed that a worker begins at once."""
+        """The number of events that may be claimed and that a worker begins at once."""
         return self._workers - len(self._running) - self._slots_used
 
     @property

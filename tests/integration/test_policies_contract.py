@@ -10,7 +10,7 @@ from integration.test_store_contract import Stores
 from support.postgres import FURTHER_VERSIONS
 
 from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery, Released, Retry
-from sdk_trio.records.policies import PAUSED, Limit, Limits
+from sdk_trio.records.policies import PAUSED, ClaimLimits, GroupLimit
 from sdk_trio.storage.ports import Inbox
 
 NOW = 1000.0
@@ -38,10 +38,10 @@ async def accept(inbox: Inbox, *ids: str, **fields: Any) -> None:
         await inbox.accept(delivery(webhook_id, **fields), leased=False)
 
 
-def limits(room: int = 100, **groups: Limit) -> Limits:
+def limits(room: int = 100, **groups: GroupLimit) -> ClaimLimits:
     """Return limits of the types that are named, with "_" for a dot."""
     named = {name.replace("_", "."): limit for name, limit in groups.items()}
-    return Limits(
+    return ClaimLimits(
         lambda event_type, _: event_type if event_type in named else None,
         named,
         frozenset(),
@@ -49,15 +49,15 @@ def limits(room: int = 100, **groups: Limit) -> Limits:
     )
 
 
-def pausing(event_type: str) -> Limits:
+def pausing(event_type: str) -> ClaimLimits:
     group = f"{PAUSED}{event_type}"
-    return Limits(
+    return ClaimLimits(
         lambda each, _: group if each == event_type else None, {}, frozenset({group}), 100
     )
 
 
 async def take(
-    inbox: Inbox, obeyed: Limits | None = None, *, now: float = NOW, limit: int = 100
+    inbox: Inbox, obeyed: ClaimLimits | None = None, *, now: float = NOW, limit: int = 100
 ) -> list[str]:
     due = await inbox.take_due(limit=limit, now=now, limits=obeyed)
     return [record.key for record in due.records]
@@ -69,7 +69,7 @@ async def take(
 async def test_no_more_are_leased_than_the_concurrency_over_all_owners(stores: Stores) -> None:
     one, two = await stores.open("one"), await stores.open("two")
     await accept(one, *"abcde")
-    both = limits(order_paid=Limit(concurrency=2))
+    both = limits(order_paid=GroupLimit(concurrency=2))
     assert await take(one, both) == ["a", "b"]
     assert await take(two, both) == []
     await one.start("a", now=NOW)
@@ -85,7 +85,7 @@ async def test_no_more_are_leased_than_the_concurrency_over_all_owners(stores: S
 async def test_each_end_of_a_run_frees_its_slot(stores: Stores, outcome: Any) -> None:
     inbox = await stores.open()
     await accept(inbox, "a", "b")
-    one = limits(order_paid=Limit(concurrency=1))
+    one = limits(order_paid=GroupLimit(concurrency=1))
     assert await take(inbox, one) == ["a"]
     await inbox.start("a", now=NOW)
     assert await take(inbox, one) == []
@@ -96,7 +96,7 @@ async def test_each_end_of_a_run_frees_its_slot(stores: Stores, outcome: Any) ->
 async def test_a_killed_owner_uses_its_slots_until_its_leases_end(stores: Stores) -> None:
     killed, other = await stores.open("killed"), await stores.open("other")
     await accept(killed, "a", "b", "c")
-    one = limits(order_paid=Limit(concurrency=1))
+    one = limits(order_paid=GroupLimit(concurrency=1))
     assert await take(killed, one) == ["a"]
     await killed.start("a", now=NOW)
     assert await take(other, one) == []
@@ -109,7 +109,7 @@ async def test_events_of_other_types_pass_those_that_wait_for_a_slot(stores: Sto
     inbox = await stores.open()
     await accept(inbox, *(f"limited{number}" for number in range(30)))
     await accept(inbox, "free", event_type="order.created")
-    one = limits(order_paid=Limit(concurrency=1))
+    one = limits(order_paid=GroupLimit(concurrency=1))
     assert await take(inbox, one, limit=5) == ["limited0", "free"]
 
 
@@ -117,11 +117,11 @@ async def test_no_limited_event_is_claimed_without_a_free_worker(stores: Stores)
     inbox = await stores.open()
     await accept(inbox, "a", "b")
     await accept(inbox, "free", event_type="order.created")
-    none = limits(0, order_paid=Limit(concurrency=5))
+    none = limits(0, order_paid=GroupLimit(concurrency=5))
     due = await inbox.take_due(limit=9, now=NOW, limits=none)
     assert [record.key for record in due.records] == ["free"]
     assert due.limited
-    assert await take(inbox, limits(1, order_paid=Limit(concurrency=5))) == ["a"]
+    assert await take(inbox, limits(1, order_paid=GroupLimit(concurrency=5))) == ["a"]
 
 
 async def test_retries_wait_for_a_slot_as_well(stores: Stores) -> None:
@@ -129,7 +129,7 @@ async def test_retries_wait_for_a_slot_as_well(stores: Stores) -> None:
         pytest.skip("its clock cannot be moved")
     inbox = await stores.open(lease_seconds=1000)
     await accept(inbox, "a", "b")
-    one = limits(order_paid=Limit(concurrency=1))
+    one = limits(order_paid=GroupLimit(concurrency=1))
     assert await take(inbox, one) == ["a"]
     await inbox.start("a", now=NOW)
     await inbox.finish("a", Retry(NOW + 5, "boom"), now=NOW)
@@ -143,7 +143,7 @@ async def test_retries_wait_for_a_slot_as_well(stores: Stores) -> None:
 async def test_a_policy_that_is_gone_holds_nothing(stores: Stores) -> None:
     inbox = await stores.open()
     await accept(inbox, "a", "b", "c")
-    assert await take(inbox, limits(order_paid=Limit(concurrency=1))) == ["a"]
+    assert await take(inbox, limits(order_paid=GroupLimit(concurrency=1))) == ["a"]
     taken = []
     for _ in range(3):
         taken += await take(inbox, None)
@@ -160,7 +160,7 @@ async def test_a_rate_is_of_the_store_and_outlives_its_owners(
     one, two = await stores.open("one"), await stores.open("two")
     await accept(one, *(f"m{number}" for number in range(40)))
     # A burst of five per cent: 5 at once, then one each 0.6 s.
-    obeyed = limits(order_paid=Limit(rate_per_minute=100.0))
+    obeyed = limits(order_paid=GroupLimit(rate_per_minute=100.0))
     begun = clock.now()
     taken = await take(one, obeyed, now=clock.now())
     taken += await take(two, obeyed, now=clock.now())
@@ -212,7 +212,7 @@ async def test_only_the_newest_waiting_event_of_a_subject_runs(stores: Stores) -
     inbox = await stores.open()
     await accept(inbox, "a1", "a2", "a3", subject="a")
     await accept(inbox, "b1", subject="b")
-    obeyed = limits(order_paid=Limit(coalesce=True))
+    obeyed = limits(order_paid=GroupLimit(coalesce=True))
     taken = [*await take(inbox, obeyed), *await take(inbox, obeyed)]
     assert sorted(taken) == ["a3", "b1"]
     for key in ("a1", "a2"):
@@ -225,7 +225,7 @@ async def test_only_the_newest_waiting_event_of_a_subject_runs(stores: Stores) -
 async def test_a_running_event_is_not_superseded_and_the_newest_waits(stores: Stores) -> None:
     inbox = await stores.open()
     await accept(inbox, "a1", subject="a")
-    obeyed = limits(order_paid=Limit(coalesce=True))
+    obeyed = limits(order_paid=GroupLimit(coalesce=True))
     assert await take(inbox, obeyed) == ["a1"]
     await inbox.start("a1", now=NOW)
     await accept(inbox, "a2", "a3", subject="a")
@@ -239,7 +239,7 @@ async def test_events_of_another_type_of_the_subject_are_not_superseded(stores: 
     await accept(inbox, "a1", subject="a")
     await accept(inbox, "other", event_type="order.refunded", subject="a")
     await accept(inbox, "a2", subject="a")
-    obeyed = limits(order_paid=Limit(coalesce=True))
+    obeyed = limits(order_paid=GroupLimit(coalesce=True))
     handled = []
     for _ in range(6):
         for key in await take(inbox, obeyed):
@@ -272,11 +272,11 @@ async def test_paused_events_wait_without_an_attempt_and_go_on_in_order(stores: 
 async def test_events_that_wait_for_a_limit_can_be_paused(stores: Stores) -> None:
     inbox = await stores.open()
     await accept(inbox, *"abcd")
-    limited = limits(order_paid=Limit(concurrency=1))
+    limited = limits(order_paid=GroupLimit(concurrency=1))
     assert await take(inbox, limited) == ["a"]
     await inbox.finish("a", Done(), now=NOW)
     group = f"{PAUSED}order.*"
-    both = Limits(lambda _type, _raw: group, limited.groups, frozenset({group}), 100)
+    both = ClaimLimits(lambda _type, _raw: group, limited.groups, frozenset({group}), 100)
     assert await take(inbox, both) == []
     taken = []
     for _ in range(3):

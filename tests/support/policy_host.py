@@ -29,7 +29,7 @@ from sdk_trio.storage.sqlite_inbox import SqliteInbox
 from sdk_trio.webhooks import queue
 
 #: Leases are short, so that the slots of a killed process are free soon.
-LEASE_SECONDS = 10.0
+LEASE_SECONDS = 20.0
 
 CONCURRENCY = 2
 

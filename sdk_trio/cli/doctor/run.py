@@ -16,7 +16,6 @@ from typing import TypeAlias
 import attrs
 
 from ...errors import EXIT_CONFIGURATION, EXIT_FAILURE, SdkError
-from ...records.policies import UNLIMITED
 from ..parse import REFERENCE, add_dev, add_format, describing
 from . import Finding, Level, Report, ranked
 
@@ -25,6 +24,7 @@ if not describing():
     import trio
 
     from ...config import Loaded, Settings, StorageBackend
+    from ...records.policies import UNLIMITED
     from ...storage.examine import Contents
     from ..application import import_registry
     from ..receiver import NoReceiverError

@@ -47,7 +47,7 @@ from ...records.deliveries import (
     Renewed,
     Retry,
 )
-from ...records.policies import Limits
+from ...records.policies import ClaimLimits
 from ..admission import (
     ACCEPTING,
     CLAIMING,
@@ -540,7 +540,7 @@ class MemoryInbox(MemoryBackend):
                 self._write(row, row.state)
 
     async def take_due(
-        self, *, limit: int, now: float, overdue: bool = True, limits: Limits | None = None
+        self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
     ) -> Due:
         """See :meth:`Inbox.take_due`."""
         await self._begin()
@@ -595,7 +595,7 @@ class MemoryInbox(MemoryBackend):
         return overdue and row.owner != self._terms.owner and self._held_until(row, now) is None
 
     async def take_suspects(
-        self, *, limit: int, now: float, limits: Limits | None = None
+        self, *, limit: int, now: float, limits: ClaimLimits | None = None
     ) -> Sequence[DeliveryRecord]:
         """See :meth:`Inbox.take_suspects`."""
         await self._begin()

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from ...base.throttle import TokenBucket
-from ...records.policies import Limit, Limits, Pause, burst_of
+from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
 from .rows import Deliveries, MemoryRow
 
 
-def pauses(rows: Deliveries, *, ended: bool = False) -> list[Pause]:
+def pauses(rows: Deliveries, *, ended: bool = False) -> list[EventPause]:
     """Return the pauses that were not resumed; with ``ended`` all of them."""
     return [pause for pause in rows.pauses if ended or pause.ended_at is None]
 
@@ -22,7 +22,7 @@ def pause(
             since = each.since
             del rows.pauses[number]
             break
-    rows.pauses.append(Pause(glob, since, actor, reason, until))
+    rows.pauses.append(EventPause(glob, since, actor, reason, until))
     rows.changes += 1
 
 
@@ -33,7 +33,7 @@ def resume(rows: Deliveries, glob: str | None, *, actor: str, now: float) -> lis
         if each.ended_at is None and glob in (None, each.glob):
             by = actor if each.is_active(now) else None
             at = now if by is not None else each.until
-            kept = Pause(each.glob, each.since, each.actor, each.reason, each.until, at, by)
+            kept = EventPause(each.glob, each.since, each.actor, each.reason, each.until, at, by)
             rows.pauses[number] = kept
             if by is not None:
                 ended.append(each.glob)
@@ -48,7 +48,7 @@ class Allowance:
     rows wait for a limit. ``next_at`` is when a rate allows the next run.
     """
 
-    def __init__(self, rows: Deliveries, limits: Limits, now: float) -> None:
+    def __init__(self, rows: Deliveries, limits: ClaimLimits, now: float) -> None:
         self._rows = rows
         self._limits = limits
         self._now = now
@@ -83,7 +83,7 @@ class Allowance:
         row.policy = group
         return True
 
-    def _has_place(self, group: str, limit: Limit) -> bool:
+    def _has_place(self, group: str, limit: GroupLimit) -> bool:
         if self._room <= 0:
             return False
         running = self._running.get(group, 0)

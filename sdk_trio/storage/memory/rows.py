@@ -22,7 +22,7 @@ from ...records.deliveries import (
     DeliveryState,
     EvidenceRecord,
 )
-from ...records.policies import PAUSED, Pause
+from ...records.policies import PAUSED, EventPause
 
 #: Finished deliveries that are kept as rows without their bodies, so that people can list them.
 RECENT_ROWS = 1000
@@ -131,7 +131,7 @@ class Deliveries:
     states: Counter[DeliveryState] = attrs.Factory(Counter)
     #: Until when the last wish for work counts.
     wanted_until: float = 0.0
-    pauses: list[Pause] = attrs.Factory(list)
+    pauses: list[EventPause] = attrs.Factory(list)
     #: The token buckets of the groups that have a rate.
     buckets: dict[str, TokenBucket] = attrs.Factory(dict)
     evidence_bytes: int = 0

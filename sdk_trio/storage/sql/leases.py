@@ -21,7 +21,7 @@ import msgspec
 
 from ...base import clock
 from ...records.deliveries import PROCESS_ENDED, DeliveryState, Due, Renewed
-from ...records.policies import Limits
+from ...records.policies import ClaimLimits
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..term import TermEndedError
 from . import policies
@@ -182,7 +182,7 @@ def claim_due(
     limit: int,
     now: float,
     overdue: bool,
-    limits: Limits | None = None,
+    limits: ClaimLimits | None = None,
 ) -> Claimed:
     """Claim due deliveries, oldest arrival first among those that this poll asks for.
 
@@ -297,7 +297,7 @@ def claim_suspects(
     *,
     limit: int,
     now: float,
-    limits: Limits | None = None,
+    limits: ClaimLimits | None = None,
 ) -> Claimed:
     """Claim deliveries that ran when a process ended, oldest arrival first.
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from ...base.throttle import TokenBucket
-from ...records.policies import Limit, Limits, Pause, burst_of
+from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
 from ..admission import LeaseTerms
 from .deliveries import RunEnd, end_all, note_reason
 from .dialect import SqlTransaction
@@ -91,7 +91,7 @@ UPDATE work SET policy = NULL WHERE sequence IN (
 _LEAVE_GROUPS = "UPDATE work SET policy = NULL WHERE sequence IN ints(:sequences)"
 
 
-def groups_of(tx: SqlTransaction, limits: Limits, sequences: Sequence[int]) -> dict[int, str]:
+def groups_of(tx: SqlTransaction, limits: ClaimLimits, sequences: Sequence[int]) -> dict[int, str]:
     """Return the groups of those events that have one."""
     if not (sequences and (limits.groups or limits.pauses)):
         return {}
@@ -110,7 +110,7 @@ def hold(tx: SqlTransaction, groups: Mapping[int, str]) -> None:
 def allow(
     tx: SqlTransaction,
     terms: LeaseTerms,
-    limits: Limits,
+    limits: ClaimLimits,
     find: Find,
     new_token: NewToken,
     *,
@@ -165,7 +165,7 @@ class _Allowance:
         self,
         tx: SqlTransaction,
         terms: LeaseTerms,
-        limits: Limits,
+        limits: ClaimLimits,
         find: Find,
         new_token: NewToken,
         now: float,
@@ -197,7 +197,7 @@ class _Allowance:
             self.grouped,
         )
 
-    def allow(self, group: str, limit: Limit) -> None:
+    def allow(self, group: str, limit: GroupLimit) -> None:
         """Allow events of one group, as many as its limits and the free workers allow."""
         self._waiting = True
         if self._room <= 0:
@@ -244,7 +244,7 @@ class _Allowance:
         at = self._now + seconds
         self._next_at = at if self._next_at is None else min(at, self._next_at)
 
-    def _choose(self, group: str, limit: Limit, room: int) -> list[int]:
+    def _choose(self, group: str, limit: GroupLimit, room: int) -> list[int]:
         """Return the next events of a group; paused ones among them move, superseded ones end."""
         for _ in range(_ROUNDS):
             found = self._find(group, room)
@@ -260,7 +260,7 @@ class _Allowance:
         groups = groups_of(self._tx, self._limits, found)
         if all(groups.get(sequence) == group for sequence in found):
             return False
-        # Where one is paused, many may be.
+        # If one is paused, the others of its type are, too.
         found = self._find(group, CHUNK)
         groups = groups_of(self._tx, self._limits, found)
         hold(self._tx, {sequence: each for sequence, each in groups.items() if each != group})
@@ -350,10 +350,10 @@ WHERE ended_at IS NULL AND (glob = :glob OR CAST(:glob AS text) IS NULL) RETURNI
 """
 
 
-def pauses(tx: SqlTransaction, *, ended: bool = False) -> list[Pause]:
+def pauses(tx: SqlTransaction, *, ended: bool = False) -> list[EventPause]:
     """Return the pauses that were not resumed; with ``ended`` all of them."""
     return [
-        Pause(glob, since, actor, reason, until, ended_at, ended_by or None)
+        EventPause(glob, since, actor, reason, until, ended_at, ended_by or None)
         for glob, since, actor, reason, until, ended_at, ended_by in tx.all(
             _LIST_PAUSES, ended=ended
         )
