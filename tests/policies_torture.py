@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from support.policy_host import (
 
 from sdk_trio.records.deliveries import DeliveryState, NewDelivery
 from sdk_trio.storage.ports import Inbox
+from sdk_trio.webhooks.recording import retry_until_stored
 
 TESTS = Path(__file__).parent
 
@@ -192,9 +194,8 @@ class Story:
             body = f'{{"type":"{kind}","data":{{"id":"{subject}"}}}}'.encode()
             ordered = kind in (COALESCED, PAUSED)
             now = time.time()
-            await inbox.accept(
-                NewDelivery(name, kind, body, int(now), now, subject, ordered), leased=False
-            )
+            brought = NewDelivery(name, kind, body, int(now), now, subject, ordered)
+            await retry_until_stored(partial(inbox.accept, brought, leased=False))
             late = self.begun / 1e9 + number * pace - time.monotonic()
             if late > 0:
                 await trio.sleep(late)
@@ -203,11 +204,13 @@ class Story:
         until = time.monotonic() + self.seconds
         while time.monotonic() < until:
             await trio.sleep(self.random.uniform(1, 5))
-            await inbox.pause(PAUSED, actor="a", reason="", until=None, now=time.time())
+            order = partial(inbox.pause, PAUSED, actor="a", reason="", until=None, now=time.time())
+            await retry_until_stored(order)
             begun = time.monotonic_ns()
             await trio.sleep(self.random.uniform(OBEYED_SECONDS + 1, 8))
             self.paused.append((begun, time.monotonic_ns()))
-            await inbox.resume(PAUSED, actor="a", now=time.time())
+            resume = partial(inbox.resume, PAUSED, actor="a", now=time.time())
+            await retry_until_stored(resume)
 
     async def _kill(self) -> None:
         for _ in range(self.kills):
@@ -217,7 +220,7 @@ class Story:
     async def _wait_for_end(self, inbox: Inbox) -> None:
         left, since = -1, time.monotonic()
         while True:
-            counts = await inbox.counts()
+            counts = await retry_until_stored(inbox.counts)
             unfinished = sum(n for state, n in counts.items() if state is not DeliveryState.DONE)
             if not unfinished:
                 return
