@@ -154,7 +154,7 @@ class EventPause(msgspec.Struct, frozen=True):
     ended_by: str | None = None
 
     def is_active(self, now: float) -> bool:
-        """Say whether it holds events at ``now``."""
+        """Return whether it holds events at ``now``."""
         return self.ended_at is None and (self.until is None or now < self.until)
 
     def __str__(self) -> str:
@@ -195,14 +195,14 @@ class ClaimLimits(msgspec.Struct, frozen=True):
             group of a pause that holds it, or None for an event without limits.
         groups: the limits by group.
         pauses: the groups of the active pauses.
-        room: how many events of ``groups`` may be claimed now: those that a worker is free for.
+        free_workers: how many events of ``groups`` may be claimed now, as workers are free.
         reads_bodies: ``group_of`` needs the body.
     """
 
     group_of: Callable[[str, bytes], str | None]
     groups: Mapping[str, GroupLimit]
     pauses: frozenset[str]
-    room: int
+    free_workers: int
     reads_bodies: bool = False
 
 

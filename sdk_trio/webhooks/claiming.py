@@ -30,13 +30,13 @@ class Claimer:
         self._clock = clock
 
     async def claim_due(
-        self, *, limit: int, overdue: bool, room: int
+        self, *, limit: int, overdue: bool, free_workers: int
     ) -> tuple[Due, dict[str, HeldLease]]:
         """Claim at most ``limit`` due events; return them with the leases held, by key.
 
         An event without a held lease already runs in this process. ``overdue``: also claim events
         whose lease expired by a clock that was set. Pauses and policies are obeyed; at most
-        ``room`` events of limited handlers are claimed.
+        ``free_workers`` events of limited handlers are claimed.
 
         Cancellation waits for the store, at most ``storage.commit.ANSWER_SECONDS``: an abandoned
         claim leaves leases behind until the next renewal.
@@ -50,7 +50,7 @@ class Claimer:
                     limit=limit,
                     now=self._clock(),
                     overdue=overdue,
-                    limits=self._runner.pauses.limits(room=room),
+                    limits=self._runner.pauses.limits(free_workers=free_workers),
                 )
             held = self._hold(due.records)
         if due.superseded:
@@ -69,7 +69,7 @@ class Claimer:
                 suspects = await self._inbox.take_suspects(
                     limit=limit,
                     now=self._clock(),
-                    limits=self._runner.pauses.limits(room=limit),
+                    limits=self._runner.pauses.limits(free_workers=limit),
                 )
             return suspects, self._hold(suspects)
 

@@ -64,7 +64,7 @@ class Pauses:
         self.active: tuple[EventPause, ...] = ()
 
     def holds(self, event_type: str) -> bool:
-        """Say whether events of this type are paused."""
+        """Return whether events of this type are paused."""
         return self._group_of_pause(event_type) is not None
 
     def _group_of_pause(self, event_type: str) -> str | None:
@@ -75,10 +75,10 @@ class Pauses:
                 return group
         return None
 
-    def limits(self, *, room: int) -> ClaimLimits | None:
+    def limits(self, *, free_workers: int) -> ClaimLimits | None:
         """Return what a claim obeys; None without pauses and policies that the store keeps.
 
-        ``room`` is how many workers are free.
+        ``free_workers`` is how many workers are free.
         """
         if not self.active and not self._groups:
             return None
@@ -86,7 +86,7 @@ class Pauses:
             self._group_of,
             self._groups,
             frozenset(self._globs),
-            max(0, room),
+            max(0, free_workers),
             self._reads_bodies,
         )
 

@@ -181,7 +181,7 @@ class WorkerPool:
 
     @property
     def has_spare_workers(self) -> bool:
-        """Say whether workers are free, and nothing waits for them in memory or in the store."""
+        """Return whether workers are free, and nothing waits for them in memory or in the store."""
         return self._free_workers > 0 and self._slots_used == 0 and not self._store_has_due
 
     @property
@@ -399,14 +399,16 @@ class WorkerPool:
         # For a while after a step of the clock, leases of other processes only look expired: these
         # processes may not have noticed the step yet.
         overdue = self._clock_watch.check() >= LEASE_SECONDS
-        room = self._free_workers
-        limit = min(FEED_LIMIT, room) if self._is_shared else FEED_LIMIT
+        free_workers = self._free_workers
+        limit = min(FEED_LIMIT, free_workers) if self._is_shared else FEED_LIMIT
         if limit <= 0:
             # Each worker that gets free wakes the feeder while the store has due events.
             self._store_has_due, self._next_due_at = True, inf
             await trio.lowlevel.checkpoint()
             return
-        due, waiting = await self._claimer.claim_due(limit=limit, overdue=overdue, room=room)
+        due, waiting = await self._claimer.claim_due(
+            limit=limit, overdue=overdue, free_workers=free_workers
+        )
         self._limited_waits = due.limited
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
         try:

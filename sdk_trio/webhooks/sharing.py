@@ -46,7 +46,7 @@ class SharedPool(Protocol):
 
 
 def is_shared(settings: Settings) -> bool:
-    """Say whether other processes may use the store of these settings."""
+    """Return whether other processes may use the store of these settings."""
     return settings.storage.backend is StorageBackend.POSTGRES or settings.server.processes != 1
 
 

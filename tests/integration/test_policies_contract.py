@@ -38,14 +38,14 @@ async def accept(inbox: Inbox, *ids: str, **fields: Any) -> None:
         await inbox.accept(delivery(webhook_id, **fields), leased=False)
 
 
-def limits(room: int = 100, **groups: GroupLimit) -> ClaimLimits:
+def limits(free_workers: int = 100, **groups: GroupLimit) -> ClaimLimits:
     """Return limits of the types that are named, with "_" for a dot."""
     named = {name.replace("_", "."): limit for name, limit in groups.items()}
     return ClaimLimits(
         lambda event_type, _: event_type if event_type in named else None,
         named,
         frozenset(),
-        room,
+        free_workers,
     )
 
 

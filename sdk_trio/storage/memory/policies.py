@@ -52,7 +52,7 @@ class Allowance:
         self._rows = rows
         self._limits = limits
         self._now = now
-        self._room = limits.room
+        self._free_workers = limits.free_workers
         self._running: dict[str, int] = {}
         self.superseded: list[tuple[MemoryRow, str]] = []
         self.waiting = False
@@ -62,7 +62,7 @@ class Allowance:
                 self._running[row.policy] = self._running.get(row.policy, 0) + 1
 
     def allows(self, row: MemoryRow) -> bool:
-        """Say whether a due row may be claimed now; it uses a slot and a token then."""
+        """Return whether a due row may be claimed now; it uses a slot and a token then."""
         row.policy = None
         group = self._limits.group_of(row.type, row.raw or b"")
         if group is None:
@@ -78,13 +78,13 @@ class Allowance:
         if not self._has_place(group, limit):
             self.waiting = True
             return False
-        self._room -= 1
+        self._free_workers -= 1
         self._running[group] = self._running.get(group, 0) + 1
         row.policy = group
         return True
 
     def _has_place(self, group: str, limit: GroupLimit) -> bool:
-        if self._room <= 0:
+        if self._free_workers <= 0:
             return False
         running = self._running.get(group, 0)
         if limit.concurrency is not None and running >= limit.concurrency:

@@ -178,7 +178,7 @@ class _Allowance:
         self._new_token = new_token
         self._now = now
         self._live_only = live_only
-        self._room = limits.room
+        self._free_workers = limits.free_workers
         self._sequences: list[int] = []
         self._superseded: list[tuple[str, str]] = []
         self._next_at: float | None = None
@@ -200,19 +200,19 @@ class _Allowance:
     def allow(self, group: str, limit: GroupLimit) -> None:
         """Allow events of one group, as many as its limits and the free workers allow."""
         self._waiting = True
-        if self._room <= 0:
+        if self._free_workers <= 0:
             return
         locked = self._lock(group)
         if locked is None:
             self._come_back(BUSY_SECONDS)
             return
         missing, as_of, clock = locked
-        room = self._room
+        most = self._free_workers
         if limit.concurrency is not None:
             running = self._tx.one(
                 _COUNT_RUNNING, policy=group, live_only=self._live_only, now=self._now
             )
-            room = min(room, limit.concurrency - (int(running[0]) if running else 0))
+            most = min(most, limit.concurrency - (int(running[0]) if running else 0))
         bucket = None
         if limit.rate_per_minute is not None:
             bucket = TokenBucket(
@@ -221,10 +221,10 @@ class _Allowance:
                 missing=missing,
                 as_of=as_of,
             )
-            room = min(room, bucket.available(clock))
-        chosen = self._choose(group, limit, room) if room > 0 else []
+            most = min(most, bucket.available(clock))
+        chosen = self._choose(group, limit, most) if most > 0 else []
         self._sequences += chosen
-        self._room -= len(chosen)
+        self._free_workers -= len(chosen)
         if bucket is not None:
             if chosen:
                 bucket.take(clock, len(chosen))
@@ -244,10 +244,10 @@ class _Allowance:
         at = self._now + seconds
         self._next_at = at if self._next_at is None else min(at, self._next_at)
 
-    def _choose(self, group: str, limit: GroupLimit, room: int) -> list[int]:
+    def _choose(self, group: str, limit: GroupLimit, most: int) -> list[int]:
         """Return the next events of a group; paused ones among them move, superseded ones end."""
         for _ in range(_ROUNDS):
-            found = self._find(group, room)
+            found = self._find(group, most)
             if self._move(group, found):
                 continue
             if not (limit.coalesce and self._supersede(group, found)):
