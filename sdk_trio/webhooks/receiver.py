@@ -34,7 +34,7 @@ from .counters import Counters
 from .effects import Conclusions
 from .endpoint import DeliveryPaths, Endpoint
 from .invocation import Run
-from .pauses import NOTHING_PAUSED
+from .pauses import NOTHING_PAUSED, Pauses
 from .queue import WorkerPool
 from .recording import CLEANUP_SECONDS
 from .registry import HandlerRegistry
@@ -362,6 +362,17 @@ class WebhookReceiver:
         """Make the feeder poll the store at once, after this process has put events there."""
         if self._running is not None:
             self._running.queue.wake()
+
+    @property
+    def pauses(self) -> Pauses:
+        """The pauses of events, as this process knows them.
+
+        Raises:
+            NotRunningError: the store is not open.
+        """
+        if self._last is None:
+            raise NotRunningError("the store is not open: enter receiver.opened() first")
+        return self._last.runner.pauses
 
     def check_pauses(self) -> Check:
         """Return whether events are paused, and since when; never unready."""
