@@ -63,6 +63,10 @@ class Host:
     owner: str
     process: subprocess.Popen[bytes]
 
+    def close(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
 
 @attrs.define
 class Run:
@@ -151,6 +155,7 @@ class Story:
         host = self.hosts[number]
         host.process.send_signal(signal.SIGKILL)
         host.process.wait()
+        host.close()
         self.deaths[host.process.pid] = time.monotonic_ns()
         self.killed += 1
         self.hosts[number] = self.start(host.owner if self.random.random() < 0.5 else "")
@@ -177,7 +182,9 @@ class Story:
             for host in self.hosts:
                 host.process.kill()
                 host.process.wait()
-            await inbox.close()
+                host.close()
+            with trio.move_on_after(60, shield=True):
+                await inbox.close()
 
     # -- what happens ----------------------------------------------------------------------------
 

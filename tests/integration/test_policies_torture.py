@@ -15,7 +15,7 @@ async def test_policies_hold_over_four_processes_that_are_killed(
 ) -> None:
     place = str(tmp_path / "inbox.db") if store == "sqlite" else running_server().empty()
     story = Story(
-        place, tmp_path, runs=80, kills=2, rate=600.0, seconds=6.0, random=random.Random(1)
+        place, tmp_path, runs=60, kills=2, rate=600.0, seconds=5.0, random=random.Random(1)
     )
     with trio.fail_after(120):
         judged = await story.run()
