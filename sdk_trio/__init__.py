@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .client.records import Record
     from .config import Secret, Settings, load_settings
     from .errors import (
+        DeadLetter,
+        Discard,
         EffectError,
         EventTakenOverError,
         HandlerRegistrationError,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from .net.transport import Transport
+    from .records.policies import Backoff
     from .runtime import BindError, Runtime, Started
     from .storage.effects import Transaction
     from .tenants import (
@@ -101,6 +104,9 @@ __all__ = [
     "Settings",
     "load_settings",
     # handlers
+    "Backoff",
+    "DeadLetter",
+    "Discard",
     "HandlerRegistry",
     "RetryLater",
     "Services",
@@ -244,6 +250,7 @@ _HOMES = {
     **dict.fromkeys(("DrainReport", "WebhookReceiver"), "webhooks.receiver"),
     **dict.fromkeys(("Runtime", "Started"), "runtime.runtime"),
     **dict.fromkeys(("FeedReader", "FeedRefusedError", "open_feed"), "admin.follow"),
+    "Backoff": "records.policies",
     "BindError": "server.serve",
     "Check": "base.telemetry",
     "Services": "webhooks.services",

@@ -47,7 +47,9 @@
     ├── NotRunningError                 a part was used before its start, or is not part of the run
     ├── CallError                       a call to the upstream API; its subtree (ApiError by status,
     │                                   OutcomeUnknownError, ...) is drawn in client/errors.py
-    └── RetryLater                      raised *by handlers* to request a later attempt
+    ├── RetryLater                      raised *by handlers* to request a later attempt
+    ├── Discard                         raised *by handlers*: finished, never run again
+    └── DeadLetter                      raised *by handlers*: a dead letter at once
 
 Every class carries ``exit_code``, the exit status of a command that ends with it
 (sysexits: 1 failure, 2 usage, 69 unavailable, 78 configuration).
@@ -351,6 +353,28 @@ class RetryLater(SdkError):
         self.seconds = float(seconds)
         self.reason = reason
         super().__init__(reason or f"requested a retry in {seconds:g} s")
+
+
+class Discard(SdkError):
+    """Raised by a handler: the event is of no use, and finished. The reason is kept with it.
+
+    It is done, is never run again, and an inline delivery is answered 200.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason or "no reason was given")
+
+
+class DeadLetter(SdkError):
+    """Raised by a handler: no further run can succeed, so the event is a dead letter at once.
+
+    An inline delivery is answered 200. ``events replay`` runs it again.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason or "no reason was given")
 
 
 def only_member(error: BaseException) -> BaseException:

@@ -11,6 +11,7 @@ import { Deliveries } from "./views/deliveries.js";
 import { Delivery } from "./views/delivery.js";
 import { Notifications } from "./views/notifications.js";
 import { Overview } from "./views/overview.js";
+import { Pauses } from "./views/pauses.js";
 import { Rejected } from "./views/rejected.js";
 import { Replication } from "./views/replication.js";
 import { Doctor, Settings } from "./views/settings.js";
@@ -23,6 +24,7 @@ const VIEWS = {
   deliveries: ["Deliveries", Deliveries, Delivery],
   rejected: ["Rejected", Rejected],
   dead: ["Dead letters", Dead],
+  pauses: ["Pauses", Pauses],
   tenants: ["Tenants", Tenants, Tenant, "tenants"],
   notifications: ["Notifications", Notifications, null, "notifications"],
   replication: ["Replication", Replication, null, "replication"],

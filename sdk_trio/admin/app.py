@@ -46,6 +46,7 @@ from .console import (
 )
 from .console_page import console_file, is_of_console
 from .metrics import CONTENT_TYPE, UnknownMetricError, expose, metric_of
+from .pauses import PauseAnswerer
 from .query import BadQueryError, parameters, parse_list, parse_replay, parse_show
 from .series import STEP_SECONDS, Series
 from .status import RunningProgram, StatusProviders, StoreObserver
@@ -197,6 +198,7 @@ class AdminApp:
         self._actions = Actions(clock)
         self._events = EventAnswerer(observed, self._actions, console.sign)
         self._console = ConsoleAnswerer(console, self._actions)
+        self._pauses = PauseAnswerer(observed, self._actions, clock=clock)
         self._series = Series()
         self._feed: Feed | None = None
         self._nursery: trio.Nursery | None = None
@@ -473,6 +475,9 @@ class AdminApp:
             "/api/relay": _Route(lambda: console.relay(request.is_local, self._newest)),
             "/api/notifications": _Route(lambda: console.messages(query)),
             "/api/notifications/preview": _Route(lambda: console.preview(query)),
+            "/api/pauses": _Route(self._pauses.active),
+            "/api/pause": _Route(lambda: self._pauses.pause(body, address), changes=True),
+            "/api/resume": _Route(lambda: self._pauses.resume(body, address), changes=True),
             TENANTS: _Route(lambda: console.tenants(query)),
             TRIGGER: _Route(lambda: console.trigger(body, address), changes=True),
             RETRY: _Route(lambda: console.retry_messages(body, address), changes=True),

@@ -26,6 +26,7 @@ from .api import (
 from .query import (
     LARGEST_LIMIT,
     LARGEST_SEQUENCE,
+    LONGEST_REASON,
     USUAL_LIMIT,
     BadQueryError,
     check_line,
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from ..tenants.service import TenantService
     from ..tenants.status import TransitionResult
 
-#: The longest reason of a transition, in characters.
-LONGEST_REASON = 500
 
 #: The maximum number of messages that one call retries.
 LARGEST_RETRY = 200

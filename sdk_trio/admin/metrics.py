@@ -141,6 +141,21 @@ METRICS: Final = (
         "Duration of each request to an application.",
         ("route",),
     ),
+    Metric(
+        "sdk_handler_policy",
+        "gauge",
+        "A policy that a handler was registered with, by the type of its events, * for a fallback "
+        "and route:NAME for a route.",
+        ("handler", "policy"),
+        across="max",
+    ),
+    Metric("sdk_pauses", "gauge", "Pauses of events that are in force.", across="max"),
+    Metric(
+        "sdk_pause_seconds",
+        "gauge",
+        "Age of the oldest pause that is in force; 0 when there is none.",
+        across="max",
+    ),
     Metric("sdk_queue_depth", "gauge", "Events that wait in memory for a worker."),
     Metric("sdk_queue_capacity", "gauge", "Maximum of sdk_queue_depth."),
     Metric(

@@ -28,6 +28,9 @@ LARGEST_REPLAY = 1000
 #: The maximum length of a name in the log, in characters.
 LONGEST_ACTOR = 100
 
+#: The longest reason of an action, in characters.
+LONGEST_REASON = 500
+
 #: One line of text: no control characters, line breaks or characters that reverse the direction.
 LINE = r"^[^\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]+$"
 

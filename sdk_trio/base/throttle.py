@@ -16,17 +16,21 @@ class TokenBucket:
     Args:
         per_second: above 0.
         burst: 1 or more.
+        missing: how many tokens were missing at ``as_of``; 0 or more.
+        as_of: the time of that count.
 
     Every ``now`` is in seconds, on any clock of the caller. If it goes back, no time has passed.
     """
 
     __slots__ = ("_as_of", "_burst", "_missing", "_per_second")
 
-    def __init__(self, *, per_second: float, burst: float) -> None:
+    def __init__(
+        self, *, per_second: float, burst: float, missing: float = 0.0, as_of: float = 0.0
+    ) -> None:
         self._per_second = per_second
         self._burst = burst
-        self._missing = 0.0
-        self._as_of = 0.0
+        self._missing = missing
+        self._as_of = as_of
 
     def missing(self, now: float) -> float:
         """Return how many tokens are missing; more than ``burst`` if some are owed."""

@@ -54,6 +54,9 @@ COMMANDS = (
     Command("events list", "list events of the inbox", "events:list_events"),
     Command("events show", "show one event", "events:show_event"),
     Command("events replay", "run dead, parked or retrying events again", "events:replay"),
+    Command("events pause", "let events of a type wait in the store", "pauses:pause"),
+    Command("events resume", "let paused events run again", "pauses:resume"),
+    Command("events pauses", "list what is paused, since when and why", "pauses:pauses"),
     Command("events trigger", "send a signed sample event", "trigger:trigger"),
     Command("events resend", "deliver one event to another address", "trigger:resend"),
     Command("events reconcile", "fetch missed events from the upstream", "upstream:reconcile"),
@@ -128,6 +131,7 @@ simulate --app app:handlers
 simulate --app app:handlers --check app:check --seeds 1000
 simulate --app app:handlers --seed 17 --write-test test_seed_17.py
 events types
+events types --app app:handlers
 events list --state dead
 events list --type order.paid --since 2h -n 10
 events list --subject 4f0c1a52-7e11-4d0b-9a53-0c1f6e2b7d10
@@ -136,6 +140,9 @@ events replay msg_2f0c
 events replay --state dead --since 1d --dry-run
 events replay --state dead --error 'ValueError: no such product'
 events replay --state dead --route shop
+events pause --type 'order.*' --until 2h --reason 'database migration'
+events resume --type 'order.*'
+events pauses
 events trigger order.paid
 events trigger order.paid --data '{"amount": 100}'
 events trigger order.paid -n 100
@@ -766,6 +773,16 @@ def parse_moment(text: str, *, now: float, option: str = "--since") -> float:
             f"not {text!r}"
         )
     return moment
+
+
+def parse_ahead(text: str, *, now: float, option: str = "--until") -> float:
+    """Return Unix seconds as :func:`parse_moment`, where ``15m`` or ``2h`` is that far ahead.
+
+    Raises:
+        UsageError: it is no moment.
+    """
+    ahead = parse_short_span(text.strip())
+    return parse_moment(text, now=now, option=option) if ahead is None else now + ahead
 
 
 def parse_count(text: str, *, option: str, least: int = 1, greatest: int = 1_000_000) -> int:

@@ -25,7 +25,7 @@ _ROUTE_STATE = re.compile(
     r'^sdk_forward_route_state\{[^}]*route="([^"]*)"[^}]*\} (\S+)', re.MULTILINE
 )
 
-COLUMNS = ("name", "state", "types", "where", "url")
+COLUMNS = ("name", "state", "types", "where", "url", "policies")
 
 
 class UnknownRouteError(SdkError):
@@ -54,6 +54,7 @@ def list_routes(arguments: Namespace) -> int:
             "url": options.url,
             "ordered": options.ordered,
             "concurrency": options.concurrency,
+            "policies": str(route.policy(settings.webhooks.queue)),
             "paused_at": pause and pause.at,
             "paused_by": pause and pause.actor,
             "reason": pause and pause.reason,

@@ -27,6 +27,7 @@ if not describing():
     from ..runtime.presence import DEV_SECRET, Presence
     from ..storage.ports import Inbox
     from ..webhooks.signed_request import post, sign_body
+    from .application import import_registry
     from .events import find_event
     from .receiver import reach
     from .settings import load
@@ -128,21 +129,42 @@ def trigger(arguments: Namespace) -> int:
 
 def types_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of ``events types``."""
+    parser.add_argument(
+        "--app", metavar="MODULE:ATTR", help="show the handler of each type, and its policies"
+    )
     add_format(parser)
 
 
 def types(arguments: Namespace) -> int:
-    """Print every event type of the upstream, its class, and its meaning."""
+    """Print every event type of the upstream, its class, and its meaning.
+
+    With ``--app`` also the handler of each, and its policies.
+
+    Raises:
+        AppNotFoundError: ``--app`` cannot be imported or has the wrong type.
+        AppBrokenError: its import raised.
+    """
+    registered: dict[str, dict[str, str]] = {}
+    columns: tuple[str, ...] = ("type", "class", "meaning")
+    if arguments.app is not None:
+        handlers = import_registry(arguments.app)
+        registered = {
+            each.group: {"handler": each.name, "policies": str(each.policy)}
+            for each in handlers.registrations
+        }
+        columns = ("type", "class", "handler", "policies")
+    missing = {"handler": "", "policies": ""} if arguments.app is not None else {}
     rows = [
         {
             "type": row.wire_type,
             "class": row.event_class.__name__,
             "known": row in DEFAULT_CATALOG.known,
             "meaning": (getdoc(row.event_class) or "").partition("\n")[0],
+            **registered.get(row.wire_type, missing),
         }
         for row in DEFAULT_CATALOG
     ]
-    print_list(arguments, rows, ("type", "class", "meaning"))
+    print_list(arguments, rows, columns)
     if arguments.format != "json":
         say("'events trigger TYPE' sends a sample of it")
     return 0

@@ -169,13 +169,16 @@ class Due(msgspec.Struct, frozen=True):
 
     ``records`` include their bodies. ``more``: further records were due beyond ``limit``.
     ``next_due_at`` is the time of the next retry, or None. ``unbegun`` are the keys that certainly
-    no process has started to run.
+    no process has started to run. ``limited``: events wait for a limit of their handler.
+    ``superseded`` are the keys of events that were ended, each with the key of the newer one.
     """
 
     records: Sequence[DeliveryRecord]
     more: bool
     next_due_at: float | None
     unbegun: frozenset[str] = frozenset()
+    limited: bool = False
+    superseded: Sequence[tuple[str, str]] = ()
 
 
 class Renewed(msgspec.Struct, frozen=True):
@@ -190,9 +193,13 @@ class Renewed(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The handler finished. ``answer`` is the application's answer to a forwarded event."""
+    """The handler finished. ``answer`` is the application's answer to a forwarded event.
+
+    ``reason`` is why the event is done although nothing was done for it: it was discarded.
+    """
 
     answer: str | None = None
+    reason: str | None = None
 
 
 class Retry(msgspec.Struct, frozen=True):

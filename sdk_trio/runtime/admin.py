@@ -121,7 +121,14 @@ class AdminServer:
         self._clock = clock
         self._app: AdminApp | None = None
         self._addresses: tuple[str, ...] = ()
-        self.sources.checks.extend((self._check_drain, self._check_receiver, self._check_queue))
+        self.sources.checks.extend(
+            (
+                self._check_drain,
+                self._check_receiver,
+                self._check_queue,
+                runtime.receiver.check_pauses,
+            )
+        )
         self.sources.samples.append(runtime.samples)
         if runtime.settings.multi_tenant.file_db.replication.use_replication:
             self.sources.checks.extend(

@@ -235,10 +235,17 @@ class RuntimeConsole:
     def types(self) -> list[dict[str, Any]]:
         """Return the known event types; in Development each with a sample."""
         handled_types = self._runtime.handled_types
+        handlers = self._runtime.receiver.handlers
+        policies = {each.group: str(each.policy) for each in handlers.registrations}
         rows = []
-        for row in self._runtime.receiver.handlers.catalog:
-            handled = row.wire_type in handled_types
-            rows.append({"type": row.wire_type, "handled": handled, **self._sample(row.wire_type)})
+        for row in handlers.catalog:
+            name = row.wire_type
+            about = {
+                "type": name,
+                "handled": name in handled_types,
+                "policies": policies.get(name, ""),
+            }
+            rows.append({**about, **self._sample(name)})
         return rows
 
     def _sample(self, wire_type: str) -> dict[str, Any]:

@@ -214,7 +214,7 @@ class UnawaitedClaims:
         run = self.runs.pop(key)
         self._commits.withdraw(run.claim)
         try:
-            if isinstance(outcome, Done) and outcome.answer is None:
+            if isinstance(outcome, Done) and outcome.answer is None and outcome.reason is None:
                 await self._commits.gather(self._ending, key, (run, now))
             else:
                 await self._commits.submit(partial(self._end, run, outcome, now))

@@ -29,11 +29,12 @@ from ..records.deliveries import (
     Purged,
     Renewed,
 )
+from ..records.policies import NO_LIMITS, ClaimLimits
 from .admission import LeaseTerms
 from .commit import CLOSE_SECONDS, GroupCommit, Unit
 from .effects import Effects
 from .readers import ReaderPool
-from .sql import arrivals, deliveries, leases, reads
+from .sql import arrivals, deliveries, leases, policies, reads
 from .sql.deliveries import Arriving, Lease, RunEnd, RunStart
 from .sql.dialect import Row, SqlTransaction
 from .sql.leases import Claimed, Place, new_token
@@ -87,6 +88,8 @@ class SqlInbox(SqlPart, ABC):
         # Tokens of claims whose callers wait, which a renewal must not give up.
         self._pending: set[int] = set()
         self._unawaited_starts: dict[str, UnawaitedStart] = {}
+        # Whether deliveries may wait in groups: so it is at the start, of an earlier process.
+        self._may_be_grouped = True
         # Bound once: work of one kind is known by having the same object.
         self._accepting = self._accept_all
         self._claiming = self._claim_all
@@ -245,7 +248,7 @@ class SqlInbox(SqlPart, ABC):
             deliveries.finish(tx, terms, lease, outcome, now)
 
         try:
-            if isinstance(outcome, Done) and outcome.answer is None:
+            if isinstance(outcome, Done) and outcome.answer is None and outcome.reason is None:
                 # Most handlers end before their start is handed over: both are one change then. A
                 # start that was recorded counts once.
                 if start is not None:
@@ -280,27 +283,40 @@ class SqlInbox(SqlPart, ABC):
             if lease.sequence in released and self._leases.get(key) is lease:
                 del self._leases[key]
 
-    async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
+    async def take_due(
+        self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
+    ) -> Due:
         """See :meth:`Inbox.take_due`."""
         terms, place = self._terms, self._place
+        if limits is None and self._may_be_grouped:
+            limits = NO_LIMITS
         asked_at = clock.monotonic()
 
         def work(tx: SqlTransaction) -> Claimed:
             late = clock.monotonic() - asked_at > LATE_SECONDS and not tx.dialect.server_clock
             return leases.claim_due(
-                tx, terms, place, limit=limit, now=now, overdue=overdue and not late
+                tx,
+                terms,
+                place,
+                limit=limit,
+                now=now,
+                overdue=overdue and not late,
+                limits=limits,
             )
 
         claimed = await self._commits.submit(work)
         self._place = claimed.place
+        self._may_be_grouped = claimed.grouped
         self._leases.update(claimed.leases)
         return claimed.due
 
-    async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
+    async def take_suspects(
+        self, *, limit: int, now: float, limits: ClaimLimits | None = None
+    ) -> Sequence[DeliveryRecord]:
         """See :meth:`Inbox.take_suspects`."""
         terms = self._terms
         claimed = await self._commits.submit(
-            lambda tx: leases.claim_suspects(tx, terms, limit=limit, now=now)
+            lambda tx: leases.claim_suspects(tx, terms, limit=limit, now=now, limits=limits)
         )
         self._leases.update(claimed.leases)
         return claimed.due.records
@@ -344,6 +360,24 @@ class SqlInbox(SqlPart, ABC):
     read_checkpoint = on_reader(reads.read_checkpoint)
     holdings = on_reader(reads.holdings)
     unowned = on_reader(reads.unowned)
+
+    # -- sharing ---------------------------------------------------------------------------------
+
+    async def ask_for_work(self, *, seconds: float, now: float) -> None:
+        """See :meth:`Inbox.ask_for_work`."""
+        terms = self._terms
+        if await self._read(lambda tx: leases.is_work_unbegun(tx, terms.owner)):
+            await self._commits.submit(
+                lambda tx: leases.ask_for_work(tx, terms, seconds=seconds, now=now)
+            )
+
+    is_work_wanted = on_reader(leases.is_work_wanted)
+
+    # -- pauses ----------------------------------------------------------------------------------
+
+    pauses = on_reader(policies.pauses)
+    pause = committed(policies.pause)
+    resume = committed(policies.resume)
 
     # -- what is remembered beside deliveries ----------------------------------------------------
 

@@ -24,6 +24,7 @@ from ..records.deliveries import (
     Purged,
     Renewed,
 )
+from ..records.policies import ClaimLimits, EventPause
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -198,7 +199,9 @@ class Inbox(Protocol):
         """Give up the leases of deliveries whose run was never started."""
         ...
 
-    async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
+    async def take_due(
+        self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
+    ) -> Due:
         """Lease up to ``limit`` queued deliveries that nobody holds, oldest arrival first.
 
         Due are: ``received`` ones, ``retrying`` ones whose time has come, and any unfinished
@@ -208,6 +211,12 @@ class Inbox(Protocol):
         Without ``overdue``, none whose lease has expired: the caller's clock was set a moment ago,
         so leases that others have not renewed since only look expired. Nothing changes where the
         store has a clock of its own.
+
+        With ``limits``, paused deliveries stay in the store, and those of a group are leased only
+        as its limits allow: no more of them than ``concurrency`` have a live lease of any owner,
+        and no more are leased in a minute than ``rate_per_minute``, the tokens of which the store
+        keeps. With ``coalesce``, one of which a newer one of the same lane, type and group waits
+        is ended as ``done``, "superseded by KEY".
         """
         ...
 
@@ -233,13 +242,44 @@ class Inbox(Protocol):
         """
         ...
 
-    async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
+    async def take_suspects(
+        self, *, limit: int, now: float, limits: ClaimLimits | None = None
+    ) -> Sequence[DeliveryRecord]:
         """Lease up to ``limit`` queued, ``received`` deliveries with ``process_ends``, by age.
 
         They are those of :meth:`take_due` that ran when a process ended, and those that
         :meth:`take_over` has left to this owner. It is for the start of an owner: those that it
-        has leased already are among them.
+        has leased already are among them. ``limits`` are obeyed as by :meth:`take_due`.
         """
+        ...
+
+    async def ask_for_work(self, *, seconds: float, now: float) -> None:
+        """Ask other owners to share their work, for so many seconds.
+
+        Nothing changes if no other owner has leased a queued delivery that it has not begun.
+        """
+        ...
+
+    async def is_work_wanted(self, *, now: float) -> bool:
+        """Return whether an owner has asked for work, and the time of that is not over."""
+        ...
+
+    async def pause(
+        self, glob: str, *, actor: str, reason: str, until: float | None, now: float
+    ) -> None:
+        """Pause the deliveries whose type matches ``glob``, until it is resumed or ``until``.
+
+        A glob that is paused already gets the new reason and end. Those who claim deliveries obey
+        it: see :meth:`pauses` and :meth:`take_due`.
+        """
+        ...
+
+    async def resume(self, glob: str | None, *, actor: str, now: float) -> Sequence[str]:
+        """End the pause of ``glob``, None: all of them; return the globs that were paused."""
+        ...
+
+    async def pauses(self, *, ended: bool = False) -> Sequence[EventPause]:
+        """Return the pauses that were not resumed, the oldest first; ``ended``: those as well."""
         ...
 
     async def reschedule(self, *, now: float) -> int:
@@ -347,7 +387,8 @@ class Inbox(Protocol):
     async def oldest_waiting(self) -> float | None:
         """Return the arrival time of the oldest queued delivery that waits or runs, or None.
 
-        Deliveries that wait for the time of a retry do not count: they wait on purpose.
+        Deliveries that wait for the time of a retry, or are known to be paused, do not count: they
+        wait on purpose.
         """
         ...
 

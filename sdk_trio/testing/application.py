@@ -228,6 +228,25 @@ class AppUnderTest:
             derivation=self.settings.webhooks.key_derivation,
         )
 
+    async def pause(self, types: str = "*") -> None:
+        """Pause the events whose type matches the glob ``types``, as ``events pause`` does.
+
+        Deliveries are answered 200, and their events stay ``received`` until :meth:`resume`.
+        """
+        now = self.runtime.clock()
+        await self.store.pause(types, actor="test", reason="", until=None, now=now)
+        await self.runtime.receiver.pauses.poll()
+
+    async def resume(self) -> None:
+        """End all pauses, and wait until the events that waited for them have ended.
+
+        Raises:
+            TooSlowError: the handlers did not end in 10 seconds.
+        """
+        await self.store.resume(None, actor="test", now=self.runtime.clock())
+        await self.runtime.receiver.pauses.poll()
+        await self.settle()
+
     async def deliver(
         self,
         event: str | bytes | type[Event[Any]] | SignedDelivery,
@@ -326,7 +345,7 @@ class AppUnderTest:
         counts = await self.store.counts()
         if counts[DeliveryState.RUNNING] or self.runtime.receiver.runs:
             return True
-        if not counts[DeliveryState.RETRYING]:
+        if not (counts[DeliveryState.RETRYING] or self.runtime.receiver.pauses.active):
             return counts[DeliveryState.RECEIVED] > 0
         # The counts do not distinguish a waiting retry from a claimed one, or from an event that
         # waits for it. Read all records, because one may have begun to run after the counts.
@@ -356,8 +375,13 @@ class AppUnderTest:
 
         A claimed retry is still due, because only its start changes the record. A handler that
         calls ``services.finish`` may continue after its event is done. An ordered event is settled
-        while it waits for an earlier one of its subject that is in ``waiting``.
+        while it waits for an earlier one of its subject that is in ``waiting``, and any event while
+        its type is paused.
         """
+        if record.state is DeliveryState.RECEIVED and self.runtime.receiver.pauses.holds(
+            record.type
+        ):
+            return False
         if record.state is DeliveryState.RECEIVED:
             return not any(
                 _is_behind(record, earlier) and not self._is_unsettled(earlier, ())

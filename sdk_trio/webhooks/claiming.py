@@ -29,11 +29,14 @@ class Claimer:
         self._inbox = inbox
         self._clock = clock
 
-    async def claim_due(self, *, limit: int, overdue: bool) -> tuple[Due, dict[str, HeldLease]]:
+    async def claim_due(
+        self, *, limit: int, overdue: bool, free_workers: int
+    ) -> tuple[Due, dict[str, HeldLease]]:
         """Claim at most ``limit`` due events; return them with the leases held, by key.
 
         An event without a held lease already runs in this process. ``overdue``: also claim events
-        whose lease expired by a clock that was set.
+        whose lease expired by a clock that was set. Pauses and policies are obeyed; at most
+        ``free_workers`` events of limited handlers are claimed.
 
         Cancellation waits for the store, at most ``storage.commit.ANSWER_SECONDS``: an abandoned
         claim leaves leases behind until the next renewal.
@@ -43,8 +46,16 @@ class Claimer:
         """
         async with self._runner.leases.lock:
             with trio.CancelScope(shield=True):
-                due = await self._inbox.take_due(limit=limit, now=self._clock(), overdue=overdue)
-            return due, self._hold(due.records)
+                due = await self._inbox.take_due(
+                    limit=limit,
+                    now=self._clock(),
+                    overdue=overdue,
+                    limits=self._runner.pauses.limits(free_workers=free_workers),
+                )
+            held = self._hold(due.records)
+        if due.superseded:
+            self._runner.recorder.report_superseded(due.superseded)
+        return due, held
 
     async def claim_suspects(
         self, *, limit: int
@@ -55,7 +66,11 @@ class Claimer:
         """
         async with self._runner.leases.lock:
             with trio.CancelScope(shield=True):
-                suspects = await self._inbox.take_suspects(limit=limit, now=self._clock())
+                suspects = await self._inbox.take_suspects(
+                    limit=limit,
+                    now=self._clock(),
+                    limits=self._runner.pauses.limits(free_workers=limit),
+                )
             return suspects, self._hold(suspects)
 
     def _hold(self, records: Sequence[DeliveryRecord]) -> dict[str, HeldLease]:

@@ -16,6 +16,8 @@ from .verdict import Cause
 RESULTS: Final = (
     "accepted",
     "handled",
+    "discarded",
+    "superseded",
     "failed",
     "dead",
     "parked",

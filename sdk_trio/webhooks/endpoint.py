@@ -263,11 +263,12 @@ class Endpoint:
             delivery.tenant_id is not None and parking.is_suspended(handler, delivery, tenant)
         ):
             return await parking.park(delivery, handler, tenant)
-        if not handler.enqueue:
+        paused = bool(runner.pauses.active) and runner.pauses.holds(delivery.type)
+        if not (handler.enqueue or paused):
             return await runner.inline.run(arrival, handler, tenant, expiry=expiry)
         if handler.ordered:
             arrival = replace(arrival, delivery=replace(delivery, ordered=True))
-        return await queue.accept(arrival)
+        return await queue.accept(arrival, direct=not (handler.limited or paused))
 
     # -- refusals ----------------------------------------------------------------------------
 

@@ -47,7 +47,9 @@ from ..events import Event
 from ..net.poster import HttpPoster, PostAnswer, dial_private, dial_unix
 from ..net.socket import Dial
 from ..records.deliveries import Postponed
+from ..records.policies import Policy
 from ..storage.ports import Inbox
+from .outcomes import DeliveryRetries
 from .recording import STORE_RETRY_SECONDS
 from .registry import BoundHandler, RoutedHandler, WebhookHandlerBase
 from .routes import (
@@ -129,7 +131,8 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         self.counts: dict[str, int] = dict.fromkeys((*RESULTS, "postponed"), 0)
         self.seconds: Histogram = Histogram(_POST_SECONDS)
         self._secrets = tuple(secrets)
-        self._queue = queue
+        self.policy: Policy = route.policy(queue)
+        self._retries = DeliveryRetries.of_settings(settings).of(self.policy)
         self._poster = poster
         self._inbox = inbox
         self._clock = clock
@@ -315,7 +318,7 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         self, event: Event[Any], answer: PostAnswer, is_probe: bool
     ) -> tuple[AttemptOutcome, PostFailedError | None]:
         text = answer_text(answer.status, answer.body)
-        longest = self._queue.retry_cap_seconds
+        longest = self._retries.cap_seconds
         judgement = judge(answer.status, answer.retry_after, longest=longest)
         if judgement.done:
             self.counts["done"] += 1
@@ -378,11 +381,11 @@ class ForwardHandler(WebhookHandlerBase[Any]):
         headers["sdk-attempt"] = str(event.attempt)
         if event.tenant is not None:
             headers["sdk-tenant"] = event.tenant.identifier
-        if event.attempt < self._queue.max_attempts:
+        if event.attempt < self._retries.max_attempts:
             longest = longest_wait(
                 event.attempt,
-                base_seconds=self._queue.retry_base_seconds,
-                cap_seconds=self._queue.retry_cap_seconds,
+                base_seconds=self._retries.base_seconds,
+                cap_seconds=self._retries.cap_seconds,
             )
             headers["sdk-will-retry-after"] = str(ceil(longest))
         if self._traced:
@@ -443,8 +446,11 @@ class Forwarder:
                     handler.route.name,
                     handler,
                     enqueue=True,
-                    ordered=handler.route.options.ordered,
+                    ordered=handler.route.options.ordered or handler.policy.coalesce,
                     gate=handler,
+                    policy=handler.policy,
+                    group=handler.route.group,
+                    limited=handler.policy.is_limited,
                 ),
             )
             for handler in self.handlers

@@ -178,13 +178,20 @@ class InlineRuns:
                 await self._record(key, arrival, outcome, seconds)
             else:
                 ended = await self._invocations.run(
-                    arrival, handler, tenant, attempt, self._seconds, expiry
+                    arrival,
+                    handler,
+                    tenant,
+                    attempt,
+                    handler.policy.timeout or self._seconds,
+                    expiry,
                 )
                 seconds = ended.seconds
                 failure = None if ended.is_concluded else ended.failure
                 if failure is not None:
                     outcome = after_inline_failure(
-                        failure, attempts=attempt, max_attempts=self._max_attempts
+                        failure,
+                        attempts=attempt,
+                        max_attempts=handler.policy.max_attempts or self._max_attempts,
                     )
                 if not ended.is_concluded:
                     await self._record(key, arrival, outcome, seconds)
@@ -258,7 +265,7 @@ class InlineRuns:
         run = _ThreadedRun()
         self.tasks.start_soon(self._run_in_slot, run, key, arrival, handler, tenant)
         try:
-            with trio.move_on_after(self._seconds):
+            with trio.move_on_after(handler.policy.timeout or self._seconds):
                 await run.ended.wait()
         finally:
             run.awaited = False

@@ -21,7 +21,7 @@ from ..config import Settings
 from ..config.secret import LEAST_MASKED
 from ..errors import HandlerAbortedError
 from ..events import Drift, Event, decode_event
-from ..records.deliveries import NewDelivery
+from ..records.deliveries import Done, NewDelivery
 from .arrival import VerifiedDelivery
 from .counters import Counters
 from .effects import Conclusions
@@ -31,6 +31,7 @@ from .outcomes import (
     comes_of,
     describe_error,
     divide,
+    ending_of,
     only_asks,
     place_of,
     post_failure,
@@ -61,7 +62,8 @@ UNDESCRIBED = "an exception that could not be described"
 class Run(msgspec.Struct, frozen=True, gc=False):
     """A running handler: its name, its event, and its start time (``clock.monotonic``).
 
-    ``threaded``: it is a plain function in a thread, which cannot be stopped.
+    ``threaded``: it is a plain function in a thread, which cannot be stopped. ``timeout`` is the
+    handler's own limit in seconds, if it has one.
     """
 
     handler: str
@@ -69,6 +71,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     begun: float
     key: str
     threaded: bool = False
+    timeout: float | None = None
 
     def described(self, now: float) -> dict[str, object]:
         """Return its fields for a log at ``now``, by ``clock.monotonic``."""
@@ -221,7 +224,8 @@ class Invocations:
                 seconds = round(self._stopwatch() - begun, 6)
                 self._counters.observe(event.type, seconds, handler.enqueue)
             if limit is not None and deadline is not None and deadline.cancelled_caught:
-                failure = timeout_failure(handler.name, limit)
+                own = handler.policy.timeout is not None
+                failure = timeout_failure(handler.name, limit, own=own)
             elif (
                 failure is not None
                 and failure.cut_short
@@ -300,7 +304,12 @@ class Invocations:
         ``begun`` is the start time, by ``clock.monotonic``. Our own cancellation is raised.
         """
         self.running[event.key] = Run(
-            handler.name, event.webhook_id, begun, event.key, handler.threads is not None
+            handler.name,
+            event.webhook_id,
+            begun,
+            event.key,
+            handler.threads is not None,
+            handler.policy.timeout,
         )
         # A class may return something other than None, whatever its annotation.
         core: Callable[[Event[Any]], Awaitable[object]] = handler.handler.handle_core
@@ -331,7 +340,8 @@ class Invocations:
     ) -> Failure:
         seconds = self._timed_out.get(event.key)
         if seconds is not None and comes_of(error, trio.Cancelled):
-            return queued_timeout_failure(handler.name, seconds)
+            own = handler.policy.timeout is not None
+            return queued_timeout_failure(handler.name, seconds, own=own)
         # There may be too little memory, or the exception may have a kind that no rule here
         # expects.
         failure, _ = attempt(lambda: self._judge(handler, error))
@@ -340,8 +350,8 @@ class Invocations:
     def _judge(self, handler: BoundHandler, error: BaseException) -> Failure:
         if is_a(error, PostFailedError):
             return post_failure(cast("PostFailedError", error))
-        asked = only_asks(error)
-        traced = self._in_development and not asked
+        asked, ends = only_asks(error), ending_of(error)
+        traced = self._in_development and not asked and ends is not Done
         return Failure(
             self._describe(error),
             retry_after_of(error),
@@ -350,6 +360,7 @@ class Invocations:
             traceback_of(error, self._secrets) if traced else None,
             self._is_cancelled() and comes_of(error, trio.Cancelled),
             asked,
+            ends=ends,
         )
 
     async def _call_error_hook(

@@ -27,9 +27,11 @@ from ..base.foreign_errors import (
     type_name,
 )
 from ..base.throttle import jittered_wait
+from ..config import Settings
 from ..config.secret import MASK
-from ..errors import NotAwaitedError, RetryLater
-from ..records.deliveries import Dead, Postponed, Retry
+from ..errors import DeadLetter, Discard, NotAwaitedError, RetryLater
+from ..records.deliveries import Dead, Done, Postponed, Retry
+from ..records.policies import Policy
 from .routes import PostFailedError, Ruling
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Failure(msgspec.Struct, frozen=True):
     ``asked``: the handler raised only ``RetryLater``, which is an answer and needs no traceback.
     ``error_type`` is the name of the exception's class, ``place`` the user's line that raised it.
     ``cut_short``: our own cancellation caused it. ``ruling`` is the consequence of a failed post.
+    ``ends`` is Done for ``Discard`` and Dead for ``DeadLetter``: there is no further run.
     """
 
     error: str
@@ -77,21 +80,25 @@ class Failure(msgspec.Struct, frozen=True):
     cut_short: bool = False
     asked: bool = False
     ruling: Ruling | None = None
+    ends: type[Done] | type[Dead] | None = None
 
 
-def timeout_failure(handler: str, seconds: float) -> Failure:
-    """Return the failure of an inline run that exceeded InlineTimeoutSeconds."""
+def timeout_failure(handler: str, seconds: float, *, own: bool = False) -> Failure:
+    """Return the failure of an inline run that exceeded its limit; ``own``: its handler's."""
+    limit = "its timeout" if own else "InlineTimeoutSeconds"
     return Failure(
-        f"the handler {handler} took longer than InlineTimeoutSeconds ({seconds:g} s); "
-        "register it with enqueue=True"
+        f"the handler {handler} took longer than {limit} ({seconds:g} s); register it with "
+        "enqueue=True"
     )
 
 
-def queued_timeout_failure(handler: str, seconds: float) -> Failure:
-    """Return the failure of a run of the queue that was cancelled at its limit."""
-    return Failure(
-        f"the handler {handler} took longer than Queue:HandlerTimeoutSeconds ({seconds:g} s)"
-    )
+def queued_timeout_failure(handler: str, seconds: float, *, own: bool = False) -> Failure:
+    """Return the failure of a run of the queue that was cancelled at its limit.
+
+    ``own``: the limit is the handler's ``timeout``.
+    """
+    limit = "its timeout" if own else "Queue:HandlerTimeoutSeconds"
+    return Failure(f"the handler {handler} took longer than {limit} ({seconds:g} s)")
 
 
 class DeliveryRetries(msgspec.Struct, frozen=True):
@@ -106,16 +113,35 @@ class DeliveryRetries(msgspec.Struct, frozen=True):
     base_seconds: float
     cap_seconds: float
 
+    @classmethod
+    def of_settings(cls, settings: Settings) -> "DeliveryRetries":
+        """Return the retries of ``Webhooks:Queue``."""
+        queue = settings.webhooks.queue
+        return cls(queue.max_attempts, queue.retry_base_seconds, queue.retry_cap_seconds)
+
+    def of(self, policy: Policy) -> "DeliveryRetries":
+        """Return the retries of a handler, which are these where its policy has none."""
+        if policy.max_attempts is None and policy.retry is None:
+            return self
+        retry = policy.retry
+        return DeliveryRetries(
+            policy.max_attempts or self.max_attempts,
+            self.base_seconds if retry is None else retry.base,
+            self.cap_seconds if retry is None else retry.cap,
+        )
+
 
 def after_queued_failure(
     failure: Failure, *, attempts: int, policy: DeliveryRetries, now: float, fraction: float
-) -> Retry | Dead | Postponed:
+) -> Done | Retry | Dead | Postponed:
     """Decide what follows the failed run number ``attempts`` of an enqueued event.
 
     ``fraction`` in [0, 1) is the caller's randomness, ``now`` Unix seconds. A delay that the
     handler requested is a lower bound: the jitter is added to it, so that many events with the same
     delay do not return at once.
     """
+    if failure.ends is not None:
+        return _end_of(failure)
     ruling = failure.ruling or Ruling()
     if ruling.postponed is not None:
         return ruling.postponed
@@ -129,16 +155,26 @@ def after_queued_failure(
     return Retry(at, failure.error, failure.place, trace, ruling.answer, failure.asked)
 
 
-def after_inline_failure(failure: Failure, *, attempts: int, max_attempts: int) -> Retry | Dead:
+def after_inline_failure(
+    failure: Failure, *, attempts: int, max_attempts: int
+) -> Done | Retry | Dead:
     """Decide what follows the failed run number ``attempts`` of an inline event.
 
     Up to ``max_attempts`` the sender is asked to deliver again. Then the event is a dead letter and
     the sender gets 200, because senders disable an endpoint that fails too often, and one event
     that no handler can process must not stop all others.
     """
+    if failure.ends is not None:
+        return _end_of(failure)
     if attempts >= max_attempts:
         return Dead(failure.error, failure.place, failure.traceback)
     return Retry(None, failure.error, failure.place, failure.traceback, asked=failure.asked)
+
+
+def _end_of(failure: Failure) -> Done | Dead:
+    if failure.ends is Done:
+        return Done(reason=f"discarded: {failure.error.removeprefix('Discard: ')}")
+    return Dead(failure.error, failure.place, failure.traceback)
 
 
 def after_process_ends(
@@ -183,6 +219,17 @@ def only_asks(error: BaseException) -> bool:
     return all(
         is_a(part, RetryLater) and _seconds_of(part) is not None for part in leaves_of(error)
     )
+
+
+def ending_of(error: BaseException) -> type[Done] | type[Dead] | None:
+    """Return how the event ends at once: dead if any part of the error is a ``DeadLetter``.
+
+    Done if all parts are ``Discard``. None: it does not, as for any other exception.
+    """
+    parts = [*leaves_of(error)]
+    if any(is_a(part, DeadLetter) for part in parts):
+        return Dead
+    return Done if all(is_a(part, Discard) for part in parts) else None
 
 
 def _seconds_of(error: BaseException) -> float | None:

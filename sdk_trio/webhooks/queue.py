@@ -38,6 +38,7 @@ from .recording import CLEANUP_SECONDS, STORE_RETRY_SECONDS
 from .rejections import LINES, SECONDS
 from .run import DeliveryRunner
 from .run_watch import RunWatch
+from .sharing import Sharing, is_shared
 
 _log = get_logger("webhooks")
 
@@ -114,6 +115,8 @@ class WorkerPool:
         # earlier process has not been polled yet.
         self._store_has_due = True
         self._next_due_at = inf
+        # True while events wait for a limit of their handler: a worker that gets free lets one in.
+        self._limited_waits = False
         self._feed_wanted = trio.Event()
         self._slot_freed = Bell()
         self._feeder_blocked = False
@@ -131,9 +134,14 @@ class WorkerPool:
             is_closed=lambda: self._closed,
             wake=self.wake,
         )
+        runner.pauses.on_change = self.wake
         self._clock_watch = ClockWatch(inbox, clock=clock, renew=self._renew, wake=self.wake)
+        self._sharing = Sharing(inbox, self, clock=clock) if is_shared(settings) else None
         self._run_watch = RunWatch(
-            runner.invocations, self._running, options.handler_timeout_seconds
+            runner.invocations,
+            self._running,
+            options.handler_timeout_seconds,
+            runner.handlers.timeouts,
         )
 
     @property
@@ -162,16 +170,33 @@ class WorkerPool:
         return self._workers
 
     @property
+    def _free_workers(self) -> int:
+        """The number of events that may be claimed and that a worker begins at once."""
+        return self._workers - len(self._running) - self._slots_used
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether another process may run the events that no worker here is free for."""
+        return self._sharing is not None and self._sharing.is_wanted
+
+    @property
+    def has_spare_workers(self) -> bool:
+        """Return whether workers are free, and nothing waits for them in memory or in the store."""
+        return self._free_workers > 0 and self._slots_used == 0 and not self._store_has_due
+
+    @property
     def idle(self) -> bool:
         """Return whether no event waits in memory and no worker runs one."""
         return self._slots_used == 0 and not self._running
 
     # -- accepting ---------------------------------------------------------------------------
 
-    async def accept(self, arrival: VerifiedDelivery) -> Answer:
+    async def accept(self, arrival: VerifiedDelivery, *, direct: bool = True) -> Answer:
         """Commit an event to the inbox, then queue it; answer 200, or 503 when the queue is full.
 
-        A refused event is not in the store. Cancellation does not undo a commit.
+        A refused event is not in the store. Cancellation does not undo a commit. An event that is
+        not ``direct`` stays in the store, and is claimed as its pause or its handler's limits
+        allow.
         """
         # While the feeder waits for a slot, older events in the store take precedence. Otherwise a
         # flood of new events would take every slot, and the store would grow without bound.
@@ -182,7 +207,9 @@ class WorkerPool:
         # An ordered event is claimed from the store, which knows the order even after a restart
         # (docs/adr/0003-lease-tokens.md). So is any event while older ones wait in the store: it
         # would overtake them.
-        direct = not (arrival.delivery.ordered or self._store_has_due)
+        direct = direct and not (arrival.delivery.ordered or self._store_has_due)
+        if direct and self._sharing is not None and self._is_shared:
+            direct = self._free_workers >= 0  # this event has a slot already
         delivery, queued = arrival.delivery, False
         # A plain field costs less than the property, for the host's own deliveries.
         key = delivery.key if delivery.signer else delivery.webhook_id
@@ -243,6 +270,8 @@ class WorkerPool:
                 background.start_soon(self._keep_leases)
                 background.start_soon(self._clock_watch.run)
                 background.start_soon(self._run_watch.run)
+                if self._sharing is not None:
+                    background.start_soon(self._sharing.run)
                 # Set before the start is reported, so that no inline delivery can run beside a
                 # suspect.
                 self._runner.inline.quarantined = self._after_crash
@@ -315,6 +344,7 @@ class WorkerPool:
             if (
                 arrival.delivery.ordered
                 or self._store_has_due
+                or self._limited_waits
                 or isinstance(outcome, Retry | Postponed)
             ):
                 self.wake()
@@ -344,11 +374,42 @@ class WorkerPool:
         finally:
             self._feeder_blocked = False
 
+    async def release_waiting(self) -> int:
+        """Release the events in memory that no worker has begun; return how many there were.
+
+        They wait in the store then, where other processes claim them. No attempt is used.
+        """
+        waiting: dict[str, HeldLease] = {}
+        while True:
+            try:
+                _, _, _, lease = self._receive.receive_nowait()
+            except (trio.WouldBlock, trio.EndOfChannel):
+                break
+            self._free_slot()
+            if not lease.lost:
+                waiting[lease.key] = lease
+        self._store_has_due = self._store_has_due or bool(waiting)
+        if waiting:
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                await self._claimer.release(waiting)
+        await trio.lowlevel.checkpoint()
+        return len(waiting)
+
     async def _fetch(self) -> None:
         # For a while after a step of the clock, leases of other processes only look expired: these
         # processes may not have noticed the step yet.
         overdue = self._clock_watch.check() >= LEASE_SECONDS
-        due, waiting = await self._claimer.claim_due(limit=FEED_LIMIT, overdue=overdue)
+        free_workers = self._free_workers
+        limit = min(FEED_LIMIT, free_workers) if self._is_shared else FEED_LIMIT
+        if limit <= 0:
+            # Each worker that gets free wakes the feeder while the store has due events.
+            self._store_has_due, self._next_due_at = True, inf
+            await trio.lowlevel.checkpoint()
+            return
+        due, waiting = await self._claimer.claim_due(
+            limit=limit, overdue=overdue, free_workers=free_workers
+        )
+        self._limited_waits = due.limited
         self._next_due_at = inf if due.next_due_at is None else due.next_due_at
         try:
             for record in due.records:

@@ -25,6 +25,7 @@ from .invocation import Invocations
 from .leases import HeldLease
 from .outcomes import DeliveryRetries, after_process_ends, after_queued_failure, must_run_alone
 from .parking import Parking
+from .pauses import Pauses
 from .recording import CLEANUP_SECONDS, DONE, OutcomeRecorder, retry_until_stored
 from .registry import BoundHandler, BoundHandlers
 
@@ -48,6 +49,7 @@ class QueuedRuns:
         invocations: Invocations,
         recorder: OutcomeRecorder,
         parking: Parking,
+        pauses: Pauses,
         *,
         clock: Callable[[], float],
         jitter: Callable[[], float] = random.random,
@@ -58,14 +60,11 @@ class QueuedRuns:
         self._invocations = invocations
         self._recorder = recorder
         self._parking = parking
+        self._pauses = pauses
         self._clock = clock
         self._jitter = jitter
         self._inline_max_attempts = options.inline_max_attempts
-        self._retries = DeliveryRetries(
-            max_attempts=options.queue.max_attempts,
-            base_seconds=options.queue.retry_base_seconds,
-            cap_seconds=options.queue.retry_cap_seconds,
-        )
+        self._retries = DeliveryRetries.of_settings(settings)
         #: Tasks that record the outcomes of cancelled runs; None while the queue does not run.
         self.tasks: Cells | None = None
 
@@ -95,6 +94,9 @@ class QueuedRuns:
             alone: no other run is in progress.
         """
         delivery = arrival.delivery
+        if self._pauses.active and self._pauses.holds(delivery.type):
+            # It was claimed before the pause. The next claim lets it wait in the store.
+            return await self._end(delivery, lease, attempt, Released())
         handler = self._handlers.find(delivery.type, delivery.raw)
         # Check the route first: if it is paused, the store is written only once.
         gate = None if handler is None else handler.gate
@@ -175,7 +177,7 @@ class QueuedRuns:
                 outcome = after_queued_failure(
                     ended.failure,
                     attempts=attempt,
-                    policy=self._retries,
+                    policy=self._retries.of(handler.policy),
                     now=self._clock(),
                     fraction=self._jitter(),
                 )
@@ -241,5 +243,7 @@ class QueuedRuns:
 
     def _max_attempts(self, record: DeliveryRecord) -> int:
         handler = self._handlers.find(record.type, record.raw)
+        if handler is not None and handler.policy.max_attempts is not None:
+            return handler.policy.max_attempts
         inline = handler is not None and not handler.enqueue
         return self._inline_max_attempts if inline else self._retries.max_attempts

@@ -20,7 +20,7 @@ from ..base.clock import wall
 from ..base.executor import run_in_thread
 from ..base.http import DirectRequest, Receive, Scope, Send
 from ..base.logs import Throttle, get_logger
-from ..base.telemetry import Links, Sample, find_tracer
+from ..base.telemetry import Check, Links, Sample, find_tracer
 from ..config import Settings, StorageBackend
 from ..errors import NotRunningError, StoreUnavailableError
 from ..records.deliveries import UNFINISHED
@@ -34,6 +34,7 @@ from .counters import Counters
 from .effects import Conclusions
 from .endpoint import DeliveryPaths, Endpoint
 from .invocation import Run
+from .pauses import NOTHING_PAUSED, Pauses
 from .queue import WorkerPool
 from .recording import CLEANUP_SECONDS
 from .registry import HandlerRegistry
@@ -362,6 +363,23 @@ class WebhookReceiver:
         if self._running is not None:
             self._running.queue.wake()
 
+    @property
+    def pauses(self) -> Pauses:
+        """The pauses of events, as this process knows them.
+
+        Raises:
+            NotRunningError: the store is not open.
+        """
+        if self._last is None:
+            raise NotRunningError("the store is not open: enter receiver.opened() first")
+        return self._last.runner.pauses
+
+    def check_pauses(self) -> Check:
+        """Return whether events are paused, and since when; never unready."""
+        if self._last is None:
+            return NOTHING_PAUSED
+        return self._last.runner.pauses.check()
+
     def samples(self) -> Iterator[Sample]:
         """Return the metrics of deliveries, secrets, the queue and the open store."""
         yield from self.counters.samples()
@@ -371,6 +389,8 @@ class WebhookReceiver:
         if self._last is not None and self._last.forwarder is not None:
             yield from self._last.forwarder.samples()
         if self._share.deliveries:
+            if self._last is not None:
+                yield from self._last.runner.pauses.samples()
             yield Sample("sdk_queue_depth", (), self.queue_depth)
             yield Sample("sdk_queue_capacity", (), self.settings.webhooks.queue.capacity)
         with suppress(NotRunningError):
@@ -583,6 +603,8 @@ class WebhookReceiver:
         await start("the summary of refusals", self._rejections.run)
         if running.forwarder is not None:
             await start("the poll for paused routes", running.forwarder.run)
+        if self._share.deliveries:
+            await start("the poll for paused events", running.runner.pauses.run)
         if running.tenancy is not None:
             await start("the watch over the tenants", running.tenancy.run)
         if self._companion and running.store is not None and running.tenancy is not None:

@@ -188,6 +188,12 @@ class OutcomeRecorder:
             ),
         )
 
+    def report_superseded(self, keys: Sequence[tuple[str, str]]) -> None:
+        """Count and log events that were ended because a newer one of their subject waits."""
+        self._counters.count("superseded", len(keys))
+        for key, newer in keys:
+            _log.info("webhook.superseded", key=key, by=newer)
+
     def report(
         self,
         delivery: NewDelivery,
@@ -197,7 +203,7 @@ class OutcomeRecorder:
         seconds: float = 0.0,
     ) -> None:
         """Count and log the outcome of run number ``attempt``, which took ``seconds``."""
-        if type(outcome) is Done:
+        if type(outcome) is Done and outcome.reason is None:
             self._counters.count("handled")
             if delivery.tenant_id is None and handler is not None:
                 # The common case: build no dictionary, which a disabled log would discard.
@@ -214,8 +220,11 @@ class OutcomeRecorder:
         if handler is not None:
             fields |= {"handler": handler.name, "seconds": seconds}
         match outcome:
-            case Done():
+            case Done(reason=None):
                 _log.info("webhook.handled", **fields)
+            case Done(reason=reason):
+                self._counters.count("discarded")
+                _log.info("webhook.discarded", **fields, reason=reason)
             case Retry(at):
                 self._counters.count("failed")
                 wait = "redelivery" if at is None else round(at - self._clock(), 3)

@@ -16,6 +16,7 @@ from typing import (
     Protocol,
     TypeVar,
     Union,
+    Unpack,
     cast,
     get_args,
     get_origin,
@@ -36,6 +37,7 @@ from ..errors import (
 from ..events import DEFAULT_CATALOG, Catalog, Event
 from ..events.decoding import Documents
 from ..records.deliveries import Postponed
+from ..records.policies import UNLIMITED, Policy, PolicyArguments, problems_of
 from ..storage.effects import Transaction
 from .handler import (
     CoroutineHandler,
@@ -67,11 +69,15 @@ H = TypeVar("H", bound=Handler[Any])
 R = TypeVar("R", bound=Awaitable[Any] | WebhookHandlerBase[Any] | None)
 
 
+#: The group of the events that a fallback handles; see :class:`~sdk_trio.records.policies.Policy`.
+FALLBACK = "*"
+
+
 class Registration(msgspec.Struct, frozen=True):
     """One registered handler: the given object, and the options for running its events.
 
     ``event_class`` is the class that it was registered for, None for a fallback; ``place`` is the
-    line that registered it.
+    line that registered it; ``group`` is the type of its events, ``*`` for a fallback.
     """
 
     name: str
@@ -83,6 +89,8 @@ class Registration(msgspec.Struct, frozen=True):
     asyncio: bool = False
     event_class: type[Event[Any]] | None = None
     place: str = ""
+    policy: Policy = UNLIMITED
+    group: str = FALLBACK
 
 
 #: The type of the delivery with which ``doctor`` tests a running receiver; no upstream sends it.
@@ -113,6 +121,8 @@ class BoundHandler(msgspec.Struct, frozen=True):
 
     ``threads`` limits the number of concurrent plain functions; a run acquires a slot before it
     starts. It is None for other handlers. ``place`` is the line that defines it, None if unknown.
+    ``group`` names the events that its ``policy`` limits together; ``limited``: the store decides
+    which of them may run.
     """
 
     name: str
@@ -123,6 +133,9 @@ class BoundHandler(msgspec.Struct, frozen=True):
     threads: trio.CapacityLimiter | None = None
     gate: Gate | None = None
     place: str | None = None
+    policy: Policy = UNLIMITED
+    group: str = ""
+    limited: bool = False
 
 
 class RoutedHandler(msgspec.Struct, frozen=True):
@@ -150,6 +163,19 @@ class BoundHandlers(msgspec.Struct, frozen=True):
         rows = (self.catalog.by_type(wire_type) for wire_type in inline)
         return Documents(row for row in rows if row is not None)
 
+    def __iter__(self) -> Iterator[BoundHandler]:
+        """Iterate over the handlers of types, those of routes, and the fallback."""
+        yield from self.by_type.values()
+        yield from (each.handler for each in self.routed)
+        if self.fallback is not None:
+            yield self.fallback
+
+    @property
+    def timeouts(self) -> tuple[float, ...]:
+        """Return the timeouts of the handlers that have one of their own, in seconds."""
+        limits = (handler.policy.timeout for handler in self)
+        return tuple(limit for limit in limits if limit is not None)
+
     def find(self, event_type: str, raw: bytes | None = None) -> BoundHandler | None:
         """Return the handler of ``event_type``, otherwise of a route or the fallback, otherwise
         None.
@@ -163,6 +189,8 @@ class BoundHandlers(msgspec.Struct, frozen=True):
         index = first_match([each.route for each in self.routed], event_type, raw)
         return self.fallback if index is None else self.routed[index].handler
 
+
+_POLICIES = frozenset(Policy.__struct_fields__)
 
 #: A handler whose effects are committed in one transaction with the event's end.
 TransactionFunction = Callable[[E, Transaction[Any]], None]
@@ -231,6 +259,7 @@ class HandlerRegistry:
         run_when_suspended: bool = True,
         transaction: bool = False,
         asyncio: bool = False,
+        **policy: Unpack[PolicyArguments],
     ) -> None:
         """Register ``handler`` for the events of ``event_class``.
 
@@ -254,10 +283,14 @@ class HandlerRegistry:
             asyncio: await the ``async`` handler on the asyncio loop of the server in which
                 ``sdk_trio.asgi.Threaded`` runs. Trio's objects, such as ``services.client``, cannot
                 be awaited there.
+            policy: how often, how long, and how many of its events run: ``max_attempts``,
+                ``timeout``, ``concurrency``, ``rate_per_minute``, ``retry`` and ``coalesce`` of
+                :class:`~sdk_trio.records.policies.PolicyArguments`.
 
         Raises:
             HandlerRegistrationError: the type has a handler already, the class is not in the
-                catalogue, or ``handler`` is not a handler, or handles another event class.
+                catalogue, or ``handler`` is not a handler, or handles another event class, or a
+                policy cannot be kept.
         """
         wire_type = self._wire_type(event_class)
         if wire_type in self._registrations:
@@ -274,9 +307,10 @@ class HandlerRegistry:
             run_when_suspended=run_when_suspended,
             transaction=transaction,
             asyncio=asyncio,
+            policy=policy,
         )
         registration = msgspec.structs.replace(
-            registration, event_class=event_class, place=_users_line()
+            registration, event_class=event_class, group=wire_type
         )
         _require_annotation(registration)
         if isinstance(handler, type):
@@ -295,6 +329,7 @@ class HandlerRegistry:
         run_when_suspended: bool = ...,
         transaction: Literal[False] = ...,
         asyncio: bool = ...,
+        **policy: Unpack[PolicyArguments],
     ) -> Registrar[E]: ...
 
     @overload
@@ -306,6 +341,7 @@ class HandlerRegistry:
         ordered: bool = ...,
         run_when_suspended: bool = ...,
         transaction: Literal[True],
+        **policy: Unpack[PolicyArguments],
     ) -> Callable[[TransactionFunction[E]], TransactionFunction[E]]: ...
 
     def on(
@@ -317,6 +353,7 @@ class HandlerRegistry:
         run_when_suspended: bool = True,
         transaction: bool = False,
         asyncio: bool = False,
+        **policy: Unpack[PolicyArguments],
     ) -> Any:
         """Decorate a function or a handler class: :meth:`register` as a decorator.
 
@@ -342,6 +379,7 @@ class HandlerRegistry:
                 run_when_suspended=run_when_suspended,
                 transaction=transaction,
                 asyncio=asyncio,
+                **policy,
             )
             return handler
 
@@ -355,6 +393,7 @@ class HandlerRegistry:
         ordered: bool = False,
         run_when_suspended: bool = True,
         asyncio: bool = False,
+        **policy: Unpack[PolicyArguments],
     ) -> H:
         """Register ``handler`` for every event whose type has none, unknown types included.
 
@@ -372,8 +411,8 @@ class HandlerRegistry:
             ordered=ordered,
             run_when_suspended=run_when_suspended,
             asyncio=asyncio,
+            policy=policy,
         )
-        registration = msgspec.structs.replace(registration, place=_users_line())
         _require_annotation(registration)
         self._fallback = registration
         return handler
@@ -411,8 +450,7 @@ class HandlerRegistry:
     @property
     def needs_host_loop(self) -> bool:
         """Return whether a handler has ``asyncio=True``, so that a start without a loop fails."""
-        given = (*self._registrations.values(), self._fallback)
-        return any(each is not None and each.asyncio for each in given)
+        return any(each.asyncio for each in self.registrations)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the wire types that have a handler."""
@@ -451,6 +489,12 @@ class HandlerRegistry:
                 "Sdk:Webhooks:FailOnMissingHandlers is true, and:\n  "
                 + "\n  ".join(map(str, missing)),
             )
+
+    @property
+    def registrations(self) -> tuple[Registration, ...]:
+        """The registrations in their order, the fallback last."""
+        last = () if self._fallback is None else (self._fallback,)
+        return (*self._registrations.values(), *last)
 
     @property
     def transactional(self) -> tuple[Registration, ...]:
@@ -515,8 +559,11 @@ def _registration(
     run_when_suspended: bool,
     transaction: bool = False,
     asyncio: bool = False,
+    policy: PolicyArguments,
 ) -> Registration:
-    name = name_of(handler)
+    name, place = name_of(handler), _users_line()
+    policies = _policy_of(name, place, policy, enqueue=enqueue)
+    ordered = ordered or policies.coalesce
     if ordered and not enqueue:
         raise HandlerRegistrationError(
             f"{name}: ordered=True needs enqueue=True, because only the queue keeps the order."
@@ -528,12 +575,36 @@ def _registration(
         )
     if transaction:
         _require_transaction_function(name, handler, kind, enqueue=enqueue)
-        return Registration(name, handler, Kind.TRANSACTION, enqueue, ordered, run_when_suspended)
+        kind = Kind.TRANSACTION
     if isinstance(handler, type) and issubclass(handler, WebhookHandlerBase):
         _require_handle_core(name, handler)
     if kind in (Kind.COROUTINE, Kind.THREAD):
         takes_services(name, cast("Callable[..., object]", handler))
-    return Registration(name, handler, kind, enqueue, ordered, run_when_suspended, asyncio)
+    return Registration(
+        name,
+        handler,
+        kind,
+        enqueue,
+        ordered,
+        run_when_suspended,
+        asyncio,
+        place=place,
+        policy=policies,
+    )
+
+
+def _policy_of(name: str, place: str, given: PolicyArguments, *, enqueue: bool) -> Policy:
+    """Return the policies of a handler.
+
+    Raises:
+        HandlerRegistrationError: names what cannot be kept, and the line that registers it.
+    """
+    unknown = [f"there is no policy {each}" for each in given if each not in _POLICIES]
+    policy = UNLIMITED if unknown else Policy(**given)
+    problems = [*unknown, *problems_of(policy, enqueue=enqueue)]
+    if problems:
+        raise HandlerRegistrationError(f"{place}: {name}: {'; '.join(problems)}.")
+    return policy
 
 
 def _require_transaction_function(name: str, handler: object, kind: Kind, *, enqueue: bool) -> None:
@@ -601,6 +672,9 @@ def _bind(
         registration.run_when_suspended,
         threads if registration.kind in (Kind.THREAD, Kind.TRANSACTION) else None,
         place=definition_of(given if registration.kind is not Kind.FACTORY else type(core)),
+        policy=registration.policy,
+        group=registration.group,
+        limited=registration.policy.is_limited,
     )
 
 

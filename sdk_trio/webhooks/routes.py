@@ -15,7 +15,9 @@ import msgspec
 from ..base.times import rfc3339
 from ..config import Settings
 from ..config.options.forward import RouteOptions
+from ..config.options.webhooks import QueueOptions
 from ..records.deliveries import Postponed
+from ..records.policies import Backoff, Policy
 
 #: The maximum runs of an event that an application refuses (4xx). A deployment may be in progress,
 #: so it is retried. But the same request is usually refused again, so it is retried less often than
@@ -32,8 +34,8 @@ _TRY_AGAIN = frozenset({408, 425, 429})
 _UNAVAILABLE = frozenset({429, 502, 503, 504})
 
 #: The prefix of types that this program sends to itself, such as the probe of ``doctor``; they are
-#: never forwarded.
-_OUR_OWN = "sdk_trio."
+#: never forwarded or paused.
+OUR_OWN = "sdk_trio."
 
 #: The maximum length of an answer that is stored with an attempt, in characters.
 ANSWER_CHARACTERS = 300
@@ -93,6 +95,27 @@ class Route(msgspec.Struct, frozen=True):
         """The route's name."""
         return self.options.name
 
+    @property
+    def group(self) -> str:
+        """The name of its events where a policy limits them; see :class:`Policy`."""
+        return f"route:{self.name}"
+
+    def policy(self, queue: QueueOptions) -> Policy:
+        """Return the policies of its handler; ``queue`` has the waits that it does not set."""
+        options = self.options
+        base, cap = options.retry_base_seconds, options.retry_cap_seconds
+        retry = None
+        if base is not None or cap is not None:
+            base = queue.retry_base_seconds if base is None else base
+            retry = Backoff(base, max(base, queue.retry_cap_seconds if cap is None else cap))
+        return Policy(
+            max_attempts=options.max_attempts,
+            concurrency=options.concurrency,
+            rate_per_minute=options.rate_per_minute,
+            retry=retry,
+            coalesce=options.coalesce,
+        )
+
     def takes(self, event_type: str, document: Callable[[], Any]) -> bool:
         """Return whether it takes an event; ``document`` reads the body if a condition needs it."""
         if self.types.match(event_type) is None:
@@ -110,7 +133,7 @@ def first_match(routes: Sequence[Route], event_type: str, raw: bytes | None) -> 
 
     ``raw`` is the body; without one, routes with conditions take nothing.
     """
-    if event_type.startswith(_OUR_OWN):
+    if event_type.startswith(OUR_OWN):
         return None
     read: list[Any] = []
 

@@ -18,6 +18,7 @@ from .inline import InlineRuns
 from .invocation import Invocations
 from .leases import HeldLeases
 from .parking import Parking
+from .pauses import Pauses
 from .queued import QueuedRuns
 from .recording import OutcomeRecorder
 from .registry import BoundHandlers
@@ -77,6 +78,7 @@ class DeliveryRunner:
             settings, handlers, counters, self.recorder, self._conclusions
         )
         self.parking: Parking = Parking(inbox, self.recorder, tenancy)
+        self.pauses: Pauses = Pauses(inbox, handlers, clock=clock)
         self.inline: InlineRuns = InlineRuns(
             settings, inbox, self.invocations, self.recorder, counters
         )
@@ -87,6 +89,7 @@ class DeliveryRunner:
             self.invocations,
             self.recorder,
             self.parking,
+            self.pauses,
             clock=clock,
             jitter=jitter,
         )

@@ -1,6 +1,6 @@
 """Enforce the time limit of queued runs, and log long runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 
 import trio
@@ -24,7 +24,9 @@ class RunWatch:
     Args:
         invocations: knows the running handlers.
         running: the queue's events by the cells that run them.
-        limit: the maximum duration of a run in seconds; None: no limit.
+        limit: the maximum duration in seconds of a run whose handler has no timeout; None: no
+            limit.
+        timeouts: those of the handlers.
     """
 
     def __init__(
@@ -32,10 +34,12 @@ class RunWatch:
         invocations: Invocations,
         running: Mapping[trio.Nursery, VerifiedDelivery],
         limit: float | None,
+        timeouts: Iterable[float] = (),
     ) -> None:
         self._invocations = invocations
         self._running = running
         self._limit = inf if limit is None else limit
+        self._pause = min(WATCH_SECONDS, self._limit / 2, *(each / 2 for each in timeouts))
         # Seconds after which each long run is reported next, by its key.
         self._next_report: dict[str, float] = {}
 
@@ -60,7 +64,7 @@ class RunWatch:
         """
         try:
             while True:
-                await trio.sleep(min(WATCH_SECONDS, self._limit / 2))
+                await trio.sleep(self._pause)
                 self._cancel_late_runs()
                 self._report_long_runs()
         finally:
@@ -68,9 +72,10 @@ class RunWatch:
 
     def _cancel_late_runs(self) -> None:
         for cell, run in self._runs():
-            is_late = self._invocations.seconds_of(run) >= self._limit
+            limit = self._limit if run.timeout is None else run.timeout
+            is_late = self._invocations.seconds_of(run) >= limit
             if is_late and not cell.cancel_scope.cancel_called:
-                self._invocations.time_out(run, cell, self._limit)
+                self._invocations.time_out(run, cell, limit)
                 if run.threaded:
                     self._invocations.report_still_running(run)
 

@@ -60,6 +60,7 @@ async def test_a_running_receiver_is_alive_ready_and_well(store):
             "leases": True,
             "drain": True,
             "receiver": True,
+            "pauses": True,
             "queue": True,
         }
         health = (await admin.get("/healthz")).json()

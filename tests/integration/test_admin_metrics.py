@@ -90,7 +90,7 @@ async def test_promtool_finds_nothing_wrong_with_the_live_metrics(tmp_path, monk
         "Storage__Backend": "Sqlite",
         "Storage__Path": str(tmp_path / "data"),
     }
-    async with administered(registry(works, enqueue=True), **keys) as admin:
+    async with administered(registry(works, enqueue=True, timeout=60), **keys) as admin:
         sources = admin.runtime.administrator.sources
         sources.samples.append(lambda: [Sample(name, OF_PARTS[name], 3.5) for name in OF_PARTS])
         await admin.app.deliver("order.paid")

@@ -336,6 +336,26 @@ async def test_what_waits_for_its_retry_is_run_when_the_test_asks(store):
                 await app.retry(expect="finished")
 
 
+async def test_policies_and_pauses_hold_in_the_kit():
+    runs = []
+
+    async def handler(event):
+        runs.append(event.webhook_id)
+
+    handlers = registry(handler, enqueue=True, concurrency=1, rate_per_minute=6000)
+    handlers.register(OrderCreatedEvent, handler)
+    with trio.fail_after(60):
+        async with running_app(handlers, settings_for_tests()) as app:
+            await app.deliver("order.paid", webhook_id="a", expect="done")
+            await app.pause("order.*")
+            await app.deliver("order.paid", webhook_id="b", expect="received")
+            await app.deliver("order.created", webhook_id="c", expect="received")
+            assert runs == ["a"]
+            await app.resume()
+            assert sorted(runs) == ["a", "b", "c"]
+            await app.deliver("order.created", webhook_id="d", expect="done")
+
+
 async def test_an_ordered_event_that_waits_for_the_retry_of_another_counts_as_settled(store):
     fails = {"a"}
 

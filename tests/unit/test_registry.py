@@ -20,6 +20,7 @@ from sdk_trio.events import (
     OrderPaidEvent,
     RefundUpdatedEvent,
 )
+from sdk_trio.records.policies import Backoff
 from sdk_trio.webhooks import HandlerRegistry, Services, WebhookHandlerBase, WebhookReceiver
 from sdk_trio.webhooks.handler import ThreadHandler
 
@@ -558,3 +559,43 @@ def test_a_factory_that_ends_programs_is_refused_as_any_that_fails():
     handlers.register(OrderPaidEvent, lambda: sys.exit(3))
     with pytest.raises(HandlerRegistrationError, match="SystemExit: 3"):
         handlers.bind(services_of())
+
+
+# -- policies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ({"max_attempts": 0}, "max_attempts=0 is no whole number from 1 to 1000"),
+        ({"max_attempts": True}, "max_attempts=True"),
+        ({"timeout": -1}, "timeout=-1 is no number of seconds from 0.01 to 604800"),
+        ({"timeout": float("nan")}, "timeout=nan"),
+        ({"concurrency": 1.5}, "concurrency=1.5"),
+        ({"rate_per_minute": 0}, "rate_per_minute=0"),
+        ({"retry": 5}, "write retry=Backoff(base=1, cap=900)"),
+        ({"retry": Backoff(10, 1)}, "cap=1, which is less than its base=10"),
+        ({"retry": Backoff(-1, 1)}, "retry has base=-1"),
+        ({"coalesce": 1}, "coalesce=1 is neither True nor False"),
+        ({"priority": 1}, "there is no policy priority"),
+        ({"enqueue": False, "concurrency": 1}, "concurrency needs enqueue=True"),
+        ({"enqueue": False, "coalesce": True}, "coalesce needs enqueue=True"),
+        ({"enqueue": False, "timeout": 10}, "from 0.01 to 9, as the sender waits 10 seconds"),
+    ],
+)
+def test_a_policy_that_cannot_be_kept_is_refused_at_the_users_line(policy, told):
+    handlers = HandlerRegistry()
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.raises(HandlerRegistrationError) as refused:
+        handlers.register(OrderPaidEvent, Grant, **{"enqueue": True, **policy})
+    assert told in str(refused.value)
+    assert str(refused.value).startswith(f"{__file__}:{line}: ")
+    assert refused.value.exit_code == EXIT_CONFIGURATION
+
+
+def test_a_handler_that_coalesces_is_ordered():
+    handlers = HandlerRegistry()
+    handlers.register(OrderPaidEvent, Grant, enqueue=True, coalesce=True, max_attempts=3)
+    (registration,) = handlers.registrations
+    assert registration.ordered
+    assert str(registration.policy) == "max_attempts=3, coalesce=True"

@@ -24,6 +24,7 @@ if not describing():
     import trio
 
     from ...config import Loaded, Settings, StorageBackend
+    from ...records.policies import UNLIMITED
     from ...storage.examine import Contents
     from ..application import import_registry
     from ..receiver import NoReceiverError
@@ -42,6 +43,7 @@ if not describing():
         check_database,
         check_file,
         check_notifications,
+        check_pauses,
         check_tenants,
     )
 
@@ -127,6 +129,9 @@ class _Handled:
             required=settings.webhooks.fail_on_missing_handlers,
             report=report,
         )
+        for each in registry.registrations:
+            if each.policy != UNLIMITED:
+                report.ok(f"{each.name} ({each.group})", f"its policies: {each.policy}")
 
 
 async def examine_running(loaded: Loaded, arguments: Namespace) -> list[dict[str, str]]:
@@ -166,6 +171,7 @@ async def _examine(
             contents = await check_file(settings, report)
         if contents is not None:
             found.append(contents)
+            await check_pauses(settings, report)
 
     def check_the_disk(report: Report) -> None:
         check_disk(settings, report, found[0].growth_per_day if found else None)

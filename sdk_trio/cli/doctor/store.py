@@ -28,6 +28,7 @@ from ...storage.open import open_store, postgres_address
 from ...storage.ports import NotificationStore
 from ...storage.sql.schema import BEING_FILLED, DATABASE_NAME, FILLING, VERSION
 from ...tenants.credentials import CredentialReader
+from ..pauses import pauses_in
 from ..receiver import NoReceiverError, find
 from ..terminal import size_text
 from . import Report
@@ -57,6 +58,20 @@ FAILOVER_SECONDS = 7 * 86_400.0
 
 #: The maximum number of tenants whose credentials and recipients are checked.
 MOST_TENANTS = 1000
+
+
+async def check_pauses(settings: Settings, report: Report) -> None:
+    """Report the pauses of events that are in force.
+
+    Raises:
+        StorageError: the store cannot be opened.
+    """
+    for pause in await pauses_in(settings):
+        report.warning(
+            f"events of {pause.glob}",
+            str(pause),
+            f"'events resume --type {pause.glob}', if it is over",
+        )
 
 
 async def check_file(settings: Settings, report: Report) -> Contents | None:

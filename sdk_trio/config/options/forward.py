@@ -79,11 +79,50 @@ class RouteOptions(Section, frozen=True, kw_only=True):
     concurrency: Annotated[
         int | None,
         about(
-            "Concurrent posts; other events wait in the store.",
+            "Concurrent posts over all processes and hosts of the store; other events wait there.",
             between=(1, 1024),
-            default_note="Webhooks:Queue:Workers",
+            default_note="Webhooks:Queue:Workers in each process",
         ),
     ] = None
+    rate_per_minute: Annotated[
+        float | None,
+        about(
+            "Posts a minute over all processes and hosts of the store.",
+            between=(0.01, 1_000_000),
+            unit="per minute",
+            default_note="no limit",
+        ),
+    ] = None
+    max_attempts: Annotated[
+        int | None,
+        about(
+            "Attempts before an event is a dead letter.",
+            between=(1, 1000),
+            default_note="Webhooks:Queue:MaxAttempts",
+        ),
+    ] = None
+    retry_base_seconds: Annotated[
+        float | None,
+        about(
+            "First retry delay, doubled each time and fully jittered.",
+            between=(0, 86_400),
+            unit="seconds",
+            default_note="Webhooks:Queue:RetryBaseSeconds",
+        ),
+    ] = None
+    retry_cap_seconds: Annotated[
+        float | None,
+        about(
+            "Longest retry delay.",
+            between=(0, 604_800),
+            unit="seconds",
+            default_note="Webhooks:Queue:RetryCapSeconds",
+        ),
+    ] = None
+    coalesce: Annotated[
+        bool,
+        about("Post only the newest waiting event of one data.id and type; implies Ordered."),
+    ] = False
 
 
 class ForwardOptions(Section, frozen=True, kw_only=True):

@@ -47,6 +47,7 @@ from ...records.deliveries import (
     Renewed,
     Retry,
 )
+from ...records.policies import ClaimLimits
 from ..admission import (
     ACCEPTING,
     CLAIMING,
@@ -60,6 +61,8 @@ from ..admission import (
     standing_of,
 )
 from ..effects import Effects, T
+from . import policies
+from .policies import Allowance
 from .rows import HELD_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, MemoryRow
 
 if TYPE_CHECKING:
@@ -420,10 +423,12 @@ class MemoryInbox(MemoryBackend):
         if row is None or row.owner != self._terms.owner or row.state not in UNFINISHED:
             return
         match outcome:
-            case Done(answer):
+            case Done(answer, reason):
                 if answer is not None:
                     self._keep_attempt(row, "", answer, None, now)
                 self._rows.finish(row, now)
+                if reason is not None:
+                    row.last_error = reason
                 self._own_changes += 1
             case Retry(at, error):
                 self._keep_failure(row, outcome, now)
@@ -536,10 +541,13 @@ class MemoryInbox(MemoryBackend):
             if row.state in (DeliveryState.RECEIVED, DeliveryState.RETRYING):
                 self._write(row, row.state)
 
-    async def take_due(self, *, limit: int, now: float, overdue: bool = True) -> Due:
+    async def take_due(
+        self, *, limit: int, now: float, overdue: bool = True, limits: ClaimLimits | None = None
+    ) -> Due:
         """See :meth:`Inbox.take_due`."""
         await self._begin()
         rows = self._rows
+        allowance = None if limits is None else Allowance(rows, limits, now)
         due: list[MemoryRow] = []
         blocking: list[MemoryRow] = []
         next_due_at: float | None = None
@@ -552,7 +560,10 @@ class MemoryInbox(MemoryBackend):
                 next_due_at = at if next_due_at is None else min(at, next_due_at)
             elif self._is_free(row, now, overdue):
                 if rows.may_run(row):
-                    due.append(row)
+                    if allowance is None or len(due) >= limit or allowance.allows(row):
+                        due.append(row)
+                    elif row.owner is not None:
+                        blocking.append(row)
                 elif row.owner is not None:
                     blocking.append(row)
         for row in (*due[:limit], *blocking):
@@ -564,22 +575,40 @@ class MemoryInbox(MemoryBackend):
             self._write(row, row.state)
         records = [row.record() for row in due[:limit]]
         more = len(due) > limit or bool(blocking)
-        return Due(records, more=more, next_due_at=next_due_at)
+        if allowance is None:
+            return Due(records, more=more, next_due_at=next_due_at)
+        for row, newer in allowance.superseded:
+            self._rows.finish(row, now)
+            row.last_error = f"superseded by {newer}"
+            self._own_changes += 1
+        times = [at for at in (next_due_at, allowance.next_at) if at is not None]
+        return Due(
+            records,
+            # The next one of a lane may be due now.
+            more=more or bool(allowance.superseded),
+            next_due_at=min(times, default=None),
+            limited=allowance.waiting,
+            superseded=[(row.key, newer) for row, newer in allowance.superseded],
+        )
 
     def _is_free(self, row: MemoryRow, now: float, overdue: bool) -> bool:
         if row.owner is None:
             return True
         return overdue and row.owner != self._terms.owner and self._held_until(row, now) is None
 
-    async def take_suspects(self, *, limit: int, now: float) -> Sequence[DeliveryRecord]:
+    async def take_suspects(
+        self, *, limit: int, now: float, limits: ClaimLimits | None = None
+    ) -> Sequence[DeliveryRecord]:
         """See :meth:`Inbox.take_suspects`."""
         await self._begin()
         rows = self._rows
+        allowance = None if limits is None else Allowance(rows, limits, now)
         found = [
             row
             for _, row in sorted(rows.unfinished.items())
             if row.process_ends and row.queued and row.owner in (None, self._terms.owner)
             if row.state is DeliveryState.RECEIVED and rows.may_run(row)
+            if allowance is None or allowance.allows(row)
         ]
         for row in found[:limit]:
             self._write(row, row.state, lease_from=now)
@@ -685,6 +714,24 @@ class MemoryInbox(MemoryBackend):
     read_checkpoint = _on_rows(Deliveries.read_checkpoint)
     write_checkpoint = _on_rows(Deliveries.write_checkpoint)
     erase = _on_rows(Deliveries.erase)
+    pauses = _on_rows(policies.pauses)
+    pause = _on_rows(policies.pause)
+    resume = _on_rows(policies.resume)
+
+    async def ask_for_work(self, *, seconds: float, now: float) -> None:
+        """See :meth:`Inbox.ask_for_work`."""
+        await self._begin()
+        if any(
+            row.owner not in (None, self._terms.owner) and row.queued
+            for row in self._rows.unfinished.values()
+            if row.state is not DeliveryState.RUNNING
+        ):
+            self._rows.wanted_until = now + seconds
+
+    async def is_work_wanted(self, *, now: float) -> bool:
+        """See :meth:`Inbox.is_work_wanted`."""
+        await self._begin()
+        return self._rows.wanted_until > now
 
     async def last_sequence(self) -> int:
         """See :meth:`Inbox.last_sequence`."""

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import msgspec
 
+from ...base.throttle import TokenBucket
 from ...records.deliveries import (
     MOST_EVIDENCE,
     UNFINISHED,
@@ -21,6 +22,7 @@ from ...records.deliveries import (
     DeliveryState,
     EvidenceRecord,
 )
+from ...records.policies import PAUSED, EventPause
 
 #: Finished deliveries that are kept as rows without their bodies, so that people can list them.
 RECENT_ROWS = 1000
@@ -79,6 +81,8 @@ class MemoryRow(msgspec.Struct, eq=False):
     # Hash of a body that is not kept any more: a redelivery with other bytes is still noticed.
     body_hash: int | None = None
     evidence: tuple[EvidenceRecord, ...] = ()
+    # The group under whose limits it is leased, or by whose pause it waits.
+    policy: str | None = None
 
     def has_body(self, raw: bytes) -> bool:
         """Return whether ``raw`` is its body, by its hash where the body is gone."""
@@ -125,6 +129,11 @@ class Deliveries:
     overflowed: bool = False
     checkpoints: dict[str, str] = attrs.Factory(dict)
     states: Counter[DeliveryState] = attrs.Factory(Counter)
+    #: Until when the last wish for work counts.
+    wanted_until: float = 0.0
+    pauses: list[EventPause] = attrs.Factory(list)
+    #: The token buckets of the groups that have a rate.
+    buckets: dict[str, TokenBucket] = attrs.Factory(dict)
     evidence_bytes: int = 0
     # Sequences of the unfinished ordered deliveries of each tenant and subject.
     _lines: dict[tuple[str | None, str], set[int]] = attrs.Factory(dict)
@@ -278,6 +287,13 @@ class Deliveries:
             for other in line
         )
 
+    def lane_after(self, row: MemoryRow) -> list[MemoryRow]:
+        """Return the later unfinished rows of the lane of ``row``, oldest first."""
+        if not row.ordered or row.subject is None:
+            return []
+        line = self._lines[row.tenant_id, row.subject]
+        return [self.unfinished[number] for number in sorted(line) if number > row.sequence]
+
     # -- reading ---------------------------------------------------------------------------------
 
     def get(self, key: str) -> DeliveryRecord | None:
@@ -342,6 +358,7 @@ class Deliveries:
             (row.sequence, row.received_at)
             for row in self.unfinished.values()
             if row.queued and row.state is not DeliveryState.RETRYING
+            if row.owner is not None or not (row.policy or "").startswith(PAUSED)
         )
         return min(waiting, default=(0, None))[1]
 

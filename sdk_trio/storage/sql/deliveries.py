@@ -593,7 +593,7 @@ _HAS_LEASE = f"sequence = :sequence AND lease_token = :token AND {unfinished()}"
 _FAIL = f"""
 UPDATE work SET state = :state, queued = :queued, next_attempt_at = due(:at),
     failed_at = CASE WHEN CAST(:finished_at AS float8) IS NULL THEN clock() END,
-    finished_at = :finished_at, last_error = :error,
+    finished_at = :finished_at, last_error = :error, policy = NULL,
     lease_owner = NULL, lease_token = NULL, lease_until = NULL
 WHERE {_HAS_LEASE} RETURNING attempts, started_at
 """
@@ -608,13 +608,13 @@ WHERE {_HAS_LEASE}
 _POSTPONE = f"""
 UPDATE work SET attempts = attempts - CASE WHEN state = 'running' THEN 1 ELSE 0 END,
     state = 'retrying', queued = true, started_at = NULL, next_attempt_at = due(:at),
-    failed_at = clock(), last_error = :reason,
+    failed_at = clock(), last_error = :reason, policy = NULL,
     lease_owner = NULL, lease_token = NULL, lease_until = NULL
 WHERE {_HAS_LEASE}
 """
 
 _PARK = f"""
-UPDATE work SET state = 'parked', queued = false, next_attempt_at = NULL,
+UPDATE work SET state = 'parked', queued = false, next_attempt_at = NULL, policy = NULL,
     last_error = coalesce(:reason, last_error),
     lease_owner = NULL, lease_token = NULL, lease_until = NULL
 WHERE {_HAS_LEASE}
@@ -635,18 +635,28 @@ def join(tx: SqlTransaction, lease: Lease) -> None:
     tx.run(_JOIN, sequence=lease.sequence, token=lease.token)
 
 
+_NOTE_REASON = "UPDATE ended SET last_error = :reason WHERE sequence = :sequence"
+
+
+def note_reason(tx: SqlTransaction, sequence: int, reason: str) -> None:
+    """Keep why a delivery is done although nothing was done for it."""
+    tx.run(_NOTE_REASON, sequence=sequence, reason=reason)
+
+
 def finish(
     tx: SqlTransaction, terms: LeaseTerms, lease: Lease, outcome: Outcome, now: float
 ) -> None:
     """Record the outcome of a run; nothing if its lease is not ours any more."""
     ours = {"sequence": lease.sequence, "token": lease.token, "now": now}
     match outcome:
-        case Done(answer):
+        case Done(answer, reason):
             run = None if answer is None else tx.one(_RUN_OF, **ours)
             if run is not None:
                 attempts, started_at = run
                 _add_attempt(tx, lease.sequence, attempts, started_at, now, "", answer, None)
-            end_all(tx, terms, [RunEnd(lease.sequence, lease.token, now)])
+            ended = end_all(tx, terms, [RunEnd(lease.sequence, lease.token, now)])
+            if reason is not None and ended == [True]:
+                note_reason(tx, lease.sequence, reason)
             return
         case Retry(at):
             row = tx.one(

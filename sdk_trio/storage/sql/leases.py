@@ -21,8 +21,10 @@ import msgspec
 
 from ...base import clock
 from ...records.deliveries import PROCESS_ENDED, DeliveryState, Due, Renewed
+from ...records.policies import ClaimLimits
 from ..admission import CLOCK_SLACK_SECONDS, LeaseTerms
 from ..term import TermEndedError
+from . import policies
 from .deliveries import Lease
 from .dialect import SqlTransaction
 from .reads import by_sequence
@@ -60,9 +62,9 @@ def _is_first(this: str) -> str:
 """
 
 
-_IS_WAITING = "queued AND state = 'received' AND lease_owner IS NULL"
+_IS_WAITING = "queued AND state = 'received' AND lease_owner IS NULL AND policy IS NULL"
 
-_IS_RETRYING = "queued AND state = 'retrying' AND lease_owner IS NULL"
+_IS_RETRYING = "queued AND state = 'retrying' AND lease_owner IS NULL AND policy IS NULL"
 
 # A deadline further ahead than any lease lasts was written by a wrong clock. The owners are two
 # ranges of an index: for an inequality each claim would read our own leases.
@@ -107,6 +109,12 @@ WHERE {_HAS_EXPIRED} AND queued AND {unfinished()} {_in_order(_SORTED)}
 _FIND_SUSPECTS = _first(
     "process_ends > 0 AND state = 'received' AND queued "
     "AND (lease_owner IS NULL OR lease_owner = :owner)"
+)
+
+# Those of a group that wait for its limits, and those of them that are suspects.
+_FIND_IN_GROUP = _first("policy = :policy AND lease_owner IS NULL")
+_FIND_SUSPECTS_OF_GROUP = _first(
+    "policy = :policy AND lease_owner IS NULL AND sequence IN ints(:suspects)"
 )
 
 # All kinds in one statement, which is one round trip.
@@ -155,15 +163,26 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """Deliveries that were claimed, their leases by key, and where the poll ended."""
+    """Deliveries that were claimed, their leases by key, and where the poll ended.
+
+    ``grouped``: deliveries wait in groups, for a pause or a limit.
+    """
 
     due: Due
     leases: Mapping[str, Lease]
     place: Place = Place()
+    grouped: bool = False
 
 
 def claim_due(
-    tx: SqlTransaction, terms: LeaseTerms, place: Place, *, limit: int, now: float, overdue: bool
+    tx: SqlTransaction,
+    terms: LeaseTerms,
+    place: Place,
+    *,
+    limit: int,
+    now: float,
+    overdue: bool,
+    limits: ClaimLimits | None = None,
 ) -> Claimed:
     """Claim due deliveries, oldest arrival first among those that this poll asks for.
 
@@ -178,7 +197,9 @@ def claim_due(
         limit: the most deliveries.
         now: Unix seconds.
         overdue: take over leases of others that have expired.
+        limits: pauses and policies; None: there are none, and no delivery waits in a group.
     """
+    most = limit if limits is None else max(limit, policies.CHUNK)
     rows = tx.all(_NEXT_LANES, lane=place.lane, now=now)
     lanes = {bytes(lane): sequence for lane, sequence, _ in rows if lane is not None}
     (next_due_at,) = (at for lane, _, at in rows if lane is None)
@@ -186,7 +207,7 @@ def claim_due(
     found = tx.all(
         _FIND_DUE,
         # One more than wanted tells whether there are more.
-        limit=limit + 1,
+        limit=most + 1,
         firsts=[*lanes.values()],
         owner=terms.owner,
         seconds=terms.lease_seconds,
@@ -196,21 +217,51 @@ def claim_due(
         found = [row for row in found if row[1] is None]
     blocking = [row for row in found if not row[2]]
     found = sorted(row[:2] for row in found if row[2])
-    chosen = [sequence for sequence, _ in found[:limit]]
-    expired = [sequence for sequence, state in found[:limit] if state is not None]
+    is_full = len(found) > most
+    groups: Mapping[int, str] = {}
+    if limits is not None:
+        groups = policies.groups_of(tx, limits, [sequence for sequence, _ in found[:most]])
+    held = [row for row in found[:most] if row[0] in groups]
+    free = [row for row in found[:most] if row[0] not in groups]
+    chosen = [sequence for sequence, _ in free[:limit]]
+    expired = [sequence for sequence, state in free[:limit] if state is not None]
     # The owner has not renewed its lease: its process hangs or is gone, so a run of it counts as
     # one that ended the process.
-    running = [sequence for sequence, state in found[:limit] if state == "running"]
+    running = [sequence for sequence, state in (*free[:limit], *held) if state == "running"]
     running += [sequence for sequence, state, _ in blocking if state == "running"]
     _cut_short(tx, terms, running, sole=False)
     if blocking:
         tx.run(_FREE_LEASES, sequences=[row[0] for row in blocking])
         tx.note_change()
-    claimed = _claim(tx, terms, chosen, expired, now)
-    left = place.left or len(found) > limit
-    more = left or bool(end) or bool(blocking)
-    due = Due(claimed.due.records, more, next_due_at, claimed.due.unbegun)
-    return Claimed(due, claimed.leases, Place(end, left) if end else Place())
+    allowed = policies.Allowed()
+    if limits is not None:
+        policies.hold(tx, groups)
+        allowed = policies.allow(
+            tx,
+            terms,
+            limits,
+            partial(_find_in_group, tx),
+            new_token,
+            now=now,
+            live_only=overdue,
+        )
+    claimed = _claim(tx, terms, sorted([*chosen, *allowed.sequences]), expired, now)
+    left = place.left or is_full or len(free) > limit
+    more = left or bool(end) or bool(blocking) or allowed.more
+    times = [at for at in (next_due_at, allowed.next_at) if at is not None]
+    due = Due(
+        claimed.due.records,
+        more,
+        min(times, default=None),
+        claimed.due.unbegun,
+        allowed.waiting,
+        allowed.superseded,
+    )
+    return Claimed(due, claimed.leases, Place(end, left) if end else Place(), allowed.grouped)
+
+
+def _find_in_group(tx: SqlTransaction, group: str, limit: int) -> list[int]:
+    return [sequence for (sequence,) in tx.all(_FIND_IN_GROUP, policy=group, limit=limit)]
 
 
 def _claim(
@@ -240,10 +291,31 @@ def _claim(
     return Claimed(Due(records, False, None, unbegun), leases)
 
 
-def claim_suspects(tx: SqlTransaction, terms: LeaseTerms, *, limit: int, now: float) -> Claimed:
-    """Claim deliveries that ran when a process ended, oldest arrival first."""
-    found = tx.all(_FIND_SUSPECTS, limit=limit, owner=terms.owner)
-    return _claim(tx, terms, [sequence for (sequence,) in found], [], now)
+def claim_suspects(
+    tx: SqlTransaction,
+    terms: LeaseTerms,
+    *,
+    limit: int,
+    now: float,
+    limits: ClaimLimits | None = None,
+) -> Claimed:
+    """Claim deliveries that ran when a process ended, oldest arrival first.
+
+    Those that a pause or a limit holds stay behind, and are claimed as all others are.
+    """
+    found = [row[0] for row in tx.all(_FIND_SUSPECTS, limit=limit, owner=terms.owner)]
+    if limits is None:
+        return _claim(tx, terms, found, [], now)
+    groups = policies.groups_of(tx, limits, found)
+    policies.hold(tx, groups)
+
+    def find(group: str, most: int) -> list[int]:
+        rows = tx.all(_FIND_SUSPECTS_OF_GROUP, policy=group, limit=most, suspects=list(groups))
+        return [sequence for (sequence,) in rows]
+
+    allowed = policies.allow(tx, terms, limits, find, new_token, now=now)
+    free = [sequence for sequence in found if sequence not in groups]
+    return _claim(tx, terms, sorted([*free, *allowed.sequences]), [], now)
 
 
 # -- renewing and giving up ----------------------------------------------------------------------
@@ -470,3 +542,38 @@ def require_term(tx: SqlTransaction, owner: str, term: int, *, name: str = LEADE
         raise TermEndedError(
             f"this host {did} in term {term}, which is over: another one may go on"
         )
+
+
+# -- sharing -------------------------------------------------------------------------------------
+
+#: The name of the row that has the owner who has asked last for work, and until when that counts.
+WANTED: Final = "work.wanted"
+
+_HELD_UNBEGUN = """
+SELECT 1 FROM work WHERE lease_owner IS NOT NULL AND (lease_owner < :owner OR lease_owner > :owner)
+    AND queued AND state IN ('received', 'retrying') LIMIT 1
+"""
+
+_ASK_FOR_WORK = f"""
+INSERT INTO lease (name, owner, term, until) VALUES ('{WANTED}', :owner, 0, clock() + :seconds)
+ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until = excluded.until
+"""
+
+_IS_WORK_WANTED = f"""
+SELECT 1 FROM lease WHERE name = '{WANTED}' AND until > clock()
+"""
+
+
+def is_work_unbegun(tx: SqlTransaction, owner: str) -> bool:
+    """Return whether other owners have leased queued deliveries that they have not begun."""
+    return tx.one(_HELD_UNBEGUN, owner=owner) is not None
+
+
+def ask_for_work(tx: SqlTransaction, terms: LeaseTerms, *, seconds: float, now: float) -> None:
+    """Ask other owners to share their work, for so many seconds."""
+    tx.run(_ASK_FOR_WORK, owner=terms.owner, seconds=seconds, now=now)
+
+
+def is_work_wanted(tx: SqlTransaction, *, now: float) -> bool:
+    """Return whether an owner has asked for work, and the time of that is not over."""
+    return tx.one(_IS_WORK_WANTED, now=now) is not None

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from ...base import clock
 from ...records.deliveries import AttemptRecord, DeliveryRecord, DeliveryState, EvidenceRecord
+from ...records.policies import AFTER_PAUSED, PAUSED
 from . import arrivals
 from .arrivals import INDEXED, INDEXED_CHARACTERS, SEGMENT_BITS
 from .dialect import Row, SqlTransaction
@@ -307,13 +308,15 @@ def counts(tx: SqlTransaction) -> dict[DeliveryState, int]:
 
 
 # An index answers each. That of the waiting ones in lanes is read to its end: by the primary key,
-# which "+ 0" rules out, PostgreSQL would pass all that is dead or parked.
-_OLDEST_WAITING = """
+# which "+ 0" rules out, PostgreSQL would pass all that is dead or parked. Paused ones are left out.
+_OLDEST_WAITING = f"""
 SELECT min(received_at) FROM arrival WHERE sequence IN (
     (SELECT sequence FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL
-        AND lane IS NULL ORDER BY lane, sequence LIMIT 1),
+        AND policy IS NULL AND lane IS NULL ORDER BY lane, sequence LIMIT 1),
     (SELECT min(sequence + 0) FROM work WHERE queued AND state = 'received' AND lease_owner IS NULL
-        AND lane IS NOT NULL),
+        AND policy IS NULL AND lane IS NOT NULL),
+    (SELECT min(sequence + 0) FROM work WHERE lease_owner IS NULL AND policy < '{PAUSED}'),
+    (SELECT min(sequence + 0) FROM work WHERE lease_owner IS NULL AND policy >= '{AFTER_PAUSED}'),
     (SELECT min(sequence) FROM work
         WHERE queued AND state IN ('received', 'running') AND lease_owner IS NOT NULL))
 """

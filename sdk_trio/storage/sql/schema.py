@@ -114,6 +114,7 @@ CREATE TABLE arrival (
 # a replay; generation: how often it was put back after it had been done. failed_at: when
 # next_attempt_at was decided, by which a clock that was set back is noticed; 0 where a run may have
 # ended a process without a trace. lease_token: the run that holds the lease (storage.sql.leases).
+# policy: the group whose limits or pause it waits for or runs under (storage.sql.policies).
 _WORK = """
 CREATE TABLE work (
     sequence bigint PRIMARY KEY,
@@ -132,7 +133,8 @@ CREATE TABLE work (
     last_error text,
     lease_owner text,
     lease_token bigint,
-    lease_until float8
+    lease_until float8,
+    policy text COLLATE "C"
 )
 """
 
@@ -149,15 +151,23 @@ ALTER TABLE work SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0,
 _WORK_INDEXES = (
     """
 CREATE INDEX work_waiting ON work (lane, sequence)
-WHERE queued AND state = 'received' AND lease_owner IS NULL
+WHERE queued AND state = 'received' AND lease_owner IS NULL AND policy IS NULL
 """,
     """
 CREATE INDEX work_retrying ON work (next_attempt_at)
-WHERE queued AND state = 'retrying' AND lease_owner IS NULL
+WHERE queued AND state = 'retrying' AND lease_owner IS NULL AND policy IS NULL
 """,
     "CREATE INDEX work_leased ON work (lease_owner) WHERE lease_owner IS NOT NULL",
     f"CREATE INDEX work_lane ON work (lane, sequence) WHERE lane IS NOT NULL AND {unfinished()}",
     f"CREATE INDEX work_kept ON work (state, sequence) WHERE {in_kept()}",
+    """
+CREATE INDEX work_policy ON work (policy, sequence)
+WHERE policy IS NOT NULL AND lease_owner IS NULL
+""",
+    """
+CREATE INDEX work_policy_leased ON work (policy)
+WHERE policy IS NOT NULL AND lease_owner IS NOT NULL
+""",
     "CREATE INDEX work_suspect ON work (sequence) WHERE process_ends > 0 AND state = 'received'",
 )
 
@@ -228,6 +238,29 @@ CREATE TABLE lease (
     owner text NOT NULL,
     term bigint NOT NULL,
     until float8 NOT NULL
+)
+"""
+
+# The token bucket of a group, as storage.sql.policies counts it, by the store's clock.
+_POLICY = """
+CREATE TABLE policy (
+    name text COLLATE "C" PRIMARY KEY,
+    missing float8 NOT NULL,
+    as_of float8 NOT NULL
+)
+"""
+
+# Pauses of events by type. A row stays when its pause has ended: who paused and resumed, and when.
+_PAUSE = """
+CREATE TABLE pause (
+    id identity,
+    glob text NOT NULL,
+    since float8 NOT NULL,
+    actor text NOT NULL,
+    reason text NOT NULL,
+    until float8,
+    ended_at float8,
+    ended_by text
 )
 """
 
@@ -398,6 +431,8 @@ _COMMON = (
     *_EVIDENCE,
     _CHECKPOINT,
     _LEASE,
+    _POLICY,
+    _PAUSE,
     *_TENANT,
     *_AUDIT,
     *_OUTBOX,

@@ -5,7 +5,7 @@ It believes nothing that the runtime says of itself, except that an outcome was 
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -238,6 +238,20 @@ class Auditor:
         if machine not in self._stalled:
             self._recorded.setdefault(key, self._now())
 
+    def _is_done_without_success(
+        self, record: DeliveryRecord, held: Mapping[str, DeliveryRecord]
+    ) -> bool:
+        """Return whether its handler has discarded an event, or a newer one superseded it."""
+        reason = record.last_error or ""
+        if reason.startswith("discarded: "):
+            return bool(self.runs.get(record.key))
+        newer = held.get(reason.removeprefix("superseded by "))
+        return (
+            newer is not None
+            and newer.sequence > record.sequence
+            and (newer.type, newer.subject) == (record.type, record.subject)
+        )
+
     # -- at rest -----------------------------------------------------------------------------
 
     def judge(
@@ -256,7 +270,9 @@ class Auditor:
             waits = record.state is DeliveryState.PARKED and not parked_is_final
             if record.state not in FINAL or waits:
                 self.find("unfinished", f"{key} is {record.state.value} for ever")
-            elif record.state is DeliveryState.DONE and not self._has_succeeded(key):
+            elif record.state is DeliveryState.DONE and not (
+                self._has_succeeded(key) or self._is_done_without_success(record, held)
+            ):
                 self.find("not_run", f"{key} is done, and no run of it has succeeded")
             elif record.state is DeliveryState.DEAD and dead_is_failure:
                 self.find("dead", f"{key} ended dead: {record.last_error}")

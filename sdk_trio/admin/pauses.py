@@ -1,0 +1,103 @@
+"""The calls of the API that pause and resume events by their type."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..base.clock import wall
+from ..records.policies import EventPause, glob_problem
+from .api import USUAL_ACTOR, Actions, Reply, document, problem
+from .query import LONGEST_REASON, BadQueryError, check_line, parse_moment, parse_request
+from .status import RunningProgram
+
+
+class PauseRequest(msgspec.Struct, frozen=True):
+    """The request of ``POST /api/pause``: the types, until when, why, and who wants it."""
+
+    type: str
+    until: str | None = None
+    reason: str | None = None
+    actor: str | None = None
+
+
+class ResumeRequest(msgspec.Struct, frozen=True):
+    """The request of ``POST /api/resume``: the glob of the pause, and who wants it."""
+
+    type: str
+    actor: str | None = None
+
+
+class PauseAnswerer:
+    """Lists, begins and ends pauses in the store.
+
+    Args:
+        observed: the program.
+        actions: records the ordered actions.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self, observed: RunningProgram, actions: Actions, *, clock: Callable[[], float] = wall
+    ) -> None:
+        self._observed = observed
+        self._actions = actions
+        self._clock = clock
+
+    async def active(self) -> Reply:
+        """Return an array of the pauses that are in force, the oldest first."""
+        return document(200, await self._shown_active())
+
+    async def pause(self, body: bytes, address: str | None) -> Reply:
+        """Pause the events of a glob; return all pauses.
+
+        Raises:
+            BadQueryError: the request is not understood.
+        """
+        wanted: PauseRequest = parse_request(body, PauseRequest)
+        check_line("reason", wanted.reason, LONGEST_REASON)
+        if (wrong := glob_problem(wanted.type)) is not None:
+            raise BadQueryError(f"type: {wrong}")
+        given = {} if wanted.until is None else {"until": wanted.until}
+        until, now = parse_moment(given, "until"), self._clock()
+        if until is not None and until <= now:
+            raise BadQueryError("until takes a time in the future")
+        actor = wanted.actor or USUAL_ACTOR
+        await self._inbox.pause(
+            wanted.type,
+            actor=f"{actor} ({address or 'unix socket'})",
+            reason=wanted.reason or "",
+            until=until,
+            now=now,
+        )
+        self._actions.note("pause", actor=actor, address=address, ids=[wanted.type])
+        return document(200, await self._shown_active())
+
+    async def resume(self, body: bytes, address: str | None) -> Reply:
+        """End the pause of a glob; return the pauses that are left, 404 if there was none.
+
+        Raises:
+            BadQueryError: the request is not understood.
+        """
+        wanted: ResumeRequest = parse_request(body, ResumeRequest)
+        actor = wanted.actor or USUAL_ACTOR
+        ended = await self._inbox.resume(
+            wanted.type, actor=f"{actor} ({address or 'unix socket'})", now=self._clock()
+        )
+        if not ended:
+            return problem(404, "this type is not paused")
+        self._actions.note("resume", actor=actor, address=address, ids=ended)
+        return document(200, await self._shown_active())
+
+    async def _shown_active(self) -> list[dict[str, Any]]:
+        now = self._clock()
+        return [_shown(each) for each in await self._inbox.pauses() if each.is_active(now)]
+
+    @property
+    def _inbox(self) -> Any:
+        return self._observed.stores()[0]
+
+
+def _shown(pause: EventPause) -> dict[str, Any]:
+    fields = {name: getattr(pause, name) for name in ("since", "until", "actor", "reason")}
+    return {"type": pause.glob, **fields}

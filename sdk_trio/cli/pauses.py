@@ -1,0 +1,129 @@
+"""``events pause``, ``resume`` and ``pauses``: events that wait in the store by their type."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+
+from .parse import UsageError, add_format, add_who_and_why, describing, parse_ahead
+
+if not describing():
+    from collections.abc import Sequence
+
+    import trio
+    from msgspec.structs import asdict
+
+    from ..config import Settings
+    from ..records.policies import EventPause, glob_problem
+    from .settings import load
+    from .store import actor_of, open_inbox
+    from .terminal import print_list, say
+
+COLUMNS = ("type", "since", "until", "actor", "reason")
+
+#: The columns with ``--all``: pauses that have ended as well.
+ALL_COLUMNS = (*COLUMNS, "ended_at", "ended_by")
+
+
+def pause_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events pause``."""
+    parser.add_argument(
+        "--type", metavar="GLOB", required=True, help="the types to pause, such as order.*"
+    )
+    parser.add_argument(
+        "--until",
+        metavar="T",
+        help="when it ends by itself: ISO 8601, Unix seconds, or 15m, 2h, 3d from now",
+    )
+    add_who_and_why(parser)
+
+
+def pause(arguments: Namespace) -> int:
+    """Let events of these types wait in the store, until they are resumed.
+
+    Raises:
+        UsageError: the glob or the time cannot be used.
+    """
+    wrong = glob_problem(arguments.type)
+    if wrong is not None:
+        raise UsageError(f"--type: {wrong}")
+    now = time.time()
+    until = None if arguments.until is None else parse_ahead(arguments.until, now=now)
+    if until is not None and until <= now:
+        raise UsageError(f"--until takes a time in the future, not {arguments.until!r}")
+    settings = load(arguments)
+    actor, reason = actor_of(arguments), arguments.reason or ""
+    (kept,) = trio.run(_pause, settings, arguments.type, actor, reason, until, now)
+    say(f"{kept}; each running receiver obeys within a second")
+    return 0
+
+
+def resume_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events resume``."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--type", metavar="GLOB", help="the glob, as 'events pauses' lists it")
+    which.add_argument("--all", action="store_true", help="every pause")
+    parser.add_argument(
+        "--actor", metavar="A", help="who makes the change (default: the user of the machine)"
+    )
+
+
+def resume(arguments: Namespace) -> int:
+    """Let paused events run again, the oldest first.
+
+    Raises:
+        UsageError: the glob is not paused.
+    """
+    ended, left = trio.run(_resume, load(arguments), arguments.type, actor_of(arguments))
+    if not ended and arguments.type is not None:
+        known = ", ".join(each.glob for each in left) or "nothing"
+        raise UsageError(f"{arguments.type} is not paused; {known} is")
+    say(f"resumed: {', '.join(ended)}" if ended else "nothing is paused")
+    return 0
+
+
+def pauses_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of ``events pauses``."""
+    parser.add_argument("--all", action="store_true", help="also those that have ended")
+    add_format(parser)
+
+
+def pauses(arguments: Namespace) -> int:
+    """Print the pauses: what waits, since when, and who wanted it."""
+    found = trio.run(pauses_in, load(arguments), arguments.all)
+    rows = [row_of(each) for each in found]
+    print_list(arguments, rows, ALL_COLUMNS if arguments.all else COLUMNS)
+    if not rows and arguments.format != "json":
+        say("nothing is paused")
+    return 0
+
+
+def row_of(pause: EventPause) -> dict[str, object]:
+    """Return a pause as JSON."""
+    fields = asdict(pause)
+    return {"type": fields.pop("glob"), **fields}
+
+
+async def pauses_in(settings: Settings, ended: bool = False) -> Sequence[EventPause]:
+    """Return the pauses of the store that are in force; ``ended``: all of them."""
+    now = time.time()
+    async with open_inbox(settings) as inbox:
+        found = await inbox.pauses(ended=ended)
+    return [each for each in found if ended or each.is_active(now)]
+
+
+async def _pause(
+    settings: Settings, glob: str, actor: str, reason: str, until: float | None, now: float
+) -> Sequence[EventPause]:
+    async with open_inbox(settings) as inbox:
+        await inbox.pause(glob, actor=actor, reason=reason, until=until, now=now)
+        return [each for each in await inbox.pauses() if each.glob == glob]
+
+
+async def _resume(
+    settings: Settings, glob: str | None, actor: str
+) -> tuple[Sequence[str], Sequence[EventPause]]:
+    now = time.time()
+    async with open_inbox(settings) as inbox:
+        ended = await inbox.resume(glob, actor=actor, now=now)
+        return ended, [each for each in await inbox.pauses() if each.is_active(now)]

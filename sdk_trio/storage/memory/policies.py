@@ -1,0 +1,111 @@
+"""Pauses and policies of the store in memory: what a claim of due deliveries may take."""
+
+from collections.abc import Sequence
+
+from ...base.throttle import TokenBucket
+from ...records.policies import ClaimLimits, EventPause, GroupLimit, burst_of
+from .rows import Deliveries, MemoryRow
+
+
+def pauses(rows: Deliveries, *, ended: bool = False) -> list[EventPause]:
+    """Return the pauses that were not resumed; with ``ended`` all of them."""
+    return [pause for pause in rows.pauses if ended or pause.ended_at is None]
+
+
+def pause(
+    rows: Deliveries, glob: str, *, actor: str, reason: str, until: float | None, now: float
+) -> None:
+    """Pause the deliveries whose type matches ``glob``."""
+    since = now
+    for number, each in enumerate(rows.pauses):
+        if each.glob == glob and each.is_active(now):
+            since = each.since
+            del rows.pauses[number]
+            break
+    rows.pauses.append(EventPause(glob, since, actor, reason, until))
+    rows.changes += 1
+
+
+def resume(rows: Deliveries, glob: str | None, *, actor: str, now: float) -> list[str]:
+    """End the pause of ``glob``, None: of all; return the globs of those that were in force."""
+    ended = []
+    for number, each in enumerate(rows.pauses):
+        if each.ended_at is None and glob in (None, each.glob):
+            by = actor if each.is_active(now) else None
+            at = now if by is not None else each.until
+            kept = EventPause(each.glob, each.since, each.actor, each.reason, each.until, at, by)
+            rows.pauses[number] = kept
+            if by is not None:
+                ended.append(each.glob)
+    rows.changes += 1
+    return ended
+
+
+class Allowance:
+    """Decides which due rows one claim may take.
+
+    ``superseded`` are the rows that end instead, each with the key of the newer one. ``waiting``:
+    rows wait for a limit. ``next_at`` is when a rate allows the next run.
+    """
+
+    def __init__(self, rows: Deliveries, limits: ClaimLimits, now: float) -> None:
+        self._rows = rows
+        self._limits = limits
+        self._now = now
+        self._free_workers = limits.free_workers
+        self._running: dict[str, int] = {}
+        self.superseded: list[tuple[MemoryRow, str]] = []
+        self.waiting = False
+        self.next_at: float | None = None
+        for row in rows.unfinished.values():
+            if row.policy is not None and row.owner is not None and row.until > now:
+                self._running[row.policy] = self._running.get(row.policy, 0) + 1
+
+    def allows(self, row: MemoryRow) -> bool:
+        """Return whether a due row may be claimed now; it uses a slot and a token then."""
+        row.policy = None
+        group = self._limits.group_of(row.type, row.raw or b"")
+        if group is None:
+            return True
+        limit = self._limits.groups.get(group)
+        if limit is None:  # it is paused
+            row.policy = group
+            return False
+        if limit.coalesce and (newer := self._newer(row, group)):
+            older = (row, *newer[:-1])
+            self.superseded += [(each, newer[-1].key) for each in older]
+            return False
+        if not self._has_place(group, limit):
+            self.waiting = True
+            return False
+        self._free_workers -= 1
+        self._running[group] = self._running.get(group, 0) + 1
+        row.policy = group
+        return True
+
+    def _has_place(self, group: str, limit: GroupLimit) -> bool:
+        if self._free_workers <= 0:
+            return False
+        running = self._running.get(group, 0)
+        if limit.concurrency is not None and running >= limit.concurrency:
+            return False
+        if limit.rate_per_minute is None:
+            return True
+        bucket = self._rows.buckets.get(group)
+        per_second, burst = limit.rate_per_minute / 60.0, burst_of(limit.rate_per_minute)
+        if bucket is None:
+            bucket = self._rows.buckets[group] = TokenBucket(per_second=per_second, burst=burst)
+        wait = bucket.admit(self._now)
+        if wait > 0.0:
+            at = self._now + wait
+            self.next_at = at if self.next_at is None else min(at, self.next_at)
+        return wait == 0.0
+
+    def _newer(self, row: MemoryRow, group: str) -> Sequence[MemoryRow]:
+        """Return the newer waiting rows of the same lane, type and group, the newest last."""
+        return [
+            each
+            for each in self._rows.lane_after(row)
+            if each.type == row.type and each.queued and each.owner is None
+            if self._limits.group_of(each.type, each.raw or b"") == group
+        ]

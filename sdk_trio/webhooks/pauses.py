@@ -1,0 +1,178 @@
+"""Pauses of events by type, and what the store has to obey when events are claimed.
+
+A pause is a row of the store. Each process reads the active ones every :data:`POLL_SECONDS`, so
+that all hosts obey within a second. Events of a paused type are stored and answered 200, and wait
+in the store: the claim of due events passes over them, and no attempt is used.
+"""
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping
+
+import trio
+
+from ..base.clock import wall
+from ..base.logs import get_logger
+from ..base.telemetry import Check, Sample
+from ..errors import StoreUnavailableError
+from ..records.policies import PAUSED, ClaimLimits, EventPause, GroupLimit
+from ..storage.ports import Inbox
+from .recording import STORE_RETRY_SECONDS
+from .registry import BoundHandlers
+from .routes import OUR_OWN
+
+_log = get_logger("webhooks")
+
+#: The interval in seconds at which the pauses are read from the store.
+POLL_SECONDS = 0.75
+
+NOTHING_PAUSED = Check("pauses", True, "nothing is paused")
+
+#: The most pauses that the check names.
+_NAMED = 5
+
+
+class Pauses:
+    """The active pauses, as this process knows them, and the limits of its handlers.
+
+    Args:
+        inbox: the open store, which keeps the pauses.
+        handlers: the handlers, whose policies limit their events.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self, inbox: Inbox, handlers: BoundHandlers, *, clock: Callable[[], float] = wall
+    ) -> None:
+        self._inbox = inbox
+        self._handlers = handlers
+        self._clock = clock
+        #: Called when a pause has begun or ended.
+        self.on_change: Callable[[], None] = lambda: None
+        self._globs: Mapping[str, re.Pattern[str]] = {}
+        self._groups: Mapping[str, GroupLimit] = {
+            handler.group: GroupLimit(
+                handler.policy.concurrency,
+                handler.policy.rate_per_minute,
+                handler.policy.coalesce,
+            )
+            for handler in handlers
+            if handler.limited
+        }
+        self._reads_bodies = any(each.route.conditions for each in handlers.routed)
+        #: The active pauses, the oldest first.
+        self.active: tuple[EventPause, ...] = ()
+
+    def holds(self, event_type: str) -> bool:
+        """Return whether events of this type are paused."""
+        return self._group_of_pause(event_type) is not None
+
+    def _group_of_pause(self, event_type: str) -> str | None:
+        if event_type.startswith(OUR_OWN):
+            return None
+        for group, pattern in self._globs.items():
+            if pattern.match(event_type) is not None:
+                return group
+        return None
+
+    def limits(self, *, free_workers: int) -> ClaimLimits | None:
+        """Return what a claim obeys; None without pauses and policies that the store keeps.
+
+        ``free_workers`` is how many workers are free.
+        """
+        if not self.active and not self._groups:
+            return None
+        return ClaimLimits(
+            self._group_of,
+            self._groups,
+            frozenset(self._globs),
+            max(0, free_workers),
+            self._reads_bodies,
+        )
+
+    def _group_of(self, event_type: str, raw: bytes) -> str | None:
+        paused = self._group_of_pause(event_type)
+        if paused is not None:
+            return paused
+        handler = self._handlers.find(event_type, raw)
+        return handler.group if handler is not None and handler.limited else None
+
+    # -- reading -----------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Read the pauses until cancelled; report the start once they are known.
+
+        Raises:
+            StoreUnavailableError: only at the start; later it is logged and tried again.
+        """
+        await self.poll()
+        task_status.started()
+        while True:
+            await trio.sleep(POLL_SECONDS)
+            try:
+                await self.poll()
+            except StoreUnavailableError as error:
+                _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
+
+    async def poll(self) -> None:
+        """Read the pauses once.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
+        """
+        found = await self._inbox.pauses()
+        now = self._clock()
+        active = tuple(pause for pause in found if pause.is_active(now))
+        before, self.active = self.active, active
+        if active == before:
+            return
+        self._globs = {
+            f"{PAUSED}{pause.glob}": re.compile(fnmatch.translate(pause.glob)) for pause in active
+        }
+        for pause in active:
+            if pause not in before:
+                _log.warning(
+                    "webhook.paused",
+                    types=pause.glob,
+                    by=pause.actor,
+                    reason=pause.reason,
+                    until=pause.until,
+                    hint="events of these types are stored and wait; 'events resume --type "
+                    f"{pause.glob}' lets them run",
+                )
+        for pause in before:
+            if pause.glob not in {each.glob for each in active}:
+                _log.info("webhook.resumed", types=pause.glob)
+        self.on_change()
+
+    # -- figures -----------------------------------------------------------------------------
+
+    def check(self) -> Check:
+        """Return whether something is paused, and since when; never unready."""
+        if not self.active:
+            return NOTHING_PAUSED
+        named = "; ".join(map(str, self.active[:_NAMED]))
+        more = f"; and {len(self.active) - _NAMED} more" if len(self.active) > _NAMED else ""
+        return Check("pauses", True, f"{named}{more}", degraded=True)
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Return the metrics of pauses and policies."""
+        now = self._clock()
+        oldest = max((now - pause.since for pause in self.active), default=0.0)
+        limits = [
+            Sample("sdk_handler_policy", (("handler", handler.group), ("policy", name)), value)
+            for handler in self._handlers
+            for name, value in (
+                ("max_attempts", handler.policy.max_attempts),
+                ("timeout", handler.policy.timeout),
+                ("concurrency", handler.policy.concurrency),
+                ("rate_per_minute", handler.policy.rate_per_minute),
+                ("coalesce", 1 if handler.policy.coalesce else None),
+            )
+            if value is not None
+        ]
+        return (
+            Sample("sdk_pauses", (), len(self.active)),
+            Sample("sdk_pause_seconds", (), max(0.0, oldest)),
+            *limits,
+        )

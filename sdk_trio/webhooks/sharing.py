@@ -1,0 +1,100 @@
+"""Sharing of work between the processes and hosts of one store.
+
+A process leases the events that it accepts and keeps them in memory, which is the fastest way as
+long as no other process has nothing to do. One that has had free workers for a second, and finds
+that others hold events which they have not begun, *asks for work* in the store. The others notice
+within :data:`POLL_SECONDS`. For :data:`SHARE_SECONDS` they release what they have not begun, and
+lease no more events than they have free workers for. The rest waits in the store, where each
+process claims it.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from ..base.clock import wall
+from ..base.logs import get_logger
+from ..config import Settings, StorageBackend
+from ..errors import StoreUnavailableError
+from ..storage.ports import Inbox
+from .recording import STORE_RETRY_SECONDS
+
+_log = get_logger("webhooks")
+
+#: The interval in seconds at which a process asks, or looks whether another one has asked.
+POLL_SECONDS = 0.5
+
+#: The time in seconds for which a process has to have free workers before it asks for work.
+IDLE_SECONDS = 1.0
+
+#: The time in seconds for which work is shared after a process has asked.
+SHARE_SECONDS = 60.0
+
+
+class SharedPool(Protocol):
+    """The workers of this process, as far as sharing asks them."""
+
+    @property
+    def has_spare_workers(self) -> bool:
+        """Whether workers are free, and nothing waits for them in memory or in the store."""
+        ...
+
+    async def release_waiting(self) -> int:
+        """Release the events in memory that no worker has begun; return how many there were."""
+        ...
+
+
+def is_shared(settings: Settings) -> bool:
+    """Return whether other processes may use the store of these settings."""
+    return settings.storage.backend is StorageBackend.POSTGRES or settings.server.processes != 1
+
+
+class Sharing:
+    """Asks for work when this process has none, and shares its own when another one has asked.
+
+    Args:
+        inbox: the open store.
+        pool: the workers of this process.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(
+        self, inbox: Inbox, pool: SharedPool, *, clock: Callable[[], float] = wall
+    ) -> None:
+        self._inbox = inbox
+        self._pool = pool
+        self._clock = clock
+        self._idle_since: float | None = None
+        #: Whether a process has asked for work. It shares what it gets then, as all others do.
+        self.is_wanted = False
+
+    async def run(self) -> None:
+        """Ask and look until cancelled; a store that fails is asked again."""
+        while True:
+            await trio.sleep(POLL_SECONDS)
+            try:
+                await self.poll()
+            except StoreUnavailableError as error:
+                _log.store_unavailable(error, retry_in=STORE_RETRY_SECONDS)
+                await trio.sleep(STORE_RETRY_SECONDS)
+
+    async def poll(self) -> None:
+        """Ask for work, or share it, once.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
+        """
+        now = trio.current_time()
+        was_wanted = self.is_wanted
+        self.is_wanted = await self._inbox.is_work_wanted(now=self._clock())
+        if self._pool.has_spare_workers:
+            if self._idle_since is None:
+                self._idle_since = now
+            if now - self._idle_since >= IDLE_SECONDS:
+                await self._inbox.ask_for_work(seconds=SHARE_SECONDS, now=self._clock())
+            return
+        self._idle_since = None
+        if self.is_wanted and (released := await self._pool.release_waiting()):
+            level = _log.debug if was_wanted else _log.info
+            level("queue.shared", events=released)

@@ -1,0 +1,109 @@
+"""Pauses of events, as people order them: by command line, by API, and what a receiver does."""
+
+import pytest
+import trio
+from support.admin import TOKEN, administered
+from support.serving import delivery_request, exchange, registry, signed
+from support.waiting import until
+
+from sdk_trio.records.deliveries import DeliveryState
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch, tmp_path):
+    monkeypatch.setenv("SDK_TEST_ADMIN_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+
+
+async def post(admin, path, **wanted):
+    return await admin.ask("POST", f"/api/{path}", TOKEN, None, wanted)
+
+
+@pytest.mark.parametrize("enqueue", [True, False])
+@pytest.mark.parametrize("backend", ["Memory", "Sqlite"])
+async def test_paused_events_are_answered_200_and_run_after_the_resume(enqueue, backend):
+    handled = []
+
+    async def handler(event):
+        handled.append((event.webhook_id, event.attempt))
+
+    keys = {"Storage__Backend": backend}
+    async with administered(registry(handler, enqueue=enqueue), **keys) as admin:
+        answer = await post(admin, "pause", type="order.*", reason="migration", actor="ann")
+        assert answer.status_code == 200
+        (pause,) = answer.json()
+        assert (pause["type"], pause["reason"], pause["until"]) == ("order.*", "migration", None)
+        assert pause["actor"].startswith("ann (")
+
+        async def check():
+            health = (await admin.get("/healthz", TOKEN)).json()
+            return {each["name"]: each for each in health["checks"]}["pauses"]
+
+        async def is_known():
+            return (await check())["degraded"]
+
+        await until(is_known)
+        assert "order.* is paused since" in (await check())["detail"]
+        assert (await admin.get("/readyz")).status_code == 200
+        assert (await admin.metrics())["sdk_pauses"] == 1
+        for number in range(5):
+            sent = delivery_request(signed(webhook_id=f"m{number}"))
+            assert (await exchange(admin.app, sent)).status == 200
+        record = await admin.app.store.get("m0")
+        assert (record.state, record.attempts) == (DeliveryState.RECEIVED, 0)
+        assert handled == []
+        assert (await post(admin, "resume", type="order.*")).json() == []
+
+        async def all_ran():
+            await trio.lowlevel.checkpoint()
+            return len(handled) == 5
+
+        await until(all_ran)
+        assert sorted(handled) == [(f"m{number}", 1) for number in range(5)]
+        actions = [each["action"] for each in await admin.api("/actions")]
+        assert actions[:2] == ["resume", "pause"]
+
+
+async def test_what_cannot_be_paused_or_resumed_is_refused():
+    async with administered() as admin:
+        assert (await post(admin, "pause", type="")).status_code == 400
+        assert (await post(admin, "pause", type="a", until="2001-01-01T00:00Z")).status_code == 400
+        assert (await post(admin, "resume", type="order.*")).status_code == 404
+        assert (await admin.get("/api/pauses", TOKEN)).json() == []
+        assert (await admin.get("/api/pause", TOKEN)).status_code == 405
+
+
+# -- command line ----------------------------------------------------------------------------------
+
+
+def test_commands_pause_list_and_resume(command_line):
+    command_line.seed(("msg_1", DeliveryState.DONE))
+    words = ("events", "pause", "--type", "order.*", "--until", "2h", "--actor", "ann")
+    assert command_line(*words, "--reason", "migration").status == 0
+    (pause,) = command_line("events", "pauses", "--format", "json").document
+    assert (pause["type"], pause["actor"], pause["reason"]) == ("order.*", "ann", "migration")
+    assert pause["until"] - pause["since"] == 7200
+    unknown = command_line("events", "resume", "--type", "orders.*")
+    assert unknown.status == 2
+    assert "order.* is" in unknown.err
+    assert command_line("events", "resume", "--type", "order.*", "--actor", "bob").status == 0
+    assert command_line("events", "pauses", "--format", "json").document == []
+    (ended,) = command_line("events", "pauses", "--all", "--format", "json").document
+    assert (ended["actor"], ended["ended_by"]) == ("ann", "bob")
+    assert command_line("events", "resume", "--all").status == 0
+    assert command_line("events", "pause", "--type", "a", "--until", "1h ago").status == 2
+
+
+def test_events_types_shows_the_policies_of_an_application(command_line, monkeypatch):
+    (command_line.directory / "policed.py").write_text(
+        "import sdk_trio\n"
+        "from sdk_trio.events import OrderPaidEvent\n"
+        "handlers = sdk_trio.HandlerRegistry()\n"
+        "@handlers.on(OrderPaidEvent, enqueue=True, concurrency=2, retry=sdk_trio.Backoff(1, 9))\n"
+        "async def pay(event): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(command_line.directory))
+    answer = command_line("events", "types", "--app", "policed:handlers", "--format", "json")
+    rows = {row["type"]: row for row in answer.document}
+    assert rows["order.paid"]["policies"] == "concurrency=2, retry=1..9 s"
+    assert rows["order.created"]["handler"] == ""

@@ -1,0 +1,338 @@
+"""Pauses and limits, as every store keeps them."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from integration.test_store_contract import Stores
+from support.postgres import FURTHER_VERSIONS
+
+from sdk_trio.records.deliveries import Dead, DeliveryState, Done, NewDelivery, Released, Retry
+from sdk_trio.records.policies import PAUSED, ClaimLimits, GroupLimit
+from sdk_trio.storage.ports import Inbox
+
+NOW = 1000.0
+
+
+@pytest.fixture(
+    params=["sqlite", "memory", "postgres", *(f"postgres{each}" for each in FURTHER_VERSIONS)]
+)
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
+    stores = Stores(request.param, tmp_path)
+    yield stores
+    for inbox in stores.opened:
+        await inbox.close()
+
+
+def delivery(
+    webhook_id: str, event_type: str = "order.paid", *, subject: str | None = None
+) -> NewDelivery:
+    raw = b'{"type":"x"}'
+    return NewDelivery(webhook_id, event_type, raw, 7, NOW, subject, subject is not None)
+
+
+async def accept(inbox: Inbox, *ids: str, **fields: Any) -> None:
+    for webhook_id in ids:
+        await inbox.accept(delivery(webhook_id, **fields), leased=False)
+
+
+def limits(free_workers: int = 100, **groups: GroupLimit) -> ClaimLimits:
+    """Return limits of the types that are named, with "_" for a dot."""
+    named = {name.replace("_", "."): limit for name, limit in groups.items()}
+    return ClaimLimits(
+        lambda event_type, _: event_type if event_type in named else None,
+        named,
+        frozenset(),
+        free_workers,
+    )
+
+
+def pausing(event_type: str) -> ClaimLimits:
+    group = f"{PAUSED}{event_type}"
+    return ClaimLimits(
+        lambda each, _: group if each == event_type else None, {}, frozenset({group}), 100
+    )
+
+
+async def take(
+    inbox: Inbox, obeyed: ClaimLimits | None = None, *, now: float = NOW, limit: int = 100
+) -> list[str]:
+    due = await inbox.take_due(limit=limit, now=now, limits=obeyed)
+    return [record.key for record in due.records]
+
+
+# -- concurrency -----------------------------------------------------------------------------------
+
+
+async def test_no_more_are_leased_than_the_concurrency_over_all_owners(stores: Stores) -> None:
+    one, two = await stores.open("one"), await stores.open("two")
+    await accept(one, *"abcde")
+    both = limits(order_paid=GroupLimit(concurrency=2))
+    assert await take(one, both) == ["a", "b"]
+    assert await take(two, both) == []
+    await one.start("a", now=NOW)
+    await one.finish("a", Done(), now=NOW)
+    assert await take(two, both) == ["c"]
+    assert await take(one, both) == []
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [Done(), Done(reason="discarded"), Dead("boom"), Released(), Retry(NOW + 900, "boom")],
+)
+async def test_each_end_of_a_run_frees_its_slot(stores: Stores, outcome: Any) -> None:
+    inbox = await stores.open()
+    await accept(inbox, "a", "b")
+    one = limits(order_paid=GroupLimit(concurrency=1))
+    assert await take(inbox, one) == ["a"]
+    await inbox.start("a", now=NOW)
+    assert await take(inbox, one) == []
+    await inbox.finish("a", outcome, now=NOW)
+    assert await take(inbox, one) == (["a"] if outcome == Released() else ["b"])
+
+
+async def test_a_killed_owner_uses_its_slots_until_its_leases_end(stores: Stores) -> None:
+    killed, other = await stores.open("killed"), await stores.open("other")
+    await accept(killed, "a", "b", "c")
+    one = limits(order_paid=GroupLimit(concurrency=1))
+    assert await take(killed, one) == ["a"]
+    await killed.start("a", now=NOW)
+    assert await take(other, one) == []
+    await other.take_over("killed", heir="nobody", now=NOW)
+    # The heir has the suspect, and with it the slot.
+    assert await take(other, one) == []
+
+
+async def test_events_of_other_types_pass_those_that_wait_for_a_slot(stores: Stores) -> None:
+    inbox = await stores.open()
+    await accept(inbox, *(f"limited{number}" for number in range(30)))
+    await accept(inbox, "free", event_type="order.created")
+    one = limits(order_paid=GroupLimit(concurrency=1))
+    assert await take(inbox, one, limit=5) == ["limited0", "free"]
+
+
+async def test_no_limited_event_is_claimed_without_a_free_worker(stores: Stores) -> None:
+    inbox = await stores.open()
+    await accept(inbox, "a", "b")
+    await accept(inbox, "free", event_type="order.created")
+    none = limits(0, order_paid=GroupLimit(concurrency=5))
+    due = await inbox.take_due(limit=9, now=NOW, limits=none)
+    assert [record.key for record in due.records] == ["free"]
+    assert due.limited
+    assert await take(inbox, limits(1, order_paid=GroupLimit(concurrency=5))) == ["a"]
+
+
+async def test_retries_wait_for_a_slot_as_well(stores: Stores) -> None:
+    if stores.kind.startswith("postgres"):
+        pytest.skip("its clock cannot be moved")
+    inbox = await stores.open(lease_seconds=1000)
+    await accept(inbox, "a", "b")
+    one = limits(order_paid=GroupLimit(concurrency=1))
+    assert await take(inbox, one) == ["a"]
+    await inbox.start("a", now=NOW)
+    await inbox.finish("a", Retry(NOW + 5, "boom"), now=NOW)
+    assert await take(inbox, one) == ["b"]
+    assert await take(inbox, one, now=NOW + 10) == []
+    await inbox.start("b", now=NOW + 10)
+    await inbox.finish("b", Done(), now=NOW + 10)
+    assert await take(inbox, one, now=NOW + 10) == ["a"]
+
+
+async def test_a_policy_that_is_gone_holds_nothing(stores: Stores) -> None:
+    inbox = await stores.open()
+    await accept(inbox, "a", "b", "c")
+    assert await take(inbox, limits(order_paid=GroupLimit(concurrency=1))) == ["a"]
+    taken = []
+    for _ in range(3):
+        taken += await take(inbox, None)
+    assert taken == ["b", "c"]
+
+
+# -- rate ------------------------------------------------------------------------------------------
+
+
+async def test_a_rate_is_of_the_store_and_outlives_its_owners(
+    stores: Stores, make_clock: Callable[[], Any]
+) -> None:
+    clock = make_clock()
+    one, two = await stores.open("one"), await stores.open("two")
+    await accept(one, *(f"m{number}" for number in range(40)))
+    # A burst of five per cent: 5 at once, then one each 0.6 s.
+    obeyed = limits(order_paid=GroupLimit(rate_per_minute=100.0))
+    begun = clock.now()
+    taken = await take(one, obeyed, now=clock.now())
+    taken += await take(two, obeyed, now=clock.now())
+    assert len(taken) == 5 + int((clock.now() - begun) / 0.6)
+    due = await two.take_due(limit=9, now=clock.now(), limits=obeyed)
+    assert due.next_due_at is not None
+    assert clock.now() - 0.1 < due.next_due_at < clock.now() + 0.7
+    while len(taken) < 9:
+        await clock.forward(0.3)
+        taken += await take(one if len(taken) % 2 else two, obeyed, now=clock.now())
+    assert clock.now() - begun >= 4 * 0.6 - 0.05
+
+
+class Moved:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self._now = NOW
+
+    def now(self) -> float:
+        return self._now
+
+    async def forward(self, seconds: float) -> None:
+        self._now += seconds
+        await trio.lowlevel.checkpoint()
+
+
+class Real:
+    """The time of the machine, as the store has a clock of its own."""
+
+    def now(self) -> float:
+        import time
+
+        return time.time()
+
+    async def forward(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+
+
+@pytest.fixture
+def make_clock(stores: Stores) -> Callable[[], Any]:
+    return Real if stores.kind.startswith("postgres") else Moved
+
+
+# -- coalescing ------------------------------------------------------------------------------------
+
+
+async def test_only_the_newest_waiting_event_of_a_subject_runs(stores: Stores) -> None:
+    inbox = await stores.open()
+    await accept(inbox, "a1", "a2", "a3", subject="a")
+    await accept(inbox, "b1", subject="b")
+    obeyed = limits(order_paid=GroupLimit(coalesce=True))
+    taken = [*await take(inbox, obeyed), *await take(inbox, obeyed)]
+    assert sorted(taken) == ["a3", "b1"]
+    for key in ("a1", "a2"):
+        record = await inbox.get(key)
+        assert record is not None
+        assert (record.state, record.last_error) == (DeliveryState.DONE, "superseded by a3")
+        assert record.attempts == 0
+
+
+async def test_a_running_event_is_not_superseded_and_the_newest_waits(stores: Stores) -> None:
+    inbox = await stores.open()
+    await accept(inbox, "a1", subject="a")
+    obeyed = limits(order_paid=GroupLimit(coalesce=True))
+    assert await take(inbox, obeyed) == ["a1"]
+    await inbox.start("a1", now=NOW)
+    await accept(inbox, "a2", "a3", subject="a")
+    assert await take(inbox, obeyed) == []
+    await inbox.finish("a1", Done(), now=NOW)
+    assert [*await take(inbox, obeyed), *await take(inbox, obeyed)] == ["a3"]
+
+
+async def test_events_of_another_type_of_the_subject_are_not_superseded(stores: Stores) -> None:
+    inbox = await stores.open()
+    await accept(inbox, "a1", subject="a")
+    await accept(inbox, "other", event_type="order.refunded", subject="a")
+    await accept(inbox, "a2", subject="a")
+    obeyed = limits(order_paid=GroupLimit(coalesce=True))
+    handled = []
+    for _ in range(6):
+        for key in await take(inbox, obeyed):
+            await inbox.start(key, now=NOW)
+            await inbox.finish(key, Done(), now=NOW)
+            handled.append(key)
+    assert handled == ["other", "a2"]
+
+
+# -- pauses ----------------------------------------------------------------------------------------
+
+
+async def test_paused_events_wait_without_an_attempt_and_go_on_in_order(stores: Stores) -> None:
+    inbox = await stores.open()
+    await accept(inbox, *"abc")
+    await accept(inbox, "free", event_type="order.created")
+    assert await take(inbox, pausing("order.paid"), limit=2) == ["free"]
+    assert await take(inbox, pausing("order.paid")) == []
+    await accept(inbox, "d")
+    assert await take(inbox, pausing("order.paid")) == []
+    taken = []
+    for _ in range(3):
+        taken += await take(inbox, None)
+    assert taken == [*"abcd"]
+    record = await inbox.get("a")
+    assert record is not None
+    assert (record.state, record.attempts) == (DeliveryState.RECEIVED, 0)
+
+
+async def test_events_that_wait_for_a_limit_can_be_paused(stores: Stores) -> None:
+    inbox = await stores.open()
+    await accept(inbox, *"abcd")
+    limited = limits(order_paid=GroupLimit(concurrency=1))
+    assert await take(inbox, limited) == ["a"]
+    await inbox.finish("a", Done(), now=NOW)
+    group = f"{PAUSED}order.*"
+    both = ClaimLimits(lambda _type, _raw: group, limited.groups, frozenset({group}), 100)
+    assert await take(inbox, both) == []
+    taken = []
+    for _ in range(3):
+        taken += await take(inbox, limited)
+    assert taken == ["b"]
+
+
+async def test_a_pause_keeps_who_began_and_ended_it(stores: Stores) -> None:
+    one, two = await stores.open("one"), await stores.open("two")
+    await one.pause("order.*", actor="ann", reason="migration", until=None, now=NOW)
+    await one.pause("refund.*", actor="ann", reason="", until=NOW + 60, now=NOW + 1)
+    (first, second) = await two.pauses()
+    assert (first.glob, first.since, first.actor, first.reason) == (
+        "order.*",
+        NOW,
+        "ann",
+        "migration",
+    )
+    assert second.is_active(NOW + 59)
+    assert not second.is_active(NOW + 60)
+    await two.pause("order.*", actor="bob", reason="longer", until=NOW + 90, now=NOW + 5)
+    changed = {pause.glob: pause for pause in await one.pauses()}["order.*"]
+    assert (changed.since, changed.actor, changed.until) == (NOW, "bob", NOW + 90)
+    assert await two.resume("order.*", actor="eve", now=NOW + 10) == ["order.*"]
+    assert await two.resume("order.*", actor="eve", now=NOW + 11) == []
+    assert [pause.glob for pause in await one.pauses()] == ["refund.*"]
+    kept = {pause.glob: pause for pause in await one.pauses(ended=True)}["order.*"]
+    assert (kept.ended_at, kept.ended_by) == (NOW + 10, "eve")
+    await one.pause("a", actor="ann", reason="", until=None, now=NOW + 70)
+    assert await one.resume(None, actor="eve", now=NOW + 80) == ["a"]
+
+
+# -- sharing ---------------------------------------------------------------------------------------
+
+
+async def test_work_is_wanted_only_while_others_hold_what_they_have_not_begun(
+    stores: Stores,
+) -> None:
+    busy, idle = await stores.open("busy"), await stores.open("idle")
+    await idle.ask_for_work(seconds=60, now=NOW)
+    assert not await busy.is_work_wanted(now=NOW)
+    await busy.accept(delivery("a"), leased=True)
+    await idle.ask_for_work(seconds=60, now=NOW)
+    assert await busy.is_work_wanted(now=NOW)
+    await busy.release(["a"])
+    assert await take(idle) == ["a"]
+    if not stores.kind.startswith("postgres"):
+        assert not await busy.is_work_wanted(now=NOW + 61)
+
+
+async def test_why_an_event_was_discarded_is_kept(stores: Stores) -> None:
+    inbox = await stores.open()
+    await accept(inbox, "a")
+    await take(inbox)
+    await inbox.start("a", now=NOW)
+    await inbox.finish("a", Done(reason="discarded: no such order"), now=NOW)
+    record = await inbox.get("a")
+    assert record is not None
+    assert (record.state, record.last_error) == (DeliveryState.DONE, "discarded: no such order")
