@@ -1,0 +1,163 @@
+"""The conditions of alerts, decided from facts that other parts have measured. Pure.
+
+A condition holds, does not hold, or is unknown: its part has not reported yet, or is off. A detail
+consists of numbers, times and names of this package. It quotes no text of an event, an answer or
+an error, so it cannot contain a body, a secret or a token.
+"""
+
+from collections.abc import Iterator
+
+import attrs
+
+from ..base.times import readable
+from ..config.options.alerts import AlertsOptions
+from ..records.alerts import AlertName
+
+DAY_SECONDS = 86_400.0
+
+
+@attrs.frozen(kw_only=True)
+class Facts:
+    """The facts at one time. None: unknown; the condition keeps its state.
+
+    Args:
+        store_writes: whether the store accepts writes.
+        new_dead_letters: events that became dead letters within ``RepeatHours`` and still are.
+        last_delivery_at: when the newest stored delivery arrived.
+        oldest_waiting_at: when the oldest waiting event arrived; ``inf``: none waits.
+        disabled_endpoints: the number of endpoints for this receiver that the upstream disabled.
+        sender_answers: whether the upstream answers the client.
+        replication_lags: whether replicas are behind their limit or cannot be written.
+        certificate_ends_at: the end of the certificate that the receiver shows; ``inf``: none.
+        token_ends_at: the end of the access token; ``inf``: it shows no end.
+        clock_differs: whether this host's clock differs too much from the store's.
+        clock_offset: the difference, in seconds.
+        unused_secrets: positions of configured secrets that nothing is signed with any more.
+    """
+
+    store_writes: bool | None = None
+    new_dead_letters: int | None = None
+    last_delivery_at: float | None = None
+    oldest_waiting_at: float | None = None
+    disabled_endpoints: int | None = None
+    sender_answers: bool | None = None
+    replication_lags: bool | None = None
+    certificate_ends_at: float | None = None
+    token_ends_at: float | None = None
+    clock_differs: bool | None = None
+    clock_offset: float = 0.0
+    unused_secrets: tuple[int, ...] | None = None
+
+
+@attrs.frozen
+class Condition:
+    """Whether a condition holds (None: unknown), and its description if it does."""
+
+    name: AlertName
+    holds: bool | None
+    detail: str = ""
+
+
+def evaluate(facts: Facts, options: AlertsOptions, now: float) -> tuple[Condition, ...]:
+    """Return every condition at ``now``, in Unix seconds."""
+    return tuple(_evaluate(facts, options, now))
+
+
+def _evaluate(facts: Facts, options: AlertsOptions, now: float) -> Iterator[Condition]:
+    yield _dead_letters(facts.new_dead_letters, options)
+    yield Condition(
+        AlertName.ENDPOINT_DISABLED,
+        None if facts.disabled_endpoints is None else facts.disabled_endpoints > 0,
+        "The upstream has disabled the endpoint of this receiver and delivers nothing to it. "
+        "Enable it at the upstream.",
+    )
+    yield _silence(facts.last_delivery_at, options, now)
+    yield _oldest_waiting(facts.oldest_waiting_at, options, now)
+    yield Condition(
+        AlertName.STORE_UNREACHABLE,
+        _negated(facts.store_writes),
+        "The store does not accept writes, so deliveries are refused with 503. The check 'store' "
+        "of /readyz and the log have the cause.",
+    )
+    yield Condition(
+        AlertName.SENDER_UNREACHABLE,
+        _negated(facts.sender_answers),
+        "Calls of the upstream API fail. 'doctor' finds the cause.",
+    )
+    yield Condition(
+        AlertName.REPLICATION_LAG,
+        facts.replication_lags,
+        "Replicas of tenants' databases are behind, or cannot be written. 'replication status' "
+        "shows which ones.",
+    )
+    ends = facts.certificate_ends_at
+    yield _expiry(AlertName.CERTIFICATE_EXPIRY, "The receiver's certificate", ends, options, now)
+    ends = facts.token_ends_at
+    yield _expiry(AlertName.TOKEN_EXPIRY, "The access token Sdk:AccessToken", ends, options, now)
+    yield Condition(
+        AlertName.CLOCK_OFFSET,
+        facts.clock_differs,
+        f"This host's clock differs from the database's by {abs(facts.clock_offset):.0f} s. "
+        "Synchronize both.",
+    )
+    yield _unused_secret(facts.unused_secrets)
+
+
+def _negated(value: bool | None) -> bool | None:
+    return None if value is None else not value
+
+
+def _dead_letters(count: int | None, options: AlertsOptions) -> Condition:
+    holds = None if count is None else count >= options.dead_letters
+    detail = (
+        f"{count} events became dead letters within {options.repeat_hours} hours. 'events list "
+        "--state dead' shows them, 'events replay' runs them again."
+    )
+    return Condition(AlertName.DEAD_LETTERS, holds, detail)
+
+
+def _silence(last: float | None, options: AlertsOptions, now: float) -> Condition:
+    minutes = options.silence_minutes
+    if minutes is None:
+        # The condition was switched off: an alert that was open has to close.
+        return Condition(AlertName.SILENCE, False)
+    # Without any stored delivery there is no silence: an installation begins that way.
+    holds = None if last is None else now - last > minutes * 60
+    detail = (
+        f"No delivery has arrived for more than {minutes} minutes; the last one at "
+        f"{readable(last or 0.0)}."
+    )
+    return Condition(AlertName.SILENCE, holds, detail)
+
+
+def _oldest_waiting(since: float | None, options: AlertsOptions, now: float) -> Condition:
+    holds = None if since is None else now - since > options.oldest_waiting_minutes * 60
+    detail = ""
+    if since is not None and holds:
+        detail = (
+            f"The oldest waiting event arrived at {readable(since)}, more than "
+            f"{options.oldest_waiting_minutes} minutes ago. The workers are too slow, or hang."
+        )
+    return Condition(AlertName.OLDEST_WAITING, holds, detail)
+
+
+def _expiry(
+    name: AlertName, subject: str, ends: float | None, options: AlertsOptions, now: float
+) -> Condition:
+    holds = None if ends is None else ends - now < options.expiry_days * DAY_SECONDS
+    detail = ""
+    if ends is not None and holds:
+        verb = "expired" if ends <= now else "expires"
+        detail = f"{subject} {verb} at {readable(ends)}. Renew it."
+    return Condition(name, holds, detail)
+
+
+def _unused_secret(positions: tuple[int, ...] | None) -> Condition:
+    if positions is None:
+        return Condition(AlertName.SECRET_UNUSED, None)
+    numbers = ", ".join(map(str, positions))
+    detail = (
+        f"The webhook secrets at position {numbers} of the settings have verified nothing for a "
+        "day, while another one has. If their rotation is over, remove them."
+    )
+    return Condition(AlertName.SECRET_UNUSED, bool(positions), detail)
