@@ -15,6 +15,10 @@ from ..records.alerts import AlertName
 
 DAY_SECONDS = 86_400.0
 
+#: The store must fail for this time before an alert opens, in seconds: longer than a restart of the
+#: database, or a stall of the disk, that senders survive by their own retries.
+UNREACHABLE_SECONDS = 15.0
+
 
 @attrs.frozen(kw_only=True)
 class Facts:
@@ -22,6 +26,7 @@ class Facts:
 
     Args:
         store_writes: whether the store accepts writes.
+        store_failing_since: when it began not to; None while it does.
         new_dead_letters: events that became dead letters within ``RepeatHours`` and still are.
         last_delivery_at: when the newest stored delivery arrived.
         oldest_waiting_at: when the oldest waiting event arrived; ``inf``: none waits.
@@ -36,6 +41,7 @@ class Facts:
     """
 
     store_writes: bool | None = None
+    store_failing_since: float | None = None
     new_dead_letters: int | None = None
     last_delivery_at: float | None = None
     oldest_waiting_at: float | None = None
@@ -73,12 +79,7 @@ def _evaluate(facts: Facts, options: AlertsOptions, now: float) -> Iterator[Cond
     )
     yield _silence(facts.last_delivery_at, options, now)
     yield _oldest_waiting(facts.oldest_waiting_at, options, now)
-    yield Condition(
-        AlertName.STORE_UNREACHABLE,
-        _negated(facts.store_writes),
-        "The store does not accept writes, so deliveries are refused with 503. The check 'store' "
-        "of /readyz and the log have the cause.",
-    )
+    yield _store(facts, now)
     yield Condition(
         AlertName.SENDER_UNREACHABLE,
         _negated(facts.sender_answers),
@@ -105,6 +106,19 @@ def _evaluate(facts: Facts, options: AlertsOptions, now: float) -> Iterator[Cond
 
 def _negated(value: bool | None) -> bool | None:
     return None if value is None else not value
+
+
+def _store(facts: Facts, now: float) -> Condition:
+    holds = _negated(facts.store_writes)
+    since = facts.store_failing_since
+    if holds and since is not None and now - since < UNREACHABLE_SECONDS:
+        holds = None
+    return Condition(
+        AlertName.STORE_UNREACHABLE,
+        holds,
+        "The store does not accept writes, so deliveries are refused with 503. The check 'store' "
+        "of /readyz and the log have the cause.",
+    )
 
 
 def _dead_letters(count: int | None, options: AlertsOptions) -> Condition:

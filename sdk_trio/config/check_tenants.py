@@ -9,7 +9,14 @@ from collections.abc import Iterator, Sequence
 from ..base.public_addresses import names_local_address, url_host
 from ..errors import Problem
 from ..records.channels import CHANNELS
-from .fields import AlertChannel, Form, KeyDerivation, ReplicaTargetType, is_plain_loopback, pascal_case
+from .fields import (
+    AlertChannel,
+    Form,
+    KeyDerivation,
+    ReplicaTargetType,
+    is_plain_loopback,
+    pascal_case,
+)
 from .options import Settings
 from .options.alerts import AlertsOptions
 from .options.notifications import (

@@ -20,8 +20,8 @@ import trio
 from ..base.logs import get_logger
 from ..base.throttle import jittered_wait
 from ..config.check_tenants import allow_private_addresses
-from ..config.table import NOTIFICATIONS
 from ..config.options.notifications import NotificationsOptions
+from ..config.table import NOTIFICATIONS
 from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
 from ..net.poster import PostAnswer
 from ..records.notifications import NotificationState, SendResult

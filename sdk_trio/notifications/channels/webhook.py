@@ -118,9 +118,7 @@ class WebhookSender(ProviderChannel):
         if not options.enabled_channels.webhook:
             return Skipped(f"{NOTIFICATIONS}:EnabledChannels:Webhook is false")
         message = render(template_of(options.templates, record.transition), record)
-        target = WebhookTarget(
-            webhook, NOTIFICATIONS, self._sign, self._read_variable, self._clock
-        )
+        target = WebhookTarget(webhook, NOTIFICATIONS, self._sign, self._read_variable, self._clock)
         return target.prepare(payload(record, message), delivery_id=record.delivery_id)
 
 

@@ -1,0 +1,236 @@
+"""Alerts in the runtime: the facts that other parts have measured, the senders, and the watch.
+
+Nothing is measured for alerts alone, except two short queries: the number of new dead letters and,
+with ``SilenceMinutes``, the time of the last delivery.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any, Protocol
+
+import trio
+
+from ..admin.status import StoreObserver
+from ..alerts.channels import AlertSender, make_senders
+from ..alerts.conditions import Facts
+from ..alerts.watch import STORE_SECONDS, AlertWatch
+from ..base.clock import wall
+from ..base.telemetry import Sample
+from ..config import Settings
+from ..config.access_token import token_end
+from ..config.options.alerts import AlertsOptions
+from ..errors import NotRunningError, StoreUnavailableError
+from ..net.poster import HttpPoster
+from ..notifications.send import ReadVariable
+from ..records.deliveries import DeliveryState
+from ..storage.ports import Inbox, Store
+from .console import Overseen
+from .notifications import sign_notification
+from .upstream_watch import UpstreamWatch
+
+#: States of the circuit breaker in which calls of the upstream fail at once.
+_REFUSING = ("open", "isolated")
+
+
+class Receiver(Protocol):
+    """The part of the receiver that the facts come from."""
+
+    @property
+    def store(self) -> Inbox:
+        """Return the open inbox; raise NotRunningError without one."""
+        ...
+
+    @property
+    def whole_store(self) -> Store:
+        """Return the open store; raise NotRunningError without one."""
+        ...
+
+    @property
+    def unused_secrets(self) -> Sequence[int]:
+        """Return the positions of secrets that have verified nothing for a day."""
+        ...
+
+
+class WatchedRuntime(Protocol):
+    """The part of the runtime that the facts come from."""
+
+    settings: Settings
+
+    @property
+    def receiver(self) -> Receiver:
+        """Return the receiver."""
+        ...
+
+    @property
+    def circuit(self) -> str | None:
+        """Return the state of the client's circuit breaker; None without a client."""
+        ...
+
+    @property
+    def replication(self) -> Overseen | None:
+        """Return the state of replication; None without replication."""
+        ...
+
+    @property
+    def observer(self) -> StoreObserver | None:
+        """Return the observer of the admin address; None without one."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Return whether this host runs what only one of the hosts may run."""
+        ...
+
+    def samples(self) -> Sequence[Sample]:
+        """Return the metrics of every part."""
+        ...
+
+    async def refresh(self) -> None:
+        """Ask other processes of this runtime for their metrics."""
+        ...
+
+
+def make_alert_senders(
+    options: AlertsOptions,
+    *,
+    read_variable: ReadVariable = os.environ.get,
+    clock: Callable[[], float] = wall,
+) -> Mapping[str, AlertSender]:
+    """Return the senders of the configured channels by name.
+
+    Args:
+        options: ``Sdk:Alerts``.
+        read_variable: reads an environment variable, at each message.
+        clock: returns Unix seconds.
+    """
+    return make_senders(
+        options,
+        HttpPoster(clock=clock),
+        sign=sign_notification,
+        read_variable=read_variable,
+        clock=clock,
+        host=platform.node() or "unknown host",
+    )
+
+
+class Alerts:
+    """The alerts of a runtime.
+
+    Args:
+        runtime: the running program.
+        clock: returns Unix seconds.
+    """
+
+    def __init__(self, runtime: WatchedRuntime, *, clock: Callable[[], float] = wall) -> None:
+        self._runtime = runtime
+        self._clock = clock
+        # Without an admin address, nothing else observes the store.
+        self._own = StoreObserver(self._stores, clock=clock)
+        self._failing_since: float | None = None
+        #: Notes what reconciliation learns about the upstream.
+        self.upstream: UpstreamWatch = UpstreamWatch(runtime.settings.webhooks)
+        #: Checks the conditions and sends the messages.
+        self.watch: AlertWatch = AlertWatch(
+            lambda: runtime.receiver.whole_store.alerts,
+            self.observe,
+            make_alert_senders(runtime.settings.alerts, clock=clock),
+            runtime.settings.alerts,
+            in_charge=lambda: runtime.leads,
+            clock=clock,
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch until cancelled; see :class:`~sdk_trio.alerts.watch.AlertWatch`."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._own.run)
+            await nursery.start(self.watch.run)
+            task_status.started()
+
+    def _stores(self) -> tuple[Inbox, None]:
+        return self._runtime.receiver.store, None
+
+    # -- facts -------------------------------------------------------------------------------
+
+    async def observe(self) -> Facts:
+        """Return the facts of now; unknown ones are None."""
+        runtime, now = self._runtime, self._clock()
+        observer = runtime.observer or self._own
+        await runtime.refresh()
+        await observer.wait_for_check()
+        await observer.wait_for_figures()
+        store_writes = observer.check().ok
+        if store_writes:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = now
+        clock_check = observer.clock_check(runtime.settings.webhooks.tolerance_seconds)
+        offsets = (s for s in observer.samples() if s.name == "sdk_clock_offset_seconds")
+        offset = next(offsets, None)
+        certificates = [
+            sample.value
+            for sample in runtime.samples()
+            if sample.name == "sdk_certificate_end_time_seconds"
+        ]
+        # While the store fails, its figures are those of before.
+        stored = await self._read_store(observer, now) if store_writes else {}
+        return Facts(
+            store_writes=store_writes,
+            store_failing_since=self._failing_since,
+            disabled_endpoints=self._disabled_endpoints(),
+            sender_answers=self._sender_answers(),
+            replication_lags=self._replication_lags(),
+            certificate_ends_at=min(certificates, default=inf),
+            token_ends_at=token_end(runtime.settings.access_token),
+            clock_differs=clock_check is not None and (clock_check.degraded or not clock_check.ok),
+            clock_offset=0.0 if offset is None else offset.value,
+            unused_secrets=tuple(runtime.receiver.unused_secrets),
+            **stored,
+        )
+
+    async def _read_store(self, observer: StoreObserver, now: float) -> dict[str, Any]:
+        """Return the facts that the store has; none if it does not answer."""
+        figures, options = observer.figures, self._runtime.settings.alerts
+        if figures is None:
+            await trio.lowlevel.checkpoint()
+            return {}
+        oldest = figures.oldest_at
+        found: dict[str, Any] = {"oldest_waiting_at": inf if oldest is None else oldest}
+        receiver = self._runtime.receiver
+        with trio.move_on_after(STORE_SECONDS):
+            try:
+                found["new_dead_letters"] = 0
+                if figures.events[DeliveryState.DEAD]:
+                    found[
+                        "new_dead_letters"
+                    ] = await receiver.whole_store.alerts.count_dead_letters(
+                        since=now - options.repeat_hours * 3600.0
+                    )
+                if options.silence_minutes is not None:
+                    newest = await receiver.store.find(limit=1)
+                    found["last_delivery_at"] = newest[0].received_at if newest else None
+            except (StoreUnavailableError, NotRunningError):
+                await trio.lowlevel.checkpoint()
+                return {}
+            return found
+        return {}
+
+    def _disabled_endpoints(self) -> int | None:
+        if not self._runtime.settings.webhooks.reconciliation.enabled:
+            return 0
+        return self.upstream.disabled
+
+    def _sender_answers(self) -> bool | None:
+        circuit = self._runtime.circuit
+        if circuit in _REFUSING or self.upstream.answers is False:
+            return False
+        return None if circuit == "probing" else True
+
+    def _replication_lags(self) -> bool | None:
+        replication = self._runtime.settings.multi_tenant.file_db.replication
+        if not replication.use_replication:
+            return False
+        overseer = self._runtime.replication
+        health = None if overseer is None else overseer.health
+        return None if health is None else health.is_degraded
