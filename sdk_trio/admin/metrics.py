@@ -201,6 +201,19 @@ METRICS: Final = (
         ("channel", "result"),
     ),
     Metric(
+        "sdk_alert_open",
+        "gauge",
+        "1 while the alert is open, otherwise 0; only on the host that sends alerts.",
+        ("alert",),
+        across="max",
+    ),
+    Metric(
+        "sdk_alert_messages_total",
+        "counter",
+        "Attempts to send a message about an alert, by channel and result.",
+        ("channel", "result"),
+    ),
+    Metric(
         "sdk_replication_lag_seconds",
         "gauge",
         "How far the replica of a tenant's database that lags most is behind; +Inf while one was "

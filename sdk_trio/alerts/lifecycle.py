@@ -76,6 +76,9 @@ def _observe(
     """Return the alert after a condition was seen; None if it never opened."""
     if condition.holds is None:
         return alert
+    if alert is not None and any(at > now for at in alert.sent):
+        # The clock was set back, which must not silence the alert for that long.
+        alert = attrs.evolve(alert, sent=tuple(min(at, now) for at in alert.sent))
     if condition.holds:
         if alert is None:
             return Alert(name=condition.name, detail=condition.detail, opened_at=now)
@@ -99,9 +102,7 @@ def _observe(
 
 def _announce(alert: Alert, repeat: float, now: float) -> Announcement | None:
     """Return the message that is due; None without one."""
-    # A clock that was set back must not silence an alert for that long.
-    sent = tuple(min(at, now) for at in alert.sent)
-    recent = [at for at in sent if now - at < repeat]
+    recent = [at for at in alert.sent if now - at < repeat]
     if alert.is_open != alert.announced_open:
         kind = MessageKind.OPENED if alert.is_open else MessageKind.CLOSED
     elif alert.is_open and not recent:
@@ -110,6 +111,6 @@ def _announce(alert: Alert, repeat: float, now: float) -> Announcement | None:
         return None
     if len(recent) >= MOST_MESSAGES:
         return None
-    sent = (*sent, now)[-MOST_MESSAGES:]
+    sent = (*alert.sent, now)[-MOST_MESSAGES:]
     announced = attrs.evolve(alert, announced_open=alert.is_open, sent=sent)
     return Announcement(announced, kind, is_last=len(recent) + 1 == MOST_MESSAGES)
