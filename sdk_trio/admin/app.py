@@ -464,6 +464,7 @@ class AdminApp:
             "/api/rejections": _Route(lambda: console.rejections(query)),
             "/api/settings": _Route(console.settings),
             "/api/replication": _Route(console.replication),
+            "/api/alerts": _Route(console.alerts),
             "/api/types": _Route(console.types),
             "/api/actions": _Route(console.actions),
             "/api/doctor": _Route(console.doctor, seconds=DOCTOR_SECONDS),
