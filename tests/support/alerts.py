@@ -8,11 +8,11 @@ from typing import Any
 
 import attrs
 import trio
+
+from sdk_trio.runtime import Runtime, Started
 from support.deliveries import settings
 from support.notifications import FakeProvider, fake_provider, http_answer
 from support.waiting import PATIENCE_SECONDS, until
-
-from sdk_trio.runtime import Runtime, Started
 
 #: A key of settings: it closes an alert at the first check in which its condition does not hold.
 AT_ONCE = {"Alerts__CloseAfterSeconds": 0}
@@ -49,9 +49,7 @@ class AlertedRuntime:
     @property
     def kinds(self) -> list[str]:
         """The messages as ``dead_letters opened``."""
-        return [
-            f"{each['alert']} {each['type'].removeprefix('alert.')}" for each in self.messages
-        ]
+        return [f"{each['alert']} {each['type'].removeprefix('alert.')}" for each in self.messages]
 
     async def told(self, *kinds: str) -> None:
         """Check until exactly these messages have arrived."""
