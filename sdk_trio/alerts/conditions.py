@@ -19,6 +19,9 @@ DAY_SECONDS = 86_400.0
 #: database, or a stall of the disk, that senders survive by their own retries.
 UNREACHABLE_SECONDS = 15.0
 
+#: Replicas must be behind for this time, in seconds: a new database is until its first sync.
+BEHIND_SECONDS = 60.0
+
 
 @attrs.frozen(kw_only=True)
 class Facts:
@@ -33,6 +36,7 @@ class Facts:
         disabled_endpoints: the number of endpoints for this receiver that the upstream disabled.
         sender_answers: whether the upstream answers the client.
         replication_lags: whether replicas are behind their limit or cannot be written.
+        replication_lags_since: when that began; None while they are not.
         certificate_ends_at: the end of the certificate that the receiver shows; ``inf``: none.
         token_ends_at: the end of the access token; ``inf``: it shows no end.
         clock_differs: whether this host's clock differs too much from the store's.
@@ -48,6 +52,7 @@ class Facts:
     disabled_endpoints: int | None = None
     sender_answers: bool | None = None
     replication_lags: bool | None = None
+    replication_lags_since: float | None = None
     certificate_ends_at: float | None = None
     token_ends_at: float | None = None
     clock_differs: bool | None = None
@@ -87,7 +92,7 @@ def _evaluate(facts: Facts, options: AlertsOptions, now: float) -> Iterator[Cond
     )
     yield Condition(
         AlertName.REPLICATION_LAG,
-        facts.replication_lags,
+        _lasting(facts.replication_lags, facts.replication_lags_since, BEHIND_SECONDS, now),
         "Replicas of tenants' databases are behind, or cannot be written. 'replication status' "
         "shows which ones.",
     )
@@ -109,16 +114,18 @@ def _negated(value: bool | None) -> bool | None:
 
 
 def _store(facts: Facts, now: float) -> Condition:
-    holds = _negated(facts.store_writes)
-    since = facts.store_failing_since
-    if holds and since is not None and now - since < UNREACHABLE_SECONDS:
-        holds = None
+    fails = _negated(facts.store_writes)
     return Condition(
         AlertName.STORE_UNREACHABLE,
-        holds,
+        _lasting(fails, facts.store_failing_since, UNREACHABLE_SECONDS, now),
         "The store does not accept writes, so deliveries are refused with 503. The check 'store' "
         "of /readyz and the log have the cause.",
     )
+
+
+def _lasting(holds: bool | None, since: float | None, seconds: float, now: float) -> bool | None:
+    """Return ``holds``, but unknown while it has held for less than ``seconds``."""
+    return None if holds and since is not None and now - since < seconds else holds
 
 
 def _dead_letters(count: int | None, options: AlertsOptions) -> Condition:

@@ -128,7 +128,8 @@ class Alerts:
         self._clock = clock
         # Without an admin address, nothing else observes the store.
         self._own = StoreObserver(self._stores, clock=clock)
-        self._failing_since: float | None = None
+        # When the store and the replication began to fail, by the names of their facts.
+        self._since: dict[str, float] = {}
         #: Notes what reconciliation learns about the upstream.
         self.upstream: UpstreamWatch = UpstreamWatch(runtime.settings.webhooks)
         #: Checks the conditions and sends the messages.
@@ -161,10 +162,7 @@ class Alerts:
         await observer.wait_for_check()
         await observer.wait_for_figures()
         store_writes = observer.check().ok
-        if store_writes:
-            self._failing_since = None
-        elif self._failing_since is None:
-            self._failing_since = now
+        replication_lags = self._replication_lags()
         clock_check = observer.clock_check(runtime.settings.webhooks.tolerance_seconds)
         offsets = (s for s in observer.samples() if s.name == "sdk_clock_offset_seconds")
         offset = next(offsets, None)
@@ -177,10 +175,11 @@ class Alerts:
         stored = await self._read_store(observer, now) if store_writes else {}
         return Facts(
             store_writes=store_writes,
-            store_failing_since=self._failing_since,
+            store_failing_since=self._note("store", not store_writes, now),
             disabled_endpoints=self._disabled_endpoints(),
             sender_answers=self._sender_answers(),
-            replication_lags=self._replication_lags(),
+            replication_lags=replication_lags,
+            replication_lags_since=self._note("replication", bool(replication_lags), now),
             certificate_ends_at=min(certificates, default=inf),
             token_ends_at=token_end(runtime.settings.access_token),
             clock_differs=clock_check is not None and (clock_check.degraded or not clock_check.ok),
@@ -188,6 +187,16 @@ class Alerts:
             unused_secrets=tuple(runtime.receiver.unused_secrets),
             **stored,
         )
+
+    def _note(self, name: str, fails: bool, now: float) -> float | None:
+        """Note whether a part fails; return since when, or None while it works."""
+        if not fails:
+            self._since.pop(name, None)
+            return None
+        # A time ahead of now is from before the clock was set back.
+        since = min(self._since.get(name, now), now)
+        self._since[name] = since
+        return since
 
     async def _read_store(self, observer: StoreObserver, now: float) -> dict[str, Any]:
         """Return the facts that the store has; none if it does not answer."""

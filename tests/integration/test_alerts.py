@@ -3,6 +3,8 @@
 import base64
 import contextlib
 import json
+import os
+import signal
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -13,7 +15,9 @@ import trustme
 from support.alerts import alerted
 from support.deliveries import SECRET
 from support.notifications import VARIABLES
+from support.ports import free_port
 from support.postgres import PostgresServer, required_binaries
+from support.programs import program
 from support.scripted_upstream import full_stack, scripted_upstream
 from support.serving import registry
 from support.waiting import until
@@ -254,3 +258,40 @@ async def test_a_clock_that_differs_from_the_database(server, monkeypatch):
         assert "by 90 s" in world.messages[0]["detail"]
         moved = 0.0
         await world.told("clock_offset opened", "clock_offset closed")
+
+
+async def test_replicas_that_are_behind(tmp_path, monkeypatch):
+    program("litestream")
+    monkeypatch.setattr("sdk_trio.replication.health_check.CHECK_SECONDS", 0.3)
+    replication = "MultiTenant__FileDb__Replication"
+    keys = {
+        "Storage__Backend": "Sqlite",
+        "Storage__Path": str(tmp_path / "data"),
+        "MultiTenant__Enabled": True,
+        f"{replication}__UseReplication": True,
+        f"{replication}__Supervise": True,
+        f"{replication}__ReplicaTargetType": "LocalDisk",
+        f"{replication}__LocalDisk__Path": str(tmp_path / "replica"),
+        f"{replication}__ConfigOutputPath": str(tmp_path / "replicator.yml"),
+        f"{replication}__MetricsPort": free_port(),
+        f"{replication}__HealthCheckMaxLagSeconds": 1,
+    }
+    async with alerted(**keys) as world:
+        overseer = world.runtime.replication
+
+        async def lags():
+            return (await world.runtime.alerts.observe()).replication_lags
+
+        async def works_again():
+            return await lags() is False
+
+        await until(works_again)
+        os.kill(overseer.supervisor.pid, signal.SIGSTOP)
+        try:
+            await until(lags)
+            world.clock.ahead += 61
+            await world.told("replication_lag opened")
+        finally:
+            os.kill(overseer.supervisor.pid, signal.SIGCONT)
+        await until(works_again)
+        await world.told("replication_lag opened", "replication_lag closed")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sdk_trio.alerts.conditions import UNREACHABLE_SECONDS, Facts, evaluate
+from sdk_trio.alerts.conditions import BEHIND_SECONDS, UNREACHABLE_SECONDS, Facts, evaluate
 from sdk_trio.alerts.messages import TITLES
 from sdk_trio.config.access_token import token_end
 from sdk_trio.config.options.alerts import AlertsOptions
@@ -35,7 +35,11 @@ def holding(facts: Facts, options: AlertsOptions = OPTIONS) -> list[str]:
             {"store_writes": False, "store_failing_since": NOW - UNREACHABLE_SECONDS + 1},
         ),
         ("sender_unreachable", {"sender_answers": False}, {"sender_answers": True}),
-        ("replication_lag", {"replication_lags": True}, {"replication_lags": False}),
+        (
+            "replication_lag",
+            {"replication_lags": True, "replication_lags_since": NOW - BEHIND_SECONDS},
+            {"replication_lags": True, "replication_lags_since": NOW - BEHIND_SECONDS + 1},
+        ),
         (
             "certificate_expiry",
             {"certificate_ends_at": NOW + 14 * DAY - 1},
