@@ -11,9 +11,10 @@ from ...config.table import ALERTS, ALERTS_ENABLED, is_below, table
 from ...notifications.send import Skipped, credential
 from ...records.alerts import listed_alerts
 from ...records.states import NotificationState
+from ...storage.examine import Contents
 from ..store import open_alerts
 from . import Report
-from .store import Contents, check_sender
+from .store import check_sender
 
 _CHANNELS_KEY = f"{ALERTS}:Channels"
 
