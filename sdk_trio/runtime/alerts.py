@@ -171,7 +171,7 @@ class Alerts:
             for sample in runtime.samples()
             if sample.name == "sdk_certificate_end_time_seconds"
         ]
-        # While the store fails, its figures are those of before.
+        # While the store fails, its figures are stale.
         stored = await self._read_store(observer, now) if store_writes else {}
         return Facts(
             store_writes=store_writes,

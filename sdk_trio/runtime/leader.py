@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from ..config import StorageBackend
-from ..webhooks.companion import Part, keep
+from ..webhooks.companion import Part, supervise
 from .state import RuntimeState
 
 
@@ -46,7 +46,7 @@ class LeaderParts:
 
     async def start(self, parts: trio.Nursery, name: str, part: Part) -> Any:
         """Start a part in a nursery; if it ends too early, the runtime ends with an error."""
-        return await parts.start(partial(keep, name, part, may_end=self._may_end))
+        return await parts.start(partial(supervise, name, part, may_end=self._may_end))
 
     async def start_before_serving(self, parts: trio.Nursery) -> None:
         """Start replication, unless a leader must be elected first."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from support.postgres import open_inbox
+from support.stores import Stores
 
 from sdk_trio.records.deliveries import (
     Admission,
@@ -19,37 +19,15 @@ from sdk_trio.records.deliveries import (
     Retry,
 )
 from sdk_trio.storage.engines.postgres import PostgresTransaction
-from sdk_trio.storage.memory.inbox import MemoryInbox
 from sdk_trio.storage.sql import deliveries
-from sdk_trio.storage.sqlite import SqliteInbox
-
-TERMS = {"lease_seconds": 10, "dedup_seconds": 100, "payload_seconds": 40}
-
-
-class Stores:
-    """Opens inboxes of one engine on the same deliveries."""
-
-    def __init__(self, kind: str, directory: Path) -> None:
-        self.kind = kind
-        self.file = directory / "inbox.db"
-        self.opened: list[Any] = []
-
-    async def open(self, owner: str = "one", **further: Any) -> Any:
-        if self.kind == "memory":
-            shares = self.opened[0] if self.opened else None
-            self.opened.append(MemoryInbox(owner=owner, shares=shares, **TERMS))
-        else:
-            opening: Any = open_inbox if self.kind == "postgres" else SqliteInbox.open
-            self.opened.append(await opening(self.file, owner=owner, **TERMS, **further))
-        return self.opened[-1]
+from sdk_trio.storage.sqlite_inbox import SqliteInbox
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
     stores = Stores(request.param, tmp_path)
     yield stores
-    for inbox in stores.opened:
-        await inbox.close()
+    await stores.close()
 
 
 on_every_store = pytest.mark.parametrize("stores", ["sqlite", "postgres", "memory"], indirect=True)
@@ -110,11 +88,11 @@ async def test_an_expired_lease_does_not_block_an_earlier_delivery_of_its_lane(
 async def test_a_failure_that_is_recorded_twice_counts_once(stores: Stores) -> None:
     inbox = await stores.open()
     await inbox.accept(delivery(), leased=True)
-    inbox.begin("m", now=1001)
-    lease, begun = inbox._leases["m"], inbox._begun["m"]
+    inbox.start_unawaited("m", now=1001)
+    lease, begun = inbox._leases["m"], inbox._unawaited_starts["m"]
     await inbox.finish("m", Retry(1010, "boom"), now=1002)
     # As after a commit whose answer was lost: the caller sends the outcome again.
-    inbox._leases["m"], inbox._begun["m"] = lease, begun
+    inbox._leases["m"], inbox._unawaited_starts["m"] = lease, begun
     await inbox.finish("m", Retry(1010, "boom"), now=1002)
     record = await inbox.get("m")
     assert (record.state, record.attempts) == (DeliveryState.RETRYING, 1)
@@ -152,8 +130,8 @@ async def test_a_key_with_a_nul_is_found_among_many_others(stores: Stores) -> No
 
 async def learned(inbox: SqliteInbox) -> None:
     """Wait until new keys are known to be new."""
-    inbox.claim_new(delivery("unused"))
-    while not inbox._keys._complete:
+    inbox.claim_unawaited(delivery("unused"))
+    while not inbox._unawaited.keys._complete:
         await trio.sleep(0.01)
 
 
@@ -162,7 +140,7 @@ async def test_a_claim_that_nobody_holds_any_more_is_given_up(tmp_path: Path) ->
     inbox = await stores.open(claims=tmp_path / "claims")
     other = await stores.open("other")
     await learned(inbox)
-    assert inbox.claim_new(delivery())
+    assert inbox.claim_unawaited(delivery())
     await inbox.renew([], now=1001)
     assert (await other.claim(delivery(at=1002))).admission is Admission.NEW
     for each in stores.opened:

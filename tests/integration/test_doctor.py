@@ -311,7 +311,7 @@ def test_a_store_with_work_for_somebody(doctor):
     found.one("store", "warning", "1 dead letters")
     found.one("store", "warning", "order.paid (1)")
     assert "--error TEXT" in found.one("store", "warning", "1 dead letters")["remedy"]
-    found.one("store", "warning", "oldest unfinished event came")
+    found.one("store", "warning", "oldest unfinished event arrived")
     assert found.status == 0
 
 
@@ -422,6 +422,20 @@ def test_the_growth_is_measured_over_what_came_last(doctor):
     assert examine(file, now=1_800_000_100.0, check_seconds=5).contents.growth_per_day is None
 
 
+def test_the_growth_of_a_store_that_was_moved_from_postgresql(doctor):
+    doctor.command_line.seed(*((f"msg_{n}", DeliveryState.DONE) for n in range(4)))
+    file = doctor.data / "inbox.db"
+    # Its sequences have gaps between the days.
+    moved = apsw.Connection(str(file))
+    for table in ("arrival", "ended"):
+        moved.execute(f"UPDATE {table} SET sequence = sequence + (1 << 38) WHERE sequence > 2")
+    moved.execute(f"UPDATE tally SET number = {1 << 38} WHERE name = 'removed'")
+    moved.close()
+    found = examine(file, now=1_800_000_000.0 + 2 * 86_400, check_seconds=5)
+    # Half of the deliveries came in the last two days.
+    assert found.contents.growth_per_day == pytest.approx(file.stat().st_size / 4, rel=0.05)
+
+
 def test_tenants_whose_credentials_cannot_be_read(doctor, tmp_path):
     doctor.set("MultiTenant__Enabled", "true")
     doctor.monkeypatch.delenv("SDK__WEBHOOKS__SECRET")
@@ -497,7 +511,7 @@ def test_the_replicator_and_its_process(tmp_path):
         return [(f.level, f.what) for f in report.findings]
 
     level, what = look(ReplicatorPath=str(tmp_path / "none"))[0]
-    assert (level, "not an executable program" in what) == ("warning", True)
+    assert (level, "not an executable file" in what) == ("warning", True)
     level, what = look(ReplicatorPath=str(tmp_path / "none"), Supervise=True)[0]
     assert (level, "nothing is replicated" in what) == ("problem", True)
     binary = tmp_path / "litestream"
@@ -508,7 +522,7 @@ def test_the_replicator_and_its_process(tmp_path):
     assert look(may_run=True, ReplicatorPath=str(binary))[0][1].endswith("version v9")
     assert (level, "there is no pid file" in what) == ("problem", True)
     (tmp_path / "pid").write_text("words")
-    assert "holds no number" in look(ReplicatorPath=str(binary))[1][1]
+    assert "does not contain a number" in look(ReplicatorPath=str(binary))[1][1]
     (tmp_path / "pid").write_text("-1")
     assert "which is not a process id" in look(ReplicatorPath=str(binary))[1][1]
     obeying = "import signal; signal.signal(1, print); print(flush=True); signal.pause()"

@@ -9,7 +9,7 @@ from .notifications import EmailOptions, WebhookChannelOptions
 class ChatOptions(Section, frozen=True, kw_only=True):
     """The chat channel: an incoming webhook of Slack, Mattermost or Discord."""
 
-    # Whoever knows the URL can post, so it is a credential.
+    # Anyone who knows the URL can post, so it is a credential.
     url_env_var: Annotated[
         str, about("Variable with the URL that takes the text.", form=Form.ENV_VAR, required=True)
     ] = "SDK_ALERTS_CHAT_URL"
