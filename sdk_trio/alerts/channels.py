@@ -12,7 +12,7 @@ from ..config.fields import AlertChannel
 from ..config.options.alerts import AlertsOptions
 from ..config.table import ALERTS
 from ..net.poster import PostAnswer
-from ..notifications.channels.email import EmailProvider
+from ..notifications.channels.email import EmailAccount
 from ..notifications.channels.webhook import Signer, WebhookTarget
 from ..notifications.send import (
     Outcome,
@@ -71,7 +71,7 @@ def make_senders(
         host: the name of this host, for the texts.
     """
     # Repeated if in doubt: an alert that arrives twice does no harm, a lost one does.
-    email = EmailProvider(options.email, ALERTS, read_variable, clock, repeatable=True)
+    email = EmailAccount(options.email, ALERTS, read_variable, clock, repeatable=True)
     webhook = WebhookTarget(options.webhook, ALERTS, sign, read_variable, clock)
 
     def prepare_email(message: AlertMessage, text: AlertText) -> Request | Skipped:

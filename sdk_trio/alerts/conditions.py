@@ -5,7 +5,11 @@ consists of numbers, times and names of this package. It quotes no text of an ev
 an error, so it cannot contain a body, a secret or a token.
 """
 
+import base64
+import json
 from collections.abc import Iterator
+from math import inf, isfinite
+from typing import Any
 
 import attrs
 
@@ -61,7 +65,7 @@ class Facts:
 
 
 @attrs.frozen
-class Condition:
+class AlertCondition:
     """Whether a condition holds (None: unknown), and its description if it does."""
 
     name: AlertName
@@ -69,14 +73,14 @@ class Condition:
     detail: str = ""
 
 
-def evaluate(facts: Facts, options: AlertsOptions, now: float) -> tuple[Condition, ...]:
+def evaluate(facts: Facts, options: AlertsOptions, now: float) -> tuple[AlertCondition, ...]:
     """Return every condition at ``now``, in Unix seconds."""
     return tuple(_evaluate(facts, options, now))
 
 
-def _evaluate(facts: Facts, options: AlertsOptions, now: float) -> Iterator[Condition]:
+def _evaluate(facts: Facts, options: AlertsOptions, now: float) -> Iterator[AlertCondition]:
     yield _dead_letters(facts.new_dead_letters, options)
-    yield Condition(
+    yield AlertCondition(
         AlertName.ENDPOINT_DISABLED,
         None if facts.disabled_endpoints is None else facts.disabled_endpoints > 0,
         "The upstream has disabled the endpoint of this receiver and delivers nothing to it. "
@@ -85,12 +89,12 @@ def _evaluate(facts: Facts, options: AlertsOptions, now: float) -> Iterator[Cond
     yield _silence(facts.last_delivery_at, options, now)
     yield _oldest_waiting(facts.oldest_waiting_at, options, now)
     yield _store(facts, now)
-    yield Condition(
+    yield AlertCondition(
         AlertName.SENDER_UNREACHABLE,
         _negated(facts.sender_answers),
         "Calls of the upstream API fail. 'doctor' finds the cause.",
     )
-    yield Condition(
+    yield AlertCondition(
         AlertName.REPLICATION_LAG,
         _lasting(facts.replication_lags, facts.replication_lags_since, BEHIND_SECONDS, now),
         "Replicas of tenants' databases are behind, or cannot be written. 'replication status' "
@@ -100,7 +104,7 @@ def _evaluate(facts: Facts, options: AlertsOptions, now: float) -> Iterator[Cond
     yield _expiry(AlertName.CERTIFICATE_EXPIRY, "The receiver's certificate", ends, options, now)
     ends = facts.token_ends_at
     yield _expiry(AlertName.TOKEN_EXPIRY, "The access token Sdk:AccessToken", ends, options, now)
-    yield Condition(
+    yield AlertCondition(
         AlertName.CLOCK_OFFSET,
         facts.clock_differs,
         f"This host's clock differs from the database's by {abs(facts.clock_offset):.0f} s. "
@@ -113,9 +117,9 @@ def _negated(value: bool | None) -> bool | None:
     return None if value is None else not value
 
 
-def _store(facts: Facts, now: float) -> Condition:
+def _store(facts: Facts, now: float) -> AlertCondition:
     fails = _negated(facts.store_writes)
-    return Condition(
+    return AlertCondition(
         AlertName.STORE_UNREACHABLE,
         _lasting(fails, facts.store_failing_since, UNREACHABLE_SECONDS, now),
         "The store does not accept writes, so deliveries are refused with 503. The check 'store' "
@@ -128,30 +132,30 @@ def _lasting(holds: bool | None, since: float | None, seconds: float, now: float
     return None if holds and since is not None and now - since < seconds else holds
 
 
-def _dead_letters(count: int | None, options: AlertsOptions) -> Condition:
+def _dead_letters(count: int | None, options: AlertsOptions) -> AlertCondition:
     holds = None if count is None else count >= options.dead_letters
     detail = (
         f"{count} events became dead letters within {options.repeat_hours} hours. 'events list "
         "--state dead' shows them, 'events replay' runs them again."
     )
-    return Condition(AlertName.DEAD_LETTERS, holds, detail)
+    return AlertCondition(AlertName.DEAD_LETTERS, holds, detail)
 
 
-def _silence(last: float | None, options: AlertsOptions, now: float) -> Condition:
+def _silence(last: float | None, options: AlertsOptions, now: float) -> AlertCondition:
     minutes = options.silence_minutes
     if minutes is None:
         # The condition was switched off: an alert that was open has to close.
-        return Condition(AlertName.SILENCE, False)
+        return AlertCondition(AlertName.SILENCE, False)
     # Without any stored delivery there is no silence: an installation begins that way.
     holds = None if last is None else now - last > minutes * 60
     detail = (
         f"No delivery has arrived for more than {minutes} minutes; the last one at "
         f"{readable(last or 0.0)}."
     )
-    return Condition(AlertName.SILENCE, holds, detail)
+    return AlertCondition(AlertName.SILENCE, holds, detail)
 
 
-def _oldest_waiting(since: float | None, options: AlertsOptions, now: float) -> Condition:
+def _oldest_waiting(since: float | None, options: AlertsOptions, now: float) -> AlertCondition:
     holds = None if since is None else now - since > options.oldest_waiting_minutes * 60
     detail = ""
     if since is not None and holds:
@@ -159,26 +163,46 @@ def _oldest_waiting(since: float | None, options: AlertsOptions, now: float) -> 
             f"The oldest waiting event arrived at {readable(since)}, more than "
             f"{options.oldest_waiting_minutes} minutes ago. The workers are too slow, or hang."
         )
-    return Condition(AlertName.OLDEST_WAITING, holds, detail)
+    return AlertCondition(AlertName.OLDEST_WAITING, holds, detail)
 
 
 def _expiry(
     name: AlertName, subject: str, ends: float | None, options: AlertsOptions, now: float
-) -> Condition:
+) -> AlertCondition:
     holds = None if ends is None else ends - now < options.expiry_days * DAY_SECONDS
     detail = ""
     if ends is not None and holds:
         verb = "expired" if ends <= now else "expires"
         detail = f"{subject} {verb} at {readable(ends)}. Renew it."
-    return Condition(name, holds, detail)
+    return AlertCondition(name, holds, detail)
 
 
-def _unused_secret(positions: tuple[int, ...] | None) -> Condition:
+def _unused_secret(positions: tuple[int, ...] | None) -> AlertCondition:
     if positions is None:
-        return Condition(AlertName.SECRET_UNUSED, None)
+        return AlertCondition(AlertName.SECRET_UNUSED, None)
     numbers = ", ".join(map(str, positions))
     detail = (
         f"The webhook secrets at position {numbers} of the settings have verified nothing for a "
         "day, while another one has. If their rotation is over, remove them."
     )
-    return Condition(AlertName.SECRET_UNUSED, bool(positions), detail)
+    return AlertCondition(AlertName.SECRET_UNUSED, bool(positions), detail)
+
+
+def token_end(token: str | None) -> float:
+    """Return when a token expires, in Unix seconds; infinity if it does not show that.
+
+    A JSON Web Token has the claim ``exp`` (RFC 7519, 4.1.4). Other tokens are opaque. The signature
+    is not verified: only the upstream has the key.
+    """
+    parts = token.strip().split(".") if token is not None else []
+    if len(parts) != 3:
+        return inf
+    try:
+        padded = parts[1] + "=" * (-len(parts[1]) % 4)
+        claims: Any = json.loads(base64.urlsafe_b64decode(padded))
+    except (ValueError, RecursionError):
+        return inf
+    end = claims.get("exp") if isinstance(claims, dict) else None
+    if not isinstance(end, int | float) or isinstance(end, bool) or not isfinite(end):
+        return inf
+    return float(end)

@@ -14,14 +14,14 @@ import attrs
 
 from ..config.options.alerts import AlertsOptions
 from ..records.alerts import Alert, AlertName, MessageKind
-from .conditions import Condition
+from .conditions import AlertCondition
 
 #: Messages about one alert within ``RepeatHours``: it opened, closed, and opened again.
 MOST_MESSAGES: Final = 3
 
 
 @attrs.frozen
-class Announcement:
+class DueMessage:
     """A message to send about ``alert``, in its state after the message.
 
     ``is_last``: the limit allows no further message about it for a while.
@@ -33,19 +33,19 @@ class Announcement:
 
 
 @attrs.frozen
-class Step:
+class AlertChanges:
     """The alerts whose rows change, and the messages to send."""
 
     changed: tuple[Alert, ...]
-    announcements: tuple[Announcement, ...]
+    announcements: tuple[DueMessage, ...]
 
 
 def advance(
     alerts: Mapping[AlertName, Alert],
-    conditions: Iterable[Condition],
+    conditions: Iterable[AlertCondition],
     options: AlertsOptions,
     now: float,
-) -> Step:
+) -> AlertChanges:
     """Apply conditions to alerts.
 
     Args:
@@ -55,7 +55,7 @@ def advance(
         now: Unix seconds.
     """
     changed: list[Alert] = []
-    announcements: list[Announcement] = []
+    announcements: list[DueMessage] = []
     for condition in conditions:
         known = alerts.get(condition.name)
         alert = _observe(known, condition, options.close_after_seconds, now)
@@ -67,11 +67,11 @@ def advance(
             alert = announcement.alert
         if alert != known:
             changed.append(alert)
-    return Step(tuple(changed), tuple(announcements))
+    return AlertChanges(tuple(changed), tuple(announcements))
 
 
 def _observe(
-    alert: Alert | None, condition: Condition, close_after: float, now: float
+    alert: Alert | None, condition: AlertCondition, close_after: float, now: float
 ) -> Alert | None:
     """Return the alert after a condition was seen; None if it never opened."""
     if condition.holds is None:
@@ -100,7 +100,7 @@ def _observe(
     return attrs.evolve(alert, clear_since=since, closed_at=closed_at)
 
 
-def _announce(alert: Alert, repeat: float, now: float) -> Announcement | None:
+def _announce(alert: Alert, repeat: float, now: float) -> DueMessage | None:
     """Return the message that is due; None without one."""
     recent = [at for at in alert.sent if now - at < repeat]
     if alert.is_open != alert.announced_open:
@@ -113,4 +113,4 @@ def _announce(alert: Alert, repeat: float, now: float) -> Announcement | None:
         return None
     sent = (*alert.sent, now)[-MOST_MESSAGES:]
     announced = attrs.evolve(alert, announced_open=alert.is_open, sent=sent)
-    return Announcement(announced, kind, is_last=len(recent) + 1 == MOST_MESSAGES)
+    return DueMessage(announced, kind, is_last=len(recent) + 1 == MOST_MESSAGES)

@@ -21,13 +21,13 @@ from ..base.clock import wall
 from ..base.logs import get_logger
 from ..base.telemetry import Sample
 from ..config.options.alerts import AlertsOptions
-from ..errors import StoreUnavailableError
+from ..errors import NotRunningError, StoreUnavailableError
 from ..notifications.send import Outcome, RetrySchedule, ending_of
 from ..records.alerts import Alert, AlertBook, AlertMessage, AlertName
 from ..records.notifications import NotificationState
 from ..storage.ports import AlertStore
 from .conditions import Facts, evaluate
-from .lifecycle import Announcement, advance
+from .lifecycle import DueMessage, advance
 
 _log = get_logger("alerts")
 
@@ -48,7 +48,7 @@ RESULTS: Final = {
 _Key = tuple[str, str]
 
 
-class Sender(Protocol):
+class MessageSender(Protocol):
     """One channel of alerts."""
 
     async def send(self, message: AlertMessage) -> Outcome:
@@ -75,7 +75,7 @@ class AlertWatch:
         self,
         store: Callable[[], AlertStore],
         observe: Callable[[], Awaitable[Facts]],
-        senders: Mapping[str, Sender],
+        senders: Mapping[str, MessageSender],
         options: AlertsOptions,
         *,
         in_charge: Callable[[], bool] = lambda: True,
@@ -153,7 +153,7 @@ class AlertWatch:
         for wanted in self._wanted.values():
             wanted.set()
 
-    def _enlist(self, announcement: Announcement, now: float) -> None:
+    def _enlist(self, announcement: DueMessage, now: float) -> None:
         alert, id = announcement.alert, str(uuid.uuid4())
         log = _log.error if alert.is_open else _log.info
         log(f"alert.{announcement.kind}", alert=str(alert.name), detail=alert.detail)
@@ -191,6 +191,8 @@ class AlertWatch:
                     self._loaded = True
                 except StoreUnavailableError as error:
                     _log.store_unavailable(error, retry_in=CHECK_SECONDS)
+                except NotRunningError:
+                    pass  # the runtime ends; the next one reads the rows
         return self._loaded
 
     def _merge(self, book: AlertBook) -> None:
@@ -210,9 +212,9 @@ class AlertWatch:
                 await self._write()
 
     async def _write(self) -> None:
+        await trio.lowlevel.checkpoint()
         alerts, messages = self._unsaved_alerts, self._unsaved_messages
         if not (alerts or messages):
-            await trio.lowlevel.checkpoint()
             return
         self._unsaved_alerts, self._unsaved_messages = set(), set()
         saved = {key: self._messages[key] for key in messages}
@@ -223,6 +225,8 @@ class AlertWatch:
             is_saved = True
         except StoreUnavailableError as error:
             _log.store_unavailable(error, retry_in=CHECK_SECONDS)
+        except NotRunningError:
+            pass  # the runtime ends
         finally:
             if not is_saved:
                 self._unsaved_alerts |= alerts

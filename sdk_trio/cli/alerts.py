@@ -104,4 +104,5 @@ async def _send(settings: Any) -> tuple[list[dict[str, Any]], int]:
             {"channel": channel, "outcome": word, "reason": reason, "advice": advice or None}
         )
         worst = max(worst, status)
+    await trio.lowlevel.checkpoint()
     return rows, worst

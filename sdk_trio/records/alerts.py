@@ -14,19 +14,19 @@ from .states import OPEN, NotificationState
 
 
 class AlertName(enum.StrEnum):
-    """The conditions that open an alert."""
+    """The conditions that open an alert; each value is the name in lower case."""
 
-    DEAD_LETTERS = "dead_letters"
-    ENDPOINT_DISABLED = "endpoint_disabled"
-    SILENCE = "silence"
-    OLDEST_WAITING = "oldest_waiting"
-    STORE_UNREACHABLE = "store_unreachable"
-    SENDER_UNREACHABLE = "sender_unreachable"
-    REPLICATION_LAG = "replication_lag"
-    CERTIFICATE_EXPIRY = "certificate_expiry"
-    TOKEN_EXPIRY = "token_expiry"  # noqa: S105 - the name of a condition
-    CLOCK_OFFSET = "clock_offset"
-    SECRET_UNUSED = "secret_unused"  # noqa: S105 - the name of a condition
+    DEAD_LETTERS = enum.auto()
+    ENDPOINT_DISABLED = enum.auto()
+    SILENCE = enum.auto()
+    OLDEST_WAITING = enum.auto()
+    STORE_UNREACHABLE = enum.auto()
+    SENDER_UNREACHABLE = enum.auto()
+    REPLICATION_LAG = enum.auto()
+    CERTIFICATE_EXPIRY = enum.auto()
+    TOKEN_EXPIRY = enum.auto()
+    CLOCK_OFFSET = enum.auto()
+    SECRET_UNUSED = enum.auto()
 
 
 class MessageKind(enum.StrEnum):

@@ -1,12 +1,12 @@
 """Alerts in the runtime: the facts that other parts have measured, the senders, and the watch.
 
-Nothing is measured for alerts alone, except two short queries: the number of new dead letters and,
-with ``SilenceMinutes``, the time of the last delivery.
+Nothing is measured only for alerts, except by two short queries: the number of new dead letters
+and, with ``SilenceMinutes``, the time of the last delivery.
 """
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Protocol
 
@@ -14,21 +14,22 @@ import trio
 
 from ..admin.status import StoreObserver
 from ..alerts.channels import AlertSender, make_senders
-from ..alerts.conditions import Facts
+from ..alerts.conditions import Facts, token_end
 from ..alerts.watch import STORE_SECONDS, AlertWatch
 from ..base.clock import wall
 from ..base.telemetry import Sample
 from ..config import Settings
-from ..config.access_token import token_end
 from ..config.options.alerts import AlertsOptions
-from ..errors import NotRunningError, StoreUnavailableError
+from ..config.options.webhooks import WebhooksOptions
+from ..errors import NotRunningError, SdkError, StoreUnavailableError
 from ..net.poster import HttpPoster
 from ..notifications.send import ReadVariable
+from ..reconcile.plan import choose_endpoints
+from ..reconcile.reconciler import Upstream
 from ..records.deliveries import DeliveryState
 from ..storage.ports import Inbox, Store
 from .console import Overseen
 from .notifications import sign_notification
-from .upstream_watch import UpstreamWatch
 
 #: States of the circuit breaker in which calls of the upstream fail at once.
 _REFUSING = ("open", "isolated")
@@ -90,6 +91,67 @@ class WatchedRuntime(Protocol):
     async def refresh(self) -> None:
         """Ask other processes of this runtime for their metrics."""
         ...
+
+
+class UpstreamWatch:
+    """The last answer to a question for the webhook endpoints.
+
+    Args:
+        options: ``Sdk:Webhooks``, which say which endpoints are this receiver's.
+    """
+
+    def __init__(self, options: WebhooksOptions) -> None:
+        self._options = options
+        #: The number of disabled endpoints of this receiver; None: not known.
+        self.disabled: int | None = None
+        #: Whether the last question was answered; None: none was asked.
+        self.answers: bool | None = None
+
+    def watched(self, upstream: Upstream) -> Upstream:
+        """Return ``upstream``, whose answers this watch notes."""
+        return _WatchedUpstream(upstream, self)
+
+    def note(self, listed: Sequence[Any] | None) -> None:
+        """Note the endpoints that the upstream listed; None: the call failed."""
+        self.answers = listed is not None
+        if listed is None:
+            return
+        try:
+            chosen = choose_endpoints(
+                listed,
+                configured=self._options.reconciliation.endpoint_ids,
+                path=self._options.path,
+            )
+        except SdkError:  # none of them is this receiver's: the reconciler reports it
+            self.disabled = None
+        else:
+            self.disabled = sum(not endpoint.enabled for endpoint in chosen)
+
+
+class _WatchedUpstream:
+    def __init__(self, upstream: Upstream, watch: UpstreamWatch) -> None:
+        self._upstream = upstream
+        self._watch = watch
+
+    async def endpoints(self) -> list[Any]:
+        try:
+            listed = await self._upstream.endpoints()
+        except SdkError:
+            self._watch.note(None)
+            raise
+        self._watch.note(listed)
+        return listed
+
+    async def read(
+        self,
+        endpoint_ids: Sequence[str],
+        query: Mapping[str, str],
+        visit: Callable[[list[Any]], Awaitable[None]],
+    ) -> None:
+        await self._upstream.read(endpoint_ids, query, visit)
+
+    async def redeliver(self, webhook_id: str) -> bool:
+        return await self._upstream.redeliver(webhook_id)
 
 
 def make_alert_senders(
@@ -163,6 +225,7 @@ class Alerts:
         await observer.wait_for_figures()
         store_writes = observer.check().ok
         replication_lags = self._replication_lags()
+        token = runtime.settings.access_token
         clock_check = observer.clock_check(runtime.settings.webhooks.tolerance_seconds)
         offsets = (s for s in observer.samples() if s.name == "sdk_clock_offset_seconds")
         offset = next(offsets, None)
@@ -181,7 +244,7 @@ class Alerts:
             replication_lags=replication_lags,
             replication_lags_since=self._note("replication", bool(replication_lags), now),
             certificate_ends_at=min(certificates, default=inf),
-            token_ends_at=token_end(runtime.settings.access_token),
+            token_ends_at=token_end(None if token is None else token.reveal()),
             clock_differs=clock_check is not None and (clock_check.degraded or not clock_check.ok),
             clock_offset=0.0 if offset is None else offset.value,
             unused_secrets=tuple(runtime.receiver.unused_secrets),
@@ -201,29 +264,27 @@ class Alerts:
     async def _read_store(self, observer: StoreObserver, now: float) -> dict[str, Any]:
         """Return the facts that the store has; none if it does not answer."""
         figures, options = observer.figures, self._runtime.settings.alerts
-        if figures is None:
+        found: dict[str, Any] = {}
+        with trio.move_on_after(STORE_SECONDS) as scope:
             await trio.lowlevel.checkpoint()
-            return {}
-        oldest = figures.oldest_at
-        found: dict[str, Any] = {"oldest_waiting_at": inf if oldest is None else oldest}
-        receiver = self._runtime.receiver
-        with trio.move_on_after(STORE_SECONDS):
+            if figures is None:
+                return {}
+            oldest = figures.oldest_at
+            found["oldest_waiting_at"] = inf if oldest is None else oldest
             try:
-                found["new_dead_letters"] = 0
-                if figures.events[DeliveryState.DEAD]:
-                    found[
-                        "new_dead_letters"
-                    ] = await receiver.whole_store.alerts.count_dead_letters(
-                        since=now - options.repeat_hours * 3600.0
-                    )
+                store = self._runtime.receiver.whole_store
+                since = now - options.repeat_hours * 3600.0
+                found["new_dead_letters"] = (
+                    await store.alerts.count_dead_letters(since=since)
+                    if figures.events[DeliveryState.DEAD]
+                    else 0
+                )
                 if options.silence_minutes is not None:
-                    newest = await receiver.store.find(limit=1)
+                    newest = await store.inbox.find(limit=1)
                     found["last_delivery_at"] = newest[0].received_at if newest else None
             except (StoreUnavailableError, NotRunningError):
-                await trio.lowlevel.checkpoint()
                 return {}
-            return found
-        return {}
+        return {} if scope.cancelled_caught else found
 
     def _disabled_endpoints(self) -> int | None:
         if not self._runtime.settings.webhooks.reconciliation.enabled:

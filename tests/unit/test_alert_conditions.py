@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
-from sdk_trio.alerts.conditions import BEHIND_SECONDS, UNREACHABLE_SECONDS, Facts, evaluate
+from sdk_trio.alerts.conditions import (
+    BEHIND_SECONDS,
+    UNREACHABLE_SECONDS,
+    Facts,
+    evaluate,
+    token_end,
+)
 from sdk_trio.alerts.messages import TITLES
-from sdk_trio.config.access_token import token_end
 from sdk_trio.config.options.alerts import AlertsOptions
-from sdk_trio.config.secret import Secret
 from sdk_trio.records.alerts import AlertName
 
 NOW = 1_800_000_000.0
@@ -83,4 +87,4 @@ def test_silence_is_no_condition_unless_it_is_configured() -> None:
     ],
 )
 def test_the_end_of_a_token_is_read_where_it_shows_one(token: str | None, end: float) -> None:
-    assert token_end(None if token is None else Secret(token)) == end
+    assert token_end(token) == end

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdk_trio.alerts.conditions import Condition
+from sdk_trio.alerts.conditions import AlertCondition
 from sdk_trio.alerts.lifecycle import MOST_MESSAGES, advance
 from sdk_trio.config.options.alerts import AlertsOptions
 from sdk_trio.records.alerts import Alert, AlertName, MessageKind
@@ -31,7 +31,7 @@ class World:
 
     def see(self, holds: bool | None, after: float = 0.0) -> None:
         self.now += after
-        step = advance(self.alerts, [Condition(NAME, holds, "why")], self.options, self.now)
+        step = advance(self.alerts, [AlertCondition(NAME, holds, "why")], self.options, self.now)
         self.alerts |= {alert.name: alert for alert in step.changed}
         for announcement in step.announcements:
             self.told.append((self.now, announcement.kind))

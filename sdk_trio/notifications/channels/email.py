@@ -45,7 +45,7 @@ class EmailSender(ProviderChannel):
                 f"{NOTIFICATIONS}:SendToUnverifiedEmail is false"
             )
         message = render(template_of(options.templates, record.transition), record)
-        provider = EmailProvider(
+        provider = EmailAccount(
             options.email, NOTIFICATIONS, self._read_variable, self._clock, self.repeatable
         )
         return provider.prepare(
@@ -58,7 +58,7 @@ class EmailSender(ProviderChannel):
 
 
 @attrs.frozen
-class EmailProvider:
+class EmailAccount:
     """The provider's account of one section of the settings: its requests and its answers.
 
     Args:
