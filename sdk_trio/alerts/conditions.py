@@ -134,9 +134,10 @@ def _lasting(holds: bool | None, since: float | None, seconds: float, now: float
 
 def _dead_letters(count: int | None, options: AlertsOptions) -> AlertCondition:
     holds = None if count is None else count >= options.dead_letters
+    became = "1 event became a dead letter" if count == 1 else f"{count} events became dead letters"
     detail = (
-        f"{count} events became dead letters within {options.repeat_hours} hours. 'events list "
-        "--state dead' shows them, 'events replay' runs them again."
+        f"{became} within {options.repeat_hours} hours. 'events list --state dead' shows what "
+        "failed, 'events replay' runs it again."
     )
     return AlertCondition(AlertName.DEAD_LETTERS, holds, detail)
 

@@ -67,7 +67,7 @@ def render(message: AlertMessage, *, host: str, repeat_hours: int) -> AlertText:
         ]
     if message.is_last:
         facts.append(
-            "This alert has changed several times. Further changes are announced when less than "
+            "This alert has changed several times. Further changes are announced when fewer than "
             f"three messages about it were sent within {repeat_hours} hours. 'alerts list' shows "
             "its current state."
         )
