@@ -6,6 +6,7 @@ import { forgetToken, get, keepToken, takeTokenOfLink, token } from "./api.js";
 import { feed } from "./feed.js";
 import { Dialog, Failure, html, useAct, useData, useFeedState } from "./parts.js";
 import { address, back, useRoute } from "./route.js";
+import { Alerts } from "./views/alerts.js";
 import { Dead } from "./views/dead.js";
 import { Deliveries } from "./views/deliveries.js";
 import { Delivery } from "./views/delivery.js";
@@ -28,6 +29,7 @@ const VIEWS = {
   tenants: ["Tenants", Tenants, Tenant, "tenants"],
   notifications: ["Notifications", Notifications, null, "notifications"],
   replication: ["Replication", Replication, null, "replication"],
+  alerts: ["Alerts", Alerts, null, "alerts"],
   settings: ["Settings", Settings],
   doctor: ["Doctor", Doctor, null, "doctor"],
   trigger: ["Trigger", Trigger, null, "trigger"],

@@ -193,7 +193,10 @@ class AdminApp:
         self._version = version
         self._clock = clock
         self._started_at = clock() if started_at is None else started_at
-        self._store = StoreObserver(observed.stores, directory=directory, clock=clock)
+        #: The observations of the store.
+        self.observer: StoreObserver = StoreObserver(
+            observed.stores, directory=directory, clock=clock
+        )
         self._source = console
         self._actions = Actions(clock)
         self._events = EventAnswerer(observed, self._actions, console.sign)
@@ -223,7 +226,7 @@ class AdminApp:
     async def run(self) -> None:
         """Poll the store for all requests, and record the charts, until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._store.run)
+            nursery.start_soon(self.observer.run)
             self._nursery = nursery
             try:
                 while True:
@@ -469,6 +472,7 @@ class AdminApp:
             "/api/rejections": _Route(lambda: console.rejections(query)),
             "/api/settings": _Route(console.settings),
             "/api/replication": _Route(console.replication),
+            "/api/alerts": _Route(console.alerts),
             "/api/types": _Route(console.types),
             "/api/actions": _Route(console.actions),
             "/api/doctor": _Route(console.doctor, seconds=DOCTOR_SECONDS),
@@ -511,7 +515,7 @@ class AdminApp:
             return document(200, {"alive": True})
         with self._probes_waiting.request(self._source_of(request.address)) as admitted:
             if admitted:
-                await self._store.wait_for_check()
+                await self.observer.wait_for_check()
         checks = self._checks()
         shown = checks_document(checks, details=self._shows_details(request))
         ready = is_ready(checks)
@@ -527,14 +531,14 @@ class AdminApp:
         return document(200 if ready else 503, summary)
 
     async def _metrics(self) -> Reply:
-        await self._store.wait_for_figures()
+        await self.observer.wait_for_figures()
         await self._observed.refresh()
         return Reply(200, expose(self._samples()), CONTENT_TYPE)
 
     async def _status(self) -> Reply:
-        await self._store.wait_for_figures()
+        await self.observer.wait_for_figures()
         await self._observed.refresh()
-        figures = self._store.figures
+        figures = self.observer.figures
         events = figures and {str(state): count for state, count in figures.events.items()}
         tenants = figures and figures.tenants
         checks = self._checks()
@@ -548,7 +552,7 @@ class AdminApp:
                 "uptime_seconds": self._uptime(),
                 "read_only": self._access.read_only,
                 **self._observed.status(),
-                "oldest_seconds": self._store.oldest_seconds(),
+                "oldest_seconds": self.observer.oldest_seconds(),
                 "events": events,
                 "tenants": tenants and {str(status): count for status, count in tenants.items()},
                 "checks": checks_document(checks, details=True),
@@ -556,8 +560,8 @@ class AdminApp:
         )
 
     async def _overview(self) -> Reply:
-        await self._store.wait_for_figures()
-        figures, source = self._store.figures, self._source
+        await self.observer.wait_for_figures()
+        figures, source = self.observer.figures, self._source
         events = figures and {str(state): count for state, count in figures.events.items()}
         tenants = figures and figures.tenants
         checks, program = self._checks(), self._observed.status()
@@ -581,7 +585,7 @@ class AdminApp:
                 "queue": {
                     "depth": program["queue_depth"],
                     "capacity": program["queue_capacity"],
-                    "oldest_seconds": self._store.oldest_seconds(),
+                    "oldest_seconds": self.observer.oldest_seconds(),
                 },
                 "events": events,
                 "tenants": tenants and {str(status): count for status, count in tenants.items()},
@@ -601,8 +605,8 @@ class AdminApp:
         return await self._observed.stores()[0].last_sequence()
 
     def _checks(self) -> list[Check]:
-        clock = self._store.clock_check(self._tolerance())
-        own = [self._store.check(), self._store.check_leases()]
+        clock = self.observer.clock_check(self._tolerance())
+        own = [self.observer.check(), self.observer.check_leases()]
         if clock is not None:
             own.append(clock)
         return [*own, *map(self._ask, self._sources.checks)]
@@ -624,7 +628,7 @@ class AdminApp:
             yield Sample("sdk_check_ok", (("check", check.name),), check.ok)
         for reason, count in self._token_refusals.items():
             yield Sample("sdk_admin_token_refusals_total", (("reason", reason),), count)
-        yield from self._store.samples()
+        yield from self.observer.samples()
         yield from self._part_samples()
 
     def _part_samples(self) -> Iterator[Sample]:

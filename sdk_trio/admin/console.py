@@ -1,4 +1,4 @@
-"""The API behind the console's views: tenants, messages, replication, settings, samples, relay.
+"""The API behind the console's views: tenants, messages, alerts, replication, settings, relay.
 
 Each view shows one part of the program. The runtime provides the parts as a
 :class:`ConsoleSource`. A request for a part that this program does not have gets 404.
@@ -39,7 +39,7 @@ from .query import (
 if TYPE_CHECKING:
     from ..records.notifications import NotificationId
     from ..records.tenants import AuditRecord, Tenant
-    from ..storage.ports import NotificationStore
+    from ..storage.ports import AlertStore, NotificationStore
     from ..tenants.service import TenantService
     from ..tenants.status import TransitionResult
 
@@ -118,6 +118,10 @@ class ConsoleSource(Protocol):
 
     def replication(self) -> dict[str, Any]:
         """Return the status of replication."""
+        ...
+
+    def alerts(self) -> "AlertStore":
+        """Return the alerts."""
         ...
 
     def tenants(self) -> "TenantService":
@@ -237,6 +241,13 @@ class ConsoleAnswerer:
         """Return the status of replication, with the age of its verification."""
         await trio.lowlevel.checkpoint()
         return document(200, self._source.replication())
+
+    async def alerts(self) -> Reply:
+        """Return every alert, the open ones first."""
+        # Imported here, because only a program with alerts needs this module.
+        from ..records.alerts import listed_alerts
+
+        return document(200, listed_alerts(await self._source.alerts().load()))
 
     async def types(self) -> Reply:
         """Return the known event types."""

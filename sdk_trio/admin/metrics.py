@@ -231,6 +231,19 @@ METRICS: Final = (
         ("channel", "result"),
     ),
     Metric(
+        "sdk_alert_open",
+        "gauge",
+        "1 while the alert is open, otherwise 0; only on the host that sends alerts.",
+        ("alert",),
+        across="max",
+    ),
+    Metric(
+        "sdk_alert_messages_total",
+        "counter",
+        "Attempts to send a message about an alert, by channel and result.",
+        ("channel", "result"),
+    ),
+    Metric(
         "sdk_replication_lag_seconds",
         "gauge",
         "The largest lag of any replica of a tenant's database; +Inf while one has never caught "

@@ -380,8 +380,8 @@ def _print_message(message: Message) -> None:
         print_text("")
 
 
-def _ending_of(outcome: Outcome) -> tuple[str, int, str]:
-    """Return the word, the exit status and the advice for an outcome."""
+def describe_outcome(outcome: Outcome) -> tuple[str, int, str]:
+    """Return the word, the exit status and the advice for an outcome of a test message."""
     match outcome:
         case Sent():
             return "sent", 0, ""
@@ -423,7 +423,7 @@ def test(arguments: Namespace) -> int:
     settings = _settings(arguments)
     record = _record(arguments, settings)
     outcome = trio.run(_send, settings, arguments.channel, record)
-    word, status, advice = _ending_of(outcome)
+    word, status, advice = describe_outcome(outcome)
     provider_id = outcome.provider_id if isinstance(outcome, Sent) else None
     reason = None if isinstance(outcome, Sent) else outcome.reason
     if arguments.format == "json":

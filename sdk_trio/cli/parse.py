@@ -95,6 +95,8 @@ COMMANDS = (
     Command("notify list", "list messages", "notifications:list_notifications"),
     Command("notify show", "show one message", "notifications:show_notification"),
     Command("notify retry", "send messages again that did not arrive", "notifications:retry"),
+    Command("alerts list", "list alerts, the open ones first", "alerts:list_alerts"),
+    Command("alerts test", "send a test message on each channel", "alerts:test"),
     Command("storage status", "show the store's version, sizes and rows", "storage:show_status"),
     Command("storage check", "check the store for damage", "storage:check_store"),
     Command("storage migrate", "move the store to another engine", "storage:migrate"),
@@ -193,6 +195,9 @@ notify test --channel email --to ada@acme.example
 notify list --state failed
 notify show 17-email
 notify retry 17-email
+alerts list --open
+alerts test
+alerts test --channel chat
 storage status
 storage status -f json
 storage check
@@ -208,6 +213,7 @@ completion zsh > ~/.zfunc/_sdk-trio
 
 #: The help text of each group of commands.
 GROUPS = {
+    "alerts": "conditions that an operator has to know about",
     "config": "the settings: check them, show them, describe them",
     "events": "the inbox: deliveries, their states, and replays",
     "replication": "the replication of the tenants' databases",

@@ -14,7 +14,7 @@ import trio
 from ..config import Settings, StorageBackend
 from ..errors import StoreUnavailableError, TenantsDisabledError
 from ..storage import open as storage
-from ..storage.ports import Inbox, Store
+from ..storage.ports import AlertStore, Inbox, Store
 from ..storage.sql.schema import DATABASE_NAME
 from ..tenants.identity import is_tenant_id
 from ..tenants.service import TenantService
@@ -39,6 +39,16 @@ async def open_inbox(settings: Settings) -> AsyncIterator[Inbox]:
     # A separate owner: leases of a command must not be confused with those of the daemon.
     async with storage.open_inbox(settings, owner=f"command-{uuid.uuid4()}") as inbox:
         yield inbox
+
+
+@asynccontextmanager
+async def open_alerts(settings: Settings) -> AsyncIterator[AlertStore]:
+    """Open the alerts of the existing store; errors are those of :func:`open_inbox`."""
+    missing = why_unreachable(settings)
+    if missing is not None:
+        raise StoreUnavailableError(missing)
+    async with _opened(settings) as store:
+        yield store.alerts
 
 
 def why_unreachable(settings: Settings) -> str | None:

@@ -18,7 +18,7 @@ import msgspec
 
 from ..base.times import parse_short_span
 from ..errors import Problem
-from .fields import Form, Section
+from .fields import Choice, Form, Section
 from .options import Settings
 from .secret import HMAC_PREFIX, PUBLIC_KEY_PREFIX, Secret
 from .sources import Entry, Layer, Pairs, printable, read_item
@@ -50,7 +50,7 @@ _EXPECTED: Mapping[type, str] = {
 }
 
 #: Items of these forms contain no comma, so a list may be written with commas.
-_COMMA_FORMS = frozenset({Form.BIND, Form.CIDR, Form.PROXY})
+_COMMA_FORMS = frozenset({Form.BIND, Form.CIDR, Form.EMAIL, Form.PROXY})
 
 #: The beginning of the message about an unknown key.
 UNKNOWN_KEY = "is not a known key"
@@ -182,8 +182,10 @@ def split_list(setting: Setting, value: Any) -> list[Any]:
     # A variable holds one text, and orchestrators write lists both ways.
     parts = [part.strip() for part in value.split(",")]
     # Any other text may contain a comma: a secret is one item, whatever it looks like.
-    if setting.about.form in _COMMA_FORMS or all(
-        part.startswith((HMAC_PREFIX, PUBLIC_KEY_PREFIX)) for part in parts
+    if (
+        setting.about.form in _COMMA_FORMS
+        or issubclass(setting.kind, Choice)
+        or all(part.startswith((HMAC_PREFIX, PUBLIC_KEY_PREFIX)) for part in parts)
     ):
         return parts
     return [value]

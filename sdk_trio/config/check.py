@@ -18,6 +18,7 @@ from ..base.http import is_token
 from ..base.public_addresses import is_local_bind, names_public_address
 from ..errors import Problem
 from .check_tenants import (
+    alert_warnings,
     notification_problems,
     notification_warnings,
     replication_problems,
@@ -123,6 +124,7 @@ def check(
         *_replay_window(settings),
         *exposure_warnings(settings),
         *notification_warnings(settings.multi_tenant.notifications),
+        *alert_warnings(settings.alerts),
         *replication_warnings(settings),
     ]
 

@@ -9,28 +9,34 @@ from collections.abc import Iterator, Sequence
 from ..base.public_addresses import names_local_address, url_host
 from ..errors import Problem
 from ..records.channels import CHANNELS
-from .fields import Form, KeyDerivation, ReplicaTargetType, is_plain_loopback, pascal_case
+from .fields import (
+    AlertChannel,
+    Form,
+    KeyDerivation,
+    ReplicaTargetType,
+    is_plain_loopback,
+    pascal_case,
+)
 from .options import Settings
+from .options.alerts import AlertsOptions
 from .options.notifications import (
     PLACEHOLDERS,
     NotificationsOptions,
     TemplateOptions,
+    WebhookChannelOptions,
     enabled_channels,
     measure_sms,
     substitute,
     unknown_placeholders,
 )
 from .secret import parse_secret
-from .table import NOTIFICATIONS, REPLICATION, TRANSITIONS, bound_addresses, is_below, table
+from .table import ALERTS, NOTIFICATIONS, REPLICATION, TRANSITIONS, bound_addresses, is_below, table
 
 #: A longer SMS template is a warning: every segment of every message is billed.
 USUAL_SEGMENTS = 3
 
 #: Subjects are truncated to this; mail programs show about 60 characters.
 MAX_SUBJECT_CHARACTERS = 200
-
-WEBHOOK_URL = f"{NOTIFICATIONS}:Webhook:Url"
-ALLOW_PRIVATE_ADDRESSES = f"{NOTIFICATIONS}:Webhook:AllowPrivateAddresses"
 
 _NOTHING = dict.fromkeys(PLACEHOLDERS, "")
 
@@ -75,28 +81,40 @@ def notification_warnings(options: NotificationsOptions) -> Iterator[Problem]:
             "has no channel, so transitions are never announced: enable "
             f"{_either([channel.key for channel in CHANNELS.values()])}",
         )
-    if (
-        options.enabled_channels.webhook
-        and must_be_public(options)
-        and names_local_address(webhook.url)
-    ):
+    if options.enabled_channels.webhook:
+        yield from local_webhook_warnings(webhook, NOTIFICATIONS)
+
+
+def alert_warnings(options: AlertsOptions) -> Iterator[Problem]:
+    """Warn of an address of the alerts' webhook channel that will be refused."""
+    if options.enabled and AlertChannel.WEBHOOK in options.channels:
+        yield from local_webhook_warnings(options.webhook, ALERTS)
+
+
+def local_webhook_warnings(webhook: WebhookChannelOptions, section: str) -> Iterator[Problem]:
+    """Warn of an internal address to which the webhook channel of ``section`` cannot connect."""
+    if must_be_public(webhook) and names_local_address(webhook.url):
         yield Problem(
-            WEBHOOK_URL,
+            f"{section}:Webhook:Url",
             "names an address of this machine or a private network, and every message to it "
-            f"will be refused: set {ALLOW_PRIVATE_ADDRESSES} to true if this is meant",
+            f"will be refused: set {allow_private_addresses(section)} to true if this is meant",
         )
+
+
+def allow_private_addresses(section: str) -> str:
+    """Return the key that lets the webhook channel of ``section`` use internal addresses."""
+    return f"{section}:Webhook:AllowPrivateAddresses"
 
 
 def _either(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def must_be_public(options: NotificationsOptions) -> bool:
+def must_be_public(webhook: WebhookChannelOptions) -> bool:
     """Return whether the webhook channel connects to public addresses only.
 
     Plain HTTP to this machine, which only Development allows, implies that it does not.
     """
-    webhook = options.webhook
     return not (webhook.allow_private_addresses or is_plain_loopback(webhook.url))
 
 
@@ -123,8 +141,13 @@ def _lengths(key: str, text: str) -> Iterator[Problem]:
         )
 
 
-def signing_secret_problem(options: NotificationsOptions, value: str) -> Problem | None:
-    """Return the problem of a signing secret that is set, or None; the secret is not quoted."""
+def signing_secret_problem(
+    webhook: WebhookChannelOptions, value: str, section: str = NOTIFICATIONS
+) -> Problem | None:
+    """Return the problem of a signing secret that is set, or None; the secret is not quoted.
+
+    ``section`` is the key of the section that contains the channel's.
+    """
     try:
         # Stripped, because a variable filled from a file has its line break.
         keys = parse_secret(value.strip(), KeyDerivation.AUTO).hmac_keys
@@ -134,9 +157,9 @@ def signing_secret_problem(options: NotificationsOptions, value: str) -> Problem
         if keys:
             return None
         wrong = "is a public key: this channel signs with a whsec_ secret"
-    name = options.webhook.signing_secret_env_var
+    name = webhook.signing_secret_env_var
     return Problem(
-        f"{NOTIFICATIONS}:Webhook:SigningSecretEnvVar",
+        f"{section}:Webhook:SigningSecretEnvVar",
         f"names the variable {name}, whose value {wrong}",
     )
 

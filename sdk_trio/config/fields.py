@@ -210,6 +210,14 @@ class SmsProvider(Choice):
     SMS_PROVIDER_A = "SmsProviderA"
 
 
+class AlertChannel(Choice):
+    """A way to send alerts."""
+
+    EMAIL = "Email"
+    WEBHOOK = "Webhook"
+    CHAT = "Chat"
+
+
 #: The kernel's limit of a Unix socket path, without the closing NUL.
 UNIX_PATH_BYTES = 107
 

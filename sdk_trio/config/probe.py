@@ -14,10 +14,18 @@ from pathlib import Path
 from ..errors import Problem
 from .check import Findings, forward_secret_problem
 from .check_tenants import database_path_fault, databases_setting, signing_secret_problem
-from .fields import Form, ReplicaTargetType, StorageBackend
+from .fields import AlertChannel, Form, ReplicaTargetType, StorageBackend
 from .options import Settings
 from .sources import reason_of
-from .table import FORWARD, FORWARD_SECRET, REPLICATION, is_below, used_settings
+from .table import (
+    ALERTS,
+    FORWARD,
+    FORWARD_SECRET,
+    NOTIFICATIONS,
+    REPLICATION,
+    is_below,
+    used_settings,
+)
 
 #: No private key is longer.
 _KEY_BYTES = 65_536
@@ -207,9 +215,16 @@ def _forward_secrets(settings: Settings, environ: Mapping[str, str]) -> Iterator
 
 def _signing_secret(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
     """Report a secret that is set but cannot sign."""
-    notifications = settings.multi_tenant.notifications
-    secret = environ.get(notifications.webhook.signing_secret_env_var, "").strip()
-    if notifications.enabled and notifications.enabled_channels.webhook and secret:
-        unusable = signing_secret_problem(notifications, secret)
+    notifications, alerts = settings.multi_tenant.notifications, settings.alerts
+    used = {
+        NOTIFICATIONS: (
+            notifications.webhook,
+            notifications.enabled and notifications.enabled_channels.webhook,
+        ),
+        ALERTS: (alerts.webhook, alerts.enabled and AlertChannel.WEBHOOK in alerts.channels),
+    }
+    for section, (webhook, is_used) in used.items():
+        secret = environ.get(webhook.signing_secret_env_var, "").strip()
+        unusable = signing_secret_problem(webhook, secret, section) if is_used and secret else None
         if unusable is not None:
             yield unusable

@@ -12,6 +12,7 @@ import msgspec
 
 from ..records.channels import CHANNELS, NotificationChannel
 from .fields import (
+    AlertChannel,
     DefaultTenantStrategy,
     ReplicaTargetType,
     Section,
@@ -164,16 +165,21 @@ SIMULATOR = "Sdk:Simulator"
 FORWARD = "Sdk:Forward"
 FORWARD_SECRET = f"{FORWARD}:SecretEnvVar"
 NOTIFICATIONS = "Sdk:MultiTenant:Notifications"
+ALERTS = "Sdk:Alerts"
 UPGRADE = "Sdk:MultiTenant:SingleTenantUpgrade"
 
 USE_REPLICATION = f"{REPLICATION}:UseReplication"
 TARGET = f"{REPLICATION}:ReplicaTargetType"
 NOTIFICATIONS_ENABLED = f"{NOTIFICATIONS}:Enabled"
+ALERTS_ENABLED = f"{ALERTS}:Enabled"
 
 #: The transitions that have templates, by their keys.
 TRANSITIONS = tuple(map(pascal_case, TemplatesOptions.__struct_fields__))
 
 STRATEGY = f"{UPGRADE}:DefaultTenantStrategy"
+
+#: The switches of whole sections.
+_GATES = (USE_REPLICATION, NOTIFICATIONS_ENABLED, ALERTS_ENABLED)
 
 
 def used_settings(settings: Settings, invalid: Collection[str] = ()) -> tuple[Setting, ...]:
@@ -201,7 +207,7 @@ def is_below(key: str, prefix: str) -> bool:
 def _is_switched_off(key: str, unused: list[str]) -> bool:
     # The switches themselves are always checked: a typing error in one must not disable its
     # section.
-    if any(is_below(key, gate) for gate in (USE_REPLICATION, NOTIFICATIONS_ENABLED)):
+    if any(is_below(key, gate) for gate in _GATES):
         return False
     return any(is_below(key, prefix) for prefix in unused)
 
@@ -236,12 +242,22 @@ def _unused(settings: Settings, invalid: Collection[str]) -> list[str]:
         for transition in TRANSITIONS
         for text in unused_texts(used, off)
     ]
+    prefixes += _unused_of_alerts(settings, invalid)
     if (
         upgrade.default_tenant_strategy is not DefaultTenantStrategy.LITERAL_DEFAULT
         or STRATEGY in invalid
     ):
         prefixes += [f"{UPGRADE}:LiteralDefaultTenantSlug", f"{UPGRADE}:LiteralDefaultTenantName"]
     return prefixes
+
+
+def _unused_of_alerts(settings: Settings, invalid: Collection[str]) -> list[str]:
+    alerts = settings.alerts
+    if not alerts.enabled and ALERTS_ENABLED not in invalid:
+        return [ALERTS]
+    off = [channel for channel in AlertChannel if channel not in alerts.channels]
+    recipients = [f"{ALERTS}:To"] if AlertChannel.EMAIL in off else []
+    return [*(f"{ALERTS}:{channel}" for channel in off), *recipients]
 
 
 def unused_texts(

@@ -19,8 +19,9 @@ import trio
 
 from ..base.logs import get_logger
 from ..base.throttle import jittered_wait
-from ..config.check_tenants import ALLOW_PRIVATE_ADDRESSES
+from ..config.check_tenants import allow_private_addresses
 from ..config.options.notifications import NotificationsOptions
+from ..config.table import NOTIFICATIONS
 from ..errors import AddressInvalidError, AddressRefusedError, AnswerLostError, NotSentError
 from ..net.poster import PostAnswer
 from ..records.notifications import NotificationState, SendResult
@@ -156,7 +157,7 @@ class Poster(Protocol):
 class Request:
     """A request that is ready to be sent, with the function that classifies its answer.
 
-    ``repr`` shows no secret.
+    ``section`` is the key of the section whose channel sends it. ``repr`` shows no secret.
     """
 
     url: str = attrs.field(repr=False)
@@ -166,6 +167,7 @@ class Request:
     classify: Callable[[PostAnswer], Outcome] = attrs.field(repr=False)
     public_only: bool = False
     wants_body: bool = True
+    section: str = NOTIFICATIONS
 
 
 async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> Outcome:
@@ -194,7 +196,8 @@ async def attempt(poster: Poster, prepare: Callable[[], Request | Skipped]) -> O
         )
         outcome = request.classify(answer)
     except AddressRefusedError as error:
-        outcome = Refused(f"{error}: set {ALLOW_PRIVATE_ADDRESSES} to true if this is meant")
+        key = allow_private_addresses(request.section)
+        outcome = Refused(f"{error}: set {key} to true if this is meant")
     except AddressInvalidError as error:
         outcome = Refused(f"{error}: no message can be sent to this address")
     except NotSentError as error:

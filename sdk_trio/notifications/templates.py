@@ -82,7 +82,7 @@ def render(template: TemplateOptions, record: OutboxRecord) -> Message:
     return Message(
         email_subject=subject,
         email_text=text,
-        email_html=_html(subject, text),
+        email_html=html_of(subject, text),
         sms_text=cut_sms(sms, MAX_SMS_SEGMENTS),
     )
 
@@ -141,7 +141,8 @@ def _visible(character: str) -> str:
     return "" if category == "Cf" else character
 
 
-def _html(subject: str, text: str) -> str:
+def html_of(subject: str, text: str) -> str:
+    """Return an HTML page of ``text``; every character is escaped."""
     paragraphs = "".join(
         f"<p>{'<br>'.join(html.escape(line) for line in paragraph.splitlines())}</p>\n"
         for paragraph in text.strip().split("\n\n")

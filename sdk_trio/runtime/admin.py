@@ -24,7 +24,7 @@ from ..admin.access import (
     provide_token,
 )
 from ..admin.app import AdminApp
-from ..admin.status import StatusProviders, TenantCounts
+from ..admin.status import StatusProviders, StoreObserver, TenantCounts
 from ..base.clock import wall
 from ..base.logs import get_logger
 from ..base.telemetry import Check
@@ -137,6 +137,11 @@ class AdminServer:
                     lambda: check_verification(runtime.verification),
                 )
             )
+
+    @property
+    def observer(self) -> StoreObserver | None:
+        """The observer of the store; None before :meth:`run`."""
+        return None if self._app is None else self._app.observer
 
     async def run(
         self, *, task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..records.tenants import Tenant
     from ..replication.health import ReplicationHealth
     from ..replication.verification import VerificationState
-    from ..storage.ports import NotificationStore
+    from ..storage.ports import AlertStore, NotificationStore
     from ..tenants.service import TenantService
     from ..webhooks import WebhookReceiver
     from ..webhooks.rejections import RejectionRing
@@ -198,6 +198,7 @@ class RuntimeConsole:
             "tenants": tenants.enabled,
             "notifications": tenants.enabled,
             "replication": tenants.file_db.replication.use_replication,
+            "alerts": self._settings.alerts.enabled,
             "doctor": self.examine is not None,
             "trigger": self.development,
             "relay": self._settings.relay.enabled,
@@ -296,6 +297,12 @@ class RuntimeConsole:
         """Return the messages to site managers."""
         self.tenants()
         return self._runtime.receiver.whole_store.notifications
+
+    def alerts(self) -> "AlertStore":
+        """Return the alerts."""
+        if not self._settings.alerts.enabled:
+            raise MissingPartError("there are no alerts: Sdk:Alerts:Enabled is false")
+        return self._runtime.receiver.whole_store.alerts
 
     def preview(self, transition: "Transition", tenant: "Tenant | None") -> dict[str, str]:
         """Return the texts of a transition, for a tenant or for sample values."""

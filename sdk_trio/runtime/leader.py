@@ -22,6 +22,7 @@ class LeaderParts:
         runtime: gets the parts as ``replication``, ``verification`` and ``leadership``.
         replicates: whether replication is enabled here.
         reconciles: whether reconciliation is enabled here.
+        alerts: whether alerts are enabled here; they need to know who leads.
         may_end: whether a part may return without an error, as during the drain.
     """
 
@@ -31,11 +32,13 @@ class LeaderParts:
         *,
         replicates: bool,
         reconciles: bool,
+        alerts: bool,
         may_end: Callable[[], bool],
     ) -> None:
         self._runtime = runtime
         self._replicates = replicates
         self._reconciles = reconciles
+        self._alerts = alerts
         self._may_end = may_end
         self._elects = runtime.settings.storage.backend is StorageBackend.POSTGRES
         # Reconciliation ends at the beginning of the drain, before the other parts.
@@ -57,7 +60,7 @@ class LeaderParts:
         The server must accept deliveries: the first pass of reconciliation asks for redeliveries.
         """
         await trio.lowlevel.checkpoint()
-        if self._elects and (self._replicates or self._reconciles):
+        if self._elects and (self._replicates or self._reconciles or self._alerts):
             await self.start(parts, "leadership", self._lead)
         elif self._reconciles:
             await self.start(parts, "reconciliation", self._reconcile)
@@ -107,11 +110,14 @@ class LeaderParts:
         self, term: int | None = None, *, task_status: trio.TaskStatus[None]
     ) -> None:
         from ..client.client import UpstreamDeliveries  # loads the client, which is optional
-        from ..reconcile.reconciler import Reconciler
+        from ..reconcile.reconciler import Reconciler, Upstream
 
         runtime = self._runtime
+        upstream: Upstream = UpstreamDeliveries(runtime.client)
+        if runtime.alerts is not None:
+            upstream = runtime.alerts.upstream.watched(upstream)
         reconciler = Reconciler(
-            UpstreamDeliveries(runtime.client),
+            upstream,
             runtime.receiver.store,
             runtime.settings,
             clock=runtime.clock,

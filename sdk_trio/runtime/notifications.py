@@ -68,12 +68,15 @@ def make_channels(
         "email": EmailSender(options, poster, read_variable=read_variable, clock=clock),
         "sms": SmsSender(options, poster, read_variable=read_variable, clock=clock),
         "webhook": WebhookSender(
-            options, poster, sign=_sign, read_variable=read_variable, clock=clock
+            options, poster, sign=sign_notification, read_variable=read_variable, clock=clock
         ),
     }
 
 
-def _sign(body: bytes, *, secret: str, webhook_id: str, timestamp: int) -> Mapping[str, str]:
+def sign_notification(
+    body: bytes, *, secret: str, webhook_id: str, timestamp: int
+) -> Mapping[str, str]:
+    """Return the headers of a signed message; see ``notifications.channels.webhook.Signer``."""
     # Auto: the decoded key if the secret has one, else its text. Receivers of both kinds exist.
     return sign_body(
         body,

@@ -307,6 +307,8 @@ class Runtime(RuntimeState):
             self._scope.shield = self._served = True
             task_status.started(started)
             await leader_parts.start_after_serving(parts)
+            if self.alerts is not None:
+                await start("the alerts", self.alerts.run)
             await self._drain_begun.wait()
             leader_parts.stop_reconciling()
             await self._drain(server)
@@ -318,6 +320,7 @@ class Runtime(RuntimeState):
             self,
             replicates=replication.use_replication and self._share.singletons,
             reconciles=self._reconciles,
+            alerts=self.alerts is not None,
             may_end=self._drain_begun.is_set,
         )
 

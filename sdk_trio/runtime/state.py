@@ -9,7 +9,7 @@ import trio
 from ..base.clock import current as current_clock
 from ..base.log_output import dropped_in_all
 from ..base.telemetry import Sample, SampleSource
-from ..config import Settings, unmet_needs
+from ..config import Settings, StorageBackend, unmet_needs
 from ..config.check import PROCESSES_NEED_COMMAND, RECONCILIATION_NEEDS_CLIENT
 from ..errors import NotRunningError, OptionsValidationError
 from ..webhooks import DrainReport, HandlerRegistry, WebhookReceiver
@@ -20,6 +20,7 @@ from .watchdog import Watchdog
 from .wiring import (
     CIRCUIT_STATES,
     make_administrator,
+    make_alerts,
     make_client,
     make_companion,
     make_notifier,
@@ -29,12 +30,14 @@ from .wiring import (
 )
 
 if TYPE_CHECKING:
+    from ..admin.status import StoreObserver
     from ..client.client import Client
     from ..replication.verification_schedule import VerificationScheduler
     from ..storage.term import Leadership
     from ..tenants.tenancy import ClientFactory
     from ..tenants.upgrade import HostUpgrade, Quiescence
     from .admin import AdminServer
+    from .alerts import Alerts
     from .notifications import ChannelFactory
     from .processes import Processes
     from .replication import ReplicationOverseer
@@ -152,6 +155,10 @@ class RuntimeState:
         #: Watches the event loop while :meth:`run` does.
         self.watchdog: Watchdog = Watchdog()
         self._server_samples: SampleSource = tuple
+        #: The alerts of this runtime; None: they are off, or another process has them.
+        self.alerts: Alerts | None = None
+        if settings.alerts.enabled and self._share.singletons:
+            self.alerts = make_alerts(self, self.clock)
         self._administrator = None
         if settings.admin.enabled and self._share.singletons:
             self._administrator = make_administrator(self, self.clock)
@@ -223,6 +230,17 @@ class RuntimeState:
         if self._client is None or self.started is None:
             return ()
         return sample_client(self._client.counters, self._client.breaker.state)
+
+    @property
+    def observer(self) -> "StoreObserver | None":
+        """The observer of the store of the admin address; None before its start or without one."""
+        return None if self._administrator is None else self._administrator.observer
+
+    @property
+    def leads(self) -> bool:
+        """Whether this host runs what only one of the hosts with this store may run."""
+        elects = self.settings.storage.backend is StorageBackend.POSTGRES
+        return not elects or (self.leadership is not None and self.leadership.term is not None)
 
     @property
     def replication_samples(self) -> tuple[Sample, ...]:
@@ -308,6 +326,7 @@ class RuntimeState:
             *self.client_samples,
             *self.notification_samples,
             *self.replication_samples,
+            *(() if self.alerts is None else self.alerts.watch.samples()),
             *self.watchdog.samples(),
             *self._server_samples(),
             *(

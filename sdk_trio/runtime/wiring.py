@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..webhooks.companion import BackgroundTask
     from ..webhooks.simulator import Simulator
     from .admin import AdminServer
+    from .alerts import Alerts, WatchedRuntime
     from .console import ObservedRuntime
     from .notifications import ChannelFactory, Notifier
 
@@ -178,6 +179,13 @@ def make_administrator(runtime: "ObservedRuntime", clock: Callable[[], float]) -
     from .admin import AdminServer
 
     return AdminServer(runtime, clock=clock)
+
+
+def make_alerts(runtime: "WatchedRuntime", clock: Callable[[], float]) -> "Alerts":
+    """Return the alerts of ``runtime``."""
+    from .alerts import Alerts
+
+    return Alerts(runtime, clock=clock)
 
 
 def make_notifier(

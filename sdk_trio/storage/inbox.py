@@ -42,6 +42,7 @@ from .sql.methods import SqlPart, committed, committed_by_owner, on_reader
 
 if TYPE_CHECKING:
     # Most receivers have no tenants, and start without what is known of them.
+    from .sql.alerts import SqlAlerts
     from .sql.notifications import SqlNotifications
     from .sql.tenants import SqlTenants, SqlUpgrade
 
@@ -116,6 +117,13 @@ class SqlInbox(SqlPart, ABC):
         from .sql.notifications import SqlNotifications
 
         return SqlNotifications(self._terms, self._commits, self._readers)
+
+    @cached_property
+    def alerts(self) -> "SqlAlerts":
+        """The alerts."""
+        from .sql.alerts import SqlAlerts
+
+        return SqlAlerts(self._terms, self._commits, self._readers)
 
     @property
     def lost(self) -> str | None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     # Most receivers have no tenants, and start without what is known of them.
+    from ..records.alerts import Alert, AlertBook, AlertMessage
     from ..records.notifications import (
         DueNotifications,
         Enlisted,
@@ -749,6 +750,27 @@ class NotificationStore(Protocol):
         ...
 
 
+class AlertStore(Protocol):
+    """Alerts and the messages about them; one row for each condition."""
+
+    async def load(self) -> "AlertBook":
+        """Return every alert, and its messages, the oldest first."""
+        ...
+
+    async def save(
+        self, alerts: "Sequence[Alert]", messages: "Sequence[AlertMessage]", *, now: float
+    ) -> None:
+        """Write these rows in one transaction, in place of those with their names and ids.
+
+        Messages that were finished long before ``now`` (Unix seconds) are removed.
+        """
+        ...
+
+    async def count_dead_letters(self, *, since: float) -> int:
+        """Count the dead letters that became dead at ``since`` (Unix seconds) or later."""
+        ...
+
+
 class Backend(Inbox, Protocol):
     """An open backend: an inbox, and beside it everything that tenants need."""
 
@@ -765,6 +787,11 @@ class Backend(Inbox, Protocol):
     @property
     def notifications(self) -> NotificationStore:
         """The messages to site managers."""
+        ...
+
+    @property
+    def alerts(self) -> AlertStore:
+        """The alerts."""
         ...
 
 
@@ -789,3 +816,8 @@ class Store:
     def notifications(self) -> NotificationStore:
         """The messages to site managers."""
         return self._backend.notifications
+
+    @property
+    def alerts(self) -> AlertStore:
+        """The alerts."""
+        return self._backend.alerts

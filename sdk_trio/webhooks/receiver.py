@@ -411,6 +411,11 @@ class WebhookReceiver:
         self._endpoint.secret_usage.note(index, self._clock())
 
     @property
+    def unused_secrets(self) -> list[int]:
+        """The positions of configured secrets that have verified nothing for a day."""
+        return self._endpoint.secret_usage.idle(self._clock())
+
+    @property
     def unfinished(self) -> int:
         """Return how many events wait in memory or run in a worker; a drain waits for these."""
         return self._running.queue.unfinished if self._running else 0

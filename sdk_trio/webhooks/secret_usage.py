@@ -58,19 +58,23 @@ class SecretUsage:
             self._last_report[index],
         )
 
-    def unused(self, now: float) -> list[int]:
-        """Return the secrets to report as unused, each at most once a day.
+    def idle(self, now: float) -> list[int]:
+        """Return the unused secrets.
 
         A secret is unused when it has not matched for a day although another one has. Without
-        deliveries no secret is reported, because a quiet day proves nothing. Calling this counts as
-        the report.
+        deliveries no secret is, because a quiet day proves nothing.
         """
         if not any(_within_a_day(last, now) for last in self._last_match):
             return []
+        return [index for index in range(len(self._matches)) if self._idle_for_a_day(index, now)]
+
+    def unused(self, now: float) -> list[int]:
+        """Return the secrets to report as unused, each at most once a day.
+
+        Calling this counts as the report.
+        """
         due = [
-            index
-            for index in range(len(self._matches))
-            if self._idle_for_a_day(index, now) and not _within_a_day(self._last_report[index], now)
+            index for index in self.idle(now) if not _within_a_day(self._last_report[index], now)
         ]
         for index in due:
             self._last_report[index] = now

@@ -33,6 +33,8 @@ PAGE = ROOT / "docs" / "reference" / "metrics.md"
 #: Metrics of parts that only some programs run; every other one is on every `/metrics`.
 OF_PARTS = {
     "sdk_notifications_total": (("channel", "email"), ("result", "sent")),
+    "sdk_alert_open": (("alert", "silence"),),
+    "sdk_alert_messages_total": (("channel", "webhook"), ("result", "sent")),
     "sdk_replication_lag_seconds": (),
     "sdk_replication_databases": (("state", "Healthy"),),
     "sdk_replication_verified_age_seconds": (),

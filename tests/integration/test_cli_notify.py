@@ -1,11 +1,7 @@
 """``notify preview`` and ``notify test``."""
 
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
 import pytest
-from support.notifications import EMAIL, PHONE, SECRET, VARIABLES
+from support.notifications import EMAIL, PHONE, SECRET, VARIABLES, listening
 
 from sdk_trio.records.channels import CHANNELS
 from sdk_trio.testing import verify_notification
@@ -18,35 +14,6 @@ def command_line(command_line, monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return command_line
-
-
-@contextmanager
-def listening(status, body=b"", **headers):
-    """Answer every POST on loopback alike, in a thread; yields the URL and what has arrived."""
-    arrived = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            content = self.rfile.read(int(self.headers["content-length"]))
-            arrived.append((self.path, dict(self.headers.items()), content))
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", arrived
-        finally:
-            server.shutdown()
-            thread.join(60)
 
 
 def settings(**keys):

@@ -40,6 +40,8 @@ INTERPOLATED = {
 #: real ones.
 REPLICATION = (
     Sample("sdk_replication_lag_seconds", (), 1.5),
+    Sample("sdk_alert_open", (("alert", "silence"),), 1),
+    Sample("sdk_alert_messages_total", (("channel", "webhook"), ("result", "sent")), 1),
     Sample("sdk_replication_databases", (("state", "Healthy"),), 2),
     Sample("sdk_replication_verified_age_seconds", (), 3600.0),
     Sample("sdk_processes", (("state", "serving"),), 2),

@@ -13,9 +13,13 @@ from support.notifications import EMAIL, PHONE, VARIABLES, options, record, send
 from support.programs import node_package, program
 from support.waiting import wait_until
 
+from sdk_trio.config.fields import AlertChannel
+from sdk_trio.config.options.alerts import AlertsOptions
 from sdk_trio.net.poster import HttpPoster
 from sdk_trio.notifications.send import Again, Refused, Sent
+from sdk_trio.records.alerts import AlertMessage, AlertName, MessageKind
 from sdk_trio.records.tenants import Transition
+from sdk_trio.runtime.alerts import make_alert_senders
 
 MESSAGES = "/2010-04-01/Accounts/{AccountSid}/Messages.json"
 
@@ -127,3 +131,23 @@ async def test_each_documented_error_of_the_email_provider(provider, status, kin
     outcome = await send("email", options(provider), poster=ChoosingPoster(status))
     assert isinstance(outcome, kind)
     assert outcome.reason.startswith(f"answered {status}")
+
+
+async def test_an_alert_by_email_is_accepted(provider):
+    chosen = AlertsOptions(
+        channels=(AlertChannel.EMAIL,),
+        to=(EMAIL, "lead@shop.example"),
+        email=options(provider).email,
+    )
+    message = AlertMessage(
+        id="7b0c5a8e-0d2f-4c83-9c5c-0a5b8f1c2d3e",
+        channel="email",
+        alert=AlertName.SILENCE,
+        kind=MessageKind.OPENED,
+        detail="No delivery has arrived.",
+        opened_at=1.0,
+        closed_at=None,
+        created_at=1.0,
+    )
+    senders = make_alert_senders(chosen, read_variable=VARIABLES.get)
+    assert isinstance(await senders["email"].send(message), Sent)

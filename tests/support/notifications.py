@@ -1,8 +1,10 @@
 """Transitions to announce, and settings of channels."""
 
 import socket
+import threading
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import attrs
 import msgspec
@@ -163,3 +165,32 @@ async def reset(stream):
     linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
     stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     await trio.aclose_forcefully(stream)
+
+
+@contextmanager
+def listening(status, body=b"", **headers):
+    """Answer every POST on loopback alike, in a thread; yields the URL and what has arrived."""
+    arrived = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            content = self.rfile.read(int(self.headers["content-length"]))
+            arrived.append((self.path, dict(self.headers.items()), content))
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", arrived
+        finally:
+            server.shutdown()
+            thread.join(60)

@@ -5,6 +5,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from sdk_trio.records.alerts import Alert, AlertMessage, AlertName, MessageKind
 from sdk_trio.records.deliveries import Dead, Done, NewDelivery, Retry
 from sdk_trio.records.tenants import (
     AuditAction,
@@ -126,6 +127,18 @@ async def fill(inbox, rounds: int = 1) -> None:
         suspended, audit(AuditAction.SUSPENDED, 2.5), transition, announced=True
     )
     await inbox.notifications.enlist({"email": False, "log": True}, now=3.0, oldest=0.0)
+    alert = Alert(name=AlertName.SILENCE, detail="so", opened_at=1.5, sent=(1.5, 2.25))
+    message = AlertMessage(
+        id="m1",
+        channel="chat",
+        alert=AlertName.SILENCE,
+        kind=MessageKind.OPENED,
+        detail="so",
+        opened_at=1.5,
+        closed_at=None,
+        created_at=1.5,
+    )
+    await inbox.alerts.save([alert], [message], now=3.0)
     await inbox.write_checkpoint("reconcile", "where it was")
     await inbox.upgrade.save(
         UpgradeMarker(
@@ -148,6 +161,8 @@ def rows_of(rounds: int) -> dict[str, int]:
         "outbox": 1,
         "upgrade": 1,
         "notification": 2,
+        "alert": 1,
+        "alert_message": 1,
     }
 
 
@@ -169,6 +184,7 @@ async def contents(inbox) -> dict[str, object]:
         "audit": list(await inbox.tenants.audit()),
         "outbox": list(await inbox.tenants.outbox()),
         "messages": list(await inbox.notifications.find()),
+        "alerts": await inbox.alerts.load(),
         "marker": await inbox.upgrade.marker(),
         "checkpoint": await inbox.read_checkpoint("reconcile"),
         "revision": await inbox.tenants.revision(),

@@ -90,6 +90,7 @@ LAZY_IMPORTS = {
     "sdk_trio.admin.app": "the feed, for the first listener",
     "sdk_trio.admin.console": "messages, where there are any",
     "sdk_trio.cli.doctor.run": "the checks of the network, which need the client",
+    "sdk_trio.cli.alerts": "channels, where a message is sent",
     "sdk_trio.cli.notifications": "channels, where a message is sent",
     "sdk_trio.cli.run": "the upgrade from a single tenant",
     "sdk_trio.cli.main": "the settings, where a command reads them",

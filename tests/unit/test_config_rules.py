@@ -217,6 +217,11 @@ EVERYTHING_ON = {
     f"{NOTIFICATIONS}:Webhook:Url": "https://example.com/in",
     f"{NOTIFICATIONS}:EnabledChannels:Sms": True,
     f"{NOTIFICATIONS}:Sms:SmsProviderA:FromNumber": "+15550000000",
+    "Alerts:Enabled": True,
+    "Alerts:Channels": ["Email", "Webhook", "Chat"],
+    "Alerts:To": ["ops@example.com"],
+    "Alerts:Email:FromAddress": "a@example.com",
+    "Alerts:Webhook:Url": "https://example.com/in",
 }
 NUMBERS = [s for s in table() if s.kind in (int, float) and "Sftp" not in s.path]
 

@@ -31,6 +31,7 @@ if not describing():
     from ..settings import read_to_examine
     from ..sign import read_dev_secret
     from ..terminal import is_terminal, print_json, print_text, say
+    from .alerts import check_alerts
     from .machine import (
         check_clock,
         check_descriptors,
@@ -182,6 +183,9 @@ async def _examine(
     async def check_the_notifications(report: Report) -> None:
         await check_notifications(settings, found[0] if found else None, os.environ, report)
 
+    async def check_the_alerts(report: Report) -> None:
+        await check_alerts(settings, found[0] if found else None, os.environ, report)
+
     # Their findings are shown in this order.
     checks: dict[str, Check] = {
         "secrets": _plain(partial(check_secrets, settings)),
@@ -198,6 +202,7 @@ async def _examine(
         "handlers": _plain(partial(handled.check, settings)),
         "tenants": check_the_tenants,
         "notifications": check_the_notifications,
+        "alerts": check_the_alerts,
         "replication": _threaded(
             partial(check_replication, settings, os.environ, may_run=bool(arguments.config))
         ),

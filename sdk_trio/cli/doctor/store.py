@@ -437,7 +437,7 @@ async def check_notifications(
     for name in enabled_channels(options):
         _check_credentials(CHANNELS[name], settings, environ, report)
     if options.enabled_channels.email:
-        _check_sender(options.email.from_address, report)
+        check_sender(f"{NOTIFICATIONS}:Email:FromAddress", options.email.from_address, report)
     if len(report.findings) == before:
         names = ", ".join(enabled_channels(options))
         report.ok(CHANNELS_KEY, f"{names}: every credential is there; 'notify test' tries them")
@@ -478,11 +478,12 @@ def _check_credentials(
             )
 
 
-def _check_sender(address: str, report: Report) -> None:
+def check_sender(key: str, address: str, report: Report) -> None:
+    """Warn of a sender, the value of ``key``, whose domain cannot send mail."""
     domain = address.rpartition("@")[2].casefold()
     if "." not in domain or domain.endswith(_NO_DOMAINS):
         report.warning(
-            f"{NOTIFICATIONS}:Email:FromAddress",
+            key,
             f"the domain {domain} cannot send mail, so the provider will refuse it",
             "set an address that the provider has verified as a sender",
         )

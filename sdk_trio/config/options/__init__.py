@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from ..fields import ApiVersionStrictness, Form, Mode, Section, about
 from ..secret import Secret
+from .alerts import AlertsOptions
 from .client import ConnectionOptions, ResilienceOptions, UpstreamOptions
 from .forward import ForwardOptions
 from .server import AdminOptions, LoggingOptions, RelayOptions, ServerOptions, StorageOptions
@@ -120,6 +121,7 @@ class Settings(Section, frozen=True, kw_only=True):
     admin: AdminOptions = AdminOptions()
     relay: RelayOptions = RelayOptions()
     storage: StorageOptions = StorageOptions()
+    alerts: AlertsOptions = AlertsOptions()
     logging: LoggingOptions = LoggingOptions()
     multi_tenant: MultiTenantOptions = MultiTenantOptions()
 

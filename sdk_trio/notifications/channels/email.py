@@ -1,15 +1,19 @@
 """The email channel: EmailProviderA's ``mail/send``."""
 
 import json
+from collections.abc import Callable, Sequence
+
+import attrs
 
 from ...base.logs import get_logger
-from ...config.options.notifications import NotificationsOptions
+from ...config.options.notifications import EmailOptions
 from ...config.table import NOTIFICATIONS
 from ...net.poster import PostAnswer
 from ...records.tenants import OutboxRecord
 from ..send import (
     Outcome,
     ProviderChannel,
+    ReadVariable,
     Request,
     Skipped,
     accepted,
@@ -30,7 +34,6 @@ class EmailSender(ProviderChannel):
 
     def _prepare(self, record: OutboxRecord) -> Request | Skipped:
         options = self._options
-        provider = options.email.email_provider_a
         recipient = record.site_manager_email
         if not options.enabled_channels.email:
             return Skipped(f"{NOTIFICATIONS}:EnabledChannels:Email is false")
@@ -41,11 +44,62 @@ class EmailSender(ProviderChannel):
                 "the site manager's email address is not verified, and "
                 f"{NOTIFICATIONS}:SendToUnverifiedEmail is false"
             )
-        if not options.email.from_address:
-            return Skipped(f"{NOTIFICATIONS}:Email:FromAddress is empty")
-        key = credential(self._read_variable, provider.api_key_env_var)
+        message = render(template_of(options.templates, record.transition), record)
+        provider = EmailAccount(
+            options.email, NOTIFICATIONS, self._read_variable, self._clock, self.repeatable
+        )
+        return provider.prepare(
+            [recipient],
+            subject=message.email_subject,
+            text=message.email_text,
+            html=message.email_html,
+            delivery_id=record.delivery_id,
+        )
+
+
+@attrs.frozen
+class EmailAccount:
+    """The provider's account of one section of the settings: its requests and its answers.
+
+    Args:
+        options: the channel's section.
+        section: the key of the section that contains it.
+        read_variable: reads the environment.
+        clock: returns Unix seconds.
+        repeatable: whether a message of unknown fate is sent again.
+    """
+
+    options: EmailOptions
+    section: str
+    read_variable: ReadVariable
+    clock: Callable[[], float]
+    repeatable: bool
+
+    def prepare(
+        self, recipients: Sequence[str], *, subject: str, text: str, html: str, delivery_id: str
+    ) -> Request | Skipped:
+        """Return the request that sends one email, or the reason to send none."""
+        provider = self.options.email_provider_a
+        if not self.options.from_address:
+            return Skipped(f"{self.section}:Email:FromAddress is empty")
+        key = credential(self.read_variable, provider.api_key_env_var)
         if isinstance(key, Skipped):
             return key
+        document = {
+            "personalizations": [
+                {
+                    "to": [{"email": recipient} for recipient in recipients],
+                    # The provider's events repeat it, so a bounce can be matched to its message.
+                    "custom_args": {"delivery_id": delivery_id},
+                }
+            ],
+            "from": _sender(self.options),
+            "subject": subject,
+            "content": [
+                {"type": "text/plain", "value": text},
+                {"type": "text/html", "value": html},
+            ],
+        }
         return Request(
             url=f"{provider.base_url.rstrip('/')}/v3/mail/send",
             headers={
@@ -53,9 +107,10 @@ class EmailSender(ProviderChannel):
                 "content-type": "application/json",
                 "accept": "application/json",
             },
-            body=_document(options, record, recipient),
-            timeout_seconds=options.email.timeout_seconds,
-            classify=lambda answer: self._judge(answer, hidden=(key, recipient)),
+            body=json.dumps(document, separators=(",", ":")).encode("ascii"),
+            timeout_seconds=self.options.timeout_seconds,
+            classify=lambda answer: self._judge(answer, hidden=(key, *recipients)),
+            section=self.section,
         )
 
     def _judge(self, answer: PostAnswer, *, hidden: tuple[str, ...]) -> Outcome:
@@ -66,39 +121,21 @@ class EmailSender(ProviderChannel):
         if answer.status == 200:
             _log.warning("notification.not_queued", channel="email", status=200)
             return Skipped("the provider answered 200: sandbox mode, it checks and sends nothing")
-        variable = self._options.email.email_provider_a.api_key_env_var
+        variable = self.options.email_provider_a.api_key_env_var
         return classify_response(
             answer,
             repeatable=self.repeatable,
             explanation=_explanation(answer, hidden),
             advice=f"check the key in the variable {variable}, its permission to send mail, and "
-            f"that {NOTIFICATIONS}:Email:FromAddress is a verified sender",
-            now=self._clock(),
+            f"that {self.section}:Email:FromAddress is a verified sender",
+            now=self.clock(),
         )
 
 
-def _document(options: NotificationsOptions, record: OutboxRecord, recipient: str) -> bytes:
-    message = render(template_of(options.templates, record.transition), record)
-    sender = {"email": options.email.from_address}
-    name = one_line(options.email.from_display_name)
-    if name:
-        sender["name"] = name
-    document = {
-        "personalizations": [
-            {
-                "to": [{"email": recipient}],
-                # The provider's events repeat it, so a bounce can be matched to its transition.
-                "custom_args": {"delivery_id": record.delivery_id},
-            }
-        ],
-        "from": sender,
-        "subject": message.email_subject,
-        "content": [
-            {"type": "text/plain", "value": message.email_text},
-            {"type": "text/html", "value": message.email_html},
-        ],
-    }
-    return json.dumps(document, separators=(",", ":")).encode("ascii")
+def _sender(options: EmailOptions) -> dict[str, str]:
+    sender = {"email": options.from_address}
+    name = one_line(options.from_display_name)
+    return {**sender, "name": name} if name else sender
 
 
 def _explanation(answer: PostAnswer, hidden: tuple[str, ...]) -> str:

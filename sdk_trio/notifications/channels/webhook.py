@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import attrs
+
 from ...base.times import rfc3339
 from ...config.check_tenants import must_be_public, signing_secret_problem
-from ...config.options.notifications import NotificationsOptions
+from ...config.options.notifications import NotificationsOptions, WebhookChannelOptions
 from ...config.table import NOTIFICATIONS
 from ...net.poster import PostAnswer
 from ...records.tenants import OutboxRecord
@@ -115,18 +117,45 @@ class WebhookSender(ProviderChannel):
         options, webhook = self._options, self._options.webhook
         if not options.enabled_channels.webhook:
             return Skipped(f"{NOTIFICATIONS}:EnabledChannels:Webhook is false")
+        message = render(template_of(options.templates, record.transition), record)
+        target = WebhookTarget(webhook, NOTIFICATIONS, self._sign, self._read_variable, self._clock)
+        return target.prepare(payload(record, message), delivery_id=record.delivery_id)
+
+
+@attrs.frozen
+class WebhookTarget:
+    """The receiver of one section of the settings: signed requests to it, and its answers.
+
+    Args:
+        options: the channel's section.
+        section: the key of the section that contains it.
+        sign: makes the three headers of Standard Webhooks.
+        read_variable: reads the environment.
+        clock: returns Unix seconds.
+    """
+
+    options: WebhookChannelOptions
+    section: str
+    sign: Signer
+    read_variable: ReadVariable
+    clock: Callable[[], float]
+
+    def prepare(self, body: bytes, *, delivery_id: str) -> Request | Skipped:
+        """Return the request with ``body``, or the reason to send none.
+
+        The receiver recognizes a repetition by ``delivery_id``.
+        """
+        webhook = self.options
         if not webhook.url:
-            return Skipped(f"{NOTIFICATIONS}:Webhook:Url is empty")
-        secret = credential(self._read_variable, webhook.signing_secret_env_var, for_header=False)
+            return Skipped(f"{self.section}:Webhook:Url is empty")
+        secret = credential(self.read_variable, webhook.signing_secret_env_var, for_header=False)
         if isinstance(secret, Skipped):
             return secret
-        unusable = signing_secret_problem(options, secret)
+        unusable = signing_secret_problem(webhook, secret, self.section)
         if unusable is not None:
             return Skipped(str(unusable))
-        message = render(template_of(options.templates, record.transition), record)
-        body = payload(record, message)
-        headers = self._sign(
-            body, secret=secret, webhook_id=record.delivery_id, timestamp=int(self._clock())
+        headers = self.sign(
+            body, secret=secret, webhook_id=delivery_id, timestamp=int(self.clock())
         )
         return Request(
             url=webhook.url,
@@ -134,10 +163,11 @@ class WebhookSender(ProviderChannel):
             body=body,
             timeout_seconds=webhook.timeout_seconds,
             classify=self._judge,
-            public_only=must_be_public(options),
+            public_only=must_be_public(webhook),
             # Only the status counts. Many receivers answer 200 and do their work before they end
             # the body: when we waited for it, the same message was sent eight times.
             wants_body=False,
+            section=self.section,
         )
 
     def _judge(self, answer: PostAnswer) -> Outcome:
@@ -146,7 +176,7 @@ class WebhookSender(ProviderChannel):
             return accepted(answer)
         return classify_response(
             answer,
-            repeatable=self.repeatable,
+            repeatable=True,
             advice="check that the receiver has the same secret",
-            now=self._clock(),
+            now=self.clock(),
         )

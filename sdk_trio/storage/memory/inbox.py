@@ -68,7 +68,7 @@ from .rows import HELD_BYTES, REMEMBERED_IDS, ROW_BYTES, Deliveries, MemoryRow
 if TYPE_CHECKING:
     from ..sql.notifications import SqlNotifications
     from ..sql.tenants import SqlTenants
-    from .tables import MemoryTables, MemoryUpgrade
+    from .tables import MemoryAlerts, MemoryTables, MemoryUpgrade
 
 P = ParamSpec("P")
 
@@ -118,6 +118,13 @@ class MemoryBackend:
         from ..sql.notifications import SqlNotifications
 
         return SqlNotifications(self._terms, self._tables, self._tables)
+
+    @cached_property
+    def alerts(self) -> "MemoryAlerts":
+        """The alerts."""
+        from .tables import MemoryAlerts
+
+        return MemoryAlerts(self._terms, self._tables, self._rows)
 
 
 def _on_rows(

@@ -1,4 +1,4 @@
-"""Tenants, messages and the upgrade of a store in memory: SQL tables that no file holds."""
+"""Tenants, messages, alerts and the upgrade of a store in memory: SQL tables that no file holds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,9 +10,11 @@ import trio
 
 from ...base.opener import open_database
 from ...errors import StoreUnavailableError
+from ...records.states import DeliveryState
 from ...records.upgrades import Assigned, StoredBody, UpgradeMarker
 from ..admission import LeaseTerms
 from ..engines.sqlite_connection import SQLITE, SqliteTransaction
+from ..sql.alerts import SqlAlerts
 from ..sql.dialect import SqlTransaction
 from ..sql.schema import statements
 from ..sql.tenants import SqlUpgrade
@@ -64,6 +66,22 @@ class MemoryTables:
     def close(self) -> None:
         """Close it: every further call fails."""
         self._closed = True
+
+
+class MemoryAlerts(SqlAlerts):
+    """:class:`AlertStore` in memory, where deliveries are rows of Python."""
+
+    def __init__(self, terms: LeaseTerms, tables: MemoryTables, rows: Deliveries) -> None:
+        super().__init__(terms, tables, tables)
+        self._rows = rows
+
+    async def count_dead_letters(self, *, since: float) -> int:
+        """See :meth:`AlertStore.count_dead_letters`."""
+        await trio.lowlevel.checkpoint()
+        return sum(
+            row.state is DeliveryState.DEAD and (row.finished_at or 0.0) >= since
+            for row in self._rows.by_sequence.values()
+        )
 
 
 class MemoryUpgrade(SqlUpgrade):

@@ -422,6 +422,42 @@ CREATE INDEX notification_finished ON notification (finished_at) WHERE finished_
 """,
 )
 
+# One row for each condition that ever held, and one for each message about it on each channel.
+# `sent` are the times of the last messages, separated by spaces.
+_ALERT = (
+    """
+CREATE TABLE alert (
+    name text PRIMARY KEY,
+    detail text NOT NULL,
+    opened_at float8 NOT NULL,
+    closed_at float8,
+    clear_since float8,
+    openings integer NOT NULL,
+    announced_open boolean NOT NULL,
+    sent text NOT NULL
+)
+""",
+    """
+CREATE TABLE alert_message (
+    id text NOT NULL,
+    channel text NOT NULL,
+    alert text NOT NULL,
+    kind text NOT NULL,
+    detail text NOT NULL,
+    opened_at float8 NOT NULL,
+    closed_at float8,
+    created_at float8 NOT NULL,
+    is_last boolean NOT NULL,
+    state text NOT NULL,
+    attempts integer NOT NULL,
+    next_attempt_at float8,
+    finished_at float8,
+    reason text,
+    PRIMARY KEY (id, channel)
+)
+""",
+)
+
 _COMMON = (
     _ARRIVAL,
     _WORK,
@@ -438,6 +474,7 @@ _COMMON = (
     *_OUTBOX,
     _UPGRADE,
     *_NOTIFICATION,
+    *_ALERT,
 )
 
 # arrival_key: the keys that are known, which are unique across all partitions.

@@ -1,0 +1,1 @@
+"""Alerts: which conditions open them, when messages are sent, and how."""

@@ -1,0 +1,321 @@
+"""The watch: observes the facts, opens and closes alerts, and sends their messages.
+
+The rows of the store are the state of all alerts. While the store cannot be written, the state is
+kept in memory and messages are sent nevertheless; the rows are written when the store works again.
+
+Cancellation: a message that is being sent stays waiting in the store, so the next start sends it
+again.
+"""
+
+import random
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+import attrs
+import trio
+
+from ..base.bell import Flag
+from ..base.clock import wall
+from ..base.logs import get_logger
+from ..base.telemetry import Sample
+from ..config.options.alerts import AlertsOptions
+from ..errors import NotRunningError, StoreUnavailableError
+from ..notifications.send import Outcome, RetrySchedule, ending_of
+from ..records.alerts import Alert, AlertBook, AlertMessage, AlertName
+from ..records.notifications import NotificationState
+from ..storage.ports import AlertStore
+from .conditions import Facts, evaluate
+from .lifecycle import DueMessage, advance
+
+_log = get_logger("alerts")
+
+#: Interval of the checks of all conditions, in seconds.
+CHECK_SECONDS: Final = 5.0
+
+#: Time for reading or writing the rows, in seconds. A store that hangs must not delay a message.
+STORE_SECONDS: Final = 2.0
+
+#: Names of results in ``sdk_alert_messages_total{channel,result}``.
+RESULTS: Final = {
+    NotificationState.SENT: "sent",
+    NotificationState.RETRYING: "retried",
+    NotificationState.FAILED: "failed",
+    NotificationState.SKIPPED: "skipped",
+}
+
+_Key = tuple[str, str]
+
+
+class MessageSender(Protocol):
+    """One channel of alerts."""
+
+    async def send(self, message: AlertMessage) -> Outcome:
+        """Try once to send a message; it raises nothing but ``Cancelled``."""
+        ...
+
+
+class AlertWatch:
+    """Checks the conditions at intervals, while this host is in charge.
+
+    Args:
+        store: returns the open store of alerts.
+        observe: measures the facts; it raises nothing but ``Cancelled``.
+        senders: the channels by name.
+        options: ``Sdk:Alerts``.
+        in_charge: whether this host is the one that sends alerts. A host that was in charge
+            remains so while the store cannot be written, because no other one can be elected then.
+        clock: returns Unix seconds.
+        schedule: the attempts of one message on one channel.
+        fraction: returns a random number from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], AlertStore],
+        observe: Callable[[], Awaitable[Facts]],
+        senders: Mapping[str, MessageSender],
+        options: AlertsOptions,
+        *,
+        in_charge: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = wall,
+        schedule: RetrySchedule | None = None,
+        fraction: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._observe = observe
+        self._senders = senders
+        self._options = options
+        self._in_charge = in_charge
+        self._clock = clock
+        self._schedule = schedule or RetrySchedule()
+        self._fraction = fraction
+        self._was_in_charge = False
+        self._loaded = False
+        self._rows = trio.Lock()
+        self._alerts: dict[AlertName, Alert] = {}
+        # Messages that wait or are not saved yet.
+        self._messages: dict[_Key, AlertMessage] = {}
+        self._unsaved_alerts: set[AlertName] = set()
+        self._unsaved_messages: set[_Key] = set()
+        self._wanted = {name: Flag() for name in senders}
+        #: Attempts by channel and result.
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def samples(self) -> Iterable[Sample]:
+        """Return the state of each alert while this host is in charge, and the attempts."""
+        if self._was_in_charge:
+            for name in AlertName:
+                alert = self._alerts.get(name)
+                is_open = alert is not None and alert.is_open
+                yield Sample("sdk_alert_open", (("alert", str(name)),), int(is_open))
+        for channel in self._senders:
+            for result in RESULTS.values():
+                labels = (("channel", channel), ("result", result))
+                count = self.counts[channel, result]
+                yield Sample("sdk_alert_messages_total", labels, count)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Check and send until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for channel in self._senders:
+                nursery.start_soon(self._send_on, channel)
+            task_status.started()
+            while True:
+                await self.check()
+                await trio.sleep(CHECK_SECONDS)
+
+    async def check(self) -> None:
+        """Check every condition once, and enlist the messages that are due."""
+        facts = await self._observe()
+        is_down = facts.store_writes is False
+        if not (self._in_charge() or (is_down and self._was_in_charge)):
+            await self._resign()
+            return
+        self._was_in_charge = True
+        if not is_down and not await self._load():
+            return
+        now = self._clock()
+        conditions = evaluate(facts, self._options, now)
+        if not self._in_charge():
+            # Another host may be in charge, and cannot know that this one has lost the store.
+            conditions = tuple(
+                each for each in conditions if each.name is AlertName.STORE_UNREACHABLE
+            )
+        step = advance(self._alerts, conditions, self._options, now)
+        for alert in step.changed:
+            self._alerts[alert.name] = alert
+            self._unsaved_alerts.add(alert.name)
+        for announcement in step.announcements:
+            self._enlist(announcement, now)
+        await self._save()
+        for wanted in self._wanted.values():
+            wanted.set()
+
+    def _enlist(self, announcement: DueMessage, now: float) -> None:
+        alert, id = announcement.alert, str(uuid.uuid4())
+        log = _log.error if alert.is_open else _log.info
+        log(f"alert.{announcement.kind}", alert=str(alert.name), detail=alert.detail)
+        for channel in self._senders:
+            self._note(
+                AlertMessage(
+                    id=id,
+                    channel=channel,
+                    alert=alert.name,
+                    kind=announcement.kind,
+                    detail=alert.detail,
+                    opened_at=alert.opened_at,
+                    closed_at=alert.closed_at,
+                    created_at=now,
+                    is_last=announcement.is_last,
+                )
+            )
+
+    # -- rows --------------------------------------------------------------------------------
+
+    def _note(self, message: AlertMessage) -> None:
+        key = message.id, message.channel
+        self._messages[key] = message
+        self._unsaved_messages.add(key)
+
+    async def _load(self) -> bool:
+        """Read the rows, except those that are newer in memory; return whether they are known.
+
+        Rows that were read once are known, because only this host changes them.
+        """
+        with trio.move_on_after(STORE_SECONDS):
+            async with self._rows:
+                try:
+                    self._merge(await self._store().load())
+                    self._loaded = True
+                except StoreUnavailableError as error:
+                    _log.store_unavailable(error, retry_in=CHECK_SECONDS)
+                except NotRunningError:
+                    pass  # the runtime ends; the next one reads the rows
+        return self._loaded
+
+    def _merge(self, book: AlertBook) -> None:
+        for alert in book.alerts:
+            if alert.name not in self._unsaved_alerts:
+                self._alerts[alert.name] = alert
+        for message in book.messages:
+            # A channel that is not configured any more has no sender; its messages stay.
+            if message.is_waiting and message.channel in self._senders:
+                self._messages.setdefault((message.id, message.channel), message)
+
+    async def _save(self) -> None:
+        """Write the rows that changed; if that fails, they are written by a later call."""
+        with trio.move_on_after(STORE_SECONDS):
+            # One at a time: rows that were read before a message was sent would repeat it.
+            async with self._rows:
+                await self._write()
+
+    async def _write(self) -> None:
+        await trio.lowlevel.checkpoint()
+        alerts, messages = self._unsaved_alerts, self._unsaved_messages
+        if not (alerts or messages):
+            return
+        self._unsaved_alerts, self._unsaved_messages = set(), set()
+        saved = {key: self._messages[key] for key in messages}
+        is_saved = False
+        try:
+            rows = [self._alerts[name] for name in alerts]
+            await self._store().save(rows, list(saved.values()), now=self._clock())
+            is_saved = True
+        except StoreUnavailableError as error:
+            _log.store_unavailable(error, retry_in=CHECK_SECONDS)
+        except NotRunningError:
+            pass  # the runtime ends
+        finally:
+            if not is_saved:
+                self._unsaved_alerts |= alerts
+                self._unsaved_messages |= messages
+        for key, message in saved.items() if is_saved else ():
+            if self._messages.get(key) is message and not message.is_waiting:
+                del self._messages[key]
+
+    async def _resign(self) -> None:
+        """Hand the state over to the host that is in charge now."""
+        await self._save()
+        if not (self._unsaved_alerts or self._unsaved_messages):
+            self._was_in_charge = self._loaded = False
+            self._alerts.clear()
+            self._messages.clear()
+
+    # -- sending -----------------------------------------------------------------------------
+
+    async def _send_on(self, channel: str) -> None:
+        """Send the messages of one channel, one after the other, until cancelled."""
+        while True:
+            message, wait = self._next(channel)
+            if message is None:
+                with trio.move_on_after(wait):
+                    await self._wanted[channel].wait()
+                continue
+            await self._send(message)
+
+    def _next(self, channel: str) -> tuple[AlertMessage | None, float]:
+        """Return the message that is due, or None and the seconds until the next look."""
+        waiting = sorted(
+            (each for each in self._messages.values() if each.is_waiting),
+            key=lambda each: each.created_at,
+        )
+        now, wait = self._clock(), CHECK_SECONDS
+        # One alert's messages arrive in order, so a newer one waits for an older one's retry.
+        first = {each.alert: each for each in reversed(waiting) if each.channel == channel}
+        for message in sorted(first.values(), key=lambda each: each.created_at):
+            due = message.next_attempt_at or 0.0
+            if due <= now:
+                return message, 0.0
+            wait = min(wait, due - now)
+        return None, wait
+
+    async def _send(self, message: AlertMessage) -> None:
+        now, schedule = self._clock(), self._schedule
+        # Recorded before the sending, so that a process that ends again and again does not repeat
+        # the message at each start.
+        begun = attrs.evolve(
+            message,
+            state=NotificationState.RETRYING,
+            attempts=message.attempts + 1,
+            next_attempt_at=now + schedule.base_seconds,
+        )
+        self._note(begun)
+        await self._save()
+        outcome = await self._senders[message.channel].send(begun)
+        now = self._clock()
+        result = ending_of(
+            outcome,
+            attempts=begun.attempts,
+            repeatable=True,
+            schedule=schedule,
+            now=now,
+            fraction=self._fraction(),
+        )
+        is_over = result.state is not NotificationState.RETRYING
+        self._note(
+            attrs.evolve(
+                begun,
+                state=result.state,
+                reason=result.reason,
+                next_attempt_at=result.next_attempt_at,
+                finished_at=now if is_over else None,
+            )
+        )
+        self._report(begun, result.state, result.reason)
+        await self._save()
+
+    def _report(self, message: AlertMessage, state: NotificationState, reason: str | None) -> None:
+        result = RESULTS[state]
+        self.counts[message.channel, result] += 1
+        log = _log.info if state is NotificationState.SENT else _log.warning
+        log(
+            f"alert.message_{result}",
+            alert=str(message.alert),
+            kind=str(message.kind),
+            channel=message.channel,
+            id=message.id,
+            attempt=message.attempts,
+            reason=reason,
+        )

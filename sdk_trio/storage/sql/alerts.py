@@ -1,0 +1,134 @@
+"""Alerts and the messages about them.
+
+Functions of a transaction, of which :class:`SqlAlerts` is made; :class:`AlertStore` says what each
+means.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ...records.alerts import Alert, AlertBook, AlertMessage, AlertName, MessageKind
+from ...records.states import NotificationState
+from .dialect import Row, SqlTransaction
+from .methods import SqlPart, on_reader
+
+#: Retention of finished messages, in seconds: 90 days, as for those to site managers.
+RETENTION_SECONDS: Final = 90 * 86_400.0
+
+_ALERT = (
+    "name",
+    "detail",
+    "opened_at",
+    "closed_at",
+    "clear_since",
+    "openings",
+    "announced_open",
+    "sent",
+)
+
+_MESSAGE = (
+    "id",
+    "channel",
+    "alert",
+    "kind",
+    "detail",
+    "opened_at",
+    "closed_at",
+    "created_at",
+    "is_last",
+    "state",
+    "attempts",
+    "next_attempt_at",
+    "finished_at",
+    "reason",
+)
+
+
+def _replace(table: str, columns: Sequence[str], keys: Sequence[str]) -> str:
+    updates = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in keys)
+    values = ", ".join(f":{name}" for name in columns)
+    return (
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values}) "
+        f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {updates}"
+    )
+
+
+_SAVE_ALERT = _replace("alert", _ALERT, ("name",))
+_SAVE_MESSAGE = _replace("alert_message", _MESSAGE, ("id", "channel"))
+
+_ALERTS = f"SELECT {', '.join(_ALERT)} FROM alert ORDER BY name"
+_MESSAGES = f"SELECT {', '.join(_MESSAGE)} FROM alert_message ORDER BY created_at, id, channel"
+
+_PURGE = "DELETE FROM alert_message WHERE finished_at < :before"
+
+_COUNT_DEAD = "SELECT count(*) FROM work WHERE state = 'dead' AND finished_at >= :since"
+
+
+def load(tx: SqlTransaction) -> AlertBook:
+    """Return the alerts and their messages."""
+    alerts = [_alert_of(row) for row in tx.all(_ALERTS)]
+    return AlertBook(alerts, [_message_of(row) for row in tx.all(_MESSAGES)])
+
+
+def save(
+    tx: SqlTransaction, alerts: Sequence[Alert], messages: Sequence[AlertMessage], now: float
+) -> None:
+    """Write alerts and messages, and remove old messages."""
+    for alert in alerts:
+        tx.run(_SAVE_ALERT, **_alert_values(alert))
+    for message in messages:
+        tx.run(_SAVE_MESSAGE, **_message_values(message))
+    tx.run(_PURGE, before=now - RETENTION_SECONDS)
+
+
+def count_dead_letters(tx: SqlTransaction, *, since: float) -> int:
+    """Count the recent dead letters."""
+    return int(tx.all(_COUNT_DEAD, since=since)[0][0])
+
+
+def _alert_values(alert: Alert) -> dict[str, Any]:
+    values = {name: getattr(alert, name) for name in _ALERT}
+    # repr: the shortest text that reads as the same number.
+    return values | {"name": str(alert.name), "sent": " ".join(map(repr, alert.sent))}
+
+
+def _alert_of(row: Row) -> Alert:
+    values = dict(zip(_ALERT, row, strict=True))
+    values |= {
+        "name": AlertName(values["name"]),
+        "announced_open": bool(values["announced_open"]),
+        "sent": tuple(map(float, values["sent"].split())),
+    }
+    return Alert(**values)
+
+
+def _message_values(message: AlertMessage) -> dict[str, Any]:
+    values = {name: getattr(message, name) for name in _MESSAGE}
+    words = {name: str(values[name]) for name in ("alert", "kind", "state")}
+    return values | words
+
+
+def _message_of(row: Row) -> AlertMessage:
+    values = dict(zip(_MESSAGE, row, strict=True))
+    values |= {
+        "alert": AlertName(values["alert"]),
+        "kind": MessageKind(values["kind"]),
+        "state": NotificationState(values["state"]),
+        "is_last": bool(values["is_last"]),
+    }
+    return AlertMessage(**values)
+
+
+class SqlAlerts(SqlPart):
+    """:class:`AlertStore` in a SQL store."""
+
+    load = on_reader(load)
+    count_dead_letters = on_reader(count_dead_letters)
+
+    async def save(
+        self, alerts: Sequence[Alert], messages: Sequence[AlertMessage], *, now: float
+    ) -> None:
+        """See :meth:`AlertStore.save`."""
+        # Copied: the work runs in another thread.
+        rows, texts = tuple(alerts), tuple(messages)
+        await self._commits.submit(lambda tx: save(tx, rows, texts, now))
