@@ -53,7 +53,7 @@ COMPARED_AT_ONCE = 16
 MOST_RESTARTS = 3
 
 #: Time between two counts of the waiting events, in seconds.
-BACKLOG_POLL_SECONDS = 0.5
+BACKLOG_POLL_SECONDS = 0.1
 
 
 class UpstreamState(Protocol):
@@ -134,6 +134,9 @@ class CatchUp:
         # Above half of the queue, new deliveries would be refused for the sake of old state.
         self._most_waiting = max(1, settings.webhooks.queue.capacity // 2)
         self._comparing = trio.CapacityLimiter(COMPARED_AT_ONCE)
+        # Events that may be put before the waiting ones are counted again.
+        self._room = 0
+        self._counting = trio.Lock()
 
     async def run(
         self,
@@ -194,7 +197,6 @@ class CatchUp:
             await save(run)
             self._wake()
             await trio.sleep(self._page_seconds)
-            await self._wait_for_backlog()
             if not has_next and run.page > 1:
                 return run
 
@@ -252,6 +254,7 @@ class CatchUp:
             event = self._event(change, implied, tenant_id)
             self._note(event)
             if not self._dry_run:
+                await self._reserve()
                 await self._inbox.accept(event.delivery, leased=False)
         known = {each.record.type for each in held}
         return len(missing), len(wanted.intersection(change.uncertain) - known)
@@ -296,22 +299,24 @@ class CatchUp:
             return run.since
         return max(oldest[0].received_at, self._clock() - self._memory_seconds)
 
-    async def _wait_for_backlog(self) -> None:
+    async def _reserve(self) -> None:
         """Wait while so many events wait that ordinary deliveries would be refused."""
-        if self._dry_run:
-            await trio.lowlevel.checkpoint()
-            return
-        least, since = float("inf"), trio.current_time()
-        while True:
-            waiting = (await self._inbox.counts())[DeliveryState.RECEIVED]
-            if waiting <= self._most_waiting:
-                return
-            if waiting < least:
-                least, since = waiting, trio.current_time()
-            # Without a receiver nothing shrinks it; the next start runs the events.
-            if self._patience is not None and trio.current_time() - since > self._patience:
-                return
-            await trio.sleep(BACKLOG_POLL_SECONDS)
+        async with self._counting:
+            least, since = float("inf"), trio.current_time()
+            while self._room <= 0:
+                waiting = (await self._inbox.counts())[DeliveryState.RECEIVED]
+                self._room = self._most_waiting - waiting
+                if self._room > 0:
+                    break
+                if waiting < least:
+                    least, since = waiting, trio.current_time()
+                # Without a receiver nothing shrinks it; the next start runs the events.
+                if self._patience is not None and trio.current_time() - since > self._patience:
+                    self._room = self._most_waiting
+                    break
+                self._wake()
+                await trio.sleep(BACKLOG_POLL_SECONDS)
+            self._room -= 1
 
 
 def types_of(glob: str | None) -> frozenset[str]:
@@ -332,6 +337,8 @@ def missing_events(
         wanted: the types to put.
     """
     types = {each.record.type for each in held}
+    # Known by their ids also after their bodies have been removed.
+    ids = {each.record.webhook_id for each in held}
     status = change.record.get("status")
     missing = []
     for implied in change.implied:
@@ -346,4 +353,9 @@ def missing_events(
         (is_unmodified and bool(held)) or holds_state(held, updated, change.changed_at)
     ):
         missing.append(Implied(updated, change.changed_at))
-    return [implied for implied in missing if implied.type in wanted]
+    return [
+        implied
+        for implied in missing
+        if implied.type in wanted
+        and synthetic_id(implied.type, change.subject, change.changed_text) not in ids
+    ]

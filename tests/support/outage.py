@@ -1,5 +1,6 @@
 """A receiver and a sending upstream, for outages in which the upstream skips events."""
 
+import tempfile
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -196,7 +197,9 @@ async def shop(**keys):
     """Run a sending upstream whose waits are compressed, and return a shop that is not running."""
     clock = Clock()
     upstream = SendingUpstream(secret=SECRET, pace=0.0001, clock=clock)
-    with trio.fail_after(120):
+    # On disk, since a store in memory forgets the bodies of handled events.
+    with tempfile.TemporaryDirectory() as path, trio.fail_after(120):
+        keys = {"Storage__Path": path, **keys}
         async with trio.open_nursery() as nursery:
             await nursery.start(upstream.run)
             yield Shop(upstream, clock, **keys)
