@@ -23,6 +23,7 @@ if not describing():
     from ..reconcile.gap import COMMAND_NAME, AccountState, CatchUpRun, state_name
     from ..reconcile.gap_watch import endpoints_of, list_accounts
     from ..reconcile.plan import UnknownEndpointError, subscribed_types
+    from ..reconcile.reconciler import Reconciler
     from ..records.tenants import Tenant
     from ..storage.ports import Inbox
     from ..tenants.credentials import CredentialReader
@@ -123,6 +124,8 @@ class _Command:
                         f"the webhook endpoint {endpoint.id} is disabled: enable it at the "
                         "upstream, and run this again for what changes until then"
                     )
+            if tenant is None:
+                await self._warn_of_deliveries(inbox, upstream)
             work = CatchUp(
                 inbox,
                 self._settings,
@@ -147,6 +150,19 @@ class _Command:
         self.listed += finished.listed
         self.changed += finished.changed
         self.uncertain += finished.uncertain
+
+    async def _warn_of_deliveries(self, inbox: Inbox, upstream: UpstreamDeliveries) -> None:
+        """Say how many deliveries the upstream lists that the inbox lacks."""
+        options = self._settings.webhooks
+        hours = min(options.dedup_retention_hours, options.payload_retention_days * 24)
+        since = max(self._wanted.since, time.time() - hours * 3600.0)
+        survey = await Reconciler(upstream, inbox, self._settings).survey(since)
+        listed = sum(not each.archived for each in survey.missing)
+        if listed:
+            say(
+                f"the upstream still lists {listed} deliveries that are missing here: run 'events "
+                "reconcile' first, or the same fact may be handled twice"
+            )
 
     @asynccontextmanager
     async def _upstream(self, tenant: Tenant | None) -> AsyncIterator[UpstreamDeliveries]:

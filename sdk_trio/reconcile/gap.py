@@ -2,7 +2,7 @@
 
 Pure. An *account* is the host, or a tenant with its own access token. Each account has a stored
 :class:`AccountState`. The upstream disables an endpoint after ten failed events, skips what happens
-until somebody enables it again, and keeps no record of it.
+until it is enabled again, and keeps no record of it.
 """
 
 import json
@@ -13,8 +13,8 @@ import attrs
 
 from ..events.lifecycle import KINDS
 
-#: The shortest time that the upstream retries a failed event, in seconds. Ten attempts take about
-#: 14 minutes at least. After a shorter time without contact nothing is lost: its retries arrive.
+#: The shortest time that the upstream retries a failed event, in seconds. Ten attempts take
+#: 13.5 minutes at least. After a shorter time without contact nothing is lost: its retries arrive.
 LEAST_RETRIES_SECONDS: Final = 600.0
 
 #: Time before the last contact that a catch-up reads again, in seconds. An event that was pending

@@ -69,7 +69,8 @@ class ReconcileReport:
 class Survey:
     """The missing events, the oldest first, and the ids of disabled endpoints.
 
-    Events that the upstream skipped while an endpoint was disabled are not in its list.
+    Events that the upstream skipped while an endpoint was disabled are not in its list;
+    ``catch_up.py`` makes these from the state of its records.
     """
 
     missing: list[Sighting]
