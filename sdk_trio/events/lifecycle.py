@@ -43,7 +43,7 @@ class Stage:
 
 
 @attrs.frozen
-class Kind:
+class RecordKind:
     """One list of the upstream.
 
     ``name`` is the attribute of the client. ``family`` is the first part of the types. ``sorting``
@@ -75,9 +75,9 @@ _REFUNDED = frozenset({"partially_refunded", "refunded"})
 
 #: The lists in the order in which they are read: a record comes after those that it refers to.
 KINDS: Final = (
-    Kind("products", "product", (_created("product"),)),
-    Kind("customers", "customer", (_created("customer"),)),
-    Kind(
+    RecordKind("products", "product", (_created("product"),)),
+    RecordKind("customers", "customer", (_created("customer"),)),
+    RecordKind(
         "checkouts",
         "checkout",
         (
@@ -85,7 +85,7 @@ KINDS: Final = (
             Stage("checkout.expired", at="expires_at", statuses=frozenset({"expired"})),
         ),
     ),
-    Kind(
+    RecordKind(
         "subscriptions",
         "subscription",
         (
@@ -99,7 +99,7 @@ KINDS: Final = (
         # The list cannot be sorted by created_at.
         sorting="started_at",
     ),
-    Kind(
+    RecordKind(
         "orders",
         "order",
         (
@@ -114,8 +114,8 @@ KINDS: Final = (
             Stage("order.refunded", statuses=_REFUNDED),
         ),
     ),
-    Kind("refunds", "refund", (_created("refund"),)),
-    Kind(
+    RecordKind("refunds", "refund", (_created("refund"),)),
+    RecordKind(
         "benefit_grants",
         "benefit_grant",
         (
@@ -150,7 +150,7 @@ class Changed:
     that the state implies, too, but that may be older than the inbox's memory.
     """
 
-    kind: Kind
+    kind: RecordKind
     subject: str
     record: Mapping[str, Any] = attrs.field(repr=False)
     changed_at: float
@@ -160,7 +160,7 @@ class Changed:
 
 
 def find_change(
-    kind: Kind, record: Mapping[str, Any], *, since: float, until: float, memory: float
+    kind: RecordKind, record: Mapping[str, Any], *, since: float, until: float, memory: float
 ) -> Changed | None:
     """Return what changed in a record between two times; None if nothing did.
 
@@ -246,6 +246,6 @@ def event_body(event_type: str, at: float, record: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode({"type": event_type, "timestamp": timestamp, "data": record})
 
 
-def kinds_of(types: Collection[str]) -> Sequence[Kind]:
+def kinds_of(types: Collection[str]) -> Sequence[RecordKind]:
     """Return the kinds that have one of ``types``, in the order of :data:`KINDS`."""
     return [kind for kind in KINDS if any(name in types for name in kind.types)]

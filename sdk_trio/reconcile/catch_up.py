@@ -22,7 +22,7 @@ from ..events.lifecycle import (
     KINDS,
     Changed,
     Implied,
-    Kind,
+    RecordKind,
     event_body,
     find_change,
     kinds_of,
@@ -178,7 +178,7 @@ class CatchUp:
     async def _run_list(
         self,
         upstream: UpstreamState,
-        kind: Kind,
+        kind: RecordKind,
         run: CatchUpRun,
         wanted: frozenset[str],
         memory: float,
@@ -202,7 +202,7 @@ class CatchUp:
 
     async def _put_page(
         self,
-        kind: Kind,
+        kind: RecordKind,
         records: Sequence[Any],
         run: CatchUpRun,
         wanted: frozenset[str],
@@ -343,7 +343,7 @@ def missing_events(
     missing = []
     for implied in change.implied:
         stage = stage_of(implied.type)
-        # What a delivered refund or revocation took back is not given again.
+        # A stage that a delivered refund or revocation took back is not given again.
         is_undone = stage is not None and any(stage.is_undone(name, status) for name in types)
         if implied.type not in types and not is_undone:
             missing.append(implied)

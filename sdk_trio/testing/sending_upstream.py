@@ -40,7 +40,7 @@ DELIVERING_AT_ONCE: Final = 8
 BASE_PATH: Final = "/v1"
 
 #: The token of the only organization, if none are named.
-TOKEN: Final = "a-token-for-tests"  # noqa: S105 - no real one
+DEFAULT_ACCESS: Final = "a-token-for-tests"
 
 _PATHS: Final = {f"/{kind.name.replace('_', '-')}/": kind.name for kind in KINDS}
 
@@ -64,8 +64,8 @@ class SentEvent:
 
 
 @attrs.define(eq=False)
-class Organization:
-    """One organization: its records by list and id, its endpoint, and its events.
+class UpstreamAccount:
+    """One organization of the upstream: its records by list and id, its endpoint, and its events.
 
     ``skipped_unrecorded`` counts events that happened while the endpoint was disabled.
     """
@@ -89,7 +89,7 @@ class Organization:
 
 
 #: Posts an event, and returns whether the receiver acknowledged it.
-Deliver = Callable[[Organization, SentEvent], Awaitable[bool]]
+Deliver = Callable[[UpstreamAccount, SentEvent], Awaitable[bool]]
 
 
 class SendingUpstream(httpx.AsyncBaseTransport):
@@ -116,21 +116,23 @@ class SendingUpstream(httpx.AsyncBaseTransport):
         deliver: Deliver | None = None,
         seed: int = 0,
     ) -> None:
-        named = {TOKEN: "org_1"} if organizations is None else organizations
-        self.organizations = {token: Organization(id, secret=secret) for token, id in named.items()}
+        named = {DEFAULT_ACCESS: "org_1"} if organizations is None else organizations
+        self.organizations = {
+            token: UpstreamAccount(id, secret=secret) for token, id in named.items()
+        }
         self._pace = pace
         self._clock = clock
         self._deliver = deliver or self._post
-        self._dice = random.Random(seed)  # noqa: S311 - jitter
+        self._dice = random.Random(seed)
         self._limit = trio.CapacityLimiter(DELIVERING_AT_ONCE)
-        self._send, self._receive = trio.open_memory_channel[tuple[Organization, SentEvent, bool]](
-            100_000
-        )
+        self._send, self._receive = trio.open_memory_channel[
+            tuple[UpstreamAccount, SentEvent, bool]
+        ](100_000)
         #: All calls as method and path, in order.
         self.calls: list[tuple[str, str]] = []
 
     @property
-    def organization(self) -> Organization:
+    def organization(self) -> UpstreamAccount:
         """The first organization."""
         return next(iter(self.organizations.values()))
 
@@ -161,7 +163,7 @@ class SendingUpstream(httpx.AsyncBaseTransport):
         kind: str,
         record: Mapping[str, Any],
         *types: str,
-        organization: Organization | None = None,
+        organization: UpstreamAccount | None = None,
     ) -> None:
         """Store the new state of a record, and send an event of each type.
 
@@ -185,7 +187,7 @@ class SendingUpstream(httpx.AsyncBaseTransport):
             owner.events[event.id] = event
             self._send.send_nowait((owner, event, False))
 
-    def enable(self, organization: Organization | None = None) -> None:
+    def enable(self, organization: UpstreamAccount | None = None) -> None:
         """Enable the endpoint; nothing that was skipped is sent."""
         owner = self.organization if organization is None else organization
         owner.enabled, owner.failed_in_a_row = True, 0
@@ -200,7 +202,7 @@ class SendingUpstream(httpx.AsyncBaseTransport):
                 async for owner, event, once in events:
                     nursery.start_soon(self._send_event, owner, event, once)
 
-    async def _send_event(self, owner: Organization, event: SentEvent, once: bool) -> None:
+    async def _send_event(self, owner: UpstreamAccount, event: SentEvent, once: bool) -> None:
         """Attempt an event until it is delivered, given up or skipped; ``once``: redelivery."""
         for attempt in range(1, 2 if once else ATTEMPTS + 1):
             if not owner.enabled:
@@ -220,13 +222,13 @@ class SendingUpstream(httpx.AsyncBaseTransport):
         if owner.failed_in_a_row >= FAILED_EVENTS:
             self._disable(owner)
 
-    def _disable(self, owner: Organization) -> None:
+    def _disable(self, owner: UpstreamAccount) -> None:
         owner.enabled = False
         for event in owner.events.values():
             if event.pending:
                 event.skipped, event.pending = True, False
 
-    async def _post(self, owner: Organization, event: SentEvent) -> bool:
+    async def _post(self, owner: UpstreamAccount, event: SentEvent) -> bool:
         if owner.target is None:
             await trio.lowlevel.checkpoint()
             return False
@@ -281,7 +283,7 @@ class SendingUpstream(httpx.AsyncBaseTransport):
         return 404, {"error": "ResourceNotFound", "detail": "Not found"}
 
     def _sorted(
-        self, owner: Organization, kind: str, query: Mapping[str, Sequence[str]]
+        self, owner: UpstreamAccount, kind: str, query: Mapping[str, Sequence[str]]
     ) -> list[Mapping[str, Any]]:
         sorting = query.get("sorting", ["-created_at"])[0]
         field, is_falling = sorting.removeprefix("-"), sorting.startswith("-")
@@ -290,7 +292,7 @@ class SendingUpstream(httpx.AsyncBaseTransport):
         rows.sort(key=lambda row: str(row.get(field) or ""), reverse=is_falling)
         return [row for row in rows if row.get(field)] + [row for row in rows if not row.get(field)]
 
-    def _endpoint(self, owner: Organization) -> dict[str, Any]:
+    def _endpoint(self, owner: UpstreamAccount) -> dict[str, Any]:
         events = owner.subscribed or [name for kind in KINDS for name in kind.types]
         return {
             "id": owner.endpoint_id,
@@ -311,7 +313,7 @@ class _Borrowed(httpx.AsyncBaseTransport):
 
 
 def _deliveries(
-    owner: Organization, query: Mapping[str, Sequence[str]]
+    owner: UpstreamAccount, query: Mapping[str, Sequence[str]]
 ) -> Iterable[dict[str, Any]]:
     """Yield a delivery for each attempt, the newest first; the time filter excludes both ends."""
     start = seconds_of(query["start_timestamp"][0]) if "start_timestamp" in query else None
