@@ -10,12 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import attrs
 import msgspec
 
 
-@attrs.frozen
-class Stage:
+class Stage(msgspec.Struct, frozen=True):
     """One lifecycle type of a kind.
 
     ``at`` is the field with the time at which a record reached the stage; None: no field has it.
@@ -42,8 +40,7 @@ class Stage:
         return event_type == self.undone_by and is_final
 
 
-@attrs.frozen
-class RecordKind:
+class RecordKind(msgspec.Struct, frozen=True):
     """One list of the upstream.
 
     ``name`` is the attribute of the client. ``family`` is the first part of the types. ``sorting``
@@ -133,16 +130,14 @@ def stage_of(event_type: str) -> Stage | None:
     return _STAGES.get(event_type)
 
 
-@attrs.frozen
-class Implied:
+class Implied(msgspec.Struct, frozen=True):
     """An event type that a record's state implies, and its time in Unix seconds."""
 
     type: str
     at: float
 
 
-@attrs.frozen
-class Changed:
+class Changed(msgspec.Struct, frozen=True):
     """A record that changed in a range of time.
 
     ``changed_at`` is the time of its last change (Unix seconds), and ``changed_text`` the same as
@@ -152,7 +147,7 @@ class Changed:
 
     kind: RecordKind
     subject: str
-    record: Mapping[str, Any] = attrs.field(repr=False)
+    record: Mapping[str, Any]
     changed_at: float
     changed_text: str
     implied: tuple[Implied, ...]
@@ -221,8 +216,7 @@ class _Document(msgspec.Struct, frozen=True, gc=False):
 _decode = msgspec.json.Decoder(_Document).decode
 
 
-@attrs.frozen
-class StoredState:
+class StoredState(msgspec.Struct, frozen=True):
     """The state in a stored body: when it changed (Unix seconds), and its status; None: unknown."""
 
     changed_at: float | None = None

@@ -6,7 +6,7 @@ with the later ``modified_at`` counts.
 
 from collections.abc import Sequence
 
-import attrs
+import msgspec
 import trio
 
 from ..events.lifecycle import StoredState, stage_of, stored_state
@@ -25,15 +25,14 @@ _PAGE = 200
 _NOT_HANDLED = frozenset({DeliveryState.PARKED, DeliveryState.DEAD})
 
 
-@attrs.frozen
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """An event of a subject in the inbox, and the state that it carries.
 
     The state is unknown if the event arrived before the time of interest.
     """
 
     record: DeliveryRecord
-    state: StoredState = attrs.field(factory=StoredState)
+    state: StoredState = StoredState()
 
 
 async def held_events(
