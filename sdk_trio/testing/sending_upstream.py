@@ -192,6 +192,10 @@ class SendingUpstream(httpx.AsyncBaseTransport):
         owner = self.organization if organization is None else organization
         owner.enabled, owner.failed_in_a_row = True, 0
 
+    def set_pace(self, pace: float) -> None:
+        """Multiply the sender's later waits by ``pace``."""
+        self._pace = pace
+
     # -- the sender --------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
